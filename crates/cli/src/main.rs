@@ -1,0 +1,2 @@
+//! fairq
+fn main() {}

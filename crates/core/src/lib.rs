@@ -1,0 +1,31 @@
+//! The schedulers of fairq.
+//!
+//! A [`Policy`] shares one device between [flows](FlowId) in proportion to their [`Weight`]s. Each
+//! shard (thread, core, hardware queue) drives its own [`Port`] with three verbs, `submit`, `next`
+//! and `complete`; the [`port`] module is the contract. The policies:
+//!
+//! | policy | what | source |
+//! |---|---|---|
+//! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
+//!
+//! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
+//! and allocates only while a policy is being built: the same objects run in production, in
+//! simulation and under the model checker. Atomics and locks come through [`Platform`].
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(any(test, loom))]
+extern crate std;
+
+pub mod cost;
+pub mod flow;
+pub mod none;
+pub mod platform;
+pub mod port;
+pub mod vtime;
+
+pub use cost::CostModel;
+pub use flow::{FlowError, FlowId, Weight};
+pub use platform::{Native, Platform};
+pub use port::{Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag};

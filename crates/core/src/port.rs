@@ -1,0 +1,273 @@
+//! The scheduling contract: three verbs on a port, time always an argument.
+//!
+//! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
+//! policy: everything a port owns is touched by its shard alone, everything shared is [atomics](crate::Platform).
+//!
+//! ```text
+//!   request ── submit ──▶ Issue{class} ───────────────▶ device     (direct policies: submit = dispatch)
+//!                    └──▶ Staged ── next ──▶ Issue{tag, class} ──▶ device
+//!                                       ├──▶ WaitUntil(time)       call again then
+//!                                       ├──▶ Blocked               another verb will wake this port
+//!                                       └──▶ Idle                  nothing staged here
+//!   completion ── complete ──▶ charges the flow, frees the slot
+//! ```
+//!
+//! # What the caller owes
+//! - It calls `next` until it gives something other than `Issue` whenever it has submitted, has completed, or was woken.
+//! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is called
+//!   on each of them soon, its own port included. A wake-up that is never delivered stalls the device.
+//! - A [`Tag`] names one live request of one port, below the bound given when the policy was built; it is free
+//!   again after `complete`. Every issued tag is completed exactly once, failed or not.
+//! - `now_ns` is any monotonic clock, in nanoseconds, the same for all ports.
+//! - [`Policy::tick`] is called at the deadline it returns, by any one thread.
+//!
+//! # What the policy gives
+//! - Each staged tag is issued exactly once, by the port it was submitted to.
+//! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
+//!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
+
+use crate::flow::{FlowError, FlowId, Weight};
+
+/// Names one live request of one port: an index below the policy's bound of tags per port.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Tag(pub u32);
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Reads `length` bytes at `offset`.
+    Read,
+    /// Writes `length` bytes at `offset`.
+    Write,
+    /// Puts completed writes on stable storage.
+    Flush,
+    /// Tells the device that the range is no longer needed.
+    Discard,
+    /// Makes the range read as zeroes.
+    WriteZeroes,
+}
+
+/// One request as the scheduler sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The port's name for it.
+    pub tag: Tag,
+    /// Whom to charge.
+    pub flow: FlowId,
+    /// What it does.
+    pub op: Op,
+    /// Where, in bytes from the device's start.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+}
+
+/// The NVMe queue class that a request goes to; a device without classes ignores it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    /// Before all weighted classes.
+    Urgent,
+    /// Weighted, high.
+    High,
+    /// Weighted, medium; what policies that do not use classes give.
+    Medium,
+    /// Weighted, low.
+    Low,
+}
+
+/// What became of a submitted request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Submitted {
+    /// Send it to the device now.
+    Issue {
+        /// The class to send it to.
+        class: Class,
+    },
+    /// The policy holds it; `next` will give it.
+    Staged,
+}
+
+/// What a port may do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Send this staged request to the device now.
+    Issue {
+        /// The request.
+        tag: Tag,
+        /// The class to send it to.
+        class: Class,
+    },
+    /// Requests are staged; call again at this time (nanoseconds), or when woken.
+    WaitUntil(u64),
+    /// Requests are staged; another verb on some port will wake this one.
+    Blocked,
+    /// Nothing is staged on this port.
+    Idle,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was served.
+    Done,
+    /// The device gave an error. It used the device all the same and is charged.
+    Failed,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The flow was removed, or never was.
+    #[error("no such flow: it was removed or never added")]
+    NoSuchFlow,
+    /// The tag is not below the bound, or still in use.
+    #[error("tag out of range or still in use")]
+    BadTag,
+}
+
+/// One shard's exclusive handle into a policy. See the [module's text](self) for what each side owes.
+pub trait Port: Send {
+    /// Takes a request.
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError>;
+
+    /// Says what this port may do next.
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
+
+    /// Takes back an issued request when the device has completed it.
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+}
+
+/// The control side of a policy, shared by all threads.
+pub trait Policy: Send + Sync + 'static {
+    /// The handle each shard gets.
+    type Port: Port;
+
+    /// Adds a flow.
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError>;
+
+    /// Changes a flow's weight, for requests submitted from now on.
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError>;
+
+    /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are refused. Its
+    /// slot is free again when all ports have seen the removal and completed what they had: the
+    /// caller wakes the ports returned.
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError>;
+
+    /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
+
+    /// The policy's state in numbers.
+    fn stats(&self) -> Stats;
+}
+
+/// What a policy tells about itself; counters since the start, over all ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Virtual time in units ([`crate::vtime`]); `None` for a policy without.
+    pub virtual_time: Option<u64>,
+    /// The most requests that may be outstanding on the device; `None` if unbounded.
+    pub slots: Option<u64>,
+    /// Slots not in use now.
+    pub free_slots: Option<u64>,
+    /// Times a port stopped because its lead request was too far ahead.
+    pub throttles: u64,
+    /// Times a port stopped for want of a slot.
+    pub blocks: u64,
+    /// Wake-ups given to other ports.
+    pub wakes: u64,
+}
+
+/// A port's index: dense from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PortId(pub u8);
+
+/// A set of ports.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PortSet(u64);
+
+impl PortSet {
+    /// The most ports a policy may have; a set is one word.
+    pub const MAX_PORTS: usize = 64;
+
+    /// No port.
+    pub const EMPTY: PortSet = PortSet(0);
+
+    /// The ports `0..count`.
+    pub const fn first(count: usize) -> PortSet {
+        if count >= Self::MAX_PORTS { PortSet(u64::MAX) } else { PortSet((1 << count) - 1) }
+    }
+
+    /// Just this port.
+    #[inline]
+    pub const fn only(port: PortId) -> PortSet {
+        PortSet(1 << (port.0 & 63))
+    }
+
+    /// From one bit per port.
+    #[inline]
+    pub const fn from_bits(bits: u64) -> PortSet {
+        PortSet(bits)
+    }
+
+    /// One bit per port.
+    #[inline]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Adds a port.
+    #[inline]
+    pub fn insert(&mut self, port: PortId) {
+        self.0 |= Self::only(port).0;
+    }
+
+    /// Takes a port out.
+    #[inline]
+    pub fn remove(&mut self, port: PortId) {
+        self.0 &= !Self::only(port).0;
+    }
+
+    /// Adds the ports of `other`.
+    #[inline]
+    pub fn extend(&mut self, other: PortSet) {
+        self.0 |= other.0;
+    }
+
+    /// Whether the port is in it.
+    #[inline]
+    pub const fn contains(self, port: PortId) -> bool {
+        self.0 & Self::only(port).0 != 0
+    }
+
+    /// Whether no port is in it.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// How many ports are in it.
+    pub const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+impl Iterator for PortSet {
+    type Item = PortId;
+
+    /// Takes the lowest port out.
+    #[inline]
+    fn next(&mut self) -> Option<PortId> {
+        if self.0 == 0 {
+            return None;
+        }
+        let port = PortId(self.0.trailing_zeros() as u8);
+        self.0 &= self.0 - 1;
+        Some(port)
+    }
+}
+
+impl core::fmt::Debug for PortSet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_set().entries(self.map(|port| port.0)).finish()
+    }
+}

@@ -1,0 +1,2 @@
+//! fairq
+#![allow(missing_docs)]
