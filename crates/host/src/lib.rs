@@ -1,2 +1,7 @@
-//! fairq
-#![allow(missing_docs)]
+//! The Linux side of fairq: shards, devices, buffers and front ends.
+//!
+//! All `unsafe` code of the project is in this crate, each block with its argument.
+
+pub mod device;
+pub mod memory;
+pub mod ring;

@@ -1,0 +1,118 @@
+//! The device side of the host: what a shard issues commands to.
+//!
+//! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs: `issue` takes a
+//! command, `ring` makes what was issued visible to the device, `event` takes what the shard's io_uring
+//! finished for it, and `reap` gives completions. None of them blocks. A device that works in time (one that is paced)
+//! says with `deadline_ns` when to reap again.
+//!
+//! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`] belong to the device.
+
+use std::io;
+
+use fairq_core::{Class, Op, Tag};
+
+use crate::memory::Memory;
+use crate::ring::{Event, Ring};
+
+pub mod null;
+
+/// What a device is and can do.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// What an operator would call it, e.g. `file /srv/disk.img`.
+    pub name: String,
+    /// Size in bytes of each of its files (a device without files has one).
+    pub sizes: Vec<u64>,
+    /// The smallest unit it reads and writes without reading more, in bytes. Requests need not be aligned to it.
+    pub block_size: u32,
+    /// The size at which it works best, in bytes.
+    pub preferred_size: u32,
+    /// Whether it arbitrates between classes of queues.
+    pub has_classes: bool,
+    /// Whether discarded ranges read as zeroes.
+    pub discard_zeroes: bool,
+}
+
+/// One command.
+#[derive(Clone, Copy, Debug)]
+pub struct Command {
+    /// The shard's name for it.
+    pub tag: Tag,
+    /// What to do.
+    pub op: Op,
+    /// The queue class; ignored by devices without classes.
+    pub class: Class,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file, in bytes; any alignment.
+    pub offset: u64,
+    /// How much, in bytes; any alignment.
+    pub length: u32,
+    /// For writes: the data must be on stable storage before the completion.
+    pub fua: bool,
+    /// For writing zeroes: keep the range allocated.
+    pub no_hole: bool,
+    /// For writing zeroes: fail with `EOPNOTSUPP` rather than be slow.
+    pub fast_only: bool,
+    /// The data: at least `length` bytes for reads and writes, [`Memory::NONE`] otherwise.
+    pub memory: Memory,
+}
+
+/// The end of one command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// Which.
+    pub tag: Tag,
+    /// 0, or the errno it failed with.
+    pub errno: i32,
+}
+
+/// A range of a file and whether it holds data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Bytes.
+    pub length: u64,
+    /// No storage is allocated and it reads as zeroes.
+    pub is_hole: bool,
+}
+
+/// A storage device, shared by all shards.
+pub trait Device: Send + Sync + 'static {
+    /// One shard's queue.
+    type Queue: Queue;
+
+    /// What it is.
+    fn info(&self) -> &Info;
+
+    /// Opens the queue of the calling shard, on whose `ring` it may put operations as [`crate::ring::Asker::Device`].
+    fn open_queue(&self, ring: &mut Ring) -> io::Result<Self::Queue>;
+
+    /// The allocation of a range of a file, in order, at least one extent, at most `most`; together no longer than
+    /// `length`.
+    fn extents(&self, _file: u16, _offset: u64, length: u64, _most: usize) -> io::Result<Vec<Extent>> {
+        Ok(vec![Extent { length, is_hole: false }])
+    }
+}
+
+/// One shard's queue on a device.
+pub trait Queue: 'static {
+    /// Takes a command. It may start at once or wait until [`Queue::ring`].
+    ///
+    /// # Safety
+    /// The command's memory must stay valid and untouched until its completion has been reaped.
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
+
+    /// Makes everything issued visible to the device: once per turn of the shard's loop.
+    fn ring(&mut self, _now_ns: u64, _ring: &mut Ring) {}
+
+    /// Takes an event of an operation that this queue put on the ring.
+    fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
+
+    /// Appends the completions that have happened by `now_ns`.
+    fn reap(&mut self, now_ns: u64, done: &mut Vec<Completion>);
+
+    /// When to call `reap` again, if that is a matter of time and not of an event.
+    fn deadline_ns(&self) -> Option<u64> {
+        None
+    }
+}

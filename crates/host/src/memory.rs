@@ -1,0 +1,176 @@
+//! Buffers: page-aligned memory, mapped once, bounded, handed out in pieces.
+//!
+//! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory only. A region is
+//! address space; pages become memory when they are first used and go back when it is dropped. Its first
+//! part is registered with the ring where that helps (direct I/O saves pinning pages on every request).
+//!
+//! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`]. While a
+//! device command or a socket operation names it, the kernel or the device owns the bytes: the holder neither
+//! touches nor frees it until the completion has been taken. Nothing here is shared between shards.
+
+use std::io;
+use std::ptr::NonNull;
+
+use offset_allocator::{Allocation, Allocator};
+
+/// The unit of allocation and the alignment of every buffer: 4 KiB, enough for direct I/O anywhere.
+pub const PAGE: usize = 4096;
+
+/// A region of buffers of one owner.
+pub struct Region {
+    base: NonNull<u8>,
+    length: usize,
+    /// Bytes at the start that are registered with the ring, and under which index.
+    fixed: Option<(u32, usize)>,
+    allocator: Allocator,
+    pages_in_use: u32,
+}
+
+// SAFETY: the region owns its mapping; moving the owner to another thread moves that ownership.
+unsafe impl Send for Region {}
+
+/// A piece of a region. Not `Clone`: one holder.
+pub struct Buffer {
+    memory: Memory,
+    allocation: Allocation,
+}
+
+// SAFETY: a buffer is exclusive access to its bytes, as a `Box` is.
+unsafe impl Send for Buffer {}
+
+/// What a device command or a socket operation needs to know of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// The first byte.
+    pub address: *mut u8,
+    /// Bytes that may be used.
+    pub length: u32,
+    /// Index of the registered buffer that covers it, if any.
+    pub fixed: Option<u32>,
+}
+
+// SAFETY: an address and a length; what may be done with them is the business of the unsafe code that does it.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// No memory, for commands without data.
+    pub const NONE: Memory = Memory { address: std::ptr::null_mut(), length: 0, fixed: None };
+}
+
+impl Region {
+    /// Maps a region of `length` bytes, rounded up to pages.
+    pub fn map(length: usize) -> io::Result<Region> {
+        let length = length.next_multiple_of(PAGE).max(PAGE);
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).expect("a mapping is never at address 0");
+        let pages = (length / PAGE) as u32;
+        Ok(Region {
+            base,
+            length,
+            fixed: None,
+            // One node for each page, one for what remains, one that the allocator never gives out.
+            allocator: Allocator::with_max_allocs(pages, pages + 2),
+            pages_in_use: 0,
+        })
+    }
+
+    /// The first byte and the size of the part to register: at most `most` bytes.
+    pub fn head(&self, most: usize) -> (*mut u8, usize) {
+        (self.base.as_ptr(), self.length.min(most))
+    }
+
+    /// Notes that the first `length` bytes are registered as buffer `index`.
+    pub fn set_fixed(&mut self, index: u32, length: usize) {
+        self.fixed = Some((index, length));
+    }
+
+    /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for it.
+    pub fn allocate(&mut self, length: u32) -> Option<Buffer> {
+        let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
+        let allocation = self.allocator.allocate(pages)?;
+        self.pages_in_use += pages;
+        let offset = allocation.offset as usize * PAGE;
+        // SAFETY: the allocator gives offsets inside the mapping.
+        let address = unsafe { self.base.as_ptr().add(offset) };
+        let end = offset + pages as usize * PAGE;
+        let fixed = self.fixed.filter(|&(_, covered)| end <= covered).map(|(index, _)| index);
+        Some(Buffer { memory: Memory { address, length, fixed }, allocation })
+    }
+
+    /// Takes a buffer of this region back.
+    pub fn free(&mut self, buffer: Buffer) {
+        self.pages_in_use -= (buffer.memory.length as usize).div_ceil(PAGE).max(1) as u32;
+        self.allocator.free(buffer.allocation);
+    }
+
+    /// Whether no buffer is out.
+    pub fn is_unused(&self) -> bool {
+        self.pages_in_use == 0
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if !self.is_unused() {
+            // The kernel or a device may still write there: better lost than unmapped under them.
+            debug_assert!(std::thread::panicking(), "a region is dropped while {} pages are out", self.pages_in_use);
+            return;
+        }
+        // SAFETY: the mapping is this region's own, and no buffer of it is out.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+impl Buffer {
+    /// Address, length and registration, for an operation.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The bytes, while no operation has the buffer.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the holder of the buffer has exclusive access to these mapped bytes while no operation names them,
+        // which is the module's rule of ownership; pages not yet used read as zero, so all are initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.address, self.memory.length as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_bounded_and_everything_can_be_used_again() {
+        let mut region = Region::map(16 * PAGE).unwrap();
+        let mut buffers: Vec<Buffer> = std::iter::from_fn(|| region.allocate(PAGE as u32)).collect();
+        assert_eq!(buffers.len(), 16);
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            assert_eq!(buffer.memory().address as usize % PAGE, 0);
+            buffer.bytes_mut().fill(index as u8);
+        }
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            assert!(buffer.bytes_mut().iter().all(|&byte| byte == index as u8), "buffers do not overlap");
+        }
+        buffers.into_iter().for_each(|buffer| region.free(buffer));
+        assert!(region.is_unused());
+        let whole = region.allocate(16 * PAGE as u32).expect("freed pages join again");
+        region.free(whole);
+    }
+
+    #[test]
+    fn only_buffers_inside_the_registered_part_say_so() {
+        let mut region = Region::map(4 * PAGE).unwrap();
+        region.set_fixed(7, 2 * PAGE);
+        let buffers: Vec<Buffer> = std::iter::from_fn(|| region.allocate(1)).collect();
+        assert_eq!(buffers.iter().filter(|buffer| buffer.memory().fixed == Some(7)).count(), 2);
+        buffers.into_iter().for_each(|buffer| region.free(buffer));
+    }
+}

@@ -1,0 +1,208 @@
+//! One io_uring per shard, for everything the shard waits for: sockets, files, wake-ups and time.
+//!
+//! A completion carries 64 bits of user data: who asked (upper 8 bits) and what for (lower 56, the asker's own).
+//! Nobody blocks anywhere else, so one system call both submits what a turn of the loop has prepared and waits for
+//! the next event.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use io_uring::{IoUring, cqueue, squeue, types};
+
+/// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch, not the load.
+const SUBMISSION_ENTRIES: u32 = 1024;
+/// Entries of the completion queue; the kernel keeps what overflows, so this is a matter of speed only.
+const COMPLETION_ENTRIES: u32 = 8192;
+
+/// Who asked for an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asker {
+    /// The device queue.
+    Device,
+    /// The front end.
+    Front,
+    /// The shard itself.
+    Shard,
+}
+
+/// The user data of one operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UserData {
+    /// Who asked.
+    pub asker: Asker,
+    /// The asker's own 56 bits.
+    pub value: u64,
+}
+
+impl UserData {
+    const VALUE_BITS: u32 = 56;
+
+    fn to_word(self) -> u64 {
+        debug_assert!(self.value >> Self::VALUE_BITS == 0);
+        (self.asker as u64) << Self::VALUE_BITS | self.value
+    }
+
+    fn from_word(word: u64) -> UserData {
+        let asker = match word >> Self::VALUE_BITS {
+            0 => Asker::Device,
+            1 => Asker::Front,
+            _ => Asker::Shard,
+        };
+        UserData { asker, value: word & ((1 << Self::VALUE_BITS) - 1) }
+    }
+}
+
+/// One finished operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// What was finished.
+    pub data: UserData,
+    /// The system call's result: negative errno on failure.
+    pub result: i32,
+}
+
+/// A shard's io_uring.
+pub struct Ring {
+    uring: IoUring,
+}
+
+impl Ring {
+    /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of registered buffers.
+    pub fn new(fixed_buffers: u32) -> io::Result<Ring> {
+        // Completions are then run only when this thread asks for them, never by interrupting it (Linux 6.1).
+        let modern = IoUring::builder()
+            .setup_cqsize(COMPLETION_ENTRIES)
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(SUBMISSION_ENTRIES);
+        let uring = match modern {
+            Ok(uring) => uring,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES)?
+            }
+            Err(error) => return Err(error),
+        };
+        if fixed_buffers > 0 {
+            // Registered buffers are an optimisation: without them (old kernel) plain reads and writes are used.
+            if let Err(error) = uring.submitter().register_buffers_sparse(fixed_buffers) {
+                tracing::debug!(%error, "no registered buffers");
+            }
+        }
+        Ok(Ring { uring })
+    }
+
+    /// Queues an operation.
+    ///
+    /// # Safety
+    /// Memory that the operation names must stay valid, and unused by others as the operation demands, until its
+    /// [`Event`] has been taken.
+    pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
+        let entry = entry.user_data(data.to_word());
+        loop {
+            // SAFETY: the caller vouches for the memory that the entry names.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // The queue is full: hand it to the kernel and try again.
+            self.enter(0, None);
+        }
+    }
+
+    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has passed.
+    pub fn enter(&mut self, want: usize, timeout_ns: Option<u64>) {
+        let result = match timeout_ns {
+            Some(ns) if want > 0 => {
+                let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
+                let args = types::SubmitArgs::new().timespec(&time);
+                self.uring.submitter().submit_with_args(want, &args)
+            }
+            // Waiting for 0 still runs the deferred work, which is what makes completions appear.
+            _ => self.uring.submitter().submit_with_args(want, &types::SubmitArgs::new()),
+        };
+        if let Err(error) = result {
+            match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
+                _ => panic!("io_uring_enter failed: {error}"),
+            }
+        }
+    }
+
+    /// Takes the next event that has already arrived.
+    pub fn event(&mut self) -> Option<Event> {
+        let entry: cqueue::Entry = self.uring.completion().next()?;
+        Some(Event { data: UserData::from_word(entry.user_data()), result: entry.result() })
+    }
+
+    /// Whether operations wait to be handed to the kernel.
+    pub fn has_unsubmitted(&mut self) -> bool {
+        !self.uring.submission().is_empty()
+    }
+
+    /// Registers memory as fixed buffer `index`; false if the kernel or the memory-lock limit refuses.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the index is registered anew or cleared, and the ring dropped.
+    pub unsafe fn register_buffer(&mut self, index: u32, address: *mut u8, length: usize) -> bool {
+        let buffer = libc::iovec { iov_base: address.cast(), iov_len: length };
+        // SAFETY: the caller keeps the memory mapped.
+        unsafe { self.uring.submitter().register_buffers_update(index, &[buffer], None) }.is_ok()
+    }
+
+    /// Takes fixed buffer `index` out of the table; its memory may then be unmapped.
+    pub fn clear_buffer(&mut self, index: u32) {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: an empty buffer names no memory.
+        let _ = unsafe { self.uring.submitter().register_buffers_update(index, &[none], None) };
+    }
+
+    /// Registers files, which operations then name by index.
+    pub fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
+        self.uring.submitter().register_files(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_data_survives_the_kernel() {
+        let mut ring = Ring::new(0).unwrap();
+        for asker in [Asker::Device, Asker::Front, Asker::Shard] {
+            let data = UserData { asker, value: 0x00ab_cdef_0123_4567 };
+            // SAFETY: a no-op names no memory.
+            unsafe { ring.push(io_uring::opcode::Nop::new().build(), data) };
+            ring.enter(1, None);
+            let event = ring.event().unwrap();
+            assert_eq!((event.data, event.result), (data, 0));
+        }
+        assert!(ring.event().is_none());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_timeout() {
+        let mut ring = Ring::new(0).unwrap();
+        let start = std::time::Instant::now();
+        ring.enter(1, Some(20_000_000));
+        assert!(start.elapsed().as_millis() >= 19);
+        assert!(ring.event().is_none());
+    }
+
+    #[test]
+    fn more_operations_than_the_queue_holds() {
+        let mut ring = Ring::new(0).unwrap();
+        let count = u64::from(SUBMISSION_ENTRIES) * 2 + 5;
+        for value in 0..count {
+            // SAFETY: a no-op names no memory.
+            unsafe { ring.push(io_uring::opcode::Nop::new().build(), UserData { asker: Asker::Front, value }) };
+        }
+        ring.enter(1, None);
+        let mut seen: Vec<u64> = std::iter::from_fn(|| ring.event()).map(|event| event.data.value).collect();
+        while (seen.len() as u64) < count {
+            ring.enter(1, Some(1_000_000_000));
+            seen.extend(std::iter::from_fn(|| ring.event()).map(|event| event.data.value));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..count).collect::<Vec<_>>());
+    }
+}
