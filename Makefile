@@ -1,0 +1,22 @@
+# make demo: see it share a device. make test: everything that must pass. make bench: against its peers.
+.PHONY: demo test bench build fmt clean
+
+demo:
+	@tests/demo
+
+test:
+	@tests/run
+
+bench: build
+	bench/nbd-peers
+	bench/kernel-bfq
+	cargo bench -p fairq-core
+
+build:
+	cargo build --release --locked -p fairq
+
+fmt:
+	cargo fmt --all
+
+clean:
+	cargo clean
