@@ -4,4 +4,7 @@
 
 pub mod device;
 pub mod memory;
+pub mod path;
 pub mod ring;
+pub mod shard;
+pub mod stats;

@@ -1,0 +1,241 @@
+//! The data path of one shard: a request goes to the policy, from the policy to the device, and back.
+//!
+//! ```text
+//!   submit ──▶ port.submit ──▶ Issue ─────────────────────────▶ queue.issue
+//!                        └───▶ Staged ─ dispatch: port.next ──▶ queue.issue
+//!   finished ◀── port.complete ◀── reap: queue.reap
+//! ```
+//!
+//! A live request has a [`Tag`], which indexes [`DataPath::live`]; tags are handed out from a fixed stock, so the
+//! requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates once a shard runs.
+
+use std::sync::Arc;
+
+use fairq_core::{FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+
+use crate::device::{Command, Completion, Device, Queue};
+use crate::memory::Memory;
+use crate::ring::{Event, Ring};
+use crate::stats::TenantStats;
+
+/// What a front end asks of the data path.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// The tenant's index, for the statistics.
+    pub tenant: u16,
+    /// Whom to charge.
+    pub flow: FlowId,
+    /// What to do.
+    pub op: Op,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+    /// See [`Command::fua`].
+    pub fua: bool,
+    /// See [`Command::no_hole`].
+    pub no_hole: bool,
+    /// See [`Command::fast_only`].
+    pub fast_only: bool,
+    /// The data.
+    pub memory: Memory,
+    /// The front end's name for it.
+    pub cookie: u64,
+}
+
+/// An order that has been carried out.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished {
+    /// The front end's name for it.
+    pub cookie: u64,
+    /// 0, or the errno it failed with.
+    pub errno: i32,
+}
+
+/// A live request.
+#[derive(Clone, Copy)]
+struct Live {
+    command: Command,
+    tenant: u16,
+    cookie: u64,
+    arrived_ns: u64,
+    issued_ns: u64,
+}
+
+/// One shard's port, device queue and live requests.
+pub struct DataPath<P: Port, D: Device> {
+    port: P,
+    id: PortId,
+    device: Arc<D>,
+    queue: D::Queue,
+    live: Box<[Option<Live>]>,
+    free: Vec<Tag>,
+    /// Ports that verbs have unblocked since the shard last delivered wake-ups.
+    wake: PortSet,
+    completions: Vec<Completion>,
+    finished: Vec<Finished>,
+    stats: Vec<TenantStats>,
+    /// What `next` said last: when to call it again though nothing has happened.
+    wait_until_ns: Option<u64>,
+    /// Something was issued since the last `dispatch`.
+    issued: bool,
+}
+
+impl<P: Port, D: Device> DataPath<P, D> {
+    /// The data path of port `id`, for at most `tags` live requests (the bound that the policy was built with).
+    pub fn new(port: P, id: PortId, device: Arc<D>, queue: D::Queue, tags: usize, tenants: usize) -> Self {
+        DataPath {
+            port,
+            id,
+            device,
+            queue,
+            live: vec![None; tags].into_boxed_slice(),
+            free: (0..tags as u32).rev().map(Tag).collect(),
+            wake: PortSet::EMPTY,
+            completions: Vec::with_capacity(tags),
+            finished: Vec::with_capacity(tags),
+            stats: vec![TenantStats::default(); tenants],
+            wait_until_ns: None,
+            issued: false,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Whether `submit` would find a tag.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Whether no request is live.
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.live.len()
+    }
+
+    /// What each tenant got on this shard.
+    pub fn stats(&self) -> &[TenantStats] {
+        &self.stats
+    }
+
+    /// Takes an order. Fails if its flow is gone; there must be room.
+    ///
+    /// # Safety
+    /// The order's memory must stay valid and untouched until the order comes back from [`Self::finished`].
+    pub unsafe fn submit(&mut self, now_ns: u64, ring: &mut Ring, order: &Order) -> Result<(), SubmitError> {
+        let tag = self.free.pop().expect("the front end asked has_room first");
+        let request = Request { tag, flow: order.flow, op: order.op, offset: order.offset, length: order.length };
+        let submitted = match self.port.submit(now_ns, &request, &mut self.wake) {
+            Ok(submitted) => submitted,
+            Err(error) => {
+                self.free.push(tag);
+                return Err(error);
+            }
+        };
+        let command = Command {
+            tag,
+            op: order.op,
+            class: fairq_core::Class::Medium,
+            file: order.file,
+            offset: order.offset,
+            length: order.length,
+            fua: order.fua,
+            no_hole: order.no_hole,
+            fast_only: order.fast_only,
+            memory: order.memory,
+        };
+        self.live[tag.0 as usize] =
+            Some(Live { command, tenant: order.tenant, cookie: order.cookie, arrived_ns: now_ns, issued_ns: 0 });
+        self.stats[usize::from(order.tenant)].in_flight += 1;
+        if let Submitted::Issue { class } = submitted {
+            self.issue(now_ns, ring, tag, class);
+        }
+        Ok(())
+    }
+
+    /// Issues what the policy lets go, and rings the device. True if anything was issued since the last call, by
+    /// `submit` or here: the device may have completed it already.
+    pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.wait_until_ns = None;
+        loop {
+            match self.port.next(now_ns, &mut self.wake) {
+                Next::Issue { tag, class } => {
+                    self.issue(now_ns, ring, tag, class);
+                }
+                Next::WaitUntil(time_ns) => {
+                    self.wait_until_ns = Some(time_ns);
+                    break;
+                }
+                Next::Blocked | Next::Idle => break,
+            }
+        }
+        self.queue.ring(now_ns, ring);
+        std::mem::take(&mut self.issued)
+    }
+
+    fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: fairq_core::Class) {
+        let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
+        live.command.class = class;
+        live.issued_ns = now_ns;
+        self.issued = true;
+        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
+        // not finished before its completion has been reaped.
+        unsafe { self.queue.issue(now_ns, ring, &live.command) };
+    }
+
+    /// Passes an event of the device's to it.
+    pub fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
+        self.queue.event(now_ns, ring, event);
+    }
+
+    /// Takes completions from the device; [`Self::finished`] then gives them. True if there were any.
+    pub fn reap(&mut self, now_ns: u64) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.queue.reap(now_ns, &mut completions);
+        let any = !completions.is_empty();
+        for completion in completions.drain(..) {
+            let live = self.live[completion.tag.0 as usize].take().expect("the device completes live tags only");
+            let failed = completion.errno != 0;
+            let outcome = if failed { Outcome::Failed } else { Outcome::Done };
+            self.port.complete(now_ns, completion.tag, outcome, &mut self.wake);
+            self.free.push(completion.tag);
+            let stats = &mut self.stats[usize::from(live.tenant)];
+            stats.in_flight -= 1;
+            stats.count(
+                live.command.op,
+                live.command.length,
+                failed,
+                now_ns.saturating_sub(live.arrived_ns),
+                live.issued_ns.saturating_sub(live.arrived_ns),
+            );
+            self.finished.push(Finished { cookie: live.cookie, errno: completion.errno });
+        }
+        self.completions = completions;
+        any
+    }
+
+    /// The next order that has been carried out.
+    pub fn finished(&mut self) -> Option<Finished> {
+        self.finished.pop()
+    }
+
+    /// The other ports that were unblocked since the last call; and whether this one was.
+    pub fn take_wakes(&mut self) -> (PortSet, bool) {
+        let mut others = std::mem::take(&mut self.wake);
+        let own = others.contains(self.id);
+        others.remove(self.id);
+        (others, own)
+    }
+
+    /// When to run again though no event comes.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        match (self.wait_until_ns, self.queue.deadline_ns()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}

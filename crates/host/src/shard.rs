@@ -1,0 +1,294 @@
+//! A shard: one pinned thread with its own ring, port, device queue and front end.
+//!
+//! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap completions, take arrivals,
+//! issue while the port says so, ring, flush replies, deliver wake-ups, park. Nothing on it is shared with other
+//! shards except what the policy itself shares, and the [`Wakers`].
+//!
+//! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `parked` flag is
+//! set. A shard that wants to sleep sets `parked` and then looks at `pending`. Both sides write before they read, with
+//! sequentially consistent order, so at least one of them sees the other: either the waker sees `parked` and writes,
+//! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+use crossbeam_utils::CachePadded;
+use fairq_core::{Port, PortId, PortSet};
+use io_uring::{opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::device::Device;
+use crate::path::{DataPath, Finished};
+use crate::ring::{Asker, Event, Ring, UserData};
+use crate::stats::TenantStats;
+
+/// Turns of the inner loop before replies are flushed whatever happens: bounds how long a reply can be held back by
+/// a device that completes as fast as requests are issued.
+const INNER_TURNS: usize = 8;
+
+/// Nanoseconds since the process started; the clock of all shards.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock { start: Instant::now() }
+    }
+}
+
+impl Clock {
+    /// Now, in nanoseconds.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// How to wake each shard.
+pub struct Wakers {
+    shards: Box<[CachePadded<Waker>]>,
+}
+
+struct Waker {
+    pending: AtomicBool,
+    parked: AtomicBool,
+    eventfd: OwnedFd,
+}
+
+impl Wakers {
+    /// For `shards` shards.
+    pub fn new(shards: usize) -> io::Result<Wakers> {
+        let waker = |_| {
+            let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok(CachePadded::new(Waker { pending: AtomicBool::new(false), parked: AtomicBool::new(false), eventfd }))
+        };
+        Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
+    }
+
+    /// Makes a shard run its loop once more.
+    pub fn wake(&self, shard: usize) {
+        let waker = &self.shards[shard];
+        waker.pending.store(true, Ordering::SeqCst);
+        if waker.parked.swap(false, Ordering::SeqCst) {
+            rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
+        }
+    }
+
+    /// Makes the shards of `ports` run their loops once more.
+    pub fn wake_all(&self, ports: PortSet) {
+        ports.for_each(|port| self.wake(usize::from(port.0)));
+    }
+}
+
+/// Where requests come from and replies go to; one per shard.
+pub trait Front: 'static {
+    /// What other threads may tell it.
+    type Message: Send + 'static;
+
+    /// Takes a message.
+    fn message<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        message: Self::Message,
+    );
+
+    /// Takes an event of an operation that it put on the ring.
+    fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event);
+
+    /// Submits what has arrived.
+    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>);
+
+    /// Takes an order that has been carried out.
+    fn finished(&mut self, now_ns: u64, finished: Finished);
+
+    /// Sends the replies of this turn.
+    fn flush(&mut self, now_ns: u64, ring: &mut Ring);
+
+    /// When to run again though no event comes.
+    fn deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// Takes no more requests.
+    fn stop(&mut self);
+
+    /// Whether, after `stop`, everything taken has been answered and the front end holds no resource of the ring.
+    fn is_stopped(&self) -> bool;
+}
+
+/// What a shard can be told.
+pub enum Message<M> {
+    /// Something for its front end.
+    Front(M),
+    /// Send a copy of the statistics.
+    Stats(Sender<Vec<TenantStats>>),
+    /// Take no more requests, finish those in flight and end.
+    Stop,
+}
+
+/// Runs shards' loops: everything one thread owns.
+pub struct Shard<P: Port, D: Device, F: Front> {
+    index: usize,
+    ring: Ring,
+    path: DataPath<P, D>,
+    front: F,
+    inbox: Receiver<Message<F::Message>>,
+    wakers: Arc<Wakers>,
+    clock: Clock,
+    stopping: bool,
+}
+
+/// What all shards of one run share.
+#[derive(Clone)]
+pub struct Common<D> {
+    /// The device.
+    pub device: Arc<D>,
+    /// How to wake each shard.
+    pub wakers: Arc<Wakers>,
+    /// The clock.
+    pub clock: Clock,
+    /// The most live requests of a shard; what the policy was built with.
+    pub tags: usize,
+    /// How many tenants there are.
+    pub tenants: usize,
+    /// Registered buffers a front end may use.
+    pub fixed_buffers: u32,
+}
+
+impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
+    /// Opens everything that belongs to the calling thread.
+    pub fn open(
+        id: PortId,
+        port: P,
+        common: &Common<D>,
+        front: F,
+        inbox: Receiver<Message<F::Message>>,
+    ) -> io::Result<Self> {
+        let mut ring = Ring::new(common.fixed_buffers)?;
+        let queue = common.device.open_queue(&mut ring)?;
+        let path = DataPath::new(port, id, common.device.clone(), queue, common.tags, common.tenants);
+        Ok(Shard {
+            index: usize::from(id.0),
+            ring,
+            path,
+            front,
+            inbox,
+            wakers: common.wakers.clone(),
+            clock: common.clock,
+            stopping: false,
+        })
+    }
+
+    /// Runs until told to stop and everything in flight is done.
+    pub fn run(mut self) {
+        self.arm_eventfd();
+        loop {
+            self.take_events();
+            self.take_messages();
+            let busy = self.turn();
+            if self.stopping && self.front.is_stopped() && self.path.is_idle() {
+                break;
+            }
+            self.park(busy);
+        }
+        tracing::debug!(shard = self.index, "stopped");
+    }
+
+    /// Completions in, replies and new commands out; again while the device completes on the spot. True if there may
+    /// be more to do at once.
+    fn turn(&mut self) -> bool {
+        let mut busy = true;
+        for _ in 0..INNER_TURNS {
+            let now_ns = self.clock.now_ns();
+            let reaped = self.path.reap(now_ns);
+            while let Some(finished) = self.path.finished() {
+                self.front.finished(now_ns, finished);
+            }
+            self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
+            let issued = self.path.dispatch(now_ns, &mut self.ring);
+            busy = reaped || issued;
+            if !busy {
+                break;
+            }
+        }
+        self.front.flush(self.clock.now_ns(), &mut self.ring);
+        busy
+    }
+
+    fn take_events(&mut self) {
+        let now_ns = self.clock.now_ns();
+        while let Some(event) = self.ring.event() {
+            match event.data.asker {
+                Asker::Device => self.path.event(now_ns, &mut self.ring, event),
+                Asker::Front => self.front.event(now_ns, &mut self.ring, event),
+                Asker::Shard => self.clear_eventfd(),
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        let pending = &self.wakers.shards[self.index].pending;
+        if !pending.load(Ordering::Relaxed) || !pending.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                Message::Front(message) => {
+                    self.front.message(self.clock.now_ns(), &mut self.ring, &mut self.path, message);
+                }
+                // Whoever asked may have gone away meanwhile.
+                Message::Stats(reply) => drop(reply.send(self.path.stats().to_vec())),
+                Message::Stop => {
+                    self.stopping = true;
+                    self.front.stop();
+                }
+            }
+        }
+    }
+
+    /// Delivers wake-ups and sleeps until something happens.
+    fn park(&mut self, busy: bool) {
+        let (others, own) = self.path.take_wakes();
+        self.wakers.wake_all(others);
+        let waker = &self.wakers.shards[self.index];
+        waker.parked.store(true, Ordering::SeqCst);
+        let timeout_ns = self.sleep_ns();
+        if busy || own || waker.pending.load(Ordering::SeqCst) || timeout_ns == Some(0) {
+            self.ring.enter(0, None);
+        } else {
+            self.ring.enter(1, timeout_ns);
+        }
+        waker.parked.store(false, Ordering::SeqCst);
+    }
+
+    /// How long the shard may sleep; forever if `None`.
+    fn sleep_ns(&self) -> Option<u64> {
+        let deadline = match (self.path.deadline_ns(), self.front.deadline_ns()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
+    }
+
+    /// Asks to be told when the eventfd is written to.
+    fn arm_eventfd(&mut self) {
+        let fd = types::Fd(self.wakers.shards[self.index].eventfd.as_raw_fd());
+        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
+    }
+
+    /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
+    fn clear_eventfd(&mut self) {
+        let _ = rustix::io::read(&self.wakers.shards[self.index].eventfd, &mut [0; 8]);
+        self.arm_eventfd();
+    }
+}
