@@ -4,6 +4,7 @@
 
 pub mod device;
 pub mod memory;
+pub mod nbd;
 pub mod path;
 pub mod ring;
 pub mod shard;
