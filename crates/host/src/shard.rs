@@ -109,8 +109,8 @@ pub trait Front: 'static {
     /// Takes an order that has been carried out.
     fn finished(&mut self, now_ns: u64, finished: Finished);
 
-    /// Sends the replies of this turn.
-    fn flush(&mut self, now_ns: u64, ring: &mut Ring);
+    /// Sends the replies of this turn. True if that made room for what has already arrived.
+    fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool;
 
     /// When to run again though no event comes.
     fn deadline_ns(&self) -> Option<u64> {
@@ -219,8 +219,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 break;
             }
         }
-        self.front.flush(self.clock.now_ns(), &mut self.ring);
-        busy
+        self.front.flush(self.clock.now_ns(), &mut self.ring) || busy
     }
 
     fn take_events(&mut self) {

@@ -87,6 +87,11 @@ pub trait Device: Send + Sync + 'static {
     /// Opens the queue of the calling shard, on whose `ring` it may put operations as [`crate::ring::Asker::Device`].
     fn open_queue(&self, ring: &mut Ring) -> io::Result<Self::Queue>;
 
+    /// Whether it is faster with buffers that are registered with the ring.
+    fn has_fixed_buffers(&self) -> bool {
+        false
+    }
+
     /// The allocation of a range of a file, in order, at least one extent, at most `most`; together no longer than
     /// `length`.
     fn extents(&self, _file: u16, _offset: u64, length: u64, _most: usize) -> io::Result<Vec<Extent>> {

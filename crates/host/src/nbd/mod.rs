@@ -12,5 +12,8 @@
 //! qemu and libnbd ask for first; names follow it, less the prefix `NBD_`. Input is validated once, at
 //! the edge ([`proto::parse_request`], [`proto::validate`]); what has passed is trusted from there on.
 
+pub mod conn;
+pub mod front;
 pub mod proto;
 pub mod reply;
+mod wire;

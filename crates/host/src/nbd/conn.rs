@@ -1,0 +1,712 @@
+//! One NBD connection in its transmission phase, as a shard serves it.
+//!
+//! ```text
+//!   socket ─ recv ─▶ inbuf ─ parse ─▶ Op (request) ─ chunks ─▶ orders ─▶ data path
+//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
+//! ```
+//!
+//! **Bounds.** A connection has a fixed number of [`Op`]s and one region of buffers. When either is exhausted the next
+//! request stays where it is ([`Intake::Stalled`]), nothing more is read from this socket, and the client feels
+//! it; no other connection does.
+//!
+//! **Chunks.** A long read or write is cut into orders of at most [`CHUNK`] bytes, so that the scheduler decides about
+//! small pieces and one client's 32 MiB do not stand before another's 512 bytes. Operations without data (discard,
+//! zeroes) run one piece at a time.
+//!
+//! **Ownership.** A chunk's buffer belongs to the op. It is the socket's while a receive names it, the device's
+//! between submit and finish, the socket's again while the reply is sent; the op frees it when the reply has left.
+//! Ops live in a boxed slice that never moves, because replies are sent from the headers inside them.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use fairq_core::{FlowId, Op as CoreOp, Port};
+use io_uring::{opcode, types};
+
+use crate::device::Device;
+use crate::memory::{Buffer, Memory, Region};
+use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, validate};
+use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
+use crate::nbd::wire::{Incoming, Outbox};
+use crate::path::{DataPath, Order};
+use crate::ring::{Asker, Ring, UserData};
+
+/// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth, short enough
+/// that it delays others by a fraction of a millisecond.
+pub const CHUNK: u32 = 256 << 10;
+/// The longest order made of a discard or zeroing, in bytes.
+const DATALESS_CHUNK: u64 = 1 << 30;
+/// Extents in one block status reply.
+const MAX_EXTENTS: usize = 128;
+/// At least this much payload is received straight into its buffer; less goes through `inbuf` with what follows it.
+const DIRECT_PAYLOAD: usize = 16 << 10;
+
+/// What a connection is allowed, and what it serves.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// The tenant's index.
+    pub tenant: u16,
+    /// The tenant's flow.
+    pub flow: FlowId,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file the tenant's range begins, in bytes.
+    pub base: u64,
+}
+
+/// Bounds of one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests in flight.
+    pub depth: u16,
+    /// Bytes of buffers; at least [`Limits::MIN_MEMORY`].
+    pub memory: usize,
+}
+
+impl Limits {
+    /// Room for one request of the largest size and some small ones beside it.
+    pub const MIN_MEMORY: usize = 40 << 20;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { depth: 1024, memory: Self::MIN_MEMORY }
+    }
+}
+
+/// A piece of a read or write.
+struct Chunk {
+    buffer: Buffer,
+    length: u32,
+}
+
+/// What an op answers.
+enum Reply {
+    /// Not known yet.
+    Pending,
+    /// A header alone.
+    Header(HeaderBuf),
+    /// A header and the chunks' data.
+    Data(HeaderBuf),
+    /// A reply of its own making.
+    Bytes(Box<[u8]>),
+}
+
+/// A request in flight.
+struct Op {
+    request: Request,
+    chunks: Vec<Chunk>,
+    /// Chunks whose data are there, so that they may be submitted.
+    filled: usize,
+    /// Chunks submitted (for requests without data: bytes submitted).
+    submitted: u64,
+    outstanding: u32,
+    errno: i32,
+    reply: Reply,
+    /// It stands in `to_submit`.
+    queued: bool,
+}
+
+impl Op {
+    fn idle() -> Op {
+        let request = Request { flags: CommandFlags(0), command: Command::Disconnect, cookie: 0, offset: 0, length: 0 };
+        Op {
+            request,
+            chunks: Vec::new(),
+            filled: 0,
+            submitted: 0,
+            outstanding: 0,
+            errno: 0,
+            reply: Reply::Pending,
+            queued: false,
+        }
+    }
+
+    fn has_data(&self) -> bool {
+        matches!(self.request.command, Command::Read | Command::Write)
+    }
+
+    /// Whether another order can be submitted now.
+    fn is_submittable(&self) -> bool {
+        if self.errno != 0 {
+            return false;
+        }
+        match self.request.command {
+            Command::Read | Command::Write => (self.submitted as usize) < self.filled,
+            Command::Flush => self.submitted == 0,
+            _ => self.outstanding == 0 && self.submitted < self.request.length,
+        }
+    }
+
+    /// Whether nothing more will happen to it.
+    fn is_finished(&self) -> bool {
+        let all = match self.request.command {
+            Command::Read | Command::Write => self.submitted as usize == self.chunks.len(),
+            Command::Flush => self.submitted == 1,
+            _ => self.submitted == self.request.length,
+        };
+        self.outstanding == 0 && (all || self.errno != 0)
+    }
+}
+
+/// Where the connection is in the stream of requests.
+enum Intake {
+    /// At a request's header.
+    Header,
+    /// A request for which there was no room.
+    Stalled(Request),
+    /// In the payload of a write: this op, and bytes of its current chunk that have come.
+    Payload { op: u16, have: u32 },
+    /// In the payload of a refused request: bytes to skip, then answer with the error.
+    Refused { request: Request, error: NbdError, skip: u64 },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Serving.
+    Open,
+    /// Takes no more requests, answers those it has.
+    Draining,
+    /// Answers nothing any more; waits for what others still hold.
+    Dead,
+}
+
+/// A connection.
+pub struct Conn {
+    index: u32,
+    fd: OwnedFd,
+    negotiated: Negotiated,
+    style: ReplyStyle,
+    volume: Volume,
+    region: Region,
+    incoming: Incoming,
+    intake: Intake,
+    ops: Box<[Op]>,
+    free: Vec<u16>,
+    /// Ops with orders that are yet to be submitted.
+    to_submit: VecDeque<u16>,
+    /// Ops whose reply is ready.
+    ready: VecDeque<u16>,
+    outbox: Outbox,
+    state: State,
+}
+
+/// Kinds of ring operations of a connection, in the low bits of their user data.
+const RECEIVE: u64 = 0;
+const SEND: u64 = 1;
+
+/// The user data's value of an operation of connection `index`.
+fn event_value(index: u32, kind: u64) -> u64 {
+    u64::from(index) << 1 | kind
+}
+
+/// The connection that an event's value names.
+pub(super) fn event_index(value: u64) -> usize {
+    (value >> 1) as usize
+}
+
+/// The connection that a finished order's cookie names.
+pub(super) fn cookie_index(cookie: u64) -> usize {
+    (cookie >> 16) as usize
+}
+
+impl Conn {
+    /// A connection that has finished its handshake. `tls` continues the session, if there is one.
+    pub fn new(
+        index: u32,
+        fd: OwnedFd,
+        tls: Option<Box<rustls::ServerConnection>>,
+        negotiated: Negotiated,
+        volume: Volume,
+        region: Region,
+        limits: Limits,
+    ) -> Conn {
+        Conn {
+            index,
+            fd,
+            style: ReplyStyle::of(&negotiated),
+            negotiated,
+            volume,
+            region,
+            incoming: Incoming::new(tls),
+            intake: Intake::Header,
+            ops: (0..limits.depth).map(|_| Op::idle()).collect(),
+            free: (0..limits.depth).rev().collect(),
+            to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
+            ready: VecDeque::with_capacity(usize::from(limits.depth)),
+            outbox: Outbox::default(),
+            state: State::Open,
+        }
+    }
+
+    /// Takes in and submits as much as there is and as there is room for, then asks for more.
+    pub fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+        while self.state == State::Open && self.take_in(path.device()) {
+            self.submit(now_ns, ring, path);
+        }
+        self.submit(now_ns, ring, path);
+        self.receive(ring);
+    }
+
+    /// Takes one step through the stream of requests; false if it cannot go on now.
+    fn take_in<D: Device>(&mut self, device: &D) -> bool {
+        match std::mem::replace(&mut self.intake, Intake::Header) {
+            Intake::Header => match parse_request(self.incoming.bytes(), self.negotiated.extended) {
+                Ok(None) => self.incoming.refill(),
+                Ok(Some((request, header))) => {
+                    self.incoming.consume(header);
+                    self.begin(device, request)
+                }
+                Err(error) => {
+                    tracing::warn!(connection = self.index, %error, "malformed request: closing the connection");
+                    self.hang_up();
+                    false
+                }
+            },
+            Intake::Stalled(request) => self.begin(device, request),
+            Intake::Payload { op, have } => self.take_payload(op, have),
+            Intake::Refused { request, error, skip } => self.skip(request, error, skip),
+        }
+    }
+
+    /// Starts a request; false if it has to wait for room.
+    fn begin<D: Device>(&mut self, device: &D, request: Request) -> bool {
+        if request.command == Command::Disconnect {
+            self.state = State::Draining;
+            return false;
+        }
+        if let Err(error) = validate(&request, &self.negotiated) {
+            return self.skip(request, error, request.payload(self.negotiated.extended));
+        }
+        let Some(index) = self.free.pop() else {
+            self.intake = Intake::Stalled(request);
+            return false;
+        };
+        let op = &mut self.ops[usize::from(index)];
+        *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
+        if op.has_data() && !allocate_chunks(op, &mut self.region) {
+            self.free.push(index);
+            self.intake = Intake::Stalled(request);
+            return false;
+        }
+        match request.command {
+            Command::Write => self.intake = Intake::Payload { op: index, have: 0 },
+            Command::Read => {
+                op.filled = op.chunks.len();
+                self.enqueue(index);
+            }
+            // Reading ahead is advice that a server with direct I/O has no use for.
+            Command::Cache => self.answer(index, Reply::Header(self.style.done(&request))),
+            Command::BlockStatus => self.block_status(device, index),
+            _ => self.enqueue(index),
+        }
+        true
+    }
+
+    /// Notes that an op has orders to submit.
+    fn enqueue(&mut self, index: u16) {
+        let op = &mut self.ops[usize::from(index)];
+        if !op.queued {
+            op.queued = true;
+            self.to_submit.push_back(index);
+        }
+    }
+
+    /// Copies payload that has come into the op's current chunk; false if more has to come first.
+    fn take_payload(&mut self, index: u16, mut have: u32) -> bool {
+        let op = &mut self.ops[usize::from(index)];
+        let Some(chunk) = op.chunks.get_mut(op.filled) else { return true };
+        have += self.incoming.read(&mut chunk.buffer.bytes_mut()[have as usize..chunk.length as usize]) as u32;
+        if have == chunk.length {
+            self.chunk_filled(index);
+            return true;
+        }
+        self.intake = Intake::Payload { op: index, have };
+        self.incoming.refill()
+    }
+
+    /// The current chunk of a write is complete: it may be submitted, and the next one comes.
+    fn chunk_filled(&mut self, index: u16) {
+        let op = &mut self.ops[usize::from(index)];
+        op.filled += 1;
+        self.intake =
+            if op.filled == op.chunks.len() { Intake::Header } else { Intake::Payload { op: index, have: 0 } };
+        self.enqueue(index);
+    }
+
+    /// Skips the payload of a refused request and answers it.
+    fn skip(&mut self, request: Request, error: NbdError, mut skip: u64) -> bool {
+        skip -= self.incoming.discard(skip);
+        if skip == 0 {
+            if let Some(index) = self.free.pop() {
+                let op = &mut self.ops[usize::from(index)];
+                *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
+                self.answer(index, Reply::Header(self.style.error(&request, error)));
+                return true;
+            }
+        }
+        self.intake = Intake::Refused { request, error, skip };
+        skip > 0 && self.incoming.refill()
+    }
+
+    /// Answers a block status request on the spot: a question to the file system's map.
+    fn block_status<D: Device>(&mut self, device: &D, index: u16) {
+        let request = self.ops[usize::from(index)].request;
+        let most = if request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
+        let extents = device.extents(self.volume.file, self.volume.base + request.offset, request.length, most);
+        let reply = extents.ok().and_then(|extents| {
+            let context = self.negotiated.base_allocation?;
+            let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
+            let mut status = BlockStatus::new(self.style, &request, context, &mut bytes);
+            for extent in extents {
+                let flags = if extent.is_hole { STATE_HOLE | STATE_ZERO } else { 0 };
+                if !status.push(extent.length, flags) {
+                    break;
+                }
+            }
+            let length = status.finish()?;
+            bytes.truncate(length);
+            Some(Reply::Bytes(bytes.into_boxed_slice()))
+        });
+        let reply = reply.unwrap_or_else(|| Reply::Header(self.style.error(&request, NbdError::Io)));
+        self.answer(index, reply);
+    }
+
+    /// Submits orders while the shard has room for them.
+    fn submit<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+        while let Some(&index) = self.to_submit.front() {
+            if !path.has_room() {
+                return;
+            }
+            let op = &mut self.ops[usize::from(index)];
+            if !op.is_submittable() {
+                op.queued = false;
+                self.to_submit.pop_front();
+                // A write that failed early is answered when the rest of its payload has come.
+                self.settle(index);
+                continue;
+            }
+            let order = next_order(op, &self.volume, cookie(self.index, index));
+            // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until the order is
+            // finished (`finished` counts `outstanding` down to 0 before the op goes on).
+            match unsafe { path.submit(now_ns, ring, &order) } {
+                Ok(()) => op.outstanding += 1,
+                // The tenant was removed while its connection was open.
+                Err(_) => op.errno = libc::ESHUTDOWN,
+            }
+        }
+    }
+
+    /// Takes a finished order.
+    pub fn finished(&mut self, cookie: u64, errno: i32) {
+        let index = cookie as u16;
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding -= 1;
+        if errno != 0 && op.errno == 0 {
+            op.errno = errno;
+        }
+        if op.is_submittable() {
+            self.enqueue(index);
+        }
+        self.settle(index);
+    }
+
+    /// Answers an op if nothing more will happen to it.
+    fn settle(&mut self, index: u16) {
+        let op = &self.ops[usize::from(index)];
+        let in_payload = matches!(self.intake, Intake::Payload { op, .. } if op == index);
+        if !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
+            return;
+        }
+        let reply = match (op.errno, op.request.command) {
+            (0, Command::Read) => {
+                Reply::Data(self.style.data(&op.request, op.request.offset, op.request.length as u32, true))
+            }
+            (0, _) => Reply::Header(self.style.done(&op.request)),
+            (errno, _) => Reply::Header(self.style.error(&op.request, NbdError::from_errno_for(errno, &op.request))),
+        };
+        self.answer(index, reply);
+    }
+
+    fn answer(&mut self, index: u16, reply: Reply) {
+        self.ops[usize::from(index)].reply = reply;
+        self.ready.push_back(index);
+    }
+
+    /// Frees an op and its buffers.
+    fn release(&mut self, index: u16) {
+        let op = &mut self.ops[usize::from(index)];
+        op.reply = Reply::Pending;
+        for chunk in op.chunks.drain(..) {
+            self.region.free(chunk.buffer);
+        }
+        self.free.push(index);
+    }
+
+    /// Sends the replies that are ready. True if that made room for a request that waits for it.
+    pub fn flush(&mut self, ring: &mut Ring) -> bool {
+        let free = self.free.len();
+        while self.outbox.is_empty()
+            && self.state != State::Dead
+            && (!self.ready.is_empty() || self.incoming.has_output())
+        {
+            while let Some(&index) = self.ready.front() {
+                let op = &self.ops[usize::from(index)];
+                if !self.outbox.has_room_for(op.chunks.len() + 1) {
+                    break;
+                }
+                self.ready.pop_front();
+                add_reply(op, &mut self.outbox, self.incoming.tls());
+                self.outbox.sending.push(index);
+            }
+            self.outbox.seal(self.incoming.tls());
+            self.send(ring);
+        }
+        if self.state == State::Dead {
+            self.bury();
+        }
+        let waits = matches!(self.intake, Intake::Stalled(_) | Intake::Refused { .. });
+        self.state == State::Open && waits && self.free.len() > free
+    }
+
+    /// Whether it has orders that the shard had no room for.
+    pub fn has_unsubmitted(&self) -> bool {
+        !self.to_submit.is_empty()
+    }
+
+    /// Sends what is in the outbox: at once if the socket takes it, else when it does.
+    fn send(&mut self, ring: &mut Ring) {
+        match self.outbox.send_now(&self.fd) {
+            Ok(true) => self.sent(),
+            Ok(false) => {
+                let entry = self.outbox.send_operation(&self.fd);
+                let value = event_value(self.index, SEND);
+                // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers, chunk buffers, its
+                // own bytes) in place until the event of this operation has been taken.
+                unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
+                self.outbox.in_ring = true;
+            }
+            Err(error) => {
+                tracing::debug!(connection = self.index, %error, "client is gone");
+                self.sent();
+                self.hang_up();
+            }
+        }
+    }
+
+    /// Everything in the outbox has left, or never will.
+    fn sent(&mut self) {
+        let mut sending = std::mem::take(&mut self.outbox.sending);
+        sending.drain(..).for_each(|index| self.release(index));
+        self.outbox.sending = sending;
+        self.outbox.clear();
+    }
+
+    /// Asks for more bytes, if there is room for them and use.
+    fn receive(&mut self, ring: &mut Ring) {
+        if self.state != State::Open || self.incoming.in_ring {
+            return;
+        }
+        let target = match self.intake {
+            Intake::Stalled(_) => return,
+            Intake::Payload { op, have } if !self.incoming.is_tls() && self.incoming.bytes().is_empty() => {
+                let op = &mut self.ops[usize::from(op)];
+                let chunk = &mut op.chunks[op.filled];
+                let rest = &mut chunk.buffer.bytes_mut()[have as usize..chunk.length as usize];
+                if rest.len() >= DIRECT_PAYLOAD { Some((rest.as_mut_ptr(), rest.len())) } else { None }
+            }
+            _ => None,
+        };
+        self.incoming.direct = target.is_some();
+        let Some((address, length)) = target.or_else(|| self.incoming.space()) else { return };
+        let entry = opcode::Recv::new(types::Fd(self.fd.as_raw_fd()), address, length as u32).build();
+        let value = event_value(self.index, RECEIVE);
+        // SAFETY: the bytes are free space of `incoming`, or the rest of the chunk that the payload goes to; neither
+        // is touched or freed while `in_ring` is set, which the event of this operation clears.
+        unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
+        self.incoming.in_ring = true;
+    }
+
+    /// Takes the event of a ring operation.
+    pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
+        if value & 1 == SEND {
+            self.outbox.in_ring = false;
+            if result < 0 || self.state == State::Dead {
+                self.sent();
+                self.hang_up();
+            } else if self.outbox.advance(result as usize) {
+                self.sent();
+            } else {
+                self.send(ring);
+            }
+            return;
+        }
+        self.incoming.in_ring = false;
+        match result {
+            _ if self.state == State::Dead => {}
+            // A client may leave without saying so; what it has asked for is still done.
+            0 => self.drain(),
+            errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
+            errno if errno < 0 => self.hang_up(),
+            count if self.incoming.direct => self.payload_received(count as u32),
+            count => {
+                if let Err(error) = self.incoming.received(count as usize) {
+                    tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
+                    self.hang_up();
+                }
+            }
+        }
+    }
+
+    /// Payload has arrived straight in its buffer.
+    fn payload_received(&mut self, count: u32) {
+        let Intake::Payload { op, have } = self.intake else { return };
+        let chunk = &self.ops[usize::from(op)].chunks[self.ops[usize::from(op)].filled];
+        if have + count == chunk.length {
+            self.chunk_filled(op);
+        } else {
+            self.intake = Intake::Payload { op, have: have + count };
+        }
+    }
+
+    /// Takes no more requests, but answers those that are complete.
+    pub fn drain(&mut self) {
+        if self.state == State::Open {
+            self.state = State::Draining;
+            self.abandon_payload();
+        }
+    }
+
+    /// Gives the connection up.
+    fn hang_up(&mut self) {
+        if self.state != State::Dead {
+            self.state = State::Dead;
+            // Ends a receive or send that the ring still has.
+            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+            self.abandon_payload();
+        }
+    }
+
+    /// A write whose payload will never be complete is dropped; chunks of it that were submitted run to their end.
+    fn abandon_payload(&mut self) {
+        if let Intake::Payload { op: index, .. } = self.intake {
+            if self.incoming.in_ring && self.incoming.direct {
+                // The kernel may still write into the chunk: the event of the receive, which the shutdown
+                // brings about, comes first. See `is_closed`.
+                let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
+                return;
+            }
+            self.intake = Intake::Header;
+            let op = &mut self.ops[usize::from(index)];
+            op.errno = libc::ECONNRESET;
+            if op.outstanding == 0 {
+                self.release(index);
+            }
+        }
+    }
+
+    /// Frees what a dead connection has ready: nobody waits for it.
+    fn bury(&mut self) {
+        while let Some(index) = self.ready.pop_front() {
+            self.release(index);
+        }
+        self.to_submit.clear();
+    }
+
+    /// Whether nothing is left to do and nobody holds any of its memory; it may then be dropped.
+    pub fn is_closed(&mut self) -> bool {
+        if self.state == State::Open {
+            return false;
+        }
+        if !self.incoming.in_ring {
+            self.abandon_payload();
+        }
+        let unanswered = self.state == State::Draining && !(self.ready.is_empty() && self.to_submit.is_empty());
+        let all_free = self.free.len() == self.ops.len();
+        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
+            return false;
+        }
+        if self.incoming.in_ring {
+            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+            return false;
+        }
+        true
+    }
+}
+
+/// The name of an op's order: which connection, which op.
+fn cookie(conn: u32, op: u16) -> u64 {
+    u64::from(conn) << 16 | u64::from(op)
+}
+
+/// Gives an op the buffers for all its data, or none.
+fn allocate_chunks(op: &mut Op, region: &mut Region) -> bool {
+    let mut left = op.request.length as u32;
+    while left > 0 {
+        let length = left.min(CHUNK);
+        let Some(buffer) = region.allocate(length) else {
+            op.chunks.drain(..).for_each(|chunk| region.free(chunk.buffer));
+            return false;
+        };
+        op.chunks.push(Chunk { buffer, length });
+        left -= length;
+    }
+    true
+}
+
+/// Makes the next order of a submittable op.
+fn next_order(op: &mut Op, volume: &Volume, cookie: u64) -> Order {
+    let request = &op.request;
+    let (core_op, at, length, memory) = match request.command {
+        Command::Read | Command::Write => {
+            let index = op.submitted as usize;
+            let chunk = &op.chunks[index];
+            let core_op = if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
+            op.submitted += 1;
+            (core_op, index as u64 * u64::from(CHUNK), chunk.length, chunk.buffer.memory())
+        }
+        Command::Flush => {
+            op.submitted = 1;
+            (CoreOp::Flush, 0, 0, Memory::NONE)
+        }
+        _ => {
+            let core_op = if request.command == Command::Trim { CoreOp::Discard } else { CoreOp::WriteZeroes };
+            let at = op.submitted;
+            let length = (request.length - at).min(DATALESS_CHUNK);
+            op.submitted += length;
+            (core_op, at, length as u32, Memory::NONE)
+        }
+    };
+    Order {
+        tenant: volume.tenant,
+        flow: volume.flow,
+        op: core_op,
+        file: volume.file,
+        offset: volume.base + request.offset + at,
+        length,
+        fua: request.fua() && core_op != CoreOp::Read,
+        no_hole: request.flags.contains(CommandFlags::NO_HOLE),
+        fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
+        memory,
+        cookie,
+    }
+}
+
+/// Puts an op's reply in the outbox.
+fn add_reply(op: &Op, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerConnection>) {
+    let tls = &mut tls;
+    match &op.reply {
+        Reply::Pending => unreachable!("an op without a reply is not ready"),
+        Reply::Header(header) => outbox.add(header.as_bytes(), tls),
+        Reply::Bytes(bytes) => outbox.add(bytes, tls),
+        Reply::Data(header) => {
+            outbox.add(header.as_bytes(), tls);
+            for chunk in &op.chunks {
+                let memory = chunk.buffer.memory();
+                // SAFETY: the device has finished with the buffer, and the op holds it until the reply has been sent.
+                let bytes = unsafe { std::slice::from_raw_parts(memory.address, chunk.length as usize) };
+                outbox.add(bytes, tls);
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The NBD front end of a shard: its connections.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fairq_core::Port;
+
+use crate::device::Device;
+use crate::memory::Region;
+use crate::nbd::conn::{self, Conn, Limits, Volume};
+use crate::nbd::proto::Negotiated;
+use crate::path::{DataPath, Finished};
+use crate::ring::{Event, Ring};
+use crate::shard::Front;
+
+/// How much of a connection's memory is registered with the ring: enough for a deep queue of small requests.
+const FIXED_BYTES: usize = 4 << 20;
+
+/// A connection whose handshake is done.
+pub struct Connect {
+    /// The socket, in blocking mode.
+    pub fd: OwnedFd,
+    /// The TLS session on it.
+    pub tls: Option<Box<rustls::ServerConnection>>,
+    /// What was agreed on.
+    pub negotiated: Negotiated,
+    /// What it serves.
+    pub volume: Volume,
+}
+
+/// What an NBD front end can be told.
+pub enum Message {
+    /// Serve this connection.
+    Connect(Box<Connect>),
+}
+
+/// The connections of one shard.
+pub struct NbdFront {
+    conns: Vec<Option<Conn>>,
+    /// Connections to which something has happened since they were last flushed.
+    active: Vec<u32>,
+    is_active: Vec<bool>,
+    limits: Limits,
+    /// Connections of this shard, as the accepting side sees them.
+    count: Arc<AtomicUsize>,
+    stopping: bool,
+}
+
+impl NbdFront {
+    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them over shards.
+    pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>) -> NbdFront {
+        NbdFront {
+            conns: (0..most).map(|_| None).collect(),
+            active: Vec::with_capacity(most),
+            is_active: vec![false; most],
+            limits,
+            count,
+            stopping: false,
+        }
+    }
+
+    fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, connect: Connect) {
+        let Some(index) = self.conns.iter().position(Option::is_none) else {
+            tracing::error!("no free connection slot on the shard");
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        let mut region = match Region::map(self.limits.memory) {
+            Ok(region) => region,
+            Err(error) => {
+                tracing::error!(%error, "no memory for a connection's buffers");
+                self.count.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        let (address, length) = region.head(FIXED_BYTES);
+        // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
+        if device.has_fixed_buffers() && unsafe { ring.register_buffer(index as u32, address, length) } {
+            region.set_fixed(index as u32, length);
+        }
+        let Connect { fd, tls, negotiated, volume } = connect;
+        self.conns[index] = Some(Conn::new(index as u32, fd, tls, negotiated, volume, region, self.limits));
+        self.touch(index);
+    }
+
+    /// Notes that something has happened to a connection; gives it, if it still is there.
+    fn touch(&mut self, index: usize) -> Option<&mut Conn> {
+        let conn = self.conns.get_mut(index)?.as_mut()?;
+        if !std::mem::replace(&mut self.is_active[index], true) {
+            self.active.push(index as u32);
+        }
+        Some(conn)
+    }
+}
+
+impl Front for NbdFront {
+    type Message = Message;
+
+    fn message<P: Port, D: Device>(
+        &mut self,
+        _now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        message: Message,
+    ) {
+        match message {
+            Message::Connect(_) if self.stopping => drop(self.count.fetch_sub(1, Ordering::Relaxed)),
+            Message::Connect(connect) => self.connect(ring, path.device(), *connect),
+        }
+    }
+
+    fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
+        if let Some(conn) = self.touch(conn::event_index(event.data.value)) {
+            conn.event(ring, event.data.value, event.result);
+        }
+    }
+
+    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+        for &index in &self.active {
+            if let Some(conn) = &mut self.conns[index as usize] {
+                conn.arrivals(now_ns, ring, path);
+            }
+        }
+    }
+
+    fn finished(&mut self, _now_ns: u64, finished: Finished) {
+        if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
+            conn.finished(finished.cookie, finished.errno);
+        }
+    }
+
+    fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
+        let mut busy = false;
+        let (conns, is_active, count) = (&mut self.conns, &mut self.is_active, &self.count);
+        self.active.retain(|&active| {
+            let index = active as usize;
+            let Some(conn) = &mut conns[index] else { return false };
+            let again = conn.flush(ring);
+            if conn.is_closed() {
+                ring.clear_buffer(active);
+                conns[index] = None;
+                is_active[index] = false;
+                count.fetch_sub(1, Ordering::Relaxed);
+                return false;
+            }
+            busy |= again;
+            is_active[index] = again || conn.has_unsubmitted();
+            is_active[index]
+        });
+        busy
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        for index in 0..self.conns.len() {
+            if let Some(conn) = self.touch(index) {
+                conn.drain();
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.conns.iter().all(Option::is_none)
+    }
+}

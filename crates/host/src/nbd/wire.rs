@@ -1,0 +1,274 @@
+//! The two directions of a connection's byte stream, with or without TLS.
+//!
+//! [`Incoming`] holds bytes that have come and are not yet consumed; [`Outbox`] holds one batch of replies until the
+//! socket has taken it. Neither makes a decision about the protocol.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{opcode, squeue, types};
+use rustls::ServerConnection;
+
+/// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a large payload.
+const INCOMING: usize = 64 << 10;
+/// Memory pieces in one send; the kernel allows 1024.
+const MAX_PIECES: usize = 1000;
+/// Bytes after which a batch is full, so that with TLS its copy stays small.
+const MAX_BATCH: usize = 4 << 20;
+
+/// Bytes from the client.
+pub(super) struct Incoming {
+    plain: Box<[u8]>,
+    start: usize,
+    end: usize,
+    tls: Option<Tls>,
+    /// A receive is under way.
+    pub(super) in_ring: bool,
+    /// The receive goes to a payload buffer, not here.
+    pub(super) direct: bool,
+}
+
+struct Tls {
+    session: Box<ServerConnection>,
+    /// What the socket gave.
+    cipher: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Incoming {
+    pub(super) fn new(session: Option<Box<ServerConnection>>) -> Incoming {
+        let cipher = || vec![0; INCOMING].into_boxed_slice();
+        Incoming {
+            plain: vec![0; INCOMING].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            tls: session.map(|session| Tls { session, cipher: cipher(), start: 0, end: 0 }),
+            in_ring: false,
+            direct: false,
+        }
+    }
+
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    pub(super) fn tls(&mut self) -> Option<&mut ServerConnection> {
+        self.tls.as_mut().map(|tls| &mut *tls.session)
+    }
+
+    /// Whether TLS itself has something to send.
+    pub(super) fn has_output(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.wants_write())
+    }
+
+    /// The bytes not yet consumed.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.plain[self.start..self.end]
+    }
+
+    pub(super) fn consume(&mut self, count: usize) {
+        self.start += count;
+        debug_assert!(self.start <= self.end);
+    }
+
+    /// Copies bytes to `out` and consumes them; how many.
+    pub(super) fn read(&mut self, out: &mut [u8]) -> usize {
+        let count = out.len().min(self.end - self.start);
+        out[..count].copy_from_slice(&self.plain[self.start..self.start + count]);
+        self.consume(count);
+        count
+    }
+
+    /// Consumes up to `count` bytes; how many.
+    pub(super) fn discard(&mut self, count: u64) -> u64 {
+        let count = count.min((self.end - self.start) as u64);
+        self.consume(count as usize);
+        count
+    }
+
+    /// Moves what waits to the front of the buffer, making room behind it.
+    fn compact(&mut self) {
+        if self.start > 0 {
+            self.plain.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+    }
+
+    /// Gets more bytes out of TLS, if it holds any; true if it did.
+    pub(super) fn refill(&mut self) -> bool {
+        self.compact();
+        let Some(tls) = &mut self.tls else { return false };
+        // An error here was noticed when the bytes were received; what is left is "no more".
+        let _ = tls.decrypt();
+        let count = tls.session.reader().read(&mut self.plain[self.end..]).unwrap_or(0);
+        self.end += count;
+        count > 0
+    }
+
+    /// Where the next receive may write: address and length.
+    pub(super) fn space(&mut self) -> Option<(*mut u8, usize)> {
+        self.compact();
+        let space = match &mut self.tls {
+            None => &mut self.plain[self.end..],
+            Some(tls) => {
+                tls.cipher.copy_within(tls.start..tls.end, 0);
+                tls.end -= tls.start;
+                tls.start = 0;
+                &mut tls.cipher[tls.end..]
+            }
+        };
+        if space.is_empty() { None } else { Some((space.as_mut_ptr(), space.len())) }
+    }
+
+    /// The receive brought `count` bytes.
+    pub(super) fn received(&mut self, count: usize) -> Result<(), rustls::Error> {
+        match &mut self.tls {
+            None => {
+                self.end += count;
+                Ok(())
+            }
+            Some(tls) => {
+                tls.end += count;
+                tls.decrypt()
+            }
+        }
+    }
+}
+
+impl Tls {
+    /// Gives TLS what has come, as far as it takes it.
+    fn decrypt(&mut self) -> Result<(), rustls::Error> {
+        while self.start < self.end {
+            let mut cipher = &self.cipher[self.start..self.end];
+            match self.session.read_tls(&mut cipher) {
+                Ok(0) => break,
+                Ok(count) => self.start += count,
+                // It holds as much plaintext as it may: it goes on when that has been read.
+                Err(_) => break,
+            }
+            self.session.process_new_packets()?;
+        }
+        Ok(())
+    }
+}
+
+/// One batch of replies.
+#[derive(Default)]
+pub(super) struct Outbox {
+    pieces: Vec<libc::iovec>,
+    /// The first piece not yet sent.
+    first: usize,
+    bytes: usize,
+    /// What TLS made of the replies; without TLS they are sent from where they are.
+    cipher: Vec<u8>,
+    /// What the kernel reads while a send is in the ring.
+    message: Option<Box<libc::msghdr>>,
+    /// The ops whose replies are in it.
+    pub(super) sending: Vec<u16>,
+    /// A send is under way.
+    pub(super) in_ring: bool,
+}
+
+// SAFETY: the raw pointers are to memory of the connection that owns the outbox, and move with it.
+unsafe impl Send for Outbox {}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    pub(super) fn has_room_for(&self, pieces: usize) -> bool {
+        self.pieces.is_empty() && self.cipher.is_empty() && self.sending.is_empty()
+            || (self.pieces.len() + pieces <= MAX_PIECES && self.bytes < MAX_BATCH)
+    }
+
+    /// Adds bytes. Without TLS they are not copied: they stay in place until the batch has left.
+    pub(super) fn add(&mut self, bytes: &[u8], tls: &mut Option<&mut ServerConnection>) {
+        self.bytes += bytes.len();
+        match tls {
+            None => {
+                let iov_base = bytes.as_ptr().cast_mut().cast();
+                self.pieces.push(libc::iovec { iov_base, iov_len: bytes.len() });
+            }
+            Some(session) => {
+                // The session buffers without bound here; the batch is bounded.
+                session.writer().write_all(bytes).expect("writing to a TLS session's buffer does not fail");
+            }
+        }
+    }
+
+    /// Ends the batch.
+    pub(super) fn seal(&mut self, tls: Option<&mut ServerConnection>) {
+        let Some(session) = tls else { return };
+        while session.wants_write() {
+            session.write_tls(&mut self.cipher).expect("writing to memory does not fail");
+        }
+        if !self.cipher.is_empty() {
+            let iov_base = self.cipher.as_mut_ptr().cast();
+            self.pieces.push(libc::iovec { iov_base, iov_len: self.cipher.len() });
+        }
+    }
+
+    /// Sends without waiting: true if all has left, false if the socket is full.
+    pub(super) fn send_now(&mut self, fd: &OwnedFd) -> io::Result<bool> {
+        while !self.is_sent() {
+            let message = self.header();
+            // SAFETY: the header names pieces that stay in place until the batch has left.
+            let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            if sent < 0 {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return Ok(false),
+                    Some(libc::EINTR) => continue,
+                    _ => return Err(error),
+                }
+            }
+            self.advance(sent as usize);
+        }
+        Ok(true)
+    }
+
+    /// The operation that sends the rest when the socket takes it.
+    pub(super) fn send_operation(&mut self, fd: &OwnedFd) -> squeue::Entry {
+        let header = self.header();
+        let message: &libc::msghdr = self.message.insert(Box::new(header));
+        opcode::SendMsg::new(types::Fd(fd.as_raw_fd()), message).flags(libc::MSG_NOSIGNAL as u32).build()
+    }
+
+    /// `count` bytes have left; true if that was all.
+    pub(super) fn advance(&mut self, mut count: usize) -> bool {
+        while let Some(piece) = self.pieces.get_mut(self.first) {
+            if count < piece.iov_len {
+                piece.iov_base = piece.iov_base.wrapping_byte_add(count);
+                piece.iov_len -= count;
+                return false;
+            }
+            count -= piece.iov_len;
+            self.first += 1;
+        }
+        true
+    }
+
+    fn is_sent(&self) -> bool {
+        self.first == self.pieces.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        debug_assert!(!self.in_ring);
+        self.pieces.clear();
+        self.first = 0;
+        self.bytes = 0;
+        self.cipher.clear();
+    }
+
+    fn header(&mut self) -> libc::msghdr {
+        let rest = &mut self.pieces[self.first..];
+        // SAFETY: all-zero is a valid message header: no address, no control data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = rest.as_mut_ptr();
+        message.msg_iovlen = rest.len() as _;
+        message
+    }
+}
