@@ -14,7 +14,11 @@ use fairq_core::{Class, Op, Tag};
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 
+pub mod any;
 pub mod null;
+pub mod paced;
+pub mod ram;
+mod store;
 
 /// What a device is and can do.
 #[derive(Clone, Debug)]

@@ -1,0 +1,136 @@
+//! Any of the devices, chosen when the program starts from a [`DeviceSpec`], and dispatched by a `match`.
+
+use std::io;
+
+use crate::device::null::{NullDevice, NullQueue};
+use crate::device::paced::{Pace, PacedDevice, PacedQueue};
+use crate::device::ram::{RamDevice, RamQueue};
+use crate::device::{Command, Completion, Device, Extent, Info, Queue};
+use crate::ring::{Event, Ring};
+
+/// Which device to open, as plain data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DeviceSpec {
+    /// Completes at once and stores nothing.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+    /// Memory.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// Memory that takes its time.
+    Paced {
+        /// Bytes.
+        size: u64,
+        /// Its limits.
+        pace: Pace,
+    },
+}
+
+/// Why a device could not be opened: what, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Memory for a RAM or paced device.
+    #[error("cannot map {size} bytes of memory for the device: {source}; choose a smaller size")]
+    Memory {
+        /// Bytes that were asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// One of the devices.
+pub enum AnyDevice {
+    /// The null device.
+    Null(NullDevice),
+    /// The RAM device.
+    Ram(RamDevice),
+    /// The paced device.
+    Paced(PacedDevice),
+}
+
+/// One shard's queue on it.
+pub enum AnyQueue {
+    /// On the null device.
+    Null(NullQueue),
+    /// On the RAM device.
+    Ram(RamQueue),
+    /// On the paced device.
+    Paced(PacedQueue),
+}
+
+impl DeviceSpec {
+    /// Opens the device.
+    pub fn open(&self) -> Result<AnyDevice, DeviceError> {
+        let memory = |size| move |source| DeviceError::Memory { size, source };
+        Ok(match *self {
+            DeviceSpec::Null { size } => AnyDevice::Null(NullDevice::new(size)),
+            DeviceSpec::Ram { size } => AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?),
+            DeviceSpec::Paced { size, pace } => AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?),
+        })
+    }
+}
+
+/// Runs the same expression on whichever device or queue it is.
+macro_rules! each {
+    ($kind:ident, $any:expr, $one:pat => $run:expr) => {
+        match $any {
+            $kind::Null($one) => $run,
+            $kind::Ram($one) => $run,
+            $kind::Paced($one) => $run,
+        }
+    };
+}
+
+impl Device for AnyDevice {
+    type Queue = AnyQueue;
+
+    fn info(&self) -> &Info {
+        each!(AnyDevice, self, device => device.info())
+    }
+
+    fn open_queue(&self, ring: &mut Ring) -> io::Result<AnyQueue> {
+        Ok(match self {
+            AnyDevice::Null(device) => AnyQueue::Null(device.open_queue(ring)?),
+            AnyDevice::Ram(device) => AnyQueue::Ram(device.open_queue(ring)?),
+            AnyDevice::Paced(device) => AnyQueue::Paced(device.open_queue(ring)?),
+        })
+    }
+
+    fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
+        each!(AnyDevice, self, device => device.extents(file, offset, length, most))
+    }
+}
+
+impl Queue for AnyQueue {
+    #[inline]
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
+        // SAFETY: passed on as the caller gave it.
+        each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command) })
+    }
+
+    #[inline]
+    fn ring(&mut self, now_ns: u64, ring: &mut Ring) {
+        each!(AnyQueue, self, queue => queue.ring(now_ns, ring))
+    }
+
+    #[inline]
+    fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
+        each!(AnyQueue, self, queue => queue.event(now_ns, ring, event))
+    }
+
+    #[inline]
+    fn reap(&mut self, now_ns: u64, done: &mut Vec<Completion>) {
+        each!(AnyQueue, self, queue => queue.reap(now_ns, done))
+    }
+
+    #[inline]
+    fn deadline_ns(&self) -> Option<u64> {
+        each!(AnyQueue, self, queue => queue.deadline_ns())
+    }
+}

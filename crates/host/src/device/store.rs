@@ -1,0 +1,314 @@
+//! Sparse memory shared by all shards: what the RAM and the paced device keep their data in.
+//!
+//! **Model.** One private anonymous mapping. A page becomes memory when it is first written; reading a page never
+//! written maps the kernel's zero page and costs no memory (on a memfd it would: a read fault there allocates). A
+//! page given back with `MADV_DONTNEED` reads as zeroes again. A bitmap remembers which pages have been written.
+//!
+//! **Races.** Shards copy without a lock. Requests that overlap in time and range leave a mix of their bytes, as on a
+//! disk; bytes next to a request are never touched by it, whatever its alignment. The language calls such overlap of
+//! plain copies a data race, so the copies are not plain: `rep movsb` on x86-64, which the compiler does not look into
+//! and which acts as bytewise relaxed atomics, and just those, byte by byte and slower, elsewhere. No reference into
+//! the mapping is ever made.
+//!
+//! The bit of a page is set *after* its bytes were copied and cleared *before* it is given back: whatever bytes
+//! survive a race of the two were copied after the clearing, and so their bit survives as well. A page that holds
+//! data is thus never called a hole once its write has completed; the reverse (a set bit over zeroes) is harmless.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fairq_core::Op;
+
+use crate::device::{Command, Extent};
+
+/// The granularity of holes.
+const PAGE: u64 = 4096;
+const BITS: u64 = usize::BITS as u64;
+/// The most that one look for extents covers: reading the bitmap of this much takes some 100 us.
+const EXTENTS_AT_ONCE: u64 = 64 << 30;
+
+/// Sparse shared memory of a fixed size.
+pub(crate) struct Store {
+    base: NonNull<u8>,
+    mapped: usize,
+    size: u64,
+    /// One bit for each page that may hold data.
+    present: Box<[AtomicUsize]>,
+}
+
+// SAFETY: the mapping lives as long as the store, and concurrent access to its bytes is what the header argues.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Maps a store of `size` bytes that reads as zeroes.
+    pub(crate) fn map(size: u64) -> io::Result<Store> {
+        let too_big = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let mapped = size.max(1).checked_next_multiple_of(PAGE).ok_or_else(too_big)?;
+        let mapped = isize::try_from(mapped).map_err(|_| too_big())? as usize;
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).expect("a mapping is never at address 0");
+        // Allocated as zeroed memory, so that the bitmap of a huge store costs nothing until it is used.
+        let words = vec![0usize; (mapped as u64 / PAGE).div_ceil(BITS) as usize].into_boxed_slice();
+        // SAFETY: an AtomicUsize has the size, alignment and bit validity of a usize, and the box is given away whole.
+        let present = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicUsize]) };
+        Ok(Store { base, mapped, size, present })
+    }
+
+    /// Carries out a command and answers its errno.
+    ///
+    /// # Safety
+    /// The command's memory must be valid for its length and used by nobody else during the call.
+    pub(crate) unsafe fn execute(&self, command: &Command) -> i32 {
+        let (offset, length) = (command.offset, u64::from(command.length));
+        if command.op == Op::Flush {
+            return 0;
+        }
+        if offset.checked_add(length).is_none_or(|end| end > self.size) {
+            return libc::EINVAL;
+        }
+        let memory = command.memory;
+        debug_assert!(!matches!(command.op, Op::Read | Op::Write) || memory.length >= command.length);
+        // SAFETY: the range was just found to be inside the mapping, since size <= mapped.
+        let at = unsafe { self.base.as_ptr().add(offset as usize) };
+        match command.op {
+            // SAFETY: the caller vouches for its memory, the range check for the mapping; the two are distinct mappings.
+            Op::Read => unsafe { copy(at, memory.address, command.length as usize) },
+            Op::Write => {
+                // SAFETY: as for reads.
+                unsafe { copy(memory.address, at, command.length as usize) };
+                self.mark(offset, length);
+            }
+            Op::Discard => self.zero(offset, length, false),
+            Op::WriteZeroes => self.zero(offset, length, command.no_hole),
+            Op::Flush => {}
+        }
+        0
+    }
+
+    /// Makes a range inside the store read as zeroes; `keep` leaves it allocated in the eyes of [`Store::extents`].
+    fn zero(&self, offset: u64, length: u64, keep: bool) {
+        let end = offset + length;
+        let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
+        if first >= last {
+            self.fill(offset, length);
+            return;
+        }
+        self.fill(offset, first - offset);
+        self.fill(last, end - last);
+        self.clear(first / PAGE, last / PAGE);
+        // SAFETY: whole pages inside the mapping; that their bytes become zero is the purpose.
+        let given_back = unsafe {
+            let address = self.base.as_ptr().add(first as usize);
+            rustix::mm::madvise(address.cast(), (last - first) as usize, rustix::mm::Advice::LinuxDontNeed)
+        };
+        if given_back.is_err() {
+            self.fill(first, last - first);
+        }
+        if keep {
+            self.mark(first, last - first);
+        }
+    }
+
+    /// Overwrites bytes inside the store with zeroes. Pages never written are left alone: they are zero.
+    fn fill(&self, offset: u64, length: u64) {
+        let mut at = offset;
+        while at < offset + length {
+            let until = (at / PAGE * PAGE + PAGE).min(offset + length);
+            if self.word(at / PAGE).0.load(Ordering::Acquire) & self.word(at / PAGE).1 != 0 {
+                // SAFETY: callers stay inside the store.
+                unsafe { clear(self.base.as_ptr().add(at as usize), (until - at) as usize) };
+            }
+            at = until;
+        }
+    }
+
+    /// Notes that the pages of a range may hold data.
+    fn mark(&self, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
+        for page in offset / PAGE..=(offset + length - 1) / PAGE {
+            let (word, bit) = self.word(page);
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                word.fetch_or(bit, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Notes that the pages `first..last` hold nothing.
+    fn clear(&self, first: u64, last: u64) {
+        let mut page = first;
+        while page < last {
+            let until = (page / BITS * BITS + BITS).min(last);
+            let mask = usize::MAX >> (BITS - (until - page)) << (page % BITS);
+            if self.word(page).0.load(Ordering::Relaxed) & mask != 0 {
+                self.word(page).0.fetch_and(!mask, Ordering::AcqRel);
+            }
+            page = until;
+        }
+    }
+
+    fn word(&self, page: u64) -> (&AtomicUsize, usize) {
+        (&self.present[(page / BITS) as usize], 1 << (page % BITS))
+    }
+
+    /// Holes and data of a range inside the store; see [`crate::device::Device::extents`].
+    pub(crate) fn extents(&self, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
+        let end = offset.checked_add(length).filter(|&end| end <= self.size);
+        let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let end = end.min(offset.saturating_add(EXTENTS_AT_ONCE));
+        let mut extents = Vec::new();
+        let mut at = offset;
+        while at < end && extents.len() < most.max(1) {
+            let (is_present, page) = self.run(at / PAGE, end.div_ceil(PAGE));
+            let until = (page * PAGE).min(end);
+            extents.push(Extent { length: until - at, is_hole: !is_present });
+            at = until;
+        }
+        Ok(extents)
+    }
+
+    /// Whether a page may hold data, and the first page at or before `end` for which that is different.
+    fn run(&self, page: u64, end: u64) -> (bool, u64) {
+        let first = self.word(page);
+        let is_present = first.0.load(Ordering::Acquire) & first.1 != 0;
+        let mut at = page;
+        while at < end {
+            let shift = at % BITS;
+            let word = self.word(at).0.load(Ordering::Acquire) >> shift;
+            let same = if is_present { word.trailing_ones() } else { word.trailing_zeros() };
+            let same = u64::from(same).min(BITS - shift);
+            at += same;
+            if same < BITS - shift {
+                break;
+            }
+        }
+        // A page cleared between the two looks still counts as it was first seen.
+        (is_present, at.clamp(page + 1, end.max(page + 1)))
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this store's own, and nobody has a way into it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// Copies bytes that others may copy to or from at the same time.
+///
+/// # Safety
+/// Both ranges must be valid for `length` bytes and not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: reads and writes just the two ranges; the direction flag is clear by the calling convention.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") length => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Zeroes bytes that others may copy to or from at the same time.
+///
+/// # Safety
+/// The range must be valid for `length` bytes.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clear(to: *mut u8, length: usize) {
+    // SAFETY: writes just the range; the direction flag is clear by the calling convention.
+    unsafe {
+        std::arch::asm!(
+            "rep stosb",
+            inout("rcx") length => _, inout("rdi") to => _, in("al") 0u8,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use portable::{clear, copy};
+
+/// The same for other processors.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod portable {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// See the x86-64 version.
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+        for index in 0..length {
+            // SAFETY: the caller vouches for both ranges; all access to shared bytes is atomic.
+            unsafe {
+                let byte = AtomicU8::from_ptr(from.cast_mut().add(index)).load(Ordering::Relaxed);
+                AtomicU8::from_ptr(to.add(index)).store(byte, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// See the x86-64 version.
+    pub(super) unsafe fn clear(to: *mut u8, length: usize) {
+        for index in 0..length {
+            // SAFETY: the caller vouches for the range; all access to shared bytes is atomic.
+            unsafe { AtomicU8::from_ptr(to.add(index)) }.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(store: &Store, offset: u64, length: u64) -> Vec<(u64, bool)> {
+        store.extents(offset, length, 100).unwrap().iter().map(|extent| (extent.length, extent.is_hole)).collect()
+    }
+
+    #[test]
+    fn extents_follow_writes_and_zeroes() {
+        let store = Store::map(300 * PAGE + 10).unwrap();
+        assert_eq!(extents(&store, 0, store.size), [(300 * PAGE + 10, true)]);
+        store.mark(PAGE + 5, 1);
+        store.mark(60 * PAGE, 200 * PAGE);
+        let all = [(PAGE, true), (PAGE, false), (58 * PAGE, true), (200 * PAGE, false), (40 * PAGE + 10, true)];
+        assert_eq!(extents(&store, 0, store.size), all);
+        assert_eq!(extents(&store, PAGE + 7, PAGE), [(PAGE - 7, false), (7, true)]);
+        assert_eq!(store.extents(0, store.size, 2).unwrap().len(), 2);
+        store.zero(64 * PAGE + 1, 127 * PAGE - 1, false);
+        assert_eq!(extents(&store, 60 * PAGE, 200 * PAGE), [(5 * PAGE, false), (126 * PAGE, true), (69 * PAGE, false)]);
+        store.zero(0, PAGE * 2, true);
+        assert_eq!(extents(&store, 0, PAGE * 3), [(2 * PAGE, false), (PAGE, true)]);
+        assert!(store.extents(1, store.size, 1).is_err());
+    }
+
+    #[test]
+    fn a_huge_store_costs_nothing_until_it_is_used() {
+        let store = Store::map(1 << 42).unwrap();
+        assert_eq!(extents(&store, 0, 1 << 30), [(1 << 30, true)]);
+        store.mark((1 << 42) - 1, 1);
+        assert_eq!(extents(&store, (1 << 42) - 3 * PAGE, 3 * PAGE), [(2 * PAGE, true), (PAGE, false)]);
+        assert!(Store::map(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn the_portable_copies_copy() {
+        let from: Vec<u8> = (0..=255).collect();
+        let mut to = vec![7; 258];
+        // SAFETY: both vectors are long enough.
+        unsafe { portable::copy(from.as_ptr(), to.as_mut_ptr().add(1), 256) };
+        assert_eq!((to[0], &to[1..257], to[257]), (7, &from[..], 7));
+        // SAFETY: as above.
+        unsafe { portable::clear(to.as_mut_ptr().add(1), 256) };
+        assert_eq!((to[0], to[1..257].iter().max(), to[257]), (7, Some(&0), 7));
+    }
+}
