@@ -7,6 +7,7 @@
 //! | policy | what | source |
 //! |---|---|---|
 //! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
+//! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
@@ -20,6 +21,7 @@ extern crate std;
 
 pub mod cost;
 pub mod flow;
+pub mod mqfq;
 pub mod none;
 pub mod platform;
 pub mod port;

@@ -15,6 +15,11 @@ pub trait Platform: Send + Sync + 'static {
     type Mutex<T: Send + 'static>: Lock<T>;
     /// Tells the environment that the caller is in a loop waiting for another thread.
     fn relax();
+    /// Stands where a thread has written one word and is about to read another, and its peer does the reverse, so that
+    /// at least one must see the other's write. Sequentially consistent accesses give that by themselves and
+    /// nothing happens here; the model checker takes them for acquire and release, and needs a fence.
+    #[inline]
+    fn fence() {}
 }
 
 /// The operations that policies use on a shared 64-bit word; semantics as in
@@ -128,6 +133,9 @@ mod under_loom {
         type Mutex<T: Send + 'static> = loom::sync::Mutex<T>;
         fn relax() {
             loom::thread::yield_now();
+        }
+        fn fence() {
+            loom::sync::atomic::fence(Ordering::SeqCst);
         }
     }
 

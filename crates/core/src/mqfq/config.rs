@@ -1,0 +1,141 @@
+//! What MQFQ can be told when it is built.
+
+use super::topology::Topology;
+use crate::cost::CostModel;
+use crate::port::PortSet;
+
+/// How virtual time is computed from the ports' lead requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum VirtualTimeKind {
+    /// A tree of minima over ports, cores and sockets (Section 3.1).
+    #[default]
+    Mindicator,
+    /// One array of all ports' minima, scanned at each update: what the paper compares with (Section 4.3.1).
+    ArrayScan,
+}
+
+/// How free slots are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SlotKind {
+    /// A tree of counters that keeps slots near the ports that use them (Section 3.2).
+    #[default]
+    TokenTree,
+    /// One shared counter (Section 4.3.3).
+    AtomicCounter,
+    /// Bits spread over cache lines, as Linux's sbitmap (Section 4.3.3).
+    ScalableBitmap,
+}
+
+/// How a throttled port learns that virtual time has caught up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UnthrottleKind {
+    /// The port that moves virtual time on wakes it (Section 3.3).
+    #[default]
+    Wheel,
+    /// It looks again every so often (Section 4.3.2).
+    Polling {
+        /// The time between two looks, in nanoseconds; the paper tries 1,000 and 5,000.
+        period_ns: u64,
+    },
+}
+
+/// The knobs of MQFQ.
+#[derive(Clone, Debug)]
+pub struct MqfqConfig {
+    /// Where each port runs.
+    pub ports: Topology,
+    /// The most flows there can be.
+    pub flows: usize,
+    /// The bound of tags per port.
+    pub tags: usize,
+    /// D, the most requests outstanding on the device. Default 64, the internal parallelism that the paper
+    /// measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
+    pub slots: u32,
+    /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in units of virtual time:
+    /// bytes at weight 100. Default 45 KiB, the paper's for its SSD: the smallest that caused no
+    /// significant contention. 0 gives SFQ(D)'s order at the price of its contention.
+    pub threshold_bytes: u64,
+    /// What a request costs its flow. Default: its length.
+    pub cost: CostModel,
+    /// How virtual time is computed. Default: [`VirtualTimeKind::Mindicator`].
+    pub virtual_time: VirtualTimeKind,
+    /// How free slots are kept. Default: [`SlotKind::TokenTree`].
+    pub slot_kind: SlotKind,
+    /// How throttled ports are woken. Default: [`UnthrottleKind::Wheel`].
+    pub unthrottle: UnthrottleKind,
+    /// Whether one lock is held throughout each verb (the paper's MQFQ-serial, Section 4.2). Default: no.
+    pub serial: bool,
+}
+
+impl MqfqConfig {
+    /// The least and most slots.
+    pub const SLOTS: core::ops::RangeInclusive<u32> = 1..=65_536;
+    /// The largest threshold: 2^40 units, far beyond any use, and far inside the window in which tags compare.
+    pub const MAX_THRESHOLD: u64 = 1 << 40;
+    /// The largest bound of tags per port: 2^24.
+    pub const MAX_TAGS: usize = 1 << 24;
+    /// The most flows: 2^24.
+    pub const MAX_FLOWS: usize = 1 << 24;
+
+    /// The default knobs for so many flows, and tags per port, over `ports`.
+    pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
+        MqfqConfig {
+            ports,
+            flows,
+            tags,
+            slots: 64,
+            threshold_bytes: 45 * 1024,
+            cost: CostModel::default(),
+            virtual_time: VirtualTimeKind::default(),
+            slot_kind: SlotKind::default(),
+            unthrottle: UnthrottleKind::default(),
+            serial: false,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let ports = self.ports.ports();
+        if ports == 0 || ports > PortSet::MAX_PORTS {
+            return Err(ConfigError::Ports(ports));
+        }
+        if self.flows == 0 || self.flows > Self::MAX_FLOWS {
+            return Err(ConfigError::Flows(self.flows));
+        }
+        if self.tags == 0 || self.tags > Self::MAX_TAGS {
+            return Err(ConfigError::Tags(self.tags));
+        }
+        if !Self::SLOTS.contains(&self.slots) {
+            return Err(ConfigError::Slots(self.slots));
+        }
+        if self.threshold_bytes > Self::MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(self.threshold_bytes));
+        }
+        match self.unthrottle {
+            UnthrottleKind::Polling { period_ns: 0 } => Err(ConfigError::Period),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No ports, or too many.
+    #[error("{0} ports, but there must be 1 to {max}", max = PortSet::MAX_PORTS)]
+    Ports(usize),
+    /// No flows, or too many.
+    #[error("{0} flows, but there must be 1 to {max}", max = MqfqConfig::MAX_FLOWS)]
+    Flows(usize),
+    /// No tags, or too many.
+    #[error("{0} tags per port, but there must be 1 to {max}", max = MqfqConfig::MAX_TAGS)]
+    Tags(usize),
+    /// No slots, or too many.
+    #[error("{0} slots, but there must be {min} to {max}", min = MqfqConfig::SLOTS.start(), max = MqfqConfig::SLOTS.end())]
+    Slots(u32),
+    /// The threshold is too large.
+    #[error("a threshold of {0} bytes, but it must be at most {max}", max = MqfqConfig::MAX_THRESHOLD)]
+    Threshold(u64),
+    /// Polling without a pause would spin.
+    #[error("the polling period must not be 0")]
+    Period,
+}

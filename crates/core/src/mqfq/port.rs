@@ -1,0 +1,341 @@
+//! One port of MQFQ: the three verbs.
+
+use alloc::sync::Arc;
+
+use super::Shared;
+use super::queue::Queue;
+use super::wheel::Place;
+use crate::flow::{FlowId, PortFlows, Weight};
+use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
+use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::vtime::VTime;
+
+/// One shard's port of MQFQ.
+pub struct MqfqPort<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
+    local: Local,
+}
+
+/// What belongs to one port alone.
+struct Local {
+    port: PortId,
+    account: PortFlows,
+    queue: Queue,
+    /// The start tag in the port's leaf: not after its lead, and never before virtual time.
+    published: Option<VTime>,
+    /// Virtual time when last read; it is at least that.
+    time: VTime,
+    /// Where the port sleeps, if it does.
+    place: Option<Place>,
+    /// Whether the port has marked itself as ready; somebody may have claimed it since.
+    enlisted: bool,
+    /// Where the port last found a slot.
+    hint: u32,
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+}
+
+impl<P: Platform> MqfqPort<P> {
+    pub(super) fn new(port: PortId, flows: usize, tags: usize, shared: Arc<Shared<P>>) -> Self {
+        let local = Local {
+            port,
+            account: PortFlows::new(port, &shared.flows),
+            queue: Queue::new(flows, tags),
+            published: None,
+            time: VTime::ZERO,
+            place: None,
+            enlisted: false,
+            hint: u32::from(port.0),
+            throttles: 0,
+            blocks: 0,
+            wakes: 0,
+        };
+        MqfqPort { shared, local }
+    }
+}
+
+impl<P: Platform> Port for MqfqPort<P> {
+    #[inline]
+    fn submit(&mut self, _now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        let MqfqPort { shared, local } = self;
+        match &shared.serial {
+            None => local.submit(shared, request, wake),
+            Some(lock) => lock.with(|()| local.submit(shared, request, wake)),
+        }
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let MqfqPort { shared, local } = self;
+        match &shared.serial {
+            None => local.next(shared, now_ns, wake),
+            Some(lock) => lock.with(|()| local.next(shared, now_ns, wake)),
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
+        let MqfqPort { shared, local } = self;
+        match &shared.serial {
+            None => local.complete(shared, tag, wake),
+            Some(lock) => lock.with(|()| local.complete(shared, tag, wake)),
+        }
+    }
+}
+
+impl Local {
+    #[inline]
+    fn submit<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        if !self.queue.is_free(request.tag) {
+            return Err(SubmitError::BadTag);
+        }
+        let weight = self.account.admit(&shared.flows, request.flow)?;
+        let cost = shared.cost.cost(request.op, request.length);
+        let start = self.tag(shared, request.flow, weight, cost, wake).ok_or(SubmitError::NoSuchFlow)?;
+        self.queue.stage(request.tag, request.flow, start);
+        Ok(Submitted::Staged)
+    }
+
+    /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The end tag moves on by the
+    /// request's cost, and virtual time cannot pass the start tag from now on.
+    #[inline]
+    fn tag<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        flow: FlowId,
+        weight: Weight,
+        cost: u64,
+        wake: &mut PortSet,
+    ) -> Option<VTime> {
+        let end = shared.ends.get(flow.slot())?;
+        let units = self.queue.normalizer(flow)?.units(cost, weight);
+        let step = VTime::from_units(units).to_word();
+        // End tags never decrease, so what is read first may be stale but not too late.
+        let known = VTime::from_word(end.load(Ordering::Relaxed));
+        if let Some(published) = self.published
+            && !known.is_before(published)
+        {
+            // Virtual time is not after what this port has published, so the end tag is not before it, now or
+            // later: the start tag is the end tag, and virtual time cannot pass what is published.
+            return Some(VTime::from_word(end.fetch_add(step, Ordering::Relaxed)));
+        }
+        self.tag_lagging(shared, end, known, step, wake)
+    }
+
+    /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual time back.
+    #[cold]
+    fn tag_lagging<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        end: &P::U64,
+        known: VTime,
+        step: u64,
+        wake: &mut PortSet,
+    ) -> Option<VTime> {
+        self.time = shared.time.now();
+        let start = known.max(self.time);
+        if self.published.is_some_and(|published| !start.is_before(published)) {
+            return Some(advance(end, known, self.time, step));
+        }
+        // The request would be this port's lead. Hold virtual time back before reading the time that it is tagged with.
+        self.time = shared.time.pin(self.port, self.time);
+        let start = advance(end, known, self.time, step);
+        let lead = self.published.map_or(start, |published| published.min(start));
+        self.published = Some(lead);
+        self.raise(shared, wake);
+        Some(start)
+    }
+
+    #[inline]
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Next {
+        self.account.poll(&shared.flows);
+        loop {
+            let Some(lead) = self.queue.lead() else {
+                self.rest(shared, wake);
+                self.publish(shared, None, wake);
+                return Next::Idle;
+            };
+            let threshold = shared.wheel.threshold();
+            if threshold.holds_back(lead, self.time) {
+                // The port's own leaf may be what holds virtual time back.
+                self.publish(shared, Some(lead), wake);
+                self.time = shared.time.now();
+                if threshold.holds_back(lead, self.time) {
+                    match self.throttle(shared, lead, now_ns, wake) {
+                        Some(answer) => return answer,
+                        None => continue,
+                    }
+                }
+            }
+            self.leave_wheel(shared);
+            let Some(slot) = self.acquire(shared) else {
+                self.publish(shared, Some(lead), wake);
+                return Next::Blocked;
+            };
+            let Some(tag) = self.queue.issue(slot) else { continue };
+            if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
+                && lead.since(published) > threshold.lag()
+            {
+                self.publish(shared, Some(lead), wake);
+            }
+            return Next::Issue { tag, class: Class::Medium };
+        }
+    }
+
+    #[inline]
+    fn complete<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, wake: &mut PortSet) {
+        let Some((flow, slot)) = self.queue.finish(tag) else { return };
+        self.account.finish(&shared.flows, flow);
+        let can_use = match self.queue.lead() {
+            None => false,
+            Some(lead) => {
+                let threshold = shared.wheel.threshold();
+                if threshold.holds_back(lead, self.time) {
+                    self.time = shared.time.now();
+                }
+                !threshold.holds_back(lead, self.time)
+            }
+        };
+        self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
+    }
+
+    /// Takes a slot, or marks the port as ready.
+    #[inline]
+    fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
+        let mut slot = shared.slots.acquire(self.port, &mut self.hint);
+        if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
+            shared.slots.enlist(self.port);
+            self.enlisted = true;
+            // Whoever frees a slot and does not see the mark has freed it before this.
+            slot = shared.slots.acquire(self.port, &mut self.hint);
+            if slot.is_none() {
+                self.blocks += 1;
+                self.count(shared);
+            }
+        }
+        if slot.is_some() {
+            self.delist(shared);
+        }
+        slot
+    }
+
+    /// Stops because `lead` is too far ahead. `None`: not any more.
+    fn throttle<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: VTime,
+        now_ns: u64,
+        wake: &mut PortSet,
+    ) -> Option<Next> {
+        if let Some(place) = self.place
+            && shared.wheel.sleeps(self.port, lead, place)
+        {
+            self.rest_awake(shared, wake);
+            return Some(Next::Blocked);
+        }
+        self.rest(shared, wake);
+        let answer = match shared.polling {
+            Some(period_ns) => Next::WaitUntil(now_ns.saturating_add(period_ns)),
+            None => {
+                let threshold = shared.wheel.threshold();
+                if !threshold.holds_back(lead, self.time) {
+                    return None;
+                }
+                self.place = Some(shared.wheel.enter(self.port, lead, threshold, self.time, &shared.time)?);
+                Next::Blocked
+            }
+        };
+        self.throttles += 1;
+        self.count(shared);
+        Some(answer)
+    }
+
+    /// The port has nothing that may go: takes it out of the wheel and gives up its slots.
+    #[inline]
+    fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        self.leave_wheel(shared);
+        self.rest_awake(shared, wake);
+    }
+
+    /// Gives up the port's slots.
+    #[inline]
+    fn rest_awake<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        self.delist(shared);
+        self.wake(shared, shared.slots.stop(self.port), wake);
+    }
+
+    #[inline]
+    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) {
+        if let Some(place) = self.place.take() {
+            shared.wheel.leave(self.port, place);
+        }
+    }
+
+    #[inline]
+    fn delist<P: Platform>(&mut self, shared: &Shared<P>) {
+        if self.enlisted {
+            self.enlisted = false;
+            shared.slots.delist(self.port);
+        }
+    }
+
+    /// Makes the port's leaf say `lead`, which is not before what it says.
+    #[inline]
+    fn publish<P: Platform>(&mut self, shared: &Shared<P>, lead: Option<VTime>, wake: &mut PortSet) {
+        if self.published != lead {
+            self.published = lead;
+            self.raise(shared, wake);
+        }
+    }
+
+    /// Writes the leaf; if that moves virtual time on, turns the wheel.
+    #[inline]
+    fn raise<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        if let Some(now) = shared.time.raise(self.port, self.published) {
+            self.time = now;
+            if shared.polling.is_none() {
+                self.wake(shared, shared.wheel.turn(now), wake);
+            }
+        }
+    }
+
+    /// Adds the ports to those the caller is to wake.
+    #[inline]
+    fn wake<P: Platform>(&mut self, shared: &Shared<P>, ports: PortSet, wake: &mut PortSet) {
+        if !ports.is_empty() {
+            wake.extend(ports);
+            self.wakes += ports.len() as u64;
+            self.count(shared);
+        }
+    }
+
+    /// Shows the port's counters.
+    #[cold]
+    fn count<P: Platform>(&self, shared: &Shared<P>) {
+        if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
+            // Written by this port alone and only read for statistics.
+            counters.throttles.store(self.throttles, Ordering::Relaxed);
+            counters.blocks.store(self.blocks, Ordering::Relaxed);
+            counters.wakes.store(self.wakes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Sets a flow's end tag to `step` after the later of it and `time`; gives the start tag, which is that later one.
+fn advance<A: AtomicWord>(end: &A, known: VTime, time: VTime, step: u64) -> VTime {
+    let mut old = known.to_word();
+    loop {
+        let start = VTime::from_word(old).max(time);
+        let new = start.to_word().wrapping_add(step);
+        match end.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return start,
+            Err(now) => old = now,
+        }
+    }
+}

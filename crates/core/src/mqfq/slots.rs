@@ -1,0 +1,324 @@
+//! The slots of the device, and the ports that wait for one (Sections 3.2 and 3.3).
+//!
+//! **Problem.** At most D requests may be outstanding. One shared counter is written twice per request by every
+//! core; and whoever frees a slot must find someone to use it, or the device idles.
+//! **Model.** Free slots are tokens in a tree with a counter per port, core, socket and machine. A port takes
+//! from its own leaf, else from the lowest ancestor that has any. Whoever completes a request keeps the token if its
+//! own port can use it; else it gives it to the nearest *ready* port (one that has a request that may go, and
+//! found no token) through the lowest node above both, and wakes it. A port that stops for another reason (nothing
+//! waits, or throttled) gives up what lies on its path ([`Slots::stop`]).
+//! A leaf is touched by its port alone and needs no atomic read-modify-write: a port that keeps going
+//! costs no cache traffic at all.
+//!
+//! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one claimer succeeds and
+//! it alone wakes the port, so two completions wake two ports.
+//!
+//! **Invariants.**
+//! 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only move.
+//! 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is running, i.e. it
+//!    will call `next` (it was woken, or its owner is in the midst of its verbs). `next` ends either
+//!    with taking a token, or finding none on the whole path, or in `stop`, which leaves a token in such a node only
+//!    after it has claimed a ready port below that node, whose wake-up is then to come.
+//! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its path again; whoever
+//!    puts a token into the root *then* reads the ready set. In the total order of these accesses, one sees the
+//!    other. Tokens in nodes below the root need no such look: by 2 a running port answers for them, and when
+//!    it stops they are used, handed to a claimed port, or reach the root. A port that was claimed for a token in the
+//!    root may find that it has nothing to send any more; so whoever stops looks into the root and passes the word on.
+//!
+//! So if every port has been run after its last wake-up, a token in the root and a ready port exclude each other, and
+//! all other nodes are empty unless all ports that could move are at rest with nothing on their path: the device
+//! is idle only if no request may go.
+//!
+//! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable bitmap, where a slot is a
+//! bit, the bits are spread over cache lines, and a port begins its search where it last found one.
+//! There a token belongs to nobody, so a port that stops also looks whether any are free while others are ready.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use super::config::SlotKind;
+use super::topology::Tree;
+use crate::platform::{AtomicWord, Ordering, Platform};
+use crate::port::{PortId, PortSet};
+
+/// Slots and ready ports.
+pub(super) struct Slots<P: Platform> {
+    tree: Tree,
+    ready: CachePadded<P::U64>,
+    kind: Kind<P>,
+}
+
+enum Kind<P: Platform> {
+    Tree(Box<[CachePadded<P::U64>]>),
+    Counter(CachePadded<P::U64>),
+    Bitmap(Bitmap<P>),
+}
+
+impl<P: Platform> Slots<P> {
+    /// `slots` free slots; no port is ready.
+    pub(super) fn new(kind: SlotKind, tree: Tree, slots: u32) -> Self {
+        let kind = match kind {
+            SlotKind::TokenTree => {
+                let at = |node| if node == Tree::ROOT { u64::from(slots) } else { 0 };
+                Kind::Tree((0..tree.nodes()).map(|node| CachePadded::new(P::U64::new(at(node)))).collect())
+            }
+            SlotKind::AtomicCounter => Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots)))),
+            SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
+        };
+        Slots { tree, ready: CachePadded::new(P::U64::new(0)), kind }
+    }
+
+    /// Takes a slot. `hint` is where the port last found one.
+    #[inline]
+    pub(super) fn acquire(&self, port: PortId, hint: &mut u32) -> Option<u32> {
+        match &self.kind {
+            Kind::Tree(words) => self.acquire_token(words, port).then_some(0),
+            Kind::Counter(word) => take_one(&**word).then_some(0),
+            Kind::Bitmap(bitmap) => bitmap.acquire(hint),
+        }
+    }
+
+    #[inline]
+    fn acquire_token(&self, words: &[CachePadded<P::U64>], port: PortId) -> bool {
+        let mut node = self.tree.leaf(port);
+        if let Some(leaf) = words.get(node) {
+            let tokens = leaf.load(Ordering::Relaxed);
+            if tokens != 0 {
+                leaf.store(tokens.wrapping_sub(1), Ordering::Relaxed);
+                return true;
+            }
+        }
+        while node != Tree::ROOT {
+            node = self.tree.parent(node);
+            if words.get(node).is_some_and(|word| take_one(&**word)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Marks the port as ready. The caller looks for a slot again afterwards.
+    pub(super) fn enlist(&self, port: PortId) {
+        self.ready.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        P::fence();
+    }
+
+    /// Whether the port is marked as ready and nobody has claimed it.
+    #[inline]
+    pub(super) fn is_enlisted(&self, port: PortId) -> bool {
+        self.ready.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0
+    }
+
+    /// Takes the port's mark away. A claimer may have been faster: then a wake-up is on its way.
+    pub(super) fn delist(&self, port: PortId) {
+        self.ready.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
+    }
+
+    /// Gives back the slot of a completed request of `port`, which is about to call `next`: it keeps the slot if it
+    /// `can_use` it or nobody else can. Gives the ports to wake.
+    #[inline]
+    pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
+        match &self.kind {
+            Kind::Tree(words) => {
+                let claimed = if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+                let Some((target, node)) = claimed else {
+                    if let Some(leaf) = words.get(self.tree.leaf(port)) {
+                        leaf.store(leaf.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                    }
+                    return PortSet::EMPTY;
+                };
+                if let Some(word) = words.get(node) {
+                    word.fetch_add(1, Ordering::SeqCst);
+                }
+                PortSet::only(target)
+            }
+            Kind::Counter(word) => {
+                word.fetch_add(1, Ordering::SeqCst);
+                self.wake_unless(can_use, port)
+            }
+            Kind::Bitmap(bitmap) => {
+                bitmap.release(slot);
+                self.wake_unless(can_use, port)
+            }
+        }
+    }
+
+    /// The port stops with nothing that may go: what lies on its path goes to ready ports, or to the root. Gives the
+    /// ports to wake.
+    #[inline]
+    pub(super) fn stop(&self, port: PortId) -> PortSet {
+        match &self.kind {
+            Kind::Tree(words) => self.percolate(words, port),
+            Kind::Counter(_) | Kind::Bitmap(_) => {
+                if self.ready.load(Ordering::SeqCst) == 0 {
+                    return PortSet::EMPTY;
+                }
+                self.claim_up_to(self.free(), port, self.tree.members(Tree::ROOT))
+            }
+        }
+    }
+
+    #[inline]
+    fn percolate(&self, words: &[CachePadded<P::U64>], port: PortId) -> PortSet {
+        let mut node = self.tree.leaf(port);
+        let mut carried = 0;
+        if let Some(leaf) = words.get(node) {
+            carried = leaf.load(Ordering::Relaxed);
+            if carried != 0 {
+                leaf.store(0, Ordering::Relaxed);
+            }
+        }
+        loop {
+            node = self.tree.parent(node);
+            let Some(word) = words.get(node) else { return PortSet::EMPTY };
+            if node == Tree::ROOT {
+                let free = match carried {
+                    0 => word.load(Ordering::SeqCst),
+                    _ => word.fetch_add(carried, Ordering::SeqCst).wrapping_add(carried),
+                };
+                if free == 0 {
+                    return PortSet::EMPTY;
+                }
+                // Invariant 3: the tokens are in the root before the ready set is read.
+                P::fence();
+                return self.claim_up_to(free, port, self.tree.members(Tree::ROOT));
+            }
+            if word.load(Ordering::SeqCst) != 0 {
+                carried = word.swap(0, Ordering::SeqCst).wrapping_add(carried);
+            }
+            if carried != 0 {
+                let claimed = self.claim_up_to(carried, port, self.tree.members(node));
+                if !claimed.is_empty() {
+                    word.fetch_add(carried, Ordering::SeqCst);
+                    return claimed;
+                }
+            }
+        }
+    }
+
+    /// Slots not in use. Exact when nothing moves.
+    pub(super) fn free(&self) -> u64 {
+        match &self.kind {
+            Kind::Tree(words) => words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst))),
+            Kind::Counter(word) => word.load(Ordering::SeqCst),
+            Kind::Bitmap(bitmap) => bitmap.free(),
+        }
+    }
+
+    /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port cannot use it.
+    #[inline]
+    fn wake_unless(&self, can_use: bool, port: PortId) -> PortSet {
+        P::fence();
+        let claimed = if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+        claimed.map_or(PortSet::EMPTY, |(target, _)| PortSet::only(target))
+    }
+
+    /// Claims the nearest ready port of `among`; gives it and the lowest node above both.
+    #[inline]
+    fn claim(&self, port: PortId, among: u64) -> Option<(PortId, usize)> {
+        let mut ready = self.ready.load(Ordering::SeqCst);
+        while let Some((target, node)) = self.tree.nearest(port, ready & among) {
+            let bit = PortSet::only(target).bits();
+            ready = self.ready.fetch_and(!bit, Ordering::SeqCst);
+            if ready & bit != 0 {
+                return Some((target, node));
+            }
+        }
+        None
+    }
+
+    fn claim_up_to(&self, count: u64, port: PortId, among: u64) -> PortSet {
+        let mut claimed = PortSet::EMPTY;
+        while (claimed.len() as u64) < count {
+            let Some((target, _)) = self.claim(port, among) else { break };
+            claimed.insert(target);
+        }
+        claimed
+    }
+}
+
+/// Takes one off a counter that is not zero.
+#[inline]
+fn take_one<A: AtomicWord>(word: &A) -> bool {
+    let mut tokens = word.load(Ordering::SeqCst);
+    while tokens != 0 {
+        match word.compare_exchange(tokens, tokens.wrapping_sub(1), Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return true,
+            Err(now) => tokens = now,
+        }
+    }
+    false
+}
+
+/// A set bit is a slot in use.
+struct Bitmap<P: Platform> {
+    words: Box<[CachePadded<P::U64>]>,
+    slots: u32,
+    /// How many bits of each word are slots; the last word may have fewer.
+    per_word: u32,
+}
+
+impl<P: Platform> Bitmap<P> {
+    /// The bits go over at least as many words as there are ports, as far as there are bits, so that ports which begin in
+    /// words of their own need not meet.
+    fn new(slots: u32, ports: usize) -> Self {
+        let per_word = (slots / ports as u32).clamp(1, 64);
+        let words = slots.div_ceil(per_word);
+        Bitmap { words: (0..words).map(|_| CachePadded::new(P::U64::new(0))).collect(), slots, per_word }
+    }
+
+    /// The bits of a word that are slots.
+    #[inline]
+    fn mask(&self, word: u32) -> u64 {
+        let bits = self.slots.saturating_sub(word.wrapping_mul(self.per_word)).min(self.per_word);
+        if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
+    }
+
+    #[inline]
+    fn acquire(&self, hint: &mut u32) -> Option<u32> {
+        let count = self.words.len() as u32;
+        let mut index = *hint;
+        for _ in 0..count {
+            if index >= count {
+                index = 0;
+            }
+            if let Some(bit) = self.take_in(index) {
+                *hint = index;
+                return Some(index << 6 | bit);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
+    }
+
+    #[inline]
+    fn take_in(&self, index: u32) -> Option<u32> {
+        let word = self.words.get(index as usize)?;
+        let mask = self.mask(index);
+        let mut used = word.load(Ordering::SeqCst);
+        loop {
+            let bit = (!used & mask).trailing_zeros();
+            if bit == 64 {
+                return None;
+            }
+            let taken = 1u64.wrapping_shl(bit);
+            used = word.fetch_or(taken, Ordering::SeqCst);
+            if used & taken == 0 {
+                return Some(bit);
+            }
+        }
+    }
+
+    #[inline]
+    fn release(&self, slot: u32) {
+        if let Some(word) = self.words.get((slot >> 6) as usize) {
+            word.fetch_and(!1u64.wrapping_shl(slot & 63), Ordering::SeqCst);
+        }
+    }
+
+    fn free(&self) -> u64 {
+        let used: u32 = self.words.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
+        u64::from(self.slots).saturating_sub(u64::from(used))
+    }
+}

@@ -1,0 +1,226 @@
+//! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how far.
+//!
+//! **Problem.** A port whose lead request is more than T ahead of virtual time must stop, and must go on as soon as
+//! virtual time has caught up; polling costs a pass over each port per period.
+//! **Model.** A ring of [`BUCKETS`] buckets. Each stands for an interval of `b` units of virtual time and holds a set of
+//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - T enters the bucket that begins at or next
+//! after `w`, but none farther than the ring is long: whoever is woken looks again. Whoever moves virtual time into
+//! another interval empties the buckets that have begun and wakes the ports.
+//!
+//! **The width** `b` is the largest power of two that is at most T/8, and 1 if T is below 8. A power of
+//! two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap evenly. An eighth keeps small what
+//! rounding takes from T, while the ring reaches 4 T to 8 T ahead.
+//!
+//! **The port with the least lead never sleeps.** For that the width must be at most max(T, 1): a lead `s` waits for the
+//! bucket that begins before s - T + b, thus not after s. When s is the least lead, virtual time is at least s: that bucket
+//! has begun. So someone can always go on, and with it virtual time.
+//!
+//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and T) again; a turner moves virtual time
+//! and *then* reads the buckets. All are sequentially consistent, so one of the two sees the other: either the port finds
+//! that its bucket has begun, and takes itself out, or the turner finds the bit. Several turners agree through
+//! `turned`, the virtual time up to which somebody has undertaken to empty buckets: the one who moves it on empties those
+//! in between. A turner that finds `turned` beyond its own time leaves the work to the other, who moved virtual time
+//! (or saw it moved) after it, and therefore sees all that it would have seen.
+//!
+//! **Changing T** ([`Wheel::set_threshold`]) writes T and then wakes everybody; a port that entered by the old T finds the
+//! change when it looks again, or is found in its bucket.
+//!
+//! **Worked example.** T = 45 KiB = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose lead is 150,000
+//! waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual time moves to
+//! 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port is woken; its lead is 43,000 ahead.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use super::virtual_time::VirtualTime;
+use crate::platform::{AtomicWord, Ordering, Platform};
+use crate::port::{PortId, PortSet};
+use crate::vtime::{STAMP_BITS, VTime};
+
+/// How many buckets there are. 64 intervals of an eighth of T reach farther than ports commonly get ahead.
+pub(super) const BUCKETS: u64 = 64;
+
+/// The part of T that is a bucket's width, as a power of two: an eighth.
+const WIDTH_SHIFT: u32 = 3;
+
+/// The threshold and what follows from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Threshold {
+    /// T in the upper bits, the width's logarithm in the lower 8.
+    word: u64,
+}
+
+impl Threshold {
+    pub(super) fn new(units: u64) -> Self {
+        let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
+        Threshold { word: units << 8 | u64::from(shift) }
+    }
+
+    /// T in units.
+    #[inline]
+    pub(super) fn units(self) -> u64 {
+        self.word >> 8
+    }
+
+    #[inline]
+    fn shift(self) -> u32 {
+        // Below 64 anyhow; said again for the compiler.
+        (self.word & 63) as u32
+    }
+
+    /// The width of a bucket, or 0 if it is a single unit: how far a running port may let virtual time lag.
+    #[inline]
+    pub(super) fn lag(self) -> i64 {
+        if self.shift() == 0 { 0 } else { 1 << self.shift() }
+    }
+
+    /// Whether a request with start tag `lead` must wait at virtual time `now`.
+    #[inline]
+    pub(super) fn holds_back(self, lead: VTime, now: VTime) -> bool {
+        lead.since(now) > self.units() as i64
+    }
+
+    /// The number of the bucket that `time` is in.
+    #[inline]
+    fn bucket(self, time: VTime) -> u64 {
+        time.units() >> self.shift()
+    }
+
+    /// How many buckets `later` is after `earlier`; bucket numbers wrap with virtual time.
+    #[inline]
+    fn distance(self, later: u64, earlier: u64) -> u64 {
+        later.wrapping_sub(earlier) & self.last_bucket()
+    }
+
+    #[inline]
+    fn last_bucket(self) -> u64 {
+        u64::MAX >> STAMP_BITS >> self.shift()
+    }
+
+    /// Whether the bucket has begun by virtual time `now`.
+    fn has_begun(self, bucket: u64, now: VTime) -> bool {
+        self.distance(self.bucket(now), bucket) <= self.last_bucket() / 2
+    }
+
+    /// The bucket to wait in for `lead`, which is held back at `now`.
+    fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
+        let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
+        let current = self.bucket(now);
+        current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
+    }
+}
+
+/// The wheel.
+pub(super) struct Wheel<P: Platform> {
+    threshold: CachePadded<P::U64>,
+    /// Virtual time up to which buckets have been emptied, or are being emptied.
+    turned: CachePadded<P::U64>,
+    buckets: Box<[P::U64]>,
+}
+
+/// A port's place in the wheel; private to the port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    lead: VTime,
+    bucket: u64,
+}
+
+impl<P: Platform> Wheel<P> {
+    /// An empty wheel at virtual time 0.
+    pub(super) fn new(threshold: u64) -> Self {
+        Wheel {
+            threshold: CachePadded::new(P::U64::new(Threshold::new(threshold).word)),
+            turned: CachePadded::new(P::U64::new(0)),
+            buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
+        }
+    }
+
+    /// T and what follows from it.
+    #[inline]
+    pub(super) fn threshold(&self) -> Threshold {
+        Threshold { word: self.threshold.load(Ordering::SeqCst) }
+    }
+
+    /// Changes T and takes all ports out, to be woken.
+    pub(super) fn set_threshold(&self, units: u64) -> PortSet {
+        self.threshold.store(Threshold::new(units).word, Ordering::SeqCst);
+        P::fence();
+        PortSet::from_bits(self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)))
+    }
+
+    /// Puts the port to sleep on `lead`, which `threshold` holds back at `now`. `None`: things have changed
+    /// meanwhile, look again.
+    pub(super) fn enter(
+        &self,
+        port: PortId,
+        lead: VTime,
+        threshold: Threshold,
+        now: VTime,
+        time: &VirtualTime<P>,
+    ) -> Option<Place> {
+        let place = Place { lead, bucket: threshold.bucket_for(lead, now) };
+        self.bucket(place.bucket)?.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        P::fence();
+        let now = time.now();
+        let begun = threshold.has_begun(place.bucket, now);
+        if self.threshold() == threshold && threshold.holds_back(lead, now) && !begun {
+            return Some(place);
+        }
+        self.leave(port, place);
+        None
+    }
+
+    /// Whether the port still sleeps in `place` for that lead: nobody has woken it.
+    #[inline]
+    pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
+        let here = |bucket: &P::U64| bucket.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0;
+        place.lead == lead && self.bucket(place.bucket).is_some_and(here)
+    }
+
+    /// Takes the port out, if nobody did.
+    pub(super) fn leave(&self, port: PortId, place: Place) {
+        if let Some(bucket) = self.bucket(place.bucket) {
+            bucket.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
+        }
+    }
+
+    /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called by whoever
+    /// has moved virtual time there.
+    #[inline]
+    pub(super) fn turn(&self, now: VTime) -> PortSet {
+        // Before this the caller moved virtual time, after it come the reads of T and of the buckets.
+        P::fence();
+        let threshold = self.threshold();
+        let mut old = self.turned.load(Ordering::SeqCst);
+        loop {
+            let turned = VTime::from_word(old);
+            let passed = threshold.distance(threshold.bucket(now), threshold.bucket(turned));
+            if !turned.is_before(now) || passed == 0 {
+                return PortSet::EMPTY;
+            }
+            match self.turned.compare_exchange(old, now.to_word(), Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return self.empty(threshold.bucket(turned), passed),
+                Err(newer) => old = newer,
+            }
+        }
+    }
+
+    /// Empties the `count` buckets after `last`.
+    fn empty(&self, last: u64, count: u64) -> PortSet {
+        let mut ports = PortSet::EMPTY;
+        for step in 1..=count.min(BUCKETS) {
+            let Some(bucket) = self.bucket(last.wrapping_add(step)) else { continue };
+            // Most are empty, and reading is cheaper than swapping.
+            if bucket.load(Ordering::SeqCst) != 0 {
+                ports.extend(PortSet::from_bits(bucket.swap(0, Ordering::SeqCst)));
+            }
+        }
+        ports
+    }
+
+    #[inline]
+    fn bucket(&self, number: u64) -> Option<&P::U64> {
+        self.buckets.get((number % BUCKETS) as usize)
+    }
+}
