@@ -3,9 +3,11 @@
 //! All `unsafe` code of the project is in this crate, each block with its argument.
 
 pub mod device;
+pub mod load;
 pub mod memory;
 pub mod nbd;
 pub mod path;
 pub mod ring;
 pub mod shard;
+pub mod shards;
 pub mod stats;

@@ -147,7 +147,6 @@ pub struct Shard<P: Port, D: Device, F: Front> {
 }
 
 /// What all shards of one run share.
-#[derive(Clone)]
 pub struct Common<D> {
     /// The device.
     pub device: Arc<D>,
@@ -161,6 +160,12 @@ pub struct Common<D> {
     pub tenants: usize,
     /// Registered buffers a front end may use.
     pub fixed_buffers: u32,
+}
+
+impl<D> Clone for Common<D> {
+    fn clone(&self) -> Self {
+        Common { device: self.device.clone(), wakers: self.wakers.clone(), ..*self }
+    }
 }
 
 impl<P: Port, D: Device, F: Front> Shard<P, D, F> {

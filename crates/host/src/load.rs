@@ -1,0 +1,303 @@
+//! Load from inside the process: closed-loop jobs that drive the data path without a protocol, as fio does a device.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use fairq_core::{FlowId, Op, Policy, Port};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::device::Device;
+use crate::memory::{Buffer, Region};
+use crate::path::{DataPath, Finished, Order};
+use crate::ring::{Event, Ring};
+use crate::shard::{Common, Front};
+use crate::shards::Shards;
+use crate::stats::TenantStats;
+
+/// What a job does, in the manner of fio.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The tenant's index.
+    pub tenant: u16,
+    /// The tenant's flow.
+    pub flow: FlowId,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file its range begins, in bytes.
+    pub base: u64,
+    /// Size of its range, in bytes; at least one block.
+    pub size: u64,
+    /// Bytes of each request.
+    pub block: u32,
+    /// Requests it keeps in flight.
+    pub depth: u16,
+    /// Percentage of requests that are reads.
+    pub read_percent: u8,
+    /// Offsets at random, rather than one block after the other.
+    pub random: bool,
+    /// The most bytes a second it asks for.
+    pub rate: Option<u64>,
+    /// Pause between a completion and the request that follows it, in nanoseconds.
+    pub think_ns: u64,
+    /// Seed of its random numbers.
+    pub seed: u64,
+}
+
+/// The jobs of one shard.
+pub struct LoadFront {
+    jobs: Vec<Running>,
+    stopping: bool,
+}
+
+struct Running {
+    job: Job,
+    region: Region,
+    /// One for each request in flight.
+    buffers: Vec<Buffer>,
+    /// Buffers not in use, and when each may be used again.
+    idle: std::collections::VecDeque<(u16, u64)>,
+    rng: SmallRng,
+    /// The next block of a sequential job.
+    next_block: u64,
+    /// With a rate: when the next request may go.
+    next_ns: u64,
+}
+
+impl LoadFront {
+    /// A front end that runs these jobs until it is stopped.
+    pub fn new(jobs: Vec<Job>) -> io::Result<LoadFront> {
+        let jobs = jobs.into_iter().map(Running::new).collect::<io::Result<_>>()?;
+        Ok(LoadFront { jobs, stopping: false })
+    }
+}
+
+impl Running {
+    fn new(job: Job) -> io::Result<Running> {
+        let depth = usize::from(job.depth);
+        let mut region = Region::map(depth * (job.block as usize).next_multiple_of(crate::memory::PAGE))?;
+        let mut rng = SmallRng::seed_from_u64(job.seed);
+        let buffers = (0..depth)
+            .map(|_| {
+                let mut buffer = region.allocate(job.block).ok_or(io::ErrorKind::OutOfMemory)?;
+                // Incompressible, and no two alike.
+                rng.fill(buffer.bytes_mut());
+                Ok(buffer)
+            })
+            .collect::<io::Result<_>>()?;
+        let idle = (0..job.depth).map(|index| (index, 0)).collect();
+        Ok(Running { job, region, buffers, idle, rng, next_block: 0, next_ns: 0 })
+    }
+
+    /// The next request, if one may go now.
+    fn next(&mut self, now_ns: u64, cookie: u64) -> Option<Order> {
+        let &(buffer, ready_ns) = self.idle.front()?;
+        if ready_ns > now_ns || self.next_ns > now_ns {
+            return None;
+        }
+        self.idle.pop_front();
+        let job = &self.job;
+        if let Some(rate) = job.rate {
+            // A job that could not keep up does not burst afterwards by more than one request.
+            let interval_ns = u64::from(job.block) * 1_000_000_000 / rate.max(1);
+            self.next_ns = (self.next_ns + interval_ns).max(now_ns);
+        }
+        let blocks = (job.size / u64::from(job.block)).max(1);
+        let block = if job.random {
+            self.rng.random_range(0..blocks)
+        } else {
+            let block = self.next_block;
+            self.next_block = (block + 1) % blocks;
+            block
+        };
+        let read = self.rng.random_range(0..100) < job.read_percent;
+        Some(Order {
+            tenant: job.tenant,
+            flow: job.flow,
+            op: if read { Op::Read } else { Op::Write },
+            file: job.file,
+            offset: job.base + block * u64::from(job.block),
+            length: job.block,
+            fua: false,
+            no_hole: false,
+            fast_only: false,
+            memory: self.buffers[usize::from(buffer)].memory(),
+            cookie: cookie | u64::from(buffer),
+        })
+    }
+}
+
+impl Front for LoadFront {
+    type Message = ();
+
+    fn message<P: Port, D: Device>(&mut self, _: u64, _: &mut Ring, _: &mut DataPath<P, D>, (): ()) {}
+
+    fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
+
+    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+        if self.stopping {
+            return;
+        }
+        for (index, running) in self.jobs.iter_mut().enumerate() {
+            while path.has_room() {
+                let Some(order) = running.next(now_ns, (index as u64) << 16) else { break };
+                // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
+                // touches it, and the region lives as long as the front end, which outlives its orders.
+                unsafe { path.submit(now_ns, ring, &order) }.expect("flows of a load run are not removed");
+            }
+        }
+    }
+
+    fn finished(&mut self, now_ns: u64, finished: Finished) {
+        let running = &mut self.jobs[(finished.cookie >> 16) as usize];
+        running.idle.push_back((finished.cookie as u16, now_ns + running.job.think_ns));
+    }
+
+    fn flush(&mut self, _now_ns: u64, _ring: &mut Ring) -> bool {
+        false
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        if self.stopping {
+            return None;
+        }
+        let next = |running: &Running| running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns));
+        self.jobs.iter().filter_map(next).min()
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.jobs.iter().all(|running| running.idle.len() == running.buffers.len())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.idle.len() == self.buffers.len() {
+            self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
+        }
+    }
+}
+
+/// How long to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Not counted, at the start.
+    pub warmup: Duration,
+    /// Counted.
+    pub measured: Duration,
+}
+
+/// What came out of a load run.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// What each tenant got while it was measured.
+    pub tenants: Vec<TenantStats>,
+    /// How long that was.
+    pub elapsed: Duration,
+    /// CPU time of the whole process meanwhile.
+    pub cpu: Duration,
+}
+
+/// Runs jobs, `jobs[n]` on shard n, through a policy on a device; `watch` is called about every 100 ms with the part
+/// that is done, and ends the run early by returning false.
+pub fn run<L: Policy, D: Device>(
+    policy: &L,
+    ports: Vec<L::Port>,
+    common: &Common<D>,
+    cpus: &[usize],
+    jobs: Vec<Vec<Job>>,
+    times: Times,
+    mut watch: impl FnMut(f64) -> bool,
+) -> io::Result<Measured>
+where
+    L::Port: 'static,
+{
+    let mut jobs = jobs;
+    jobs.resize_with(ports.len(), Vec::new);
+    let mut jobs = jobs.into_iter();
+    let shards = Shards::start(ports, common, cpus, |_| LoadFront::new(jobs.next().unwrap_or_default()))?;
+    let total = times.warmup + times.measured;
+    let started = Instant::now();
+    let mut next_tick_ns = 0;
+    let mut pause = |until: Duration| {
+        while started.elapsed() < until {
+            let now_ns = common.clock.now_ns();
+            if now_ns >= next_tick_ns {
+                let mut wake = fairq_core::PortSet::EMPTY;
+                next_tick_ns = policy.tick(now_ns, &mut wake).unwrap_or(u64::MAX);
+                shards.wake(wake);
+            }
+            if !watch(started.elapsed().as_secs_f64() / total.as_secs_f64()) {
+                return;
+            }
+            let left = until.saturating_sub(started.elapsed());
+            std::thread::sleep(left.min(Duration::from_millis(100)));
+        }
+    };
+    pause(times.warmup);
+    let (before, cpu_before, start) = (shards.stats(), process_cpu(), Instant::now());
+    pause(total);
+    let (after, cpu_after, elapsed) = (shards.stats(), process_cpu(), start.elapsed());
+    shards.stop();
+    let tenants = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
+    Ok(Measured { tenants, elapsed, cpu: cpu_after - cpu_before })
+}
+
+/// CPU time this process has used, in user and kernel mode.
+fn process_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::device::null::NullDevice;
+    use crate::shard::{Clock, Wakers};
+    use fairq_core::Weight;
+    use fairq_core::none::NonePolicy;
+
+    #[test]
+    fn a_load_run_counts_what_it_did() {
+        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256);
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let common = Common {
+            device: Arc::new(NullDevice::new(1 << 30)),
+            wakers: Arc::new(Wakers::new(2).unwrap()),
+            clock: Clock::default(),
+            tags: 256,
+            tenants: 1,
+            fixed_buffers: 0,
+        };
+        let job = Job {
+            tenant: 0,
+            flow,
+            file: 0,
+            base: 0,
+            size: 1 << 20,
+            block: 4096,
+            depth: 16,
+            read_percent: 100,
+            random: true,
+            rate: None,
+            think_ns: 0,
+            seed: 1,
+        };
+        let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job.clone() };
+        let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300) };
+        let run = run(&policy, ports, &common, &[], vec![vec![job], vec![limited]], times, |_| true).unwrap();
+        let got = &run.tenants[0];
+        assert!(got.reads > 10_000, "{got:?}");
+        assert!(got.read_bytes == got.reads * 4096);
+        // 10,000 writes a second for the time measured.
+        let expected = 10_000.0 * run.elapsed.as_secs_f64();
+        assert!((got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0, "{} against {expected}", got.writes);
+        assert_eq!(got.latency_ns.len(), got.operations());
+    }
+}

@@ -1,0 +1,139 @@
+//! The shards of one run: starts a pinned thread for each, talks to them, and ends them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use fairq_core::{Port, PortId, PortSet};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::device::Device;
+use crate::shard::{Common, Front, Message, Shard, Wakers};
+use crate::stats::TenantStats;
+
+/// The running shards.
+pub struct Shards<M> {
+    inboxes: Vec<Sender<Message<M>>>,
+    wakers: Arc<Wakers>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<M: Send + 'static> Shards<M> {
+    /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if there is none),
+    /// with the front end that `front` makes for it. All are open when this returns.
+    pub fn start<P, D, F>(
+        ports: Vec<P>,
+        common: &Common<D>,
+        cpus: &[usize],
+        mut front: impl FnMut(usize) -> io::Result<F>,
+    ) -> io::Result<Self>
+    where
+        P: Port + 'static,
+        D: Device,
+        F: Front<Message = M> + Send,
+    {
+        let mut shards = Shards { inboxes: Vec::new(), wakers: common.wakers.clone(), threads: Vec::new() };
+        let (opened, openings) = channel();
+        let count = ports.len();
+        for (index, port) in ports.into_iter().enumerate() {
+            let (sender, inbox) = channel();
+            let front = front(index)?;
+            let (common, opened, cpu) = (common.clone(), opened.clone(), cpus.get(index).copied());
+            let body = move || run(index, port, &common, front, inbox, cpu, &opened);
+            let thread = std::thread::Builder::new().name(format!("shard-{index}")).spawn(body)?;
+            shards.inboxes.push(sender);
+            shards.threads.push(thread);
+        }
+        drop(opened);
+        let results: Vec<io::Result<()>> = openings.iter().take(count).collect();
+        match results.into_iter().find_map(Result::err) {
+            None => Ok(shards),
+            Some(error) => {
+                shards.stop();
+                Err(error)
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Tells a shard something. A shard that has ended does not hear it.
+    pub fn send(&self, shard: usize, message: Message<M>) {
+        let _ = self.inboxes[shard].send(message);
+        self.wakers.wake(shard);
+    }
+
+    /// Makes the shards of `ports` run their loops once more.
+    pub fn wake(&self, ports: PortSet) {
+        self.wakers.wake_all(ports);
+    }
+
+    /// What each tenant got, over all shards.
+    pub fn stats(&self) -> Vec<TenantStats> {
+        let (reply, replies) = channel();
+        for shard in 0..self.count() {
+            self.send(shard, Message::Stats(reply.clone()));
+        }
+        drop(reply);
+        let mut total: Vec<TenantStats> = Vec::new();
+        for stats in replies {
+            total.resize_with(stats.len(), TenantStats::default);
+            total.iter_mut().zip(&stats).for_each(|(total, stats)| total.add(stats));
+        }
+        total
+    }
+
+    /// Makes every shard finish what is in flight and end, and waits for it.
+    pub fn stop(self) {
+        for shard in 0..self.count() {
+            self.send(shard, Message::Stop);
+        }
+        for thread in self.threads {
+            thread.join().expect("a shard that panics ends the process");
+        }
+    }
+}
+
+/// The body of a shard's thread.
+fn run<P: Port, D: Device, F: Front>(
+    index: usize,
+    port: P,
+    common: &Common<D>,
+    front: F,
+    inbox: Receiver<Message<F::Message>>,
+    cpu: Option<usize>,
+    opened: &Sender<io::Result<()>>,
+) {
+    // A shard that panics leaves its clients and the slots it holds behind. Ending the process is the honest answer:
+    // nothing acknowledged as durable is lost, clients see it at once and a supervisor starts it again.
+    let _abort = AbortOnPanic;
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
+        }
+    }
+    match Shard::open(PortId(index as u8), port, common, front, inbox) {
+        Ok(shard) => {
+            let _ = opened.send(Ok(()));
+            shard.run();
+        }
+        Err(error) => drop(opened.send(Err(error))),
+    }
+}
+
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("a shard panicked: ending the process");
+            std::process::abort();
+        }
+    }
+}
