@@ -87,6 +87,11 @@ impl<M: Send + 'static> Shards<M> {
         total
     }
 
+    /// Whether all have ended.
+    pub fn are_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
     /// Makes every shard finish what is in flight and end, and waits for it.
     pub fn stop(self) {
         for shard in 0..self.count() {

@@ -91,6 +91,11 @@ pub trait Device: Send + Sync + 'static {
     /// Opens the queue of the calling shard, on whose `ring` it may put operations as [`crate::ring::Asker::Device`].
     fn open_queue(&self, ring: &mut Ring) -> io::Result<Self::Queue>;
 
+    /// Puts everything written on stable storage; called once, at the end, when all queues are closed.
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether it is faster with buffers that are registered with the ring.
     fn has_fixed_buffers(&self) -> bool {
         false

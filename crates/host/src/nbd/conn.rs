@@ -577,8 +577,8 @@ impl Conn {
         }
     }
 
-    /// Gives the connection up.
-    fn hang_up(&mut self) {
+    /// Gives the connection up: what it has asked for is finished but not answered.
+    pub fn hang_up(&mut self) {
         if self.state != State::Dead {
             self.state = State::Dead;
             // Ends a receive or send that the ring still has.

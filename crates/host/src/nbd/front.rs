@@ -33,6 +33,8 @@ pub struct Connect {
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
+    /// Give up the connections that are left, whatever they wait for.
+    HangUp,
 }
 
 /// The connections of one shard.
@@ -106,6 +108,13 @@ impl Front for NbdFront {
     ) {
         match message {
             Message::Connect(_) if self.stopping => drop(self.count.fetch_sub(1, Ordering::Relaxed)),
+            Message::HangUp => {
+                for index in 0..self.conns.len() {
+                    if let Some(conn) = self.touch(index) {
+                        conn.hang_up();
+                    }
+                }
+            }
             Message::Connect(connect) => self.connect(ring, path.device(), *connect),
         }
     }
