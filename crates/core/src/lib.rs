@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
+//! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
@@ -25,6 +26,8 @@ pub mod mqfq;
 pub mod none;
 pub mod platform;
 pub mod port;
+pub mod serial;
+pub mod sfqd;
 pub mod vtime;
 
 pub use cost::CostModel;

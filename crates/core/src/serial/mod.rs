@@ -1,0 +1,399 @@
+//! Schedulers behind one lock.
+//!
+//! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one queue that every
+//! core goes through. They know flows and requests, but neither ports nor slots nor locks; and a filter that limits
+//! some flows' dispatches has to fit around any of them without their knowing.
+//!
+//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the eligible flows,
+//! completed, and changes of flows. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the device
+//! and speaks the [port contract](crate::port):
+//!
+//! - `submit` inserts; the request is staged.
+//! - `next` selects while a slot is free. A request must be issued by the port that it was submitted to: when the
+//!   policy picks one of another port, its slot is taken, it goes to that port's **outbox**, and that port is woken.
+//!   A port issues what is in its outbox before anything else, in order. Whoever calls `next` thus selects
+//!   for all, and a completion (after which the caller owes a `next`) finds the next request wherever it is.
+//! - `complete` gives the slot back.
+//!
+//! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears of a flow before
+//! any port can submit for it, and never hears of a removal after the slot's next life has begun.
+//!
+//! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over all ports
+//! ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in [`fifo::Links`].
+
+pub mod fifo;
+pub mod heap;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+use crate::cost::CostModel;
+use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
+use crate::platform::{Lock, Native, Platform};
+use crate::port::{
+    Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag,
+};
+
+use fifo::{Fifo, Links};
+
+/// A live request of any port: an index below [`SerialConfig::jobs`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Job(pub u32);
+
+/// A request as a [`SerialPolicy`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Its number, free again after `completed`.
+    pub job: Job,
+    /// Its flow's slot.
+    pub flow: usize,
+    /// The flow's weight when it was submitted.
+    pub weight: Weight,
+    /// What it does.
+    pub op: Op,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+    /// What it costs its flow, in bytes of service.
+    pub cost: u64,
+}
+
+/// What a [`SerialPolicy`] wants served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Selection {
+    /// This request, now. It is no longer staged.
+    Serve(Job),
+    /// Requests are staged, but the policy keeps the device for one that it expects, until this time
+    /// (nanoseconds) at the latest.
+    WaitUntil(u64),
+    /// No eligible flow has a request staged.
+    Nothing,
+}
+
+/// A scheduler that one thread at a time calls. It neither allocates nor panics once it is built.
+pub trait SerialPolicy: Send + 'static {
+    /// A flow begins in this slot; nothing is known of it.
+    fn add_flow(&mut self, flow: usize, weight: Weight);
+
+    /// The flow's weight for arrivals from now on, which also carry it.
+    fn set_weight(&mut self, flow: usize, weight: Weight);
+
+    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals that
+    /// were admitted just before.
+    fn remove_flow(&mut self, flow: usize);
+
+    /// Takes a request.
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival);
+
+    /// Takes out the request to serve next, among those whose flow is eligible. The caller has a slot for it.
+    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection;
+
+    /// A selected request has been served.
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome);
+
+    /// Does periodic work and returns the time of the next, if there is any.
+    fn tick(&mut self, now_ns: u64) -> Option<u64>;
+
+    /// Virtual time in units, if the policy has one.
+    fn virtual_time(&self) -> Option<u64>;
+}
+
+/// The bounds of a serial policy, fixed when it is built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SerialConfig {
+    /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
+    pub ports: usize,
+    /// The most flows at a time; default 256.
+    pub flows: usize,
+    /// Live requests per port, rounded up to a power of two; default 1024.
+    pub tags: usize,
+    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as the
+    /// parallelism of an NVMe SSD.
+    pub slots: u32,
+    /// What requests cost; by default, bytes.
+    pub cost: CostModel,
+}
+
+impl Default for SerialConfig {
+    fn default() -> Self {
+        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, cost: CostModel::default() }
+    }
+}
+
+impl SerialConfig {
+    /// The bound of [`Job`] numbers.
+    pub fn jobs(&self) -> usize {
+        self.ports.saturating_mul(1usize.checked_shl(self.tag_bits()).unwrap_or(usize::MAX))
+    }
+
+    fn tag_bits(&self) -> u32 {
+        self.tags.checked_next_power_of_two().map_or(usize::BITS, usize::trailing_zeros)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
+            return Err(ConfigError::Ports);
+        }
+        if self.flows == 0 || self.flows > u32::MAX as usize / 2 {
+            return Err(ConfigError::Flows);
+        }
+        if self.tags == 0 || self.jobs() > u32::MAX as usize / 2 {
+            return Err(ConfigError::Tags);
+        }
+        if self.slots == 0 {
+            return Err(ConfigError::Slots);
+        }
+        Ok(())
+    }
+}
+
+/// Why a policy cannot be built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The number of ports is not in 1..=64.
+    #[error("the number of ports must be 1 to 64")]
+    Ports,
+    /// There is room for no flow, or for more than 2^31.
+    #[error("the number of flows must be at least 1 and below 2^31")]
+    Flows,
+    /// There is room for no request, or for more than 2^31 over all ports.
+    #[error("the number of tags must be at least 1, and below 2^31 over all ports")]
+    Tags,
+    /// No request could ever be issued.
+    #[error("there must be at least one slot")]
+    Slots,
+}
+
+/// The control side of a serial policy.
+pub struct Serial<S: SerialPolicy, P: Platform = Native> {
+    shared: Arc<Shared<S, P>>,
+}
+
+/// One shard's port of a serial policy.
+pub struct SerialPort<S: SerialPolicy, P: Platform = Native> {
+    shared: Arc<Shared<S, P>>,
+    account: PortFlows,
+    id: PortId,
+    live: Box<[Live]>,
+    /// Requests of this port that it has not issued yet, in the policy or in its outbox.
+    staged: u32,
+}
+
+/// What a port knows of one of its tags.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Live {
+    Free,
+    /// Of this flow slot, not issued.
+    Staged(u32),
+    /// Of this flow slot, on the device.
+    Issued(u32),
+}
+
+struct Shared<S: SerialPolicy, P: Platform> {
+    flows: FlowTable<P>,
+    cost: CostModel,
+    tag_bits: u32,
+    core: CachePadded<P::Mutex<Core<S>>>,
+}
+
+/// What the lock protects.
+struct Core<S> {
+    policy: S,
+    slots: u32,
+    free: u32,
+    tag_bits: u32,
+    links: Links,
+    outboxes: Box<[Fifo]>,
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+}
+
+/// What a port may do, from the lock's side.
+enum Turn {
+    Issue(Tag),
+    WaitUntil(u64),
+    Full,
+    Nothing,
+}
+
+impl<S: SerialPolicy, P: Platform> Serial<S, P> {
+    /// Puts `policy`, made for the same bounds, behind a lock; gives the control side and the ports.
+    pub fn with_policy(policy: S, config: &SerialConfig) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
+        config.check()?;
+        let core = Core {
+            policy,
+            slots: config.slots,
+            free: config.slots,
+            tag_bits: config.tag_bits(),
+            links: Links::new(config.jobs()),
+            outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
+            throttles: 0,
+            blocks: 0,
+            wakes: 0,
+        };
+        let shared = Arc::new(Shared {
+            flows: FlowTable::new(config.flows, config.ports),
+            cost: config.cost,
+            tag_bits: config.tag_bits(),
+            core: CachePadded::new(P::Mutex::new(core)),
+        });
+        let port = |index: usize| SerialPort {
+            shared: shared.clone(),
+            account: PortFlows::new(PortId(index as u8), &shared.flows),
+            id: PortId(index as u8),
+            live: (0..config.tags).map(|_| Live::Free).collect(),
+            staged: 0,
+        };
+        let ports = (0..config.ports).map(port).collect();
+        Ok((Serial { shared }, ports))
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
+    type Port = SerialPort<S, P>;
+
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        let shared = &*self.shared;
+        shared.core.with(|core| shared.flows.add(weight, |slot| core.policy.add_flow(slot, weight)))
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        let shared = &*self.shared;
+        shared.core.with(|core| {
+            shared.flows.set_weight(flow, weight)?;
+            core.policy.set_weight(flow.slot(), weight);
+            Ok(())
+        })
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        let shared = &*self.shared;
+        shared.core.with(|core| {
+            let ports = shared.flows.close(flow)?;
+            core.policy.remove_flow(flow.slot());
+            Ok(ports)
+        })
+    }
+
+    fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
+        self.shared.core.with(|core| core.policy.tick(now_ns))
+    }
+
+    fn stats(&self) -> Stats {
+        self.shared.core.with(|core| Stats {
+            virtual_time: core.policy.virtual_time(),
+            slots: Some(u64::from(core.slots)),
+            free_slots: Some(u64::from(core.free)),
+            throttles: core.throttles,
+            blocks: core.blocks,
+            wakes: core.wakes,
+        })
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
+    #[inline]
+    fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        let free = |live: &&mut Live| **live == Live::Free;
+        let live = self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        let shared = &*self.shared;
+        let weight = self.account.admit(&shared.flows, request.flow)?;
+        let arrival = Arrival {
+            job: shared.job(self.id, request.tag),
+            flow: request.flow.slot(),
+            weight,
+            op: request.op,
+            offset: request.offset,
+            length: request.length,
+            cost: shared.cost.cost(request.op, request.length),
+        };
+        shared.core.with(|core| core.policy.insert(now_ns, &arrival));
+        *live = Live::Staged(request.flow.slot() as u32);
+        self.staged += 1;
+        Ok(Submitted::Staged)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let shared = &*self.shared;
+        self.account.poll(&shared.flows);
+        let staged = self.staged;
+        match shared.core.with(|core| core.turn(now_ns, self.id, staged, wake)) {
+            Turn::Issue(tag) => {
+                if let Some(live) = self.live.get_mut(tag.0 as usize)
+                    && let Live::Staged(slot) = *live
+                {
+                    *live = Live::Issued(slot);
+                }
+                self.staged = staged.saturating_sub(1);
+                Next::Issue { tag, class: Class::Medium }
+            }
+            Turn::WaitUntil(time_ns) => Next::WaitUntil(time_ns),
+            Turn::Full | Turn::Nothing if staged > 0 => Next::Blocked,
+            Turn::Full | Turn::Nothing => Next::Idle,
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) {
+        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+        let Live::Issued(slot) = *live else { return };
+        *live = Live::Free;
+        let shared = &*self.shared;
+        let job = shared.job(self.id, tag);
+        shared.core.with(|core| {
+            core.policy.completed(now_ns, job, outcome);
+            core.free = core.slots.min(core.free + 1);
+        });
+        // Last, because it may give the flow's slot to its next life.
+        self.account.finish(&shared.flows, slot as usize);
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Shared<S, P> {
+    #[inline]
+    fn job(&self, port: PortId, tag: Tag) -> Job {
+        Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
+    }
+}
+
+impl<S: SerialPolicy> Core<S> {
+    /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so there are
+    /// at most `slots` + 1 of them.
+    #[inline]
+    fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
+        let mine = |job: u32, bits: u32| Tag(job & 1u32.wrapping_shl(bits).wrapping_sub(1));
+        if let Some(job) = self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox)) {
+            return Turn::Issue(mine(job, self.tag_bits));
+        }
+        while self.free > 0 {
+            let job = match self.policy.select(now_ns, |_| true) {
+                Selection::Serve(Job(job)) => job,
+                Selection::WaitUntil(time_ns) => {
+                    self.throttles = self.throttles.wrapping_add(1);
+                    return Turn::WaitUntil(time_ns);
+                }
+                Selection::Nothing => return Turn::Nothing,
+            };
+            let owner = job.wrapping_shr(self.tag_bits);
+            self.free -= 1;
+            if owner == u32::from(port.0) {
+                return Turn::Issue(mine(job, self.tag_bits));
+            }
+            if let Some(outbox) = self.outboxes.get_mut(owner as usize) {
+                self.links.push(outbox, job);
+                wake.insert(PortId(owner as u8));
+                self.wakes = self.wakes.wrapping_add(1);
+            }
+        }
+        if staged > 0 {
+            self.blocks = self.blocks.wrapping_add(1);
+        }
+        Turn::Full
+    }
+}

@@ -1,0 +1,385 @@
+//! Policies that are broken on purpose: each law must catch some of them. [`Serial`] is a naive fair queue on the serial
+//! contract with one fault; [`Wrapped`] is a good policy behind a shim that misbehaves; [`PerPort`] is
+//! fair on every port alone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fairq_core::serial::{Arrival, Job, Selection, SerialConfig, SerialPolicy, SerialPort};
+use fairq_core::sfqd::{Sfqd, SfqdPort};
+use fairq_core::{
+    Class, FlowError, FlowId, Next, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted,
+    Tag, Weight,
+};
+
+use crate::world::{Shape, Subject};
+
+/// The law must have found the policy broken, and in the way that it is broken.
+#[track_caller]
+pub(crate) fn caught(verdict: Result<(), String>, how: &str) {
+    match verdict {
+        Ok(()) => panic!("a broken policy passed"),
+        Err(why) => assert!(why.contains(how), "caught for another reason: {why}"),
+    }
+}
+
+pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
+    SerialConfig { ports: shape.ports, flows: shape.flows, tags: shape.tags, slots: shape.slots, cost: shape.cost }
+}
+
+/// What is wrong with the naive fair queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    None,
+    FirstComeFirstServed,
+    /// Larger weights count as 100.
+    WeightsUpTo100,
+    /// Goes on with the flow that it served last while that is less than 2^20 units ahead of the least.
+    AheadByAMegabyte,
+    /// A flow starts where it ended, however long ago.
+    IdleCredit,
+    ByFinishTag,
+    /// Among equal start tags, the latest arrival first.
+    LastOfEquals,
+    /// Loses the remainder of cost / weight.
+    RoundsDown,
+    /// Orders tags as if virtual time never wrapped.
+    ForgetsTheWrap,
+}
+
+#[derive(Clone, Copy)]
+struct Queued {
+    job: Job,
+    flow: usize,
+    start: u128,
+    finish: u128,
+}
+
+/// SFQ(D) in the naive way: tags in units times 10^6.
+pub(crate) struct Naive {
+    fault: Fault,
+    now: u128,
+    max_finish: u128,
+    ends: Vec<u128>,
+    queue: Vec<Queued>,
+    last_flow: usize,
+    in_service: usize,
+}
+
+const SCALE: u128 = 1_000_000;
+
+impl SerialPolicy for Naive {
+    fn add_flow(&mut self, flow: usize, _weight: Weight) {
+        self.ends[flow] = self.now;
+    }
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
+    fn remove_flow(&mut self, _flow: usize) {}
+
+    fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
+        let weight = match self.fault {
+            Fault::WeightsUpTo100 => arrival.weight.get().min(100),
+            _ => arrival.weight.get(),
+        };
+        let units = match self.fault {
+            Fault::RoundsDown => u128::from(arrival.cost) * 100 / u128::from(weight) * SCALE,
+            _ => u128::from(arrival.cost) * 100 * SCALE / u128::from(weight),
+        };
+        let end = self.ends[arrival.flow];
+        let start = if self.fault == Fault::IdleCredit { end } else { end.max(self.now) };
+        let finish = start + units;
+        self.ends[arrival.flow] = finish;
+        self.queue.push(Queued { job: arrival.job, flow: arrival.flow, start, finish });
+    }
+
+    fn select(&mut self, _now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+        let staged = || self.queue.iter().enumerate().filter(|(_, queued)| eligible(queued.flow));
+        let by_start = || staged().min_by_key(|(_, queued)| queued.start);
+        let pick = match self.fault {
+            Fault::FirstComeFirstServed => staged().next(),
+            Fault::ByFinishTag => staged().min_by_key(|(_, queued)| queued.finish),
+            Fault::ForgetsTheWrap => staged().min_by_key(|(_, queued)| queued.start / SCALE % (1 << 56)),
+            Fault::LastOfEquals => staged().rev().min_by_key(|(_, queued)| queued.start),
+            Fault::AheadByAMegabyte => {
+                let limit = by_start().map_or(0, |(_, queued)| queued.start) + (SCALE << 20);
+                let again = staged().find(|(_, queued)| queued.flow == self.last_flow && queued.start <= limit);
+                again.or_else(by_start)
+            }
+            _ => by_start(),
+        };
+        let Some((at, _)) = pick else { return Selection::Nothing };
+        let queued = self.queue.remove(at);
+        self.last_flow = queued.flow;
+        self.now = self.now.max(queued.start);
+        self.max_finish = self.max_finish.max(queued.finish);
+        self.in_service += 1;
+        Selection::Serve(queued.job)
+    }
+
+    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {
+        self.in_service -= 1;
+        if self.in_service == 0 && self.queue.is_empty() {
+            self.now = self.max_finish;
+        }
+    }
+    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
+        None
+    }
+    fn virtual_time(&self) -> Option<u64> {
+        Some((self.now / SCALE) as u64)
+    }
+}
+
+/// The naive fair queue with a fault.
+pub(crate) struct Serial(pub(crate) Fault);
+
+impl Subject for Serial {
+    type Policy = fairq_core::serial::Serial<Naive>;
+
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<SerialPort<Naive>>) {
+        let policy = Naive {
+            fault: self.0,
+            now: 0,
+            max_finish: 0,
+            ends: vec![0; shape.flows],
+            queue: Vec::new(),
+            last_flow: 0,
+            in_service: 0,
+        };
+        fairq_core::serial::Serial::with_policy(policy, &serial_config(shape)).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+/// What the shim does wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Misbehave {
+    OneSlotTooMany,
+    OneSlotTooFew,
+    ForgetCompletions,
+    VirtualTimeJitters,
+    LoseWakeUps,
+    LoseRequests,
+    IssueTwice,
+    WrongPort,
+    WakeForEver,
+    SayIdle,
+    SayBlocked,
+    TakeBadTags,
+    KeepRemovedFlows,
+}
+
+/// SFQ(D) behind a shim that misbehaves.
+pub(crate) struct Wrapped(pub(crate) Misbehave);
+
+pub(crate) struct Shim {
+    inner: Sfqd,
+    fault: Misbehave,
+    ports: usize,
+    count: AtomicU64,
+}
+
+pub(crate) struct ShimPort {
+    inner: SfqdPort,
+    fault: Misbehave,
+    index: usize,
+    ports: usize,
+    count: u64,
+    last: Option<Next>,
+    /// What another port was to issue.
+    stolen: Arc<Mutex<Option<(usize, Next)>>>,
+}
+
+impl Subject for Wrapped {
+    type Policy = Shim;
+
+    fn build(&self, shape: &Shape) -> (Shim, Vec<ShimPort>) {
+        let mut config = serial_config(shape);
+        match self.0 {
+            Misbehave::OneSlotTooMany => config.slots += 1,
+            Misbehave::OneSlotTooFew => config.slots = (config.slots - 1).max(1),
+            _ => {}
+        }
+        let (inner, ports) = Sfqd::new(&config).expect("the shape is legal");
+        let stolen = Arc::new(Mutex::new(None));
+        let shim = |(index, inner)| ShimPort {
+            inner,
+            fault: self.0,
+            index,
+            ports: shape.ports,
+            count: 0,
+            last: None,
+            stolen: stolen.clone(),
+        };
+        let ports = ports.into_iter().enumerate().map(shim).collect();
+        (Shim { inner, fault: self.0, ports: shape.ports, count: AtomicU64::new(0) }, ports)
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+impl Policy for Shim {
+    type Port = ShimPort;
+
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        self.inner.add_flow(weight)
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.inner.set_weight(flow, weight)
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        if self.fault == Misbehave::KeepRemovedFlows {
+            return Ok(PortSet::first(self.ports));
+        }
+        self.inner.remove_flow(flow)
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.inner.tick(now_ns, wake)
+    }
+    fn stats(&self) -> Stats {
+        let mut stats = self.inner.stats();
+        let every_fifth = self.count.fetch_add(1, Ordering::Relaxed) % 5 == 4;
+        if self.fault == Misbehave::VirtualTimeJitters && every_fifth {
+            stats.virtual_time = stats.virtual_time.map(|units| units.saturating_sub(1));
+        }
+        stats
+    }
+}
+
+impl ShimPort {
+    fn every(&mut self, nth: u64, fault: Misbehave) -> bool {
+        self.count += 1;
+        self.fault == fault && self.count.is_multiple_of(nth)
+    }
+
+    fn steal(&mut self, next: Next) -> Option<Next> {
+        let mut stolen = self.stolen.lock().expect("one thread");
+        match *stolen {
+            Some((victim, loot)) if victim != self.index => {
+                *stolen = None;
+                Some(loot)
+            }
+            None if matches!(next, Next::Issue { .. }) && self.ports > 1 => {
+                *stolen = Some((self.index, next));
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Port for ShimPort {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        if self.every(11, Misbehave::LoseRequests) {
+            return Ok(Submitted::Staged);
+        }
+        let result = self.inner.submit(now_ns, request, wake);
+        match result {
+            Err(SubmitError::BadTag) if self.fault == Misbehave::TakeBadTags => Ok(Submitted::Staged),
+            result => result,
+        }
+    }
+
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        if self.every(7, Misbehave::IssueTwice)
+            && let Some(last) = self.last.take()
+        {
+            return last;
+        }
+        let mut next = self.inner.next(now_ns, wake);
+        match self.fault {
+            Misbehave::LoseWakeUps => *wake = PortSet::EMPTY,
+            Misbehave::WakeForEver => wake.insert(PortId(((self.index + 1) % self.ports) as u8)),
+            Misbehave::SayIdle if next == Next::Blocked => next = Next::Idle,
+            Misbehave::SayBlocked if next == Next::Idle => next = Next::Blocked,
+            Misbehave::WrongPort => next = self.steal(next).unwrap_or(next),
+            _ => {}
+        }
+        if matches!(next, Next::Issue { .. }) {
+            self.last = Some(next);
+        }
+        next
+    }
+
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        if !self.every(9, Misbehave::ForgetCompletions) {
+            self.inner.complete(now_ns, tag, outcome, wake);
+        }
+    }
+}
+
+/// A fair queue for every port, each with its part of the slots: fair on every port, and so unfair over all.
+pub(crate) struct PerPort;
+
+pub(crate) struct PerPortPolicy(Vec<Sfqd>);
+
+pub(crate) struct PerPortPort(SfqdPort);
+
+impl Subject for PerPort {
+    type Policy = PerPortPolicy;
+
+    fn build(&self, shape: &Shape) -> (PerPortPolicy, Vec<PerPortPort>) {
+        let config = SerialConfig { ports: 1, slots: shape.slots / shape.ports as u32, ..serial_config(shape) };
+        let build = |_| {
+            let (policy, mut ports) = Sfqd::new(&config).expect("the shape is legal");
+            (policy, PerPortPort(ports.remove(0)))
+        };
+        let (policies, ports) = (0..shape.ports).map(build).unzip();
+        (PerPortPolicy(policies), ports)
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+impl Policy for PerPortPolicy {
+    type Port = PerPortPort;
+
+    /// The same flow in all: every part gives it the same slot and generation.
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        let mut flow = Err(FlowError::Full);
+        for part in &self.0 {
+            flow = part.add_flow(weight);
+        }
+        flow
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.0.iter().try_for_each(|part| part.set_weight(flow, weight))
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.0.iter().try_for_each(|part| part.remove_flow(flow).map(|_| ()))?;
+        Ok(PortSet::first(self.0.len()))
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.0.iter().filter_map(|part| part.tick(now_ns, wake)).min()
+    }
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
+
+impl Port for PerPortPort {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        self.0.submit(now_ns, request, wake)
+    }
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        match self.0.next(now_ns, wake) {
+            Next::Issue { tag, .. } => Next::Issue { tag, class: Class::Medium },
+            next => next,
+        }
+    }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        self.0.complete(now_ns, tag, outcome, wake);
+    }
+}

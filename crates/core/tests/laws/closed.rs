@@ -1,0 +1,147 @@
+//! Closed loops: tenants that keep a constant number of requests live, as a benchmark or a busy guest does, and
+//! that can stop and come back. Nobody is late here: whatever is owed to a port is paid at once.
+
+use fairq_core::{CostModel, Op, Policy};
+
+use crate::world::{Event, ONE_UNIT, Shape, Subject, Trace, World};
+
+/// A tenant: a flow and what it keeps live, per port.
+#[derive(Clone, Debug)]
+pub(crate) struct Loop {
+    weight: u16,
+    length: u32,
+    /// Port and depth.
+    feeds: Vec<(usize, usize)>,
+}
+
+impl Loop {
+    pub(crate) fn new(weight: u16, port: usize, depth: usize, length: u32) -> Loop {
+        Loop { weight, length, feeds: vec![(port, depth)] }
+    }
+
+    pub(crate) fn also(mut self, port: usize, depth: usize) -> Loop {
+        self.feeds.push((port, depth));
+        self
+    }
+}
+
+pub(crate) struct Plan<P: Policy> {
+    pub(crate) world: World<P>,
+    loops: Vec<Loop>,
+    running: Vec<bool>,
+}
+
+impl<P: Policy> Plan<P> {
+    /// Starts all tenants; flow numbers are positions in `loops`.
+    pub(crate) fn new<S: Subject<Policy = P>>(
+        subject: &S,
+        ports: usize,
+        slots: u32,
+        threshold: u64,
+        cost: CostModel,
+        loops: &[Loop],
+    ) -> Plan<P> {
+        let depth = |port| loops.iter().flat_map(|l| &l.feeds).filter(|feed| feed.0 == port).map(|feed| feed.1).sum();
+        let tags = (0..ports).map(depth).max().unwrap_or(0);
+        let shape = Shape { ports, flows: loops.len(), tags, slots, threshold, cost };
+        let mut world = World::new(subject, shape, 12_345);
+        for tenant in loops {
+            world.add_flow(tenant.weight).expect("it fits");
+        }
+        let mut plan = Plan { world, loops: loops.to_vec(), running: vec![false; loops.len()] };
+        for tenant in 0..loops.len() {
+            plan.start(tenant);
+        }
+        plan
+    }
+
+    pub(crate) fn start(&mut self, tenant: usize) {
+        self.running[tenant] = true;
+        for (port, depth) in self.loops[tenant].feeds.clone() {
+            for _ in 0..depth {
+                self.submit(tenant, port);
+            }
+        }
+    }
+
+    pub(crate) fn stop(&mut self, tenant: usize) {
+        self.running[tenant] = false;
+    }
+
+    fn submit(&mut self, tenant: usize, port: usize) {
+        self.world.submit(port, tenant, Op::Read, self.loops[tenant].length).expect("a tag is free");
+        self.world.settle();
+    }
+
+    /// Completes `count` requests in a random order; each is followed by its successor.
+    pub(crate) fn run(&mut self, count: usize) {
+        for _ in 0..count {
+            if self.world.device.is_empty() {
+                return;
+            }
+            let pick = self.world.random(self.world.device.len());
+            self.complete(pick);
+        }
+    }
+
+    /// Runs for `duration_ns` on a device that takes `service_ns` for each request, however many it has.
+    pub(crate) fn run_for(&mut self, duration_ns: u64, service_ns: u64) {
+        let until = self.world.now_ns + duration_ns;
+        while let Some(&first) = self.world.device.first() {
+            let done = self.world.issued_ns[first] + service_ns;
+            if done > until {
+                return;
+            }
+            self.world.now_ns = self.world.now_ns.max(done);
+            self.complete(0);
+        }
+    }
+
+    fn complete(&mut self, position: usize) {
+        let request = self.world.complete(position);
+        let done = self.world.trace.requests[request];
+        // The completing port is asked first, before the successor is there: as when replies are slow.
+        self.world.settle();
+        if self.running[done.flow] {
+            self.submit(done.flow, done.port);
+        }
+    }
+
+    /// Where the trace is now, for [`served`].
+    pub(crate) fn mark(&self) -> usize {
+        self.world.trace.events.len()
+    }
+
+    /// Stops everything and lets it drain.
+    pub(crate) fn finish(mut self) -> Trace {
+        self.running.iter_mut().for_each(|running| *running = false);
+        self.world.drain();
+        self.world.trace
+    }
+}
+
+/// Bytes that each flow had dispatched in a part of the trace.
+pub(crate) fn served(trace: &Trace, from: usize, to: usize) -> Vec<u64> {
+    let mut bytes = vec![0; trace.flows.len()];
+    for flow_and_cost in dispatches(trace, from, to) {
+        bytes[flow_and_cost.0] += flow_and_cost.1;
+    }
+    bytes
+}
+
+/// The flows and costs of what was dispatched in a part of the trace, in order.
+pub(crate) fn dispatches(trace: &Trace, from: usize, to: usize) -> impl Iterator<Item = (usize, u64)> + '_ {
+    trace.events[from..to].iter().filter_map(|event| match *event {
+        Event::Issued { request: Some(request), .. } => {
+            Some((trace.requests[request].flow, trace.requests[request].cost))
+        }
+        _ => None,
+    })
+}
+
+/// The most that two flows may differ by, in units: Theorem 1's bound with this much slack for rounding.
+pub(crate) fn bound_units(trace: &Trace, f: usize, g: usize) -> u64 {
+    let largest = |flow| trace.requests.iter().filter(|r| r.flow == flow).map(|r| r.service()).max().unwrap_or(0);
+    let units = (largest(f) + largest(g) + ONE_UNIT - 1) / ONE_UNIT;
+    2 * trace.threshold + units as u64 + 2 * trace.shape.ports as u64
+}

@@ -1,0 +1,57 @@
+//! **Law: requests.** None is lost, none issued twice, each by the port that it was submitted to, and everything
+//! drains; a port says `Idle` or `Blocked` truthfully; refusals leave no trace; the slots of removed flows come back.
+
+use crate::canary::{self, Misbehave, caught};
+use crate::script::{ANYTHING, for_all};
+use crate::world::{Event, Subject, Trace};
+
+pub(crate) fn check(trace: &Trace) -> Result<(), String> {
+    let mut issued = vec![0; trace.requests.len()];
+    for (at, event) in trace.events.iter().enumerate() {
+        match event {
+            Event::Issued { port, tag, request: None } => {
+                return Err(format!("event {at}: port {port} issued {tag:?}, which it has not staged"));
+            }
+            Event::Issued { port, request: Some(request), .. } => {
+                issued[*request] += 1;
+                if trace.requests[*request].port != *port {
+                    return Err(format!("event {at}: port {port} issued {:?}", trace.requests[*request]));
+                }
+            }
+            Event::SaidIdle { port, staged } if *staged > 0 => {
+                return Err(format!("event {at}: port {port} said Idle with {staged} requests staged"));
+            }
+            Event::SaidBlocked { port, staged: 0 } => {
+                return Err(format!("event {at}: port {port} said that it has requests staged"));
+            }
+            Event::Broken(what) => return Err(format!("event {at}: {what}")),
+            _ => {}
+        }
+    }
+    match issued.iter().position(|&times| times != 1) {
+        Some(request) => Err(format!("{:?} was issued {} times", trace.requests[request], issued[request])),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+    for_all(subject, ANYTHING, 300, check)
+}
+
+#[test]
+fn catches_what_loses_repeats_or_misdirects() {
+    let faults = [
+        (Misbehave::LoseRequests, "said Idle with"),
+        (Misbehave::IssueTwice, "which it has not staged"),
+        (Misbehave::WrongPort, "which it has not staged"),
+        (Misbehave::LoseWakeUps, "was issued 0 times"),
+        (Misbehave::WakeForEver, "keep waking each other"),
+        (Misbehave::SayIdle, "said Idle with"),
+        (Misbehave::SayBlocked, "said that it has requests staged"),
+        (Misbehave::TakeBadTags, "bad tag"),
+        (Misbehave::KeepRemovedFlows, "flows are open and"),
+    ];
+    for (fault, how) in faults {
+        caught(holds(&canary::Wrapped(fault)), how);
+    }
+}

@@ -1,0 +1,54 @@
+//! **Law: slots.** Never more than D requests outstanding; and when nothing is owed to any port, the free slots that the
+//! policy counts are D less what is outstanding: none leaks, none is made.
+
+use crate::canary::{self, Fault, Misbehave, caught};
+use crate::script::{ANYTHING, for_all};
+use crate::world::{Event, Subject, Trace};
+
+pub(crate) fn check_depth(trace: &Trace) -> Result<(), String> {
+    let mut outstanding = 0;
+    for (at, event) in trace.events.iter().enumerate() {
+        match event {
+            Event::Issued { .. } => outstanding += 1,
+            Event::Completed(_) => outstanding -= 1,
+            _ => {}
+        }
+        if outstanding > trace.shape.slots {
+            return Err(format!("event {at}: {outstanding} requests outstanding, D is {}", trace.shape.slots));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_conservation(trace: &Trace) -> Result<(), String> {
+    for (at, event) in trace.events.iter().enumerate() {
+        if let Event::Settled { free_slots: Some(free), outstanding, .. } = *event
+            && free + outstanding as u64 != u64::from(trace.shape.slots)
+        {
+            return Err(format!("event {at}: {free} slots free, {outstanding} in use, of {}", trace.shape.slots));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+    for_all(subject, ANYTHING, 150, |trace| {
+        check_depth(trace)?;
+        check_conservation(trace)
+    })
+}
+
+#[test]
+fn catches_one_slot_too_many() {
+    caught(for_all(&canary::Wrapped(Misbehave::OneSlotTooMany), ANYTHING, 150, check_depth), "outstanding, D is");
+}
+
+#[test]
+fn catches_a_leaked_slot() {
+    caught(for_all(&canary::Wrapped(Misbehave::ForgetCompletions), ANYTHING, 150, check_conservation), "slots free");
+}
+
+#[test]
+fn passes_a_naive_serial_policy() {
+    holds(&canary::Serial(Fault::None)).unwrap();
+}

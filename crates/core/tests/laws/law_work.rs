@@ -1,0 +1,33 @@
+//! **Law: work conserving.** When nothing is owed to any port, a slot is free only if nothing is staged anywhere. (A
+//! throttled request is no excuse: one of those that are least ahead is not throttled, and virtual time moves with it.)
+
+use crate::canary::{self, Misbehave, caught};
+use crate::script::{ANYTHING, for_all};
+use crate::world::{Event, Subject, Trace};
+
+pub(crate) fn check(trace: &Trace) -> Result<(), String> {
+    for (at, event) in trace.events.iter().enumerate() {
+        if let Event::Settled { outstanding, staged, .. } = *event
+            && outstanding < trace.shape.slots as usize
+            && staged > 0
+        {
+            let slots = trace.shape.slots;
+            return Err(format!("event {at}: {outstanding} outstanding of {slots}, and {staged} staged"));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+    for_all(subject, ANYTHING, 200, check)
+}
+
+#[test]
+fn catches_a_lost_wake_up() {
+    caught(holds(&canary::Wrapped(Misbehave::LoseWakeUps)), "outstanding of");
+}
+
+#[test]
+fn catches_a_slot_too_few() {
+    caught(holds(&canary::Wrapped(Misbehave::OneSlotTooFew)), "outstanding of");
+}

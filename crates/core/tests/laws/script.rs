@@ -1,0 +1,212 @@
+//! Random scripts: who submits what where, what completes when, which wake-up is late, which flow comes and goes.
+
+use fairq_core::{CostModel, Op, Policy};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+
+use crate::world::{Shape, Subject, Trace, World};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Arrive {
+        port: usize,
+        flow: usize,
+        op: Op,
+        length: u32,
+        count: u8,
+    },
+    Complete {
+        pick: usize,
+    },
+    /// Pays one owed `next`, if wake-ups are late.
+    Pay,
+    /// A `next` that nobody owes.
+    Spurious {
+        port: usize,
+    },
+    Settle,
+    SetWeight {
+        flow: usize,
+        weight: u16,
+    },
+    Remove {
+        flow: usize,
+    },
+    Add {
+        weight: u16,
+    },
+    Tick {
+        later_ns: u64,
+    },
+    Misuse {
+        port: usize,
+    },
+}
+
+/// What scripts of a kind may contain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    pub(crate) max_ports: usize,
+    pub(crate) max_slots: u32,
+    /// Thresholds to choose from, in units.
+    pub(crate) thresholds: &'static [u64],
+    /// Weights to choose from.
+    pub(crate) weights: &'static [u16],
+    /// Lengths to choose from, in bytes.
+    pub(crate) lengths: &'static [u32],
+    /// Whether weights change, and flows come and go.
+    pub(crate) control: bool,
+    /// Whether wake-ups may be late; if not, everything owed is paid after every step.
+    pub(crate) late: bool,
+    pub(crate) max_steps: usize,
+}
+
+/// A bit of everything.
+pub(crate) const ANYTHING: Kind = Kind {
+    max_ports: 4,
+    max_slots: 9,
+    thresholds: &[0, 4096, 65_536, 1_000_000],
+    weights: &[1, 7, 50, 100, 100, 300, 1000, 9999, 10_000],
+    lengths: &[1, 512, 4096, 5000, 65_536, 1 << 20],
+    control: true,
+    late: true,
+    max_steps: 300,
+};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) shape: Shape,
+    pub(crate) weights: Vec<u16>,
+    pub(crate) late: bool,
+    pub(crate) seed: u64,
+    pub(crate) steps: Vec<Step>,
+}
+
+const MAX_FLOWS: usize = 5;
+
+fn step(kind: Kind, ports: usize) -> impl Strategy<Value = Step> {
+    let weight = prop::sample::select(kind.weights);
+    let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Flush), 1 => Just(Op::Discard)];
+    let flow = 0..MAX_FLOWS;
+    let length = prop::sample::select(kind.lengths);
+    let control = u32::from(kind.control);
+    prop_oneof![
+        30 => (0..ports, flow.clone(), op, length, 1u8..6)
+            .prop_map(|(port, flow, op, length, count)| Step::Arrive { port, flow, op, length, count }),
+        60 => any::<usize>().prop_map(|pick| Step::Complete { pick }),
+        30 => Just(Step::Pay),
+        3 => (0..ports).prop_map(|port| Step::Spurious { port }),
+        3 => Just(Step::Settle),
+        2 * control => (flow.clone(), weight.clone()).prop_map(|(flow, weight)| Step::SetWeight { flow, weight }),
+        control => flow.prop_map(|flow| Step::Remove { flow }),
+        control => weight.prop_map(|weight| Step::Add { weight }),
+        1 => (0u64..90_000_000_000).prop_map(|later_ns| Step::Tick { later_ns }),
+        1 => (0..ports).prop_map(|port| Step::Misuse { port }),
+    ]
+}
+
+pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
+    let shape = (1..=kind.max_ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds)).prop_map(
+        |(ports, slots, threshold)| Shape {
+            ports,
+            flows: MAX_FLOWS,
+            tags: 48,
+            slots,
+            threshold,
+            cost: CostModel::default(),
+        },
+    );
+    shape.prop_flat_map(move |shape| {
+        let weights = prop::collection::vec(prop::sample::select(kind.weights), 2..=MAX_FLOWS);
+        let steps = prop::collection::vec(step(kind, shape.ports), 1..=kind.max_steps);
+        let late = if kind.late { any::<bool>().boxed() } else { Just(false).boxed() };
+        (weights, late, any::<u64>(), steps).prop_map(move |(weights, late, seed, steps)| Script {
+            shape,
+            weights,
+            late,
+            seed,
+            steps,
+        })
+    })
+}
+
+/// Runs a script and then lets everything drain.
+pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
+    let mut world = World::new(subject, script.shape, script.seed);
+    // The flow that a script's number stands for now.
+    let mut flows: Vec<usize> = script.weights.iter().map(|&weight| world.add_flow(weight).expect("it fits")).collect();
+    for step in &script.steps {
+        apply(&mut world, &mut flows, step, script.late);
+        if !script.late {
+            world.settle();
+        }
+    }
+    world.drain();
+    world.check_flow_slots();
+    world.trace
+}
+
+fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, late: bool) {
+    match *step {
+        Step::Arrive { port, flow, op, length, count } => {
+            for _ in 0..count {
+                world.submit(port, flows[flow % flows.len()], op, length);
+                if !late {
+                    world.settle();
+                }
+            }
+        }
+        Step::Complete { pick } => {
+            if !world.device.is_empty() {
+                world.complete(pick % world.device.len());
+            }
+        }
+        Step::Pay => {
+            world.pay_one();
+        }
+        Step::Spurious { port } => {
+            world.next(port);
+        }
+        Step::Settle => world.settle(),
+        Step::SetWeight { flow, weight } => world.set_weight(flows[flow % flows.len()], weight),
+        Step::Remove { flow } => world.remove_flow(flows[flow % flows.len()]),
+        Step::Add { weight } => {
+            if let Ok(flow) = world.add_flow(weight) {
+                if flows.len() < MAX_FLOWS {
+                    flows.push(flow);
+                } else if let Some(closed) = flows.iter().position(|&flow| !world.trace.flows[flow].open) {
+                    flows[closed] = flow;
+                }
+            }
+        }
+        Step::Tick { later_ns } => {
+            world.now_ns += later_ns;
+            world.tick();
+        }
+        Step::Misuse { port } => world.misuse(port),
+    }
+}
+
+/// Applies a law to the traces of `cases` random scripts (more or fewer with PROPTEST_CASES, which counts 256 as
+/// once); gives the smallest script it could find that breaks the law, and how. The scripts are the same in every
+/// run, so that a failure is found again; FAIRQ_LAW_SEED gives others.
+pub(crate) fn for_all<S: Subject>(
+    subject: &S,
+    kind: Kind,
+    cases: u32,
+    law: impl Fn(&Trace) -> Result<(), String>,
+) -> Result<(), String> {
+    let times = Config::default().cases;
+    let cases = (cases * times / 256).max(1);
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
+    let mut seed = [7; 32];
+    if let Some(given) = std::env::var("FAIRQ_LAW_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
+        seed[..8].copy_from_slice(&given.to_le_bytes());
+    }
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    let result = runner.run(&script(kind), |script| law(&run(subject, &script)).map_err(TestCaseError::fail));
+    result.map_err(|error| match error {
+        TestError::Fail(why, script) => format!("{why}\nby {script:#?}"),
+        other => other.to_string(),
+    })
+}

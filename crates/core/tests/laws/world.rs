@@ -1,0 +1,399 @@
+//! A policy in a bottle: ports, a device and a host without threads or clocks.
+//!
+//! The world does what the contract asks of a host (it owes every port that submitted, completed or was woken a
+//! `next`) but takes its time about it: what is owed is kept in `owed` and paid when the script says so, one
+//! `next` at a time, so that verbs of all ports interleave. Everything observable goes into a [`Trace`]; the laws
+//! are functions of traces. The device serves whatever it is given and completes in any order.
+
+use fairq_core::{
+    CostModel, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, SubmitError, Submitted,
+    Tag, Weight,
+};
+
+/// The bounds and parameters a policy is built with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) ports: usize,
+    /// The most flows at a time.
+    pub(crate) flows: usize,
+    /// Live requests per port.
+    pub(crate) tags: usize,
+    /// The most requests outstanding (D).
+    pub(crate) slots: u32,
+    /// The throttling threshold (T), in units of virtual time.
+    pub(crate) threshold: u64,
+    pub(crate) cost: CostModel,
+}
+
+/// A policy that laws are applied to.
+pub(crate) trait Subject {
+    type Policy: Policy;
+
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>);
+
+    /// How far ahead of virtual time a request may be dispatched, in units.
+    fn threshold(&self, shape: &Shape) -> u64;
+
+    /// Whether `next` on one port decides what another port issues: then the moment of dispatch cannot be seen from
+    /// outside before every port has paid what it owes.
+    fn assigns_to_ports(&self) -> bool;
+}
+
+/// A flow's life, from `add_flow` on; a slot used again is another flow.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub(crate) id: FlowId,
+    /// The weights it has had, latest last.
+    pub(crate) weights: Vec<u16>,
+    pub(crate) open: bool,
+}
+
+/// Fixed-point scale of exact service.
+pub(crate) const ONE_UNIT: i128 = 1 << 32;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Req {
+    pub(crate) port: usize,
+    pub(crate) tag: Tag,
+    /// Index into [`Trace::flows`].
+    pub(crate) flow: usize,
+    pub(crate) cost: u64,
+    pub(crate) weight: u16,
+}
+
+impl Req {
+    /// Its service per weight, in units of virtual time times [`ONE_UNIT`], exact to 2^-32 of a unit.
+    pub(crate) fn service(&self) -> i128 {
+        i128::from(self.cost) * 100 * ONE_UNIT / i128::from(self.weight)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    Submitted(usize),
+    /// A request, if the tag was one that was staged on that port.
+    Issued {
+        port: usize,
+        tag: Tag,
+        request: Option<usize>,
+    },
+    Completed(usize),
+    /// After every verb.
+    VirtualTime(u64),
+    /// Nothing is owed to any port.
+    Settled {
+        free_slots: Option<u64>,
+        outstanding: usize,
+        staged: usize,
+    },
+    /// `next` said that this port has nothing staged.
+    SaidIdle {
+        port: usize,
+        staged: usize,
+    },
+    /// `next` said that this port has something staged.
+    SaidBlocked {
+        port: usize,
+        staged: usize,
+    },
+    /// The policy broke the contract in a way that needs no law of its own.
+    Broken(String),
+}
+
+/// Everything that happened.
+#[derive(Clone, Debug)]
+pub(crate) struct Trace {
+    pub(crate) shape: Shape,
+    pub(crate) threshold: u64,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) requests: Vec<Req>,
+    pub(crate) events: Vec<Event>,
+}
+
+pub(crate) struct World<P: Policy> {
+    pub(crate) policy: P,
+    ports: Vec<P::Port>,
+    pub(crate) now_ns: u64,
+    /// Ports that are owed a `next`.
+    owed: PortSet,
+    timers: Vec<Option<u64>>,
+    /// Per port: which request each tag is, and whether it has been issued.
+    tags: Vec<Vec<Option<(usize, bool)>>>,
+    staged: Vec<usize>,
+    /// What the device is serving, in the order in which it was issued.
+    pub(crate) device: Vec<usize>,
+    /// When each request was issued; 0 before.
+    pub(crate) issued_ns: Vec<u64>,
+    pub(crate) trace: Trace,
+    random: u64,
+}
+
+impl<P: Policy> World<P> {
+    pub(crate) fn new<S: Subject<Policy = P>>(subject: &S, shape: Shape, seed: u64) -> Self {
+        let (policy, ports) = subject.build(&shape);
+        assert_eq!(ports.len(), shape.ports);
+        let threshold = subject.threshold(&shape);
+        World {
+            policy,
+            ports,
+            now_ns: 0,
+            owed: PortSet::EMPTY,
+            timers: vec![None; shape.ports],
+            tags: vec![vec![None; shape.tags]; shape.ports],
+            staged: vec![0; shape.ports],
+            device: Vec::new(),
+            issued_ns: Vec::new(),
+            trace: Trace { shape, threshold, flows: Vec::new(), requests: Vec::new(), events: Vec::new() },
+            random: seed | 1,
+        }
+    }
+
+    /// A deterministic choice below `bound`.
+    pub(crate) fn random(&mut self, bound: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % bound.max(1)
+    }
+
+    pub(crate) fn staged(&self) -> usize {
+        self.staged.iter().sum()
+    }
+
+    pub(crate) fn add_flow(&mut self, weight: u16) -> Result<usize, FlowError> {
+        let id = self.policy.add_flow(Weight::new(weight).expect("scripts use legal weights"))?;
+        self.trace.flows.push(Flow { id, weights: vec![weight], open: true });
+        Ok(self.trace.flows.len() - 1)
+    }
+
+    pub(crate) fn set_weight(&mut self, flow: usize, weight: u16) {
+        let state = &mut self.trace.flows[flow];
+        let result = self.policy.set_weight(state.id, Weight::new(weight).expect("scripts use legal weights"));
+        if result.is_ok() != state.open {
+            self.broken(format!("set_weight on flow {flow} gave {result:?}"));
+        } else if state.open {
+            state.weights.push(weight);
+        }
+    }
+
+    pub(crate) fn remove_flow(&mut self, flow: usize) {
+        let state = &mut self.trace.flows[flow];
+        let was_open = std::mem::replace(&mut state.open, false);
+        match self.policy.remove_flow(state.id) {
+            Ok(ports) if was_open => self.owed.extend(ports),
+            Err(FlowError::NoSuchFlow) if !was_open => {}
+            other => self.broken(format!("remove_flow on flow {flow} gave {other:?}")),
+        }
+    }
+
+    /// Submits and owes the port a `next`; gives the request, unless there is no tag left or the flow is closed.
+    pub(crate) fn submit(&mut self, port: usize, flow: usize, op: Op, length: u32) -> Option<usize> {
+        let tag = self.tags[port].iter().position(Option::is_none)?;
+        let state = &self.trace.flows[flow];
+        let (open, weight) = (state.open, state.weights[state.weights.len() - 1]);
+        let request = Request { tag: Tag(tag as u32), flow: state.id, op, offset: 0, length };
+        let result = self.verb(port, |port, now, wake| port.submit(now, &request, wake));
+        match result {
+            Ok(submitted) if open => {
+                let cost = self.trace.shape.cost.cost(op, length);
+                let index = self.trace.requests.len();
+                self.issued_ns.push(0);
+                self.trace.requests.push(Req { port, tag: request.tag, flow, cost, weight });
+                self.trace.events.push(Event::Submitted(index));
+                self.tags[port][tag] = Some((index, false));
+                self.staged[port] += 1;
+                if let Submitted::Issue { .. } = submitted {
+                    self.issue(port, request.tag);
+                }
+                Some(index)
+            }
+            Err(SubmitError::NoSuchFlow) if !open => None,
+            other => {
+                self.broken(format!("submit for flow {flow} (open: {open}) gave {other:?}"));
+                None
+            }
+        }
+    }
+
+    /// What a confused host might do: every bit of it must be refused and leave no trace.
+    pub(crate) fn misuse(&mut self, port: usize) {
+        let beyond = Tag(self.trace.shape.tags as u32);
+        let live = self.tags[port].iter().position(Option::is_some).map(|tag| Tag(tag as u32));
+        let unissued = self.tags[port].iter().position(|tag| matches!(tag, Some((_, false)) | None));
+        let Some(flow) = self.trace.flows.iter().find(|flow| flow.open) else { return };
+        let request = |tag| Request { tag, flow: flow.id, op: Op::Read, offset: 0, length: 4096 };
+        let requests: Vec<_> = [Some(beyond), Some(Tag(u32::MAX)), live].into_iter().flatten().map(request).collect();
+        for request in requests {
+            let result = self.verb(port, |port, now, wake| port.submit(now, &request, wake));
+            if result != Err(SubmitError::BadTag) {
+                self.broken(format!("submit with a bad tag {:?} gave {result:?}", request.tag));
+            }
+        }
+        for tag in [Some(beyond), Some(Tag(u32::MAX)), unissued.map(|tag| Tag(tag as u32))].into_iter().flatten() {
+            self.verb(port, |port, now, wake| port.complete(now, tag, Outcome::Done, wake));
+        }
+    }
+
+    /// Calls `next` once.
+    pub(crate) fn next(&mut self, port: usize) -> Next {
+        self.owed.remove(PortId(port as u8));
+        self.timers[port] = None;
+        let next = self.verb_unowed(port, |port, now, wake| port.next(now, wake));
+        let staged = self.staged[port];
+        match next {
+            Next::Issue { tag, .. } => {
+                self.owed.insert(PortId(port as u8));
+                self.issue(port, tag);
+            }
+            Next::WaitUntil(time) => {
+                self.timers[port] = Some(time);
+                self.trace.events.push(Event::SaidBlocked { port, staged: self.staged() });
+            }
+            Next::Blocked => self.trace.events.push(Event::SaidBlocked { port, staged }),
+            Next::Idle => self.trace.events.push(Event::SaidIdle { port, staged }),
+        }
+        next
+    }
+
+    /// Completes the request at a position in the device and owes its port a `next`.
+    pub(crate) fn complete(&mut self, position: usize) -> usize {
+        let index = self.device.remove(position);
+        let Req { port, tag, .. } = self.trace.requests[index];
+        let outcome = if self.random(16) == 0 { Outcome::Failed } else { Outcome::Done };
+        self.trace.events.push(Event::Completed(index));
+        self.tags[port][tag.0 as usize] = None;
+        self.verb(port, |port, now, wake| port.complete(now, tag, outcome, wake));
+        index
+    }
+
+    pub(crate) fn tick(&mut self) -> Option<u64> {
+        let mut wake = PortSet::EMPTY;
+        let deadline = self.policy.tick(self.now_ns, &mut wake);
+        self.owe(wake);
+        self.note_virtual_time();
+        deadline
+    }
+
+    /// Pays one port that is owed something one `next`; false if none is.
+    pub(crate) fn pay_one(&mut self) -> bool {
+        let pick = self.random(self.owed.len());
+        let Some(port) = { self.owed }.nth(pick) else { return false };
+        self.next(usize::from(port.0));
+        true
+    }
+
+    /// Pays all that is owed, so that nothing more can be issued before the next completion or arrival.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            let issued = self.pay_all();
+            // Whoever waits for a time gets it, until nothing comes of it.
+            if !self.fire_timers() || (self.pay_all() == 0 && issued == 0) {
+                break;
+            }
+        }
+        let free_slots = self.policy.stats().free_slots;
+        let (outstanding, staged) = (self.device.len(), self.staged());
+        self.trace.events.push(Event::Settled { free_slots, outstanding, staged });
+    }
+
+    fn pay_all(&mut self) -> usize {
+        let before = self.device.len();
+        let bound = 64 + 8 * self.trace.shape.ports * (self.staged() + 8);
+        let mut rounds = 0;
+        while self.pay_one() {
+            rounds += 1;
+            if rounds > bound {
+                self.broken(format!("ports keep waking each other: {rounds} calls of next without an end"));
+                self.owed = PortSet::EMPTY;
+            }
+        }
+        self.device.len() - before
+    }
+
+    /// Moves the clock on to where every port that waits for a time has got it; false if none does.
+    fn fire_timers(&mut self) -> bool {
+        let Some(latest) = self.timers.iter().flatten().max() else { return false };
+        self.now_ns = self.now_ns.max(*latest);
+        let due = (0..self.timers.len()).filter(|&port| self.timers[port].is_some());
+        due.for_each(|port| self.owed.insert(PortId(port as u8)));
+        true
+    }
+
+    /// Completes everything, in any order; then nothing may be left anywhere.
+    pub(crate) fn drain(&mut self) {
+        for _ in 0..1_000_000 {
+            self.settle();
+            if !self.device.is_empty() {
+                let pick = self.random(self.device.len());
+                self.complete(pick);
+            } else {
+                return;
+            }
+        }
+        self.broken("waits for ever".into());
+    }
+
+    /// Adds flows until there is room for no more: every slot must have come back. Call when drained.
+    pub(crate) fn check_flow_slots(&mut self) {
+        (0..self.trace.shape.ports).for_each(|port| self.owed.insert(PortId(port as u8)));
+        self.settle();
+        let open = self.trace.flows.iter().filter(|flow| flow.open).count();
+        let mut added = 0;
+        while self.policy.add_flow(Weight::DEFAULT).is_ok() {
+            added += 1;
+        }
+        if open + added != self.trace.shape.flows {
+            self.broken(format!("{open} flows are open and {added} fit, of {}", self.trace.shape.flows));
+        }
+    }
+
+    fn issue(&mut self, port: usize, tag: Tag) {
+        let state = self.tags[port].get_mut(tag.0 as usize).and_then(Option::as_mut);
+        let request = match state {
+            Some((index, issued @ false)) => {
+                *issued = true;
+                self.staged[port] -= 1;
+                self.device.push(*index);
+                self.issued_ns[*index] = self.now_ns;
+                Some(*index)
+            }
+            _ => None,
+        };
+        self.trace.events.push(Event::Issued { port, tag, request });
+        if request.is_none() {
+            // Its port would be asked for ever.
+            self.owed.remove(PortId(port as u8));
+        }
+    }
+
+    fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R) -> R {
+        let result = self.verb_unowed(port, verb);
+        self.owed.insert(PortId(port as u8));
+        result
+    }
+
+    fn verb_unowed<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R) -> R {
+        self.now_ns += 1;
+        let mut wake = PortSet::EMPTY;
+        let result = verb(&mut self.ports[port], self.now_ns, &mut wake);
+        self.owe(wake);
+        self.note_virtual_time();
+        result
+    }
+
+    fn owe(&mut self, wake: PortSet) {
+        self.owed.extend(wake);
+        if wake.bits() & !PortSet::first(self.trace.shape.ports).bits() != 0 {
+            self.broken(format!("woke {wake:?}, of {} ports", self.trace.shape.ports));
+            self.owed = PortSet::EMPTY;
+        }
+    }
+
+    fn note_virtual_time(&mut self) {
+        if let Some(units) = self.policy.stats().virtual_time {
+            self.trace.events.push(Event::VirtualTime(units));
+        }
+    }
+
+    fn broken(&mut self, what: String) {
+        self.trace.events.push(Event::Broken(what));
+    }
+}
