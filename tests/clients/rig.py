@@ -1,0 +1,194 @@
+"""What every test with real clients shares: a server that is started, awaited and stopped, and programs that are run
+with a time limit. Nothing here waits a fixed time; everything polls with a deadline."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+os.environ["PATH"] += os.pathsep + "/usr/sbin" + os.pathsep + "/sbin"
+
+MI = 1 << 20
+# The device of the tests that need contention: slow enough that neither side's CPU is what limits.
+PACED = "paced,size=512M,bandwidth=80M,iops=40000,latency=300us,parallelism=16"
+
+
+class Skip(Exception):
+    """The machine lacks something; the reason is the message."""
+
+
+class Failed(Exception):
+    """A test's expectation did not hold."""
+
+
+def check(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+def need(*programs):
+    absent = [p for p in programs if not shutil.which(p)]
+    if absent:
+        raise Skip("not installed: " + ", ".join(absent))
+
+
+def fairq():
+    """The binary under test: $FAIRQ, else the release build."""
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
+    path = os.environ.get("FAIRQ") or os.path.join(target, "release", "fairq")
+    if not os.access(path, os.X_OK):
+        raise Failed(f"{path} is not there: cargo build --release -p fairq")
+    return os.path.abspath(path)
+
+
+def run(*argv, timeout=60, ok=True, **more):
+    """Runs a program to its end; its output is text. A failure shows what it said."""
+    more.setdefault("stdin", subprocess.DEVNULL)
+    if "input" in more:
+        del more["stdin"]
+    try:
+        done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=timeout, **more)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"")[-400:]
+        raise Failed(f"{os.path.basename(str(argv[0]))} did not end within {timeout} s; said {said!r}") from late
+    if ok and done.returncode != 0:
+        words = " ".join(str(a) for a in argv)
+        raise Failed(f"{words}\n  ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done
+
+
+def until(condition, seconds, what):
+    """Polls until the condition gives something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise Failed(f"after {seconds} s still not: {what}")
+        time.sleep(0.01)
+
+
+def greets(address):
+    """Does an NBD server greet at this address (a path, or a (host, port) pair)?"""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as s:
+        s.settimeout(2)
+        try:
+            s.connect(address)
+            return s.recv(8) == b"NBDMAGIC"
+        except OSError:
+            return False
+
+
+class Process:
+    """A child in a process group of its own, with its stderr in a file."""
+
+    def __init__(self, argv, folder, name="server", **more):
+        self.log = os.path.join(folder, f"{name}-{time.monotonic_ns()}.log")
+        self.name = name
+        more.setdefault("stdin", subprocess.DEVNULL)
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.child = subprocess.Popen(
+                [str(a) for a in argv], stdout=more.pop("stdout", log), stderr=log, start_new_session=True, **more
+            )
+
+    def said(self):
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return log.read()
+
+    def alive(self):
+        return self.child.poll() is None
+
+    def kill(self):
+        if self.alive():
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+
+    def terminate(self, seconds=20):
+        """SIGTERM; returns the exit status."""
+        self.child.send_signal(signal.SIGTERM)
+        try:
+            return self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Failed(f"{self.name} did not end within {seconds} s of SIGTERM: {self.said()[-400:]}") from None
+
+
+class Server(Process):
+    """`fairq serve` on a Unix socket, up when it greets."""
+
+    def __init__(self, folder, *args, **more):
+        self.socket = os.path.join(folder, "s")
+        super().__init__([fairq(), "serve", "--listen", f"unix:{self.socket}", *args], folder, **more)
+        try:
+            self.await_greeting()
+        except Failed:
+            self.kill()
+            raise
+
+    def await_greeting(self):
+        def up():
+            check(self.alive(), f"fairq serve ended with {self.child.returncode}: {self.said()[-800:]}")
+            return os.path.exists(self.socket) and greets(self.socket)
+
+        until(up, 30, "fairq serve answers on its socket")
+
+    def uri(self, export=""):
+        return f"nbd+unix:///{export}?socket={self.socket}"
+
+
+@contextlib.contextmanager
+def serve(*args, **more):
+    """A server in a folder of its own; it must still be alive at the end, and end with 0 on SIGTERM."""
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        server = Server(folder, *args, **more)
+        server.folder = folder
+        try:
+            yield server
+            check(server.alive(), f"the server died: {server.said()[-800:]}")
+            status = server.terminate()
+            check(status == 0, f"SIGTERM ended the server with {status}: {server.said()[-800:]}")
+        finally:
+            server.kill()
+
+
+def fio_args(uri, name="job", **options):
+    """The command line of one fio job on an NBD export."""
+    options = {"ioengine": "nbd", "uri": uri, "thread": 1, "randrepeat": 0, "norandommap": 1, **options}
+    return ["fio", "--output-format=json", f"--name={name}", *(f"--{k}={v}" for k, v in options.items())]
+
+
+def fio(uri, timeout=120, **options):
+    """Runs one fio job and returns its part of the JSON report."""
+    done = run(*fio_args(uri, **options), timeout=timeout)
+    job = fio_report(done.stdout)
+    check(job["error"] == 0, f"fio: error {job['error']}: {done.stderr[-400:]}")
+    return job
+
+
+def fio_report(text):
+    """fio prints notes of its engine before the JSON."""
+    report = json.loads(text[text.index("{"):])
+    check(report["jobs"], "fio reported no job")
+    return report["jobs"][0]
+
+
+def pattern(path, size, seed=1):
+    """A file of reproducible noise with holes: every fourth 64 KiB is left out."""
+    import random
+
+    noise = random.Random(seed)
+    with open(path, "wb") as f:
+        f.truncate(size)
+        for offset in range(0, size, 65536):
+            if offset // 65536 % 4 != 3:
+                f.seek(offset)
+                f.write(noise.randbytes(min(65536, size - offset)))
+    return path

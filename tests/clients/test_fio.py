@@ -1,0 +1,125 @@
+"""fio's nbd engine: data verified by its checksums, alone and several at once; and the shares it receives."""
+
+import os
+import subprocess
+
+from rig import PACED, Failed, check, fio, fio_args, fio_report, need, serve
+
+FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * (i + 1)}"))
+
+
+def verified(uri, seed, **options):
+    """A job that writes every block once, in random order, and reads it back against its checksum."""
+    return fio_args(uri, rw="randwrite", size="32M", iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1,
+                    randrepeat=1, randseed=seed, **options)  # fmt: skip
+
+
+def finish(children, seconds=150):
+    """The reports of fio processes that run at once."""
+    reports = []
+    for child in children:
+        try:
+            out, err = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            for c in children:
+                c.kill()
+            raise Failed(f"fio did not end within {seconds} s") from None
+        check(child.returncode == 0, f"fio ended with {child.returncode}: {err.strip()[-400:]}")
+        reports.append(fio_report(out))
+    return reports
+
+
+def start(argv, **more):
+    return subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def test_fio_verify():
+    need("fio")
+    with serve("--device", "ram,size=192M", *FOUR) as server:
+        for seed, bs in enumerate(("4k", "64k", "1m", "512-9k")):
+            size = {"bsrange": bs, "bs_unaligned": 1} if "-" in bs else {"bs": bs}
+            [job] = finish([start([a for a in verified(server.uri("t0"), seed + 1, **size) if "norandommap" not in a])])
+            check(job["write"]["total_ios"] and job["read"]["total_ios"], f"{bs}: nothing was verified")
+
+
+def test_fio_verify_several():
+    """Four tenants at once on one paced device, each its own pattern, with flushes in between."""
+    need("fio")
+    with serve("--device", PACED, *FOUR, "--policy", "mqfq") as server:
+        argvs = (verified(server.uri(f"t{i}"), 40 + i, bs=("4k", "16k", "64k", "8k")[i], fsync=64) for i in range(4))
+        for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
+            check(job["read"]["total_ios"] > 0, "nothing was verified")
+
+
+def bytes_between(log, begin, end):
+    """What a bandwidth log says was moved between two moments (seconds since the epoch): each line is the mean of the
+    window that ends at its time."""
+    moved, last = 0.0, None
+    with open(log, encoding="utf-8") as lines:
+        for line in lines:
+            at, kib = (float(x) for x in line.split(",")[:2])
+            at /= 1000
+            if last is not None and last >= begin and at <= end:
+                moved += kib * 1024 * (at - last)
+            last = at
+    return moved
+
+
+def share_of(policy):
+    """B's bytes over A's: A 64 KiB at depth 32, weight 1; B 4 KiB at depth 64, weight 3."""
+    with serve("--device", PACED, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
+               "--policy", policy) as server:  # fmt: skip
+        jobs = []
+        for name, bs, depth in (("a", "64k", 32), ("b", "4k", 64)):
+            log = os.path.join(server.folder, name)
+            jobs.append(
+                start(fio_args(server.uri(name), rw="randread", bs=bs, iodepth=depth, size="256M", time_based=1,
+                               runtime=9, write_bw_log=log, log_avg_msec=250, log_unix_epoch=1))  # fmt: skip
+            )
+        finish(jobs)
+        logs = [os.path.join(server.folder, f"{n}_bw.1.log") for n in ("a", "b")]
+        spans = []
+        for log in logs:
+            with open(log, encoding="utf-8") as lines:
+                times = [float(line.split(",")[0]) / 1000 for line in lines]
+            spans.append((times[0], times[-1]))
+        # While both ran, without the first second.
+        begin, end = max(s[0] for s in spans) + 1, min(s[1] for s in spans)
+        check(end - begin > 5, f"the two clients ran together for {end - begin:.1f} s only")
+        a, b = (bytes_between(log, begin, end) for log in logs)
+        check(a > 0 and b > 0, f"a tenant got nothing: {a} and {b} bytes")
+        return b / a, (a + b) / (end - begin)
+
+
+def test_shares():
+    need("fio")
+    fair, total = share_of("mqfq")
+    check(abs(fair / 3 - 1) <= 0.03, f"mqfq: bytes 1:{fair:.3f}, entitled 1:3 within 3 % (total {total / 1e6:.1f} MB/s)")
+    unfair, rest = share_of("none")
+    check(abs(unfair / 3 - 1) > 0.03, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
+    return f"mqfq 1:{fair:.3f} at {total / 1e6:.1f} MB/s, none 1:{unfair:.3f} at {rest / 1e6:.1f} MB/s"
+
+
+def p99_us(job):
+    return job["read"]["clat_ns"]["percentile"]["99.000000"] / 1000
+
+
+def test_latency():
+    """A tenant at depth 1 beside a flood at depth 256."""
+    need("fio")
+    service_us = 1000
+    device = f"paced,size=512M,iops=8000,latency={service_us}us,parallelism=8"
+    with serve("--device", device, "--tenant", "calm=256M", "--tenant", "flood=256M", "--policy", "mqfq") as server:
+        calm = {"rw": "randread", "bs": "4k", "iodepth": 1, "size": "256M", "time_based": 1, "runtime": 4}
+        alone = p99_us(fio(server.uri("calm"), **calm))
+        flood = start(fio_args(server.uri("flood"), rw="randread", bs="4k", iodepth=256, size="256M", time_based=1,
+                               runtime=8))  # fmt: skip
+        beside = p99_us(fio(server.uri("calm"), ramp_time=1, **calm))
+        check(flood.poll() is None, "the flood ended before the measurement did")
+        [flooded] = finish([flood])
+        said = f"p99 {beside:.0f} us beside the flood ({flooded['read']['iops']:.0f} IOPS), {alone:.0f} us alone"
+        check(flooded["read"]["iops"] > 4000, f"the flood was none: {said}")
+        check(beside <= 2 * alone + service_us, f"{said}; the bound is twice that and {service_us} us")
+        return said
