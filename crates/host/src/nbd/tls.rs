@@ -1,0 +1,289 @@
+//! TLS: configuration from PEM files, the stream that can change over to it, and who the client is.
+//!
+//! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`] that is plain
+//! first and encrypted later. When the handshake is over, [`Stream::into_established`] gives the socket back,
+//! together with rustls' state, which from then on the shard feeds by hand: it may already hold bytes of the
+//! first request. Sessions are not resumed (connections live long, and the certificate is looked at each
+//! time), so nothing but data and the end of the session follows the handshake on our side.
+//!
+//! A client is known by its certificate alone: by the common name and the DNS names in it. Both are vouched
+//! for by the authority that the operator configured. A name counts as it stands, without wildcards.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::{fmt, io};
+
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+/// Why TLS cannot be set up; each message names the file and what to do.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read the {what} {}: {source}; check the path and that the server's user may read it", path.display())]
+    Read {
+        /// What the file is.
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file has something else in it.
+    #[error("{} has no {what} in it: it has to be a PEM file with a section `-----BEGIN {section}-----`", path.display())]
+    Missing {
+        /// What the file should be.
+        what: &'static str,
+        /// What to look for.
+        section: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file is damaged.
+    #[error("the {what} {} is damaged ({reason}); make it anew or copy it again", path.display())]
+    Damaged {
+        /// What the file is.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        reason: String,
+    },
+    /// Certificate and key are refused together.
+    #[error(
+        "the certificate {} and the key {} cannot be used together ({reason}); the key has to be the one that the \
+         certificate was requested with, of type RSA, ECDSA (P-256, P-384) or Ed25519",
+        certificate.display(), key.display()
+    )]
+    Pair {
+        /// The certificate.
+        certificate: PathBuf,
+        /// The key.
+        key: PathBuf,
+        /// What rustls says.
+        reason: String,
+    },
+    /// The authority for client certificates is refused.
+    #[error("{} cannot be the authority for client certificates: {reason}", path.display())]
+    Authority {
+        /// The file.
+        path: PathBuf,
+        /// What rustls says.
+        reason: String,
+    },
+}
+
+/// The server's half of TLS: certificate, key and whom it believes.
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    clients_certified: bool,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("clients_certified", &self.clients_certified).finish_non_exhaustive()
+    }
+}
+
+/// Whether clients start TLS.
+#[derive(Clone, Debug, Default)]
+pub enum TlsMode {
+    /// They cannot.
+    #[default]
+    Off,
+    /// They may, and have to for an export with an identity.
+    Optional(Tls),
+    /// They have to before anything else.
+    Required(Tls),
+}
+
+impl TlsMode {
+    /// The server's half of TLS, unless it is off.
+    pub fn tls(&self) -> Option<&Tls> {
+        match self {
+            Self::Off => None,
+            Self::Optional(tls) | Self::Required(tls) => Some(tls),
+        }
+    }
+}
+
+impl Tls {
+    /// Reads the certificate chain (the server's own first), its key, and the authority that client
+    /// certificates have to be signed by; with an authority, clients without a certificate are turned away.
+    pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let chain = certificates("certificate", certificate)?;
+        let secret =
+            PrivateKeyDer::from_pem_file(key).map_err(|error| pem_error(error, "private key", "PRIVATE KEY", key))?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("ring has cipher suites for TLS 1.2 and 1.3");
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let refused = |reason: String| TlsError::Authority { path: path.to_owned(), reason };
+                let mut roots = RootCertStore::empty();
+                for authority in certificates("client authority", path)? {
+                    roots.add(authority).map_err(|error| refused(error.to_string()))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                    .build()
+                    .map_err(|error| refused(error.to_string()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut config = builder.with_single_cert(chain, secret).map_err(|error| TlsError::Pair {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            reason: error.to_string(),
+        })?;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some() })
+    }
+
+    /// Whether every client shows a certificate, without which no export with an identity can be opened.
+    pub fn clients_certified(&self) -> bool {
+        self.clients_certified
+    }
+}
+
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let section = "CERTIFICATE";
+    let read = |error| pem_error(error, what, section, path);
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(read)?.collect();
+    let chain = chain.map_err(read)?;
+    if chain.is_empty() {
+        return Err(TlsError::Missing { what, section, path: path.to_owned() });
+    }
+    Ok(chain)
+}
+
+fn pem_error(error: pem::Error, what: &'static str, section: &'static str, path: &Path) -> TlsError {
+    let path = path.to_owned();
+    match error {
+        pem::Error::Io(source) => TlsError::Read { what, path, source },
+        pem::Error::NoItemsFound => TlsError::Missing { what, section, path },
+        other => TlsError::Damaged { what, path, reason: other.to_string() },
+    }
+}
+
+/// The names in a certificate that has been verified: the common name, then the DNS names.
+fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let alternative = alternative.iter().flat_map(|names| &names.value.general_names);
+    let dns = alternative.filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(*name),
+        _ => None,
+    });
+    let mut names: Vec<String> = Vec::new();
+    for name in common.chain(dns) {
+        if !name.is_empty() && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+/// A connection during the handshake: plain first, encrypted once the client has asked for it.
+#[derive(Debug)]
+pub enum Stream<S> {
+    /// As it came.
+    Plain(S),
+    /// With TLS on top.
+    Tls(Box<TlsStream<S>>),
+}
+
+/// A connection after the handshake. Not a byte of the first request is buffered outside of what is in here.
+#[derive(Debug)]
+pub enum Established<S> {
+    /// Requests follow in plain text.
+    Plain(S),
+    /// Requests follow encrypted.
+    Tls {
+        /// The transport, which carries TLS records.
+        stream: S,
+        /// TLS after its handshake; it may hold records or plain text that came with the last option.
+        session: Box<ServerConnection>,
+    },
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
+    /// Performs the server's side of the TLS handshake; the stream is gone if that fails.
+    pub async fn start_tls(self, tls: &Tls) -> io::Result<Self> {
+        match self {
+            Self::Plain(stream) => {
+                let stream = TlsAcceptor::from(Arc::clone(&tls.config)).accept(stream).await?;
+                Ok(Self::Tls(Box::new(stream)))
+            }
+            Self::Tls(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS has already been started")),
+        }
+    }
+
+    /// Whether the stream is encrypted.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
+    /// The names in the client's certificate; none without TLS or without a certificate.
+    pub fn client_names(&self) -> Vec<String> {
+        let Self::Tls(stream) = self else { return Vec::new() };
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        chain.first().map(names_of).unwrap_or_default()
+    }
+
+    /// Takes the layers apart for the transmission phase.
+    pub fn into_established(self) -> Established<S> {
+        match self {
+            Self::Plain(stream) => Established::Plain(stream),
+            Self::Tls(stream) => {
+                let (stream, session) = stream.into_inner();
+                Established::Tls { stream, session: Box::new(session) }
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
