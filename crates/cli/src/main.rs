@@ -1,2 +1,6 @@
 //! fairq
+#![allow(dead_code)]
+mod config;
+mod pairs;
+mod units;
 fn main() {}

@@ -1,0 +1,292 @@
+//! `--device KIND,key=value,…` and `[device]`: the store behind the tenants.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use super::Refusal;
+use crate::pairs::{self, Pair};
+use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
+
+/// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can fill.
+pub(crate) const PACED_IOPS: u64 = 100_000;
+/// See [`PACED_IOPS`].
+pub(crate) const PACED_BANDWIDTH: u64 = 1 << 30;
+/// See [`PACED_IOPS`].
+pub(crate) const PACED_LATENCY_NS: u64 = 80_000;
+/// See [`PACED_IOPS`].
+pub(crate) const PACED_PARALLELISM: u32 = 32;
+/// Size of a device in memory if nothing is said; pages become memory when they are first written.
+pub(crate) const MEMORY_SIZE: u64 = 4 << 30;
+/// Sizes and offsets are multiples of this: the block that clients address.
+pub(crate) const SECTOR: u64 = 512;
+
+/// What kind of device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// Stores nothing, answers at once.
+    Null,
+    /// Memory.
+    Ram,
+    /// Memory, as slow as asked for.
+    Paced,
+    /// A file or block device.
+    File,
+}
+
+impl Kind {
+    /// The keys that mean something for this kind.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Kind::Null | Kind::Ram => &["size"],
+            Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
+            Kind::File => &["path", "size", "create", "direct"],
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Null => "null",
+            Kind::Ram => "ram",
+            Kind::Paced => "paced",
+            Kind::File => "file",
+        }
+    }
+}
+
+/// Whether to go around the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Direct {
+    /// Where the file system allows it.
+    #[default]
+    Auto,
+    /// Or fail.
+    Always,
+    /// Through the page cache.
+    Never,
+}
+
+/// The device as it is written; nothing is filled in yet.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct DeviceTable {
+    pub(crate) kind: Option<Kind>,
+    pub(crate) size: Option<Size>,
+    pub(crate) iops: Option<Count>,
+    pub(crate) bandwidth: Option<Bandwidth>,
+    pub(crate) latency: Option<Nanos>,
+    pub(crate) parallelism: Option<u32>,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) create: Option<bool>,
+    pub(crate) direct: Option<Direct>,
+}
+
+/// The device, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceConfig {
+    /// See [`Kind::Null`].
+    Null { size: u64 },
+    /// See [`Kind::Ram`].
+    Ram { size: u64 },
+    /// See [`Kind::Paced`].
+    Paced { size: u64, iops: u64, bandwidth: u64, latency_ns: u64, parallelism: u32 },
+    /// See [`Kind::File`]. With tenants that bring files of their own there may be none here.
+    File { file: Option<FileConfig>, direct: Direct },
+}
+
+/// One file of a file device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct FileConfig {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// How large it is to be, if that is said.
+    pub(crate) size: Option<u64>,
+    /// To be made, sparse, if it is not there.
+    pub(crate) create: bool,
+}
+
+impl FromStr for DeviceTable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceTable, String> {
+        let items = pairs::items(text);
+        let mut pairs = pairs::pairs(&items);
+        match pairs.first_mut() {
+            // The kind comes first, by itself. A path instead of it can only mean a file.
+            Some(first) if first.value.is_none() && first.key.contains('/') => {
+                *first = Pair::new("path", &first.key);
+                pairs.push(Pair::new("kind", "file"));
+            }
+            Some(first) if first.value.is_none() => *first = Pair::new("kind", &first.key),
+            Some(_) => {}
+            None => return Err("a device is wanted: null, ram, paced or file,path=…".into()),
+        }
+        pairs::read(pairs)
+    }
+}
+
+impl DeviceTable {
+    /// What `flags` says wins. Another kind is another device: then nothing of this one remains.
+    pub(crate) fn overlaid(self, flags: DeviceTable) -> DeviceTable {
+        if flags.kind.is_some() && flags.kind != self.kind {
+            return flags;
+        }
+        DeviceTable {
+            kind: self.kind,
+            size: flags.size.or(self.size),
+            iops: flags.iops.or(self.iops),
+            bandwidth: flags.bandwidth.or(self.bandwidth),
+            latency: flags.latency.or(self.latency),
+            parallelism: flags.parallelism.or(self.parallelism),
+            path: flags.path.or(self.path),
+            create: flags.create.or(self.create),
+            direct: flags.direct.or(self.direct),
+        }
+    }
+
+    /// Fills in what is not said and refuses what makes no sense. `implied` is the kind if none is said.
+    pub(crate) fn complete(self, implied: Kind) -> Result<DeviceConfig, Refusal> {
+        let kind = self.kind.unwrap_or(if self.path.is_some() { Kind::File } else { implied });
+        self.refuse_foreign_keys(kind)?;
+        if let Some(Size(size)) = self.size
+            && (size == 0 || size % SECTOR != 0)
+        {
+            return Err(Refusal::new(format!(
+                "device: size {} is not a multiple of {SECTOR} above 0: round it up to {}",
+                exact_size(size),
+                exact_size(size.max(1).next_multiple_of(SECTOR))
+            )));
+        }
+        let size = self.size.map_or(MEMORY_SIZE, |Size(bytes)| bytes);
+        Ok(match kind {
+            Kind::Null => DeviceConfig::Null { size },
+            Kind::Ram => DeviceConfig::Ram { size },
+            Kind::Paced => self.complete_paced(size)?,
+            Kind::File => {
+                let create = self.create.unwrap_or(false);
+                let size = self.size.map(|Size(bytes)| bytes);
+                if create && size.is_none() {
+                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
+                }
+                if self.path.is_none() && (create || size.is_some()) {
+                    return Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"));
+                }
+                let file = self.path.map(|path| FileConfig { path, size, create });
+                DeviceConfig::File { file, direct: self.direct.unwrap_or_default() }
+            }
+        })
+    }
+
+    fn complete_paced(&self, size: u64) -> Result<DeviceConfig, Refusal> {
+        let iops = self.iops.map_or(PACED_IOPS, |Count(iops)| iops);
+        let parallelism = self.parallelism.unwrap_or(PACED_PARALLELISM);
+        if iops == 0 || iops > 1_000_000_000 {
+            return Err(Refusal::new(format!("device: iops {iops} is not in 1..1G: write iops=100k, say")));
+        }
+        if !(1..=65_536).contains(&parallelism) {
+            return Err(Refusal::new(format!(
+                "device: parallelism {parallelism} is not in 1..65536: write parallelism=32, say"
+            )));
+        }
+        Ok(DeviceConfig::Paced {
+            size,
+            iops,
+            bandwidth: self.bandwidth.map_or(PACED_BANDWIDTH, |Bandwidth(bytes)| bytes),
+            latency_ns: self.latency.map_or(PACED_LATENCY_NS, |Nanos(ns)| ns),
+            parallelism,
+        })
+    }
+
+    fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
+        let given = [
+            ("size", self.size.is_some()),
+            ("iops", self.iops.is_some()),
+            ("bandwidth", self.bandwidth.is_some()),
+            ("latency", self.latency.is_some()),
+            ("parallelism", self.parallelism.is_some()),
+            ("path", self.path.is_some()),
+            ("create", self.create.is_some()),
+            ("direct", self.direct.is_some()),
+        ];
+        let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !kind.keys().contains(&key);
+        let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
+        let other = if Kind::File.keys().contains(key) { Kind::File } else { Kind::Paced };
+        Err(Refusal::new(format!(
+            "device: kind {} takes no `{key}` (it takes: {}): leave it out, or use kind {}",
+            kind.name(),
+            kind.keys().join(", "),
+            other.name(),
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complete(text: &str) -> Result<DeviceConfig, String> {
+        text.parse::<DeviceTable>()?.complete(Kind::Paced).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn every_kind_with_what_it_takes() {
+        assert_eq!(complete("null,size=1T"), Ok(DeviceConfig::Null { size: 1 << 40 }));
+        assert_eq!(complete("ram"), Ok(DeviceConfig::Ram { size: 4 << 30 }));
+        assert_eq!(
+            complete("paced,size=1G,iops=50k,bandwidth=200M/s,latency=1ms,parallelism=64"),
+            Ok(DeviceConfig::Paced {
+                size: 1 << 30,
+                iops: 50_000,
+                bandwidth: 200 << 20,
+                latency_ns: 1_000_000,
+                parallelism: 64
+            })
+        );
+        let file = |path: &str, size, create| Some(FileConfig { path: path.into(), size, create });
+        assert_eq!(
+            complete("file,path=/srv/a.img,size=10G,create,direct=never"),
+            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30), true), direct: Direct::Never })
+        );
+        assert_eq!(
+            complete("/dev/nvme0n1"),
+            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None, false), direct: Direct::Auto })
+        );
+        assert_eq!(complete("path=/dev/sdb"), complete("file,path=/dev/sdb"));
+    }
+
+    #[test]
+    fn refusals_name_the_key_and_the_cure() {
+        let refusal = |text: &str| complete(text).unwrap_err();
+        assert_eq!(refusal("nvme"), "kind: unknown value `nvme` (allowed: null, ram, paced, file)");
+        assert_eq!(
+            refusal("ram,iops=5k"),
+            "device: kind ram takes no `iops` (it takes: size): leave it out, or use kind paced"
+        );
+        assert_eq!(
+            refusal("paced,path=/a"),
+            "device: kind paced takes no `path` (it takes: size, iops, bandwidth, latency, parallelism): leave it out, \
+             or use kind file"
+        );
+        assert_eq!(refusal("ram,size=1000"), "device: size 1000 is not a multiple of 512 above 0: round it up to 1k");
+        assert_eq!(refusal("file,path=/a,create"), "device: create needs to know how large: add size=10G, say");
+        assert_eq!(refusal("file,size=1G"), "device: a file needs a path: add path=/srv/disk.img, say");
+        assert_eq!(refusal("paced,iops=0"), "device: iops 0 is not in 1..1G: write iops=100k, say");
+        assert_eq!(
+            refusal("paced,parallelism=0"),
+            "device: parallelism 0 is not in 1..65536: write parallelism=32, say"
+        );
+        assert_eq!(refusal(""), "a device is wanted: null, ram, paced or file,path=…");
+    }
+
+    #[test]
+    fn flags_win_key_by_key_unless_the_kind_is_another() {
+        let file: DeviceTable = "paced,size=1G,iops=50k".parse().unwrap();
+        let same: DeviceTable = "paced,iops=10k".parse().unwrap();
+        let other: DeviceTable = "ram,size=2G".parse().unwrap();
+        assert_eq!(file.clone().overlaid(same), "paced,size=1G,iops=10k".parse().unwrap());
+        assert_eq!(file.overlaid(other.clone()), other);
+    }
+}

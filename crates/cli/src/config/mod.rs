@@ -1,0 +1,506 @@
+//! The configuration of `fairq serve`: a TOML file, flags that win over it, and what follows from both.
+//!
+//! It goes in three steps, each of which refuses what it can already see is wrong:
+//! 1. [`Settings`] is what was written, in a file or as flags: single values are checked here, where the file's line
+//!    is known.
+//! 2. [`Settings::overlaid`] puts the flags over the file, key by key.
+//! 3. [`Settings::plan`] fills in the defaults, checks what must fit together and gives a [`Plan`].
+//!
+//! Every refusal says what is wrong, where, and what to write instead.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use toml::Spanned;
+
+use crate::pairs::explain;
+use crate::units::{Size, exact_size};
+
+pub(crate) mod device;
+pub(crate) mod listen;
+pub(crate) mod policy;
+pub(crate) mod tenant;
+
+use device::{DeviceConfig, DeviceTable, Kind};
+use listen::Listen;
+use policy::{PolicyConfig, PolicyTable};
+use tenant::{Origin, Tenant, TenantTable};
+
+/// Shards are ports of a policy, of which there are at most so many.
+const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
+/// Tenants of one server.
+const TENANTS_MAX: usize = 4096;
+/// The tenants that are served if none is named, with their weights.
+const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
+
+/// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with status 2.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal(String);
+
+impl Refusal {
+    pub(crate) fn new(text: impl Into<String>) -> Refusal {
+        Refusal(text.into())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A list of CPUs: `0-3,6`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct CpuList(pub(crate) Vec<usize>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CpuList, String> {
+        let refuse = || format!("`{text}` is not a list of CPUs: write 0, 0-3 or 0-3,6");
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse);
+            let (first, last) = (number(first)?, number(last)?);
+            if last < first {
+                return Err(refuse());
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(CpuList(cpus))
+    }
+}
+
+impl<'de> Deserialize<'de> for CpuList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CpuList, D::Error> {
+        let text = crate::units::TextOrNumber { expecting: "a list of CPUs such as \"0-3,6\"", parse: str::parse };
+        deserializer.deserialize_any(text)
+    }
+}
+
+/// Whether clients must use TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TlsMode {
+    /// No TLS.
+    Off,
+    /// Clients may.
+    Optional,
+    /// Clients must.
+    Required,
+}
+
+/// `[tls]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct TlsTable {
+    pub(crate) mode: Option<TlsMode>,
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+    pub(crate) client_ca: Option<PathBuf>,
+}
+
+/// `[limits]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct LimitsTable {
+    pub(crate) connections: Option<u32>,
+    pub(crate) memory_per_connection: Option<Size>,
+    pub(crate) depth_per_connection: Option<u32>,
+}
+
+/// What was written, in a file or as flags.
+#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Settings {
+    #[serde(default, deserialize_with = "device_text_or_table")]
+    pub(crate) device: Option<DeviceTable>,
+    #[serde(default, deserialize_with = "policy_text_or_table")]
+    pub(crate) policy: Option<PolicyTable>,
+    #[serde(default)]
+    pub(crate) tenant: Vec<Spanned<TenantTable>>,
+    #[serde(default)]
+    pub(crate) listen: Vec<Listen>,
+    pub(crate) stdio: Option<bool>,
+    pub(crate) shards: Option<u32>,
+    pub(crate) cpus: Option<CpuList>,
+    #[serde(default)]
+    pub(crate) tls: TlsTable,
+    #[serde(default)]
+    pub(crate) limits: LimitsTable,
+    pub(crate) status: Option<bool>,
+    pub(crate) log: Option<String>,
+}
+
+fn device_text_or_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DeviceTable>, D::Error> {
+    text_or_table("a device: \"ram,size=4G\", or a table", deserializer)
+}
+
+fn policy_text_or_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyTable>, D::Error> {
+    text_or_table("a policy: \"mqfq:slots=64\", or a table", deserializer)
+}
+
+/// Reads what is written as on the command line, or as a table.
+fn text_or_table<'de, T, D>(expecting: &'static str, deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err = String> + DeserializeOwned,
+    D: Deserializer<'de>,
+{
+    struct TextOrTable<T>(&'static str, PhantomData<T>);
+
+    impl<'de, T: FromStr<Err = String> + DeserializeOwned> Visitor<'de> for TextOrTable<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+        fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(table))
+        }
+    }
+
+    deserializer.deserialize_any(TextOrTable(expecting, PhantomData)).map(Some)
+}
+
+/// Reads a configuration file.
+pub(crate) fn load(path: &Path) -> Result<Settings, Refusal> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Refusal::new(format!("{}: cannot be read: {error}", path.display())))?;
+    parse(&text, &path.display().to_string())
+}
+
+/// Reads a configuration; `path` is for messages.
+pub(crate) fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
+    let mut settings: Settings = toml::from_str(text).map_err(|error| misread(text, path, &error))?;
+    for tenant in &mut settings.tenant {
+        let (line, _) = line_and_column(text, tenant.span().start);
+        tenant.get_mut().origin = Origin::File(path.to_owned(), line);
+    }
+    Ok(settings)
+}
+
+/// Says what is wrong with a file, and shows the place.
+fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
+    let message = explain(error.message());
+    let Some(span) = error.span() else { return Refusal::new(format!("{path}: {message}")) };
+    let (line, column) = line_and_column(text, span.start);
+    let shown = text.lines().nth(line - 1).unwrap_or("");
+    // A value's message does not say whose value it is; the line does.
+    let key = shown.get(..column - 1).and_then(|before| before.trim_end().strip_suffix('='));
+    let key = key.and_then(|before| before.rsplit(['{', ',']).next()).map(|key| format!("{}: ", key.trim()));
+    let width = text.get(span.clone()).map_or(1, |marked| marked.lines().next().unwrap_or("").chars().count().max(1));
+    let gutter = " ".repeat(line.to_string().len());
+    Refusal::new(format!(
+        "{path}:{line}:{column}: {}{message}\n {gutter} |\n {line} | {shown}\n {gutter} | {}{}",
+        key.unwrap_or_default(),
+        " ".repeat(column - 1),
+        "^".repeat(width),
+    ))
+}
+
+/// Line and column, from 1, of a byte.
+fn line_and_column(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
+}
+
+/// Puts what `over` says over what `under` says.
+fn overlay<T>(under: Option<T>, over: Option<T>, both: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (under, over) {
+        (Some(under), Some(over)) => Some(both(under, over)),
+        (under, over) => over.or(under),
+    }
+}
+
+impl Settings {
+    /// What `flags` says wins: key by key in tables, tenant by tenant (by name); a list of addresses as a whole.
+    pub(crate) fn overlaid(self, flags: Settings) -> Settings {
+        let mut tenant = self.tenant;
+        for flag in flags.tenant {
+            match tenant
+                .iter_mut()
+                .find(|tenant| tenant.get_ref().name == flag.get_ref().name && tenant.get_ref().origin != Origin::Flag)
+            {
+                Some(place) => *place.get_mut() = place.get_ref().clone().overlaid(flag.into_inner()),
+                None => tenant.push(flag),
+            }
+        }
+        Settings {
+            device: overlay(self.device, flags.device, DeviceTable::overlaid),
+            policy: overlay(self.policy, flags.policy, PolicyTable::overlaid),
+            tenant,
+            listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
+            stdio: flags.stdio.or(self.stdio),
+            shards: flags.shards.or(self.shards),
+            cpus: flags.cpus.or(self.cpus),
+            tls: TlsTable {
+                mode: flags.tls.mode.or(self.tls.mode),
+                cert: flags.tls.cert.or(self.tls.cert),
+                key: flags.tls.key.or(self.tls.key),
+                client_ca: flags.tls.client_ca.or(self.tls.client_ca),
+            },
+            limits: LimitsTable {
+                connections: flags.limits.connections.or(self.limits.connections),
+                memory_per_connection: flags.limits.memory_per_connection.or(self.limits.memory_per_connection),
+                depth_per_connection: flags.limits.depth_per_connection.or(self.limits.depth_per_connection),
+            },
+            status: flags.status.or(self.status),
+            log: flags.log.or(self.log),
+        }
+    }
+}
+
+/// What the machine offers; an argument, so that tests can say.
+#[derive(Clone, Debug)]
+pub(crate) struct Surroundings {
+    /// The CPUs that this process may use.
+    pub(crate) cpus: Vec<usize>,
+    /// Sockets handed in by the service manager.
+    pub(crate) inherited_sockets: usize,
+    /// Where to listen if nothing is said.
+    pub(crate) default_socket: PathBuf,
+}
+
+/// Where requests come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// One connection, on standard input and output.
+    Stdio,
+    /// Addresses, and sockets handed in by the service manager.
+    Sockets(Vec<Listen>),
+}
+
+/// TLS, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Tls {
+    /// Clients must use it.
+    pub(crate) is_required: bool,
+    /// The server's certificate chain.
+    pub(crate) cert: PathBuf,
+    /// Its private key.
+    pub(crate) key: PathBuf,
+    /// Who signs clients' certificates.
+    pub(crate) client_ca: Option<PathBuf>,
+}
+
+/// Bounds, complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limits {
+    /// Open connections of the server.
+    pub(crate) connections: u32,
+    /// Bytes of requests and replies of one connection.
+    pub(crate) memory_per_connection: u64,
+    /// Requests of one connection that are being served.
+    pub(crate) depth_per_connection: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { connections: 1024, memory_per_connection: 64 << 20, depth_per_connection: 256 }
+    }
+}
+
+/// A server's configuration, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// The store.
+    pub(crate) device: DeviceConfig,
+    /// How it is shared.
+    pub(crate) policy: PolicyConfig,
+    /// By whom.
+    pub(crate) tenants: Vec<Tenant>,
+    /// Where requests come from.
+    pub(crate) source: Source,
+    /// The CPU of each shard.
+    pub(crate) cpus: Vec<usize>,
+    /// TLS, if it is on.
+    pub(crate) tls: Option<Tls>,
+    /// Bounds.
+    pub(crate) limits: Limits,
+    /// Status lines even where there is no terminal.
+    pub(crate) status: bool,
+}
+
+impl Settings {
+    /// Fills in the defaults and refuses what does not fit together.
+    pub(crate) fn plan(self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
+        let tenants = self.complete_tenants()?;
+        let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
+        let implied = if all_have_files { Kind::File } else { Kind::Paced };
+        let device = self.device.clone().unwrap_or_default().complete(implied)?;
+        check_files(&device, &tenants)?;
+        let tls = complete_tls(&self.tls)?;
+        check_identities(&tenants, tls.as_ref())?;
+        Ok(Plan {
+            device,
+            policy: self.policy.clone().unwrap_or_default().complete()?,
+            tenants,
+            source: self.source(surroundings)?,
+            cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
+            tls,
+            limits: complete_limits(&self.limits)?,
+            status: self.status.unwrap_or(false),
+        })
+    }
+
+    fn complete_tenants(&self) -> Result<Vec<Tenant>, Refusal> {
+        let mut tables: Vec<TenantTable> = self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
+        if tables.is_empty() {
+            let is_file = self.device.as_ref().is_some_and(|device| {
+                device.kind == Some(Kind::File) || (device.kind.is_none() && device.path.is_some())
+            });
+            if is_file {
+                return Err(Refusal::new(
+                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant web,weight=100",
+                ));
+            }
+            tables = DEMO_TENANTS.iter().map(|text| text.parse().expect("the demo tenants are well formed")).collect();
+        }
+        if tables.len() > TENANTS_MAX {
+            return Err(Refusal::new(format!("{} tenants are too many: at most {TENANTS_MAX}", tables.len())));
+        }
+        for (index, table) in tables.iter().enumerate() {
+            if let Some(earlier) = tables[..index].iter().find(|earlier| earlier.name == table.name) {
+                return Err(Refusal::new(format!(
+                    "{}: tenant {} is already there ({}): rename one",
+                    table.origin, table.name, earlier.origin
+                )));
+            }
+        }
+        tables.into_iter().map(TenantTable::complete).collect()
+    }
+
+    fn source(&self, surroundings: &Surroundings) -> Result<Source, Refusal> {
+        if self.stdio.unwrap_or(false) {
+            if !self.listen.is_empty() {
+                return Err(Refusal::new(
+                    "stdio serves one connection and listens nowhere: leave out listen, or stdio",
+                ));
+            }
+            return Ok(Source::Stdio);
+        }
+        for (index, listen) in self.listen.iter().enumerate() {
+            if self.listen[..index].contains(listen) {
+                return Err(Refusal::new(format!("listen {listen} is given twice: leave one out")));
+            }
+        }
+        if self.listen.is_empty() && surroundings.inherited_sockets == 0 {
+            return Ok(Source::Sockets(vec![Listen::Unix(surroundings.default_socket.clone())]));
+        }
+        Ok(Source::Sockets(self.listen.clone()))
+    }
+}
+
+fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal> {
+    let with_file = tenants.iter().find(|tenant| tenant.path.is_some());
+    let without = tenants.iter().find(|tenant| tenant.path.is_none());
+    match (device, with_file, without) {
+        (DeviceConfig::File { file: None, .. }, _, Some(tenant)) => Err(Refusal::new(format!(
+            "{}: tenant {} has no file of its own and the device has none to share: add path=FILE to the tenant, or to \
+             the device",
+            tenant.origin, tenant.name
+        ))),
+        (DeviceConfig::File { file: Some(file), .. }, _, None) => Err(Refusal::new(format!(
+            "device: every tenant has a file of its own, so nobody would use {}: leave the device's path out",
+            file.path.display()
+        ))),
+        (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
+        (_, Some(tenant), _) => Err(Refusal::new(format!(
+            "{}: tenant {} has a file of its own, but the device keeps everything in memory: use device file, or leave \
+             out path",
+            tenant.origin, tenant.name
+        ))),
+    }
+}
+
+fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
+    let mode = table.mode.unwrap_or(if table.cert.is_some() { TlsMode::Required } else { TlsMode::Off });
+    if mode == TlsMode::Off {
+        let given = [("key", &table.key), ("client-ca", &table.client_ca)].into_iter().find(|(_, path)| path.is_some());
+        return match given {
+            Some((what, _)) if table.mode.is_none() => {
+                Err(Refusal::new(format!("tls: {what} is given but no certificate: add --tls-cert FILE")))
+            }
+            _ => Ok(None),
+        };
+    }
+    let (Some(cert), Some(key)) = (table.cert.clone(), table.key.clone()) else {
+        let missing = if table.cert.is_none() { "certificate: add --tls-cert" } else { "private key: add --tls-key" };
+        return Err(Refusal::new(format!("tls: TLS needs the server's {missing} FILE")));
+    };
+    Ok(Some(Tls { is_required: mode == TlsMode::Required, cert, key, client_ca: table.client_ca.clone() }))
+}
+
+fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
+    let Some(tenant) = tenants.iter().find(|tenant| tenant.identity.is_some()) else { return Ok(()) };
+    if tls.is_some_and(|tls| tls.client_ca.is_some()) {
+        return Ok(());
+    }
+    Err(Refusal::new(format!(
+        "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and --tls-client-ca",
+        tenant.origin, tenant.name
+    )))
+}
+
+/// The CPU of each shard: one shard for each CPU unless otherwise said. More shards than CPUs take turns.
+pub(crate) fn complete_cpus(
+    shards: Option<u32>,
+    cpus: Option<&CpuList>,
+    available: &[usize],
+) -> Result<Vec<usize>, Refusal> {
+    if let Some(0) = shards {
+        return Err(Refusal::new(format!("shards: 0 serve nobody: write 1 to {SHARDS_MAX}")));
+    }
+    let list = cpus.map_or(available, |CpuList(list)| list.as_slice());
+    if let Some(cpu) = list.iter().find(|cpu| !available.contains(cpu)) {
+        let offered = available.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        return Err(Refusal::new(format!("cpus: CPU {cpu} is not there for this process: choose from {offered}")));
+    }
+    let count = shards.map_or(list.len().min(SHARDS_MAX), |shards| shards as usize);
+    if count > SHARDS_MAX {
+        return Err(Refusal::new(format!("shards: {count} are too many: write 1 to {SHARDS_MAX}")));
+    }
+    Ok(list.iter().copied().cycle().take(count).collect())
+}
+
+fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
+    let default = Limits::default();
+    let within = |key: &str, value: Option<u32>, default: u32, most: u32| match value {
+        Some(value) if !(1..=most).contains(&value) => {
+            Err(Refusal::new(format!("limits: {key} {value} is not in 1..{most}: the default is {default}")))
+        }
+        value => Ok(value.unwrap_or(default)),
+    };
+    let memory = table.memory_per_connection.map_or(default.memory_per_connection, |Size(bytes)| bytes);
+    if !(1 << 20..=1 << 32).contains(&memory) {
+        return Err(Refusal::new(format!(
+            "limits: memory-per-connection {} is not in 1M..4G: the default is {}",
+            exact_size(memory),
+            exact_size(default.memory_per_connection)
+        )));
+    }
+    Ok(Limits {
+        connections: within("connections", table.connections, default.connections, 1 << 16)?,
+        memory_per_connection: memory,
+        depth_per_connection: within(
+            "depth-per-connection",
+            table.depth_per_connection,
+            default.depth_per_connection,
+            4096,
+        )?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

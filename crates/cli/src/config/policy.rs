@@ -1,0 +1,333 @@
+//! `--policy NAME[:key=value,…]` and `[policy]`: how the device is shared.
+
+use std::str::FromStr;
+
+use fairq_core::CostModel;
+use serde::{Deserialize, Deserializer};
+
+use super::Refusal;
+use crate::pairs::{self, Pair};
+use crate::units::{Factor, Nanos, Size, TextOrNumber};
+
+/// The schedulers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PolicyName {
+    /// First come, first served.
+    None,
+    /// SFQ(D).
+    Sfqd,
+    /// MQFQ.
+    Mqfq,
+    /// MQFQ behind one lock.
+    MqfqSerial,
+}
+
+impl PolicyName {
+    /// The name as it is written.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            PolicyName::None => "none",
+            PolicyName::Sfqd => "sfqd",
+            PolicyName::Mqfq => "mqfq",
+            PolicyName::MqfqSerial => "mqfq-serial",
+        }
+    }
+
+    /// The keys that mean something for it.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            PolicyName::None => &[],
+            PolicyName::Sfqd => &["slots", "read-cost", "write-cost"],
+            PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
+            PolicyName::Mqfq => {
+                &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
+            }
+        }
+    }
+}
+
+/// How MQFQ finds its virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum VirtualTime {
+    /// The tree of minima.
+    #[default]
+    Mindicator,
+    /// A scan of one array.
+    Scan,
+}
+
+/// How MQFQ hands out dispatch slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SlotKind {
+    /// The token tree.
+    #[default]
+    Tree,
+    /// One counter.
+    Counter,
+    /// A scalable bitmap.
+    Bitmap,
+}
+
+/// How MQFQ wakes throttled ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Unthrottle {
+    /// The timer wheel.
+    #[default]
+    Wheel,
+    /// Looking again after so many nanoseconds.
+    Poll(u64),
+}
+
+impl FromStr for Unthrottle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Unthrottle, String> {
+        match text.split_once(':') {
+            None if text == "wheel" => Ok(Unthrottle::Wheel),
+            None if text == "poll" => Ok(Unthrottle::Poll(1_000)),
+            Some(("poll", period)) => match period.parse()? {
+                Nanos(0) => Err("a poll every 0 ns would never end: write poll:1us, say".into()),
+                Nanos(ns) => Ok(Unthrottle::Poll(ns)),
+            },
+            _ => Err(format!("`{text}` is neither wheel nor poll:DURATION, as in poll:1us")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Unthrottle {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unthrottle, D::Error> {
+        let text = TextOrNumber { expecting: "\"wheel\" or \"poll:1us\"", parse: str::parse };
+        deserializer.deserialize_str(text)
+    }
+}
+
+/// The policy as it is written.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct PolicyTable {
+    pub(crate) name: Option<PolicyName>,
+    #[serde(alias = "D")]
+    pub(crate) slots: Option<u32>,
+    #[serde(alias = "T")]
+    pub(crate) threshold: Option<Size>,
+    pub(crate) virtual_time: Option<VirtualTime>,
+    pub(crate) slot_kind: Option<SlotKind>,
+    pub(crate) unthrottle: Option<Unthrottle>,
+    pub(crate) read_cost: Option<Factor>,
+    pub(crate) write_cost: Option<Factor>,
+}
+
+/// The policy, complete but for what depends on the device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PolicyConfig {
+    /// Which.
+    pub(crate) name: PolicyName,
+    /// D: the most requests outstanding on the device; if not said, the device's own parallelism decides.
+    pub(crate) slots: Option<u32>,
+    /// T: how far a flow may run ahead of virtual time, in bytes.
+    pub(crate) threshold: Option<u64>,
+    /// For mqfq.
+    pub(crate) virtual_time: VirtualTime,
+    /// For mqfq.
+    pub(crate) slot_kind: SlotKind,
+    /// For mqfq.
+    pub(crate) unthrottle: Unthrottle,
+    /// What a request costs.
+    pub(crate) cost: CostModel,
+}
+
+impl FromStr for PolicyTable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PolicyTable, String> {
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        let mut list = vec![Pair::new("name", name.trim())];
+        list.extend(pairs::pairs(&pairs::items(rest)));
+        pairs::read(list)
+    }
+}
+
+/// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before it belongs
+/// to the policy before it.
+pub(crate) fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
+    let mut policies: Vec<String> = Vec::new();
+    for item in pairs::items(text).into_iter().filter(|item| !item.trim().is_empty()) {
+        let is_key = item.find('=').is_some_and(|equals| !item[..equals].contains(':'));
+        match policies.last_mut() {
+            Some(policy) if is_key => {
+                policy.push(if policy.contains(':') { ',' } else { ':' });
+                policy.push_str(&item);
+            }
+            _ => policies.push(item),
+        }
+    }
+    policies.iter().map(|policy| policy.parse()).collect()
+}
+
+impl PolicyTable {
+    /// What `flags` says wins. Another name is another policy: then nothing of this one remains.
+    pub(crate) fn overlaid(self, flags: PolicyTable) -> PolicyTable {
+        if flags.name.is_some() && flags.name != self.name {
+            return flags;
+        }
+        PolicyTable {
+            name: self.name,
+            slots: flags.slots.or(self.slots),
+            threshold: flags.threshold.or(self.threshold),
+            virtual_time: flags.virtual_time.or(self.virtual_time),
+            slot_kind: flags.slot_kind.or(self.slot_kind),
+            unthrottle: flags.unthrottle.or(self.unthrottle),
+            read_cost: flags.read_cost.or(self.read_cost),
+            write_cost: flags.write_cost.or(self.write_cost),
+        }
+    }
+
+    /// Fills in what is not said and refuses what makes no sense.
+    pub(crate) fn complete(self) -> Result<PolicyConfig, Refusal> {
+        let name = self.name.unwrap_or(PolicyName::Mqfq);
+        self.refuse_foreign_keys(name)?;
+        if let Some(slots) = self.slots
+            && !(1..=65_536).contains(&slots)
+        {
+            return Err(Refusal::new(format!(
+                "policy: slots {slots} is not in 1..65536: it is how many requests the device may hold at once; \
+                 `fairq calibrate` finds it"
+            )));
+        }
+        let percent = |factor: Option<Factor>, default: u32| factor.map_or(default, |Factor(hundredths)| hundredths);
+        let cost = CostModel::default();
+        Ok(PolicyConfig {
+            name,
+            slots: self.slots,
+            threshold: self.threshold.map(|Size(bytes)| bytes),
+            virtual_time: self.virtual_time.unwrap_or_default(),
+            slot_kind: self.slot_kind.unwrap_or_default(),
+            unthrottle: self.unthrottle.unwrap_or_default(),
+            cost: CostModel {
+                read_percent: percent(self.read_cost, cost.read_percent),
+                write_percent: percent(self.write_cost, cost.write_percent),
+                ..cost
+            },
+        })
+    }
+
+    fn refuse_foreign_keys(&self, name: PolicyName) -> Result<(), Refusal> {
+        let given = [
+            ("slots", self.slots.is_some()),
+            ("threshold", self.threshold.is_some()),
+            ("virtual-time", self.virtual_time.is_some()),
+            ("slot-kind", self.slot_kind.is_some()),
+            ("unthrottle", self.unthrottle.is_some()),
+            ("read-cost", self.read_cost.is_some()),
+            ("write-cost", self.write_cost.is_some()),
+        ];
+        let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !name.keys().contains(&key);
+        let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
+        let takes = if name.keys().is_empty() { "no keys at all".into() } else { name.keys().join(", ") };
+        Err(Refusal::new(format!(
+            "policy: {} takes no `{key}` (it takes: {takes}): leave it out, or use mqfq",
+            name.name(),
+        )))
+    }
+}
+
+/// A weight, 1 to 10000.
+pub(crate) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<fairq_core::Weight>, D::Error> {
+    let text = TextOrNumber { expecting: "a weight from 1 to 10000", parse: parse_weight };
+    deserializer.deserialize_any(text).map(Some)
+}
+
+/// See [`weight`].
+pub(crate) fn parse_weight(text: &str) -> Result<fairq_core::Weight, String> {
+    let weight = text.parse().ok().and_then(fairq_core::Weight::new);
+    weight.ok_or_else(|| format!("`{text}` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complete(text: &str) -> Result<PolicyConfig, String> {
+        text.parse::<PolicyTable>()?.complete().map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let policy = complete(
+            "mqfq:D=64,T=256k,virtual-time=scan,slot-kind=bitmap,unthrottle=poll:2us,read-cost=1.5,write-cost=300%",
+        )
+        .unwrap();
+        let expected = PolicyConfig {
+            name: PolicyName::Mqfq,
+            slots: Some(64),
+            threshold: Some(256 << 10),
+            virtual_time: VirtualTime::Scan,
+            slot_kind: SlotKind::Bitmap,
+            unthrottle: Unthrottle::Poll(2_000),
+            cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
+        };
+        assert_eq!(policy, expected);
+        assert_eq!(complete("mqfq-serial:slots=3,threshold=0").unwrap().threshold, Some(0));
+        assert_eq!(complete("none").unwrap().cost, CostModel::default());
+        assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
+    }
+
+    #[test]
+    fn a_list_gives_each_key_to_the_policy_before_it() {
+        let list = parse_list("none,mqfq:slots=64,threshold=64k,unthrottle=poll:1us,sfqd,mqfq-serial:slots=8").unwrap();
+        let names: Vec<_> = list.iter().map(|policy| policy.name.unwrap().name()).collect();
+        assert_eq!(names, ["none", "mqfq", "sfqd", "mqfq-serial"]);
+        assert_eq!(list[1].threshold, Some(Size(64 << 10)));
+        assert_eq!(list[1].unthrottle, Some(Unthrottle::Poll(1_000)));
+        assert_eq!(list[3].slots, Some(8));
+        assert_eq!(parse_list("sfqd,slots=4").unwrap(), ["sfqd:slots=4".parse().unwrap()]);
+    }
+
+    #[test]
+    fn refusals_name_the_key_and_the_cure() {
+        let refusal = |text: &str| complete(text).unwrap_err();
+        assert_eq!(
+            refusal("mqf"),
+            "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial)"
+        );
+        assert_eq!(
+            refusal("none:slots=4"),
+            "policy: none takes no `slots` (it takes: no keys at all): leave it out, or use mqfq"
+        );
+        assert_eq!(
+            refusal("sfqd:T=4k"),
+            "policy: sfqd takes no `threshold` (it takes: slots, read-cost, write-cost): leave it out, or use mqfq"
+        );
+        assert_eq!(
+            refusal("mqfq:slots=0"),
+            "policy: slots 0 is not in 1..65536: it is how many requests the device may hold at once; \
+             `fairq calibrate` finds it"
+        );
+        assert_eq!(
+            refusal("mqfq:unthrottle=never"),
+            "unthrottle: `never` is neither wheel nor poll:DURATION, as in poll:1us"
+        );
+        assert_eq!(
+            refusal("mqfq:threshhold=4k"),
+            "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, T, threshold, virtual-time, \
+             slot-kind, unthrottle, read-cost, write-cost)"
+        );
+        assert_eq!(
+            parse_weight("0").unwrap_err(),
+            "`0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
+        );
+    }
+
+    #[test]
+    fn flags_win_key_by_key_unless_the_policy_is_another() {
+        let file: PolicyTable = "mqfq:slots=64,threshold=64k".parse().unwrap();
+        assert_eq!(
+            file.clone().overlaid("mqfq:slots=32".parse().unwrap()),
+            "mqfq:slots=32,threshold=64k".parse().unwrap()
+        );
+        assert_eq!(file.overlaid("sfqd".parse().unwrap()), "sfqd".parse().unwrap());
+    }
+}

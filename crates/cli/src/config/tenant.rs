@@ -1,0 +1,434 @@
+//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it is whose.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use fairq_core::Weight;
+use serde::Deserialize;
+
+use super::device::SECTOR;
+use super::{Refusal, policy};
+use crate::pairs::{self, Pair};
+use crate::units::{Size, exact_size};
+
+/// Equal parts end on a multiple of this.
+const PART: u64 = 1 << 20;
+/// NBD allows more; no client shows more.
+const NAME_MAX: usize = 64;
+
+/// Where something was written, for messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Origin {
+    /// On the command line.
+    #[default]
+    Flag,
+    /// In a file, at this line.
+    File(String, usize),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("--tenant"),
+            Origin::File(path, line) => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+/// A tenant as it is written.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct TenantTable {
+    pub(crate) name: String,
+    pub(crate) size: Option<Size>,
+    pub(crate) offset: Option<Size>,
+    #[serde(default, deserialize_with = "policy::weight")]
+    pub(crate) weight: Option<Weight>,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) create: Option<bool>,
+    pub(crate) read_only: Option<bool>,
+    pub(crate) identity: Option<String>,
+    pub(crate) description: Option<String>,
+    #[serde(skip)]
+    pub(crate) origin: Origin,
+}
+
+/// A tenant, complete but for its place on the device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Tenant {
+    /// Its name, and that of its export.
+    pub(crate) name: String,
+    /// Its share relative to the others'.
+    pub(crate) weight: Weight,
+    /// How much it has; if not said, an equal part of what is left.
+    pub(crate) size: Option<u64>,
+    /// Where its range begins; if not said, where there is room.
+    pub(crate) offset: Option<u64>,
+    /// A file of its own.
+    pub(crate) path: Option<PathBuf>,
+    /// Its file is to be made if it is not there.
+    pub(crate) create: bool,
+    /// Writes are refused.
+    pub(crate) read_only: bool,
+    /// The certificate's name that may open it.
+    pub(crate) identity: Option<String>,
+    /// For clients that list exports.
+    pub(crate) description: String,
+    /// Where it was written.
+    pub(crate) origin: Origin,
+}
+
+/// A part of one of the device's files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Range {
+    /// Which of the device's files.
+    pub(crate) file: u16,
+    /// Its first byte.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+}
+
+impl FromStr for TenantTable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TenantTable, String> {
+        let items = pairs::items(text);
+        let (first, rest) = items.split_first().expect("splitting gives at least one item");
+        let (name, after) = match first.find(['=', ':']) {
+            Some(at) => (&first[..at], Some(&first[at + 1..])),
+            None => (first.as_str(), None),
+        };
+        let mut list = vec![Pair::new("name", name.trim())];
+        match after {
+            // `db=weight=300` leaves out the size as `db,weight=300` does.
+            Some(pair) if pair.contains(['=', ':']) => list.extend(pairs::pairs([&pair.to_owned()])),
+            Some(size) => list.push(Pair::new("size", size)),
+            None => {}
+        }
+        list.extend(pairs::pairs(rest));
+        let table: TenantTable = pairs::read(list)?;
+        check_name(&table.name)?;
+        Ok(table)
+    }
+}
+
+/// Names go into URIs, metric labels and log lines, so they are plain.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if name.is_empty() {
+        return Err("a tenant needs a name, as in db=10G,weight=300".into());
+    }
+    if name.len() > NAME_MAX || !name.chars().all(plain) {
+        return Err(format!("tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"));
+    }
+    Ok(())
+}
+
+impl TenantTable {
+    /// What `flags` says wins, key by key.
+    pub(crate) fn overlaid(self, flags: TenantTable) -> TenantTable {
+        TenantTable {
+            name: self.name,
+            size: flags.size.or(self.size),
+            offset: flags.offset.or(self.offset),
+            weight: flags.weight.or(self.weight),
+            path: flags.path.or(self.path),
+            create: flags.create.or(self.create),
+            read_only: flags.read_only.or(self.read_only),
+            identity: flags.identity.or(self.identity),
+            description: flags.description.or(self.description),
+            origin: self.origin,
+        }
+    }
+
+    /// Refuses what makes no sense by itself.
+    pub(crate) fn complete(self) -> Result<Tenant, Refusal> {
+        let refuse = |text: String| Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)));
+        if let Err(text) = check_name(&self.name) {
+            return Err(Refusal::new(format!("{}: {text}", self.origin)));
+        }
+        for (key, value) in [("size", self.size), ("offset", self.offset)] {
+            let Some(Size(bytes)) = value else { continue };
+            if bytes % SECTOR != 0 || (key == "size" && bytes == 0) {
+                let up = exact_size(bytes.max(1).next_multiple_of(SECTOR));
+                let above = if key == "size" { " above 0" } else { "" };
+                let given = exact_size(bytes);
+                return refuse(format!("{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"));
+            }
+        }
+        let create = self.create.unwrap_or(false);
+        match (&self.path, self.offset, self.size) {
+            (Some(_), Some(_), _) => return refuse("a file of its own is used whole: leave out offset".into()),
+            (Some(path), None, None) if create => {
+                return refuse(format!(
+                    "create needs to know how large {} is to be: add size=10G, say",
+                    path.display()
+                ));
+            }
+            (None, _, _) if create => return refuse("create is for a file of its own: add path=FILE".into()),
+            (None, Some(_), None) => return refuse("an offset needs a size: add size=10G, say".into()),
+            _ => {}
+        }
+        Ok(Tenant {
+            name: self.name,
+            weight: self.weight.unwrap_or_default(),
+            size: self.size.map(|Size(bytes)| bytes),
+            offset: self.offset.map(|Size(bytes)| bytes),
+            path: self.path,
+            create,
+            read_only: self.read_only.unwrap_or(false),
+            identity: self.identity,
+            description: self.description.unwrap_or_default(),
+            origin: self.origin,
+        })
+    }
+}
+
+/// Gives every tenant its place. `shared` is the size of the device that those without a file of their own share (it is
+/// file 0 then); `own` gives the size of each file of a tenant, in the tenants' order.
+///
+/// First come those that say where; then those that say how much, each into the first gap that it fits into; those that
+/// say neither share the largest gap that is left in equal parts.
+pub(crate) fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
+    let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
+    let mut files = (u16::from(shared.is_some())..).zip(own);
+    for (tenant, place) in tenants.iter().zip(&mut places).filter(|(tenant, _)| tenant.path.is_some()) {
+        let (file, &size) = files.next().expect("one size for each file");
+        *place = Some(Range { file, offset: 0, size: tenant.size.unwrap_or(size) });
+        if tenant.size.is_some_and(|wanted| wanted > size) {
+            return Err(does_not_fit(tenant, "its file", size));
+        }
+    }
+    let device = shared.unwrap_or(0);
+    let mut taken: Vec<(u64, u64, &str)> = Vec::new();
+    for (tenant, place) in tenants.iter().zip(&mut places) {
+        let (Some(offset), Some(size)) = (tenant.offset, tenant.size) else { continue };
+        let end = offset.saturating_add(size);
+        if end > device {
+            return Err(does_not_fit(tenant, "the device", device));
+        }
+        if let Some((from, to, other)) = taken.iter().find(|(from, to, _)| offset < *to && *from < end) {
+            return Err(Refusal::new(format!(
+                "{}: tenants {other} ({}..{}) and {} ({}..{}) overlap: move one, or leave out both offsets",
+                tenant.origin,
+                exact_size(*from),
+                exact_size(*to),
+                tenant.name,
+                exact_size(offset),
+                exact_size(end),
+            )));
+        }
+        taken.push((offset, end, &tenant.name));
+        *place = Some(Range { file: 0, offset, size });
+    }
+    for (tenant, place) in tenants.iter().zip(&mut places).filter(|(_, place)| place.is_none()) {
+        let Some(size) = tenant.size else { continue };
+        let gaps = gaps(&taken, device);
+        let Some(&(offset, _)) = gaps.iter().find(|(_, length)| *length >= size) else {
+            return Err(no_room(tenant, size, device, &gaps));
+        };
+        taken.push((offset, offset + size, &tenant.name));
+        *place = Some(Range { file: 0, offset, size });
+    }
+    share_the_rest(tenants, &mut places, &taken, device)?;
+    Ok(places.into_iter().flatten().collect())
+}
+
+fn share_the_rest(
+    tenants: &[Tenant],
+    places: &mut [Option<Range>],
+    taken: &[(u64, u64, &str)],
+    device: u64,
+) -> Result<(), Refusal> {
+    let count = places.iter().filter(|place| place.is_none()).count() as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let (mut offset, length) = gaps(taken, device).into_iter().max_by_key(|gap| gap.1).unwrap_or((0, 0));
+    let unit = if length / count >= PART { PART } else { SECTOR };
+    let size = length / count / unit * unit;
+    for (tenant, place) in tenants.iter().zip(places).filter(|(_, place)| place.is_none()) {
+        if size == 0 {
+            return Err(Refusal::new(format!(
+                "{}: tenant {}: nothing is left of the device's {}: make it larger, or others smaller",
+                tenant.origin,
+                tenant.name,
+                exact_size(device)
+            )));
+        }
+        *place = Some(Range { file: 0, offset, size });
+        offset += size;
+    }
+    Ok(())
+}
+
+/// The free ranges, as offset and length, in order.
+fn gaps(taken: &[(u64, u64, &str)], device: u64) -> Vec<(u64, u64)> {
+    let mut taken: Vec<_> = taken.iter().map(|&(from, to, _)| (from, to)).collect();
+    taken.sort_unstable();
+    taken.push((device, device));
+    let mut gaps = Vec::new();
+    let mut end = 0;
+    for (from, to) in taken {
+        if from > end {
+            gaps.push((end, from - end));
+        }
+        end = end.max(to);
+    }
+    gaps
+}
+
+fn does_not_fit(tenant: &Tenant, what: &str, size: u64) -> Refusal {
+    let end = tenant.offset.unwrap_or(0).saturating_add(tenant.size.unwrap_or(0));
+    Refusal::new(format!(
+        "{}: tenant {} ends at {}, {what} at {}: make the tenant smaller or {what} larger",
+        tenant.origin,
+        tenant.name,
+        exact_size(end),
+        exact_size(size)
+    ))
+}
+
+fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refusal {
+    let free: u64 = gaps.iter().map(|gap| gap.1).sum();
+    let largest = gaps.iter().map(|gap| gap.1).max().unwrap_or(0);
+    let left = match free {
+        0 => "nothing is left".to_owned(),
+        _ if largest == free => format!("{} are left", exact_size(free)),
+        _ => format!("{} are left, at most {} in one piece", exact_size(free), exact_size(largest)),
+    };
+    Refusal::new(format!(
+        "{}: tenant {} wants {}, but of the device's {} {left}: make the device larger, or tenants smaller",
+        tenant.origin,
+        tenant.name,
+        exact_size(size),
+        exact_size(device)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
+        specs
+            .iter()
+            .map(|spec| spec.parse::<TenantTable>()?.complete().map_err(|refusal| refusal.to_string()))
+            .collect()
+    }
+
+    /// Offset and size in MiB.
+    fn place(specs: &[&str], device_mib: u64) -> Result<Vec<(u64, u64)>, String> {
+        let ranges = layout(&tenants(specs)?, Some(device_mib << 20), &[]).map_err(|refusal| refusal.to_string())?;
+        Ok(ranges.iter().map(|range| (range.offset >> 20, range.size >> 20)).collect())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let tenant =
+            &tenants(&["db=10G,weight=300,offset=1G,read-only,identity=db.example.org,description=orders,, and more"])
+                .unwrap()[0];
+        let expected = Tenant {
+            name: "db".into(),
+            weight: Weight::new(300).unwrap(),
+            size: Some(10 << 30),
+            offset: Some(1 << 30),
+            path: None,
+            create: false,
+            read_only: true,
+            identity: Some("db.example.org".into()),
+            description: "orders, and more".into(),
+            origin: Origin::Flag,
+        };
+        assert_eq!(*tenant, expected);
+        assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
+        assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
+        let own = &tenants(&["db=1G,path=/srv/db.img,create"]).unwrap()[0];
+        assert_eq!((own.path.clone(), own.create), (Some("/srv/db.img".into()), true));
+    }
+
+    #[test]
+    fn refusals_name_the_tenant_and_the_cure() {
+        let refusal = |spec: &str| tenants(&[spec]).unwrap_err();
+        assert_eq!(
+            refusal("db=10G,weight=0"),
+            "weight: `0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
+        );
+        assert_eq!(refusal("=10G"), "a tenant needs a name, as in db=10G,weight=300");
+        assert_eq!(refusal("a/b=10G"), "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed");
+        assert_eq!(
+            refusal("db=10G,wieght=3"),
+            "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, create, read-only, \
+             identity, description)"
+        );
+        assert_eq!(
+            refusal("db=1000"),
+            "--tenant: tenant db: size 1000 is not a multiple of 512 above 0: round it up to 1k"
+        );
+        assert_eq!(
+            refusal("db=1k,offset=3"),
+            "--tenant: tenant db: offset 3 is not a multiple of 512: round it up to 512"
+        );
+        assert_eq!(refusal("db,offset=1G"), "--tenant: tenant db: an offset needs a size: add size=10G, say");
+        assert_eq!(
+            refusal("db,offset=1G,path=/a"),
+            "--tenant: tenant db: a file of its own is used whole: leave out offset"
+        );
+        assert_eq!(
+            refusal("db,create,path=/a"),
+            "--tenant: tenant db: create needs to know how large /a is to be: add size=10G, say"
+        );
+        assert_eq!(refusal("db=1G,create"), "--tenant: tenant db: create is for a file of its own: add path=FILE");
+    }
+
+    #[test]
+    fn who_says_nothing_gets_an_equal_part_of_the_rest() {
+        assert_eq!(place(&["a", "b"], 100), Ok(vec![(0, 50), (50, 50)]));
+        assert_eq!(place(&["a", "b=10M", "c"], 100), Ok(vec![(10, 45), (0, 10), (55, 45)]));
+        assert_eq!(place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100), Ok(vec![(20, 10), (30, 30), (0, 20)]));
+        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 33)]));
+    }
+
+    #[test]
+    fn ranges_never_overlap_and_always_fit() {
+        assert_eq!(
+            place(&["a=50M,offset=0", "b=50M,offset=40M"], 100).unwrap_err(),
+            "--tenant: tenants a (0..50M) and b (40M..90M) overlap: move one, or leave out both offsets"
+        );
+        assert_eq!(
+            place(&["a=60M", "b=60M"], 100).unwrap_err(),
+            "--tenant: tenant b wants 60M, but of the device's 100M 40M are left: make the device larger, or tenants \
+             smaller"
+        );
+        assert_eq!(
+            place(&["a=10M,offset=45M", "b=50M"], 100).unwrap_err(),
+            "--tenant: tenant b wants 50M, but of the device's 100M 90M are left, at most 45M in one piece: make the \
+             device larger, or tenants smaller"
+        );
+        assert_eq!(
+            place(&["a=10M,offset=95M"], 100).unwrap_err(),
+            "--tenant: tenant a ends at 105M, the device at 100M: make the tenant smaller or the device larger"
+        );
+        assert_eq!(
+            place(&["a=100M", "b"], 100).unwrap_err(),
+            "--tenant: tenant b: nothing is left of the device's 100M: make it larger, or others smaller"
+        );
+    }
+
+    #[test]
+    fn files_of_their_own_follow_the_shared_one() {
+        let list = tenants(&["a,path=/a", "b", "c=1M,path=/c"]).unwrap();
+        let ranges = layout(&list, Some(8 << 20), &[4 << 20, 2 << 20]).unwrap();
+        let range = |file, offset, mib: u64| Range { file, offset, size: mib << 20 };
+        assert_eq!(ranges, [range(1, 0, 4), range(0, 0, 8), range(2, 0, 1)]);
+        let list = tenants(&["a,path=/a"]).unwrap();
+        assert_eq!(layout(&list, None, &[4 << 20]).unwrap(), [range(0, 0, 4)]);
+        let list = tenants(&["a=8M,path=/a"]).unwrap();
+        assert_eq!(
+            layout(&list, None, &[4 << 20]).unwrap_err().to_string(),
+            "--tenant: tenant a ends at 8M, its file at 4M: make the tenant smaller or its file larger"
+        );
+    }
+}
