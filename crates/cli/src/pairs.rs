@@ -24,10 +24,15 @@ impl Pair {
 
     fn parse(item: &str) -> Pair {
         match item.find(['=', ':']) {
-            Some(at) => Pair::new(item[..at].trim(), &item[at + 1..]),
-            None => Pair { key: item.trim().to_owned(), value: None },
+            Some(at) => Pair::new(&key(&item[..at]), &item[at + 1..]),
+            None => Pair { key: key(item), value: None },
         }
     }
+}
+
+/// The key as it is spelled in tables; `read_only` is as good as `read-only`. What has a `/` is a path.
+fn key(text: &str) -> String {
+    if text.contains('/') { text.trim().to_owned() } else { text.trim().replace('_', "-") }
 }
 
 /// Splits at single commas; a double comma is a comma in the item.

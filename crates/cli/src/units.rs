@@ -126,7 +126,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let size = text.strip_suffix("/s").unwrap_or(text);
     match parse_size(size) {
-        Ok(0) | Err(_) => {
+        Err(_) => {
             Err(format!("`{text}` is not a bandwidth: write bytes a second, as in 1G/s, 500MiB/s, 100M (1k = 1024)"))
         }
         bandwidth => bandwidth,

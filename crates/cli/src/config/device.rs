@@ -42,7 +42,7 @@ impl Kind {
         match self {
             Kind::Null | Kind::Ram => &["size"],
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
-            Kind::File => &["path", "size", "create", "direct"],
+            Kind::File => &["path", "size", "direct"],
         }
     }
 
@@ -64,9 +64,9 @@ pub(crate) enum Direct {
     #[default]
     Auto,
     /// Or fail.
-    Always,
+    On,
     /// Through the page cache.
-    Never,
+    Off,
 }
 
 /// The device as it is written; nothing is filled in yet.
@@ -80,7 +80,6 @@ pub(crate) struct DeviceTable {
     pub(crate) latency: Option<Nanos>,
     pub(crate) parallelism: Option<u32>,
     pub(crate) path: Option<PathBuf>,
-    pub(crate) create: Option<bool>,
     pub(crate) direct: Option<Direct>,
 }
 
@@ -102,10 +101,8 @@ pub(crate) enum DeviceConfig {
 pub(crate) struct FileConfig {
     /// Where it is.
     pub(crate) path: PathBuf,
-    /// How large it is to be, if that is said.
+    /// How large it is, if that is said: it is made, sparse, if it is not there.
     pub(crate) size: Option<u64>,
-    /// To be made, sparse, if it is not there.
-    pub(crate) create: bool,
 }
 
 impl FromStr for DeviceTable {
@@ -142,7 +139,6 @@ impl DeviceTable {
             latency: flags.latency.or(self.latency),
             parallelism: flags.parallelism.or(self.parallelism),
             path: flags.path.or(self.path),
-            create: flags.create.or(self.create),
             direct: flags.direct.or(self.direct),
         }
     }
@@ -164,40 +160,26 @@ impl DeviceTable {
         Ok(match kind {
             Kind::Null => DeviceConfig::Null { size },
             Kind::Ram => DeviceConfig::Ram { size },
-            Kind::Paced => self.complete_paced(size)?,
+            Kind::Paced => self.complete_paced(size),
             Kind::File => {
-                let create = self.create.unwrap_or(false);
                 let size = self.size.map(|Size(bytes)| bytes);
-                if create && size.is_none() {
-                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
-                }
-                if self.path.is_none() && (create || size.is_some()) {
+                if self.path.is_none() && size.is_some() {
                     return Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"));
                 }
-                let file = self.path.map(|path| FileConfig { path, size, create });
+                let file = self.path.map(|path| FileConfig { path, size });
                 DeviceConfig::File { file, direct: self.direct.unwrap_or_default() }
             }
         })
     }
 
-    fn complete_paced(&self, size: u64) -> Result<DeviceConfig, Refusal> {
-        let iops = self.iops.map_or(PACED_IOPS, |Count(iops)| iops);
-        let parallelism = self.parallelism.unwrap_or(PACED_PARALLELISM);
-        if iops == 0 || iops > 1_000_000_000 {
-            return Err(Refusal::new(format!("device: iops {iops} is not in 1..1G: write iops=100k, say")));
-        }
-        if !(1..=65_536).contains(&parallelism) {
-            return Err(Refusal::new(format!(
-                "device: parallelism {parallelism} is not in 1..65536: write parallelism=32, say"
-            )));
-        }
-        Ok(DeviceConfig::Paced {
+    fn complete_paced(&self, size: u64) -> DeviceConfig {
+        DeviceConfig::Paced {
             size,
-            iops,
+            iops: self.iops.map_or(PACED_IOPS, |Count(iops)| iops),
             bandwidth: self.bandwidth.map_or(PACED_BANDWIDTH, |Bandwidth(bytes)| bytes),
             latency_ns: self.latency.map_or(PACED_LATENCY_NS, |Nanos(ns)| ns),
-            parallelism,
-        })
+            parallelism: self.parallelism.unwrap_or(PACED_PARALLELISM),
+        }
     }
 
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
@@ -208,7 +190,6 @@ impl DeviceTable {
             ("latency", self.latency.is_some()),
             ("parallelism", self.parallelism.is_some()),
             ("path", self.path.is_some()),
-            ("create", self.create.is_some()),
             ("direct", self.direct.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !kind.keys().contains(&key);
@@ -245,14 +226,19 @@ mod tests {
                 parallelism: 64
             })
         );
-        let file = |path: &str, size, create| Some(FileConfig { path: path.into(), size, create });
         assert_eq!(
-            complete("file,path=/srv/a.img,size=10G,create,direct=never"),
-            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30), true), direct: Direct::Never })
+            complete("paced,iops=0,bandwidth=0,latency=0,parallelism=0"),
+            Ok(DeviceConfig::Paced { size: 4 << 30, iops: 0, bandwidth: 0, latency_ns: 0, parallelism: 0 }),
+            "0 is no limit"
+        );
+        let file = |path: &str, size| Some(FileConfig { path: path.into(), size });
+        assert_eq!(
+            complete("file,path=/srv/a.img,size=10G,direct=off"),
+            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30)), direct: Direct::Off })
         );
         assert_eq!(
             complete("/dev/nvme0n1"),
-            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None, false), direct: Direct::Auto })
+            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None), direct: Direct::Auto })
         );
         assert_eq!(complete("path=/dev/sdb"), complete("file,path=/dev/sdb"));
     }
@@ -271,13 +257,7 @@ mod tests {
              or use kind file"
         );
         assert_eq!(refusal("ram,size=1000"), "device: size 1000 is not a multiple of 512 above 0: round it up to 1k");
-        assert_eq!(refusal("file,path=/a,create"), "device: create needs to know how large: add size=10G, say");
         assert_eq!(refusal("file,size=1G"), "device: a file needs a path: add path=/srv/disk.img, say");
-        assert_eq!(refusal("paced,iops=0"), "device: iops 0 is not in 1..1G: write iops=100k, say");
-        assert_eq!(
-            refusal("paced,parallelism=0"),
-            "device: parallelism 0 is not in 1..65536: write parallelism=32, say"
-        );
         assert_eq!(refusal(""), "a device is wanted: null, ram, paced or file,path=…");
     }
 

@@ -32,6 +32,8 @@ use tenant::{Origin, Tenant, TenantTable};
 
 /// Shards are ports of a policy, of which there are at most so many.
 const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
+/// The least memory of a connection: room for a request of the largest size.
+const MEMORY_MIN: u64 = fairq_host::nbd::conn::Limits::MIN_MEMORY as u64;
 /// Tenants of one server.
 const TENANTS_MAX: usize = 4096;
 /// The tenants that are served if none is named, with their weights.
@@ -307,7 +309,7 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 1024, memory_per_connection: 64 << 20, depth_per_connection: 256 }
+        Limits { connections: 1024, memory_per_connection: MEMORY_MIN, depth_per_connection: 1024 }
     }
 }
 
@@ -483,10 +485,11 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
         value => Ok(value.unwrap_or(default)),
     };
     let memory = table.memory_per_connection.map_or(default.memory_per_connection, |Size(bytes)| bytes);
-    if !(1 << 20..=1 << 32).contains(&memory) {
+    if !(MEMORY_MIN..=1 << 32).contains(&memory) {
         return Err(Refusal::new(format!(
-            "limits: memory-per-connection {} is not in 1M..4G: the default is {}",
+            "limits: memory-per-connection {} is not in {}..4G: the default is {}",
             exact_size(memory),
+            exact_size(MEMORY_MIN),
             exact_size(default.memory_per_connection)
         )));
     }

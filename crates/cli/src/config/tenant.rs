@@ -46,7 +46,6 @@ pub(crate) struct TenantTable {
     #[serde(default, deserialize_with = "policy::weight")]
     pub(crate) weight: Option<Weight>,
     pub(crate) path: Option<PathBuf>,
-    pub(crate) create: Option<bool>,
     pub(crate) read_only: Option<bool>,
     pub(crate) identity: Option<String>,
     pub(crate) description: Option<String>,
@@ -67,8 +66,6 @@ pub(crate) struct Tenant {
     pub(crate) offset: Option<u64>,
     /// A file of its own.
     pub(crate) path: Option<PathBuf>,
-    /// Its file is to be made if it is not there.
-    pub(crate) create: bool,
     /// Writes are refused.
     pub(crate) read_only: bool,
     /// The certificate's name that may open it.
@@ -135,7 +132,6 @@ impl TenantTable {
             offset: flags.offset.or(self.offset),
             weight: flags.weight.or(self.weight),
             path: flags.path.or(self.path),
-            create: flags.create.or(self.create),
             read_only: flags.read_only.or(self.read_only),
             identity: flags.identity.or(self.identity),
             description: flags.description.or(self.description),
@@ -158,16 +154,8 @@ impl TenantTable {
                 return refuse(format!("{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"));
             }
         }
-        let create = self.create.unwrap_or(false);
         match (&self.path, self.offset, self.size) {
             (Some(_), Some(_), _) => return refuse("a file of its own is used whole: leave out offset".into()),
-            (Some(path), None, None) if create => {
-                return refuse(format!(
-                    "create needs to know how large {} is to be: add size=10G, say",
-                    path.display()
-                ));
-            }
-            (None, _, _) if create => return refuse("create is for a file of its own: add path=FILE".into()),
             (None, Some(_), None) => return refuse("an offset needs a size: add size=10G, say".into()),
             _ => {}
         }
@@ -177,7 +165,6 @@ impl TenantTable {
             size: self.size.map(|Size(bytes)| bytes),
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
-            create,
             read_only: self.read_only.unwrap_or(false),
             identity: self.identity,
             description: self.description.unwrap_or_default(),
@@ -327,16 +314,16 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let tenant =
-            &tenants(&["db=10G,weight=300,offset=1G,read-only,identity=db.example.org,description=orders,, and more"])
-                .unwrap()[0];
+        let tenant = &tenants(&[
+            "db=10G,weight=300,offset=1G,read_only=true,identity=db.example.org,description=orders,, and more",
+        ])
+        .unwrap()[0];
         let expected = Tenant {
             name: "db".into(),
             weight: Weight::new(300).unwrap(),
             size: Some(10 << 30),
             offset: Some(1 << 30),
             path: None,
-            create: false,
             read_only: true,
             identity: Some("db.example.org".into()),
             description: "orders, and more".into(),
@@ -345,8 +332,8 @@ mod tests {
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
         assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
-        let own = &tenants(&["db=1G,path=/srv/db.img,create"]).unwrap()[0];
-        assert_eq!((own.path.clone(), own.create), (Some("/srv/db.img".into()), true));
+        let own = &tenants(&["db=1G,path=/srv/db.img"]).unwrap()[0];
+        assert_eq!(own.path.as_deref(), Some("/srv/db.img".as_ref()));
     }
 
     #[test]
@@ -360,7 +347,7 @@ mod tests {
         assert_eq!(refusal("a/b=10G"), "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed");
         assert_eq!(
             refusal("db=10G,wieght=3"),
-            "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, create, read-only, \
+            "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, read-only, \
              identity, description)"
         );
         assert_eq!(
@@ -376,11 +363,6 @@ mod tests {
             refusal("db,offset=1G,path=/a"),
             "--tenant: tenant db: a file of its own is used whole: leave out offset"
         );
-        assert_eq!(
-            refusal("db,create,path=/a"),
-            "--tenant: tenant db: create needs to know how large /a is to be: add size=10G, say"
-        );
-        assert_eq!(refusal("db=1G,create"), "--tenant: tenant db: create is for a file of its own: add path=FILE");
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(
         plan.device,
         DeviceConfig::File {
-            file: Some(FileConfig { path: "/srv/fairq/disk.img".into(), size: Some(64 << 30), create: true }),
+            file: Some(FileConfig { path: "/srv/fairq/disk.img".into(), size: Some(64 << 30) }),
             direct: device::Direct::Auto,
         }
     );
@@ -80,7 +80,7 @@ fn a_wrong_line_is_shown() {
     assert_eq!(
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
         "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, bandwidth, latency, \
-         parallelism, path, create, direct)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
+         parallelism, path, direct)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
         refusal("# two tenants\n\n[[tenant]]\nname = \"db\"\nweight = 0\n"),
@@ -164,7 +164,7 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(refusal("limits.connections = 0"), "limits: connections 0 is not in 1..65536: the default is 1024");
     assert_eq!(
         refusal("limits.memory-per-connection = \"4k\""),
-        "limits: memory-per-connection 4k is not in 1M..4G: the default is 64M"
+        "limits: memory-per-connection 4k is not in 40M..4G: the default is 40M"
     );
     assert_eq!(
         refusal("device = \"ram\"\n[[tenant]]\nname=\"a\"\npath=\"/a\""),
