@@ -8,6 +8,7 @@ pub mod memory;
 pub mod nbd;
 pub mod path;
 pub mod ring;
+pub mod server;
 pub mod shard;
 pub mod shards;
 pub mod stats;

@@ -249,7 +249,7 @@ async fn run<L: Policy>(
     let started = Instant::now();
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
-    let mut next_tick_ns = Some(0);
+    let mut next_tick_ns = Some(0u64);
     loop {
         let tick = async {
             match next_tick_ns {
@@ -276,7 +276,7 @@ async fn run<L: Policy>(
             }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            _ = is_over.recv() => break,
+            Some(()) = is_over.recv() => break,
         }
     }
     observer.stopping();
@@ -517,7 +517,7 @@ fn listener_of(fd: RawFd) -> io::Result<Listener> {
 
 /// The connection on standard input.
 fn stdio() -> Result<Stream, String> {
-    let fd = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(|error| error.to_string())?;
+    let fd = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).map_err(|error| error.to_string())?;
     let name = rustix::net::getsockname(&fd)
         .map_err(|_| "standard input is not a socket: --stdio is for inetd and programs like it".to_string())?;
     rustix::io::ioctl_fionbio(&fd, true).map_err(|error| error.to_string())?;
