@@ -215,7 +215,8 @@ pub enum Established<S> {
     Tls {
         /// The transport, which carries TLS records.
         stream: S,
-        /// TLS after its handshake; it may hold records or plain text that came with the last option.
+        /// TLS after its handshake; it may hold records or plain text that came with the last option. It takes
+        /// any amount of plain text to send: the writer bounds what it writes before it fetches the records.
         session: Box<ServerConnection>,
     },
 }
@@ -249,7 +250,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         match self {
             Self::Plain(stream) => Established::Plain(stream),
             Self::Tls(stream) => {
-                let (stream, session) = stream.into_inner();
+                let (stream, mut session) = stream.into_inner();
+                // By default TLS takes 64 KiB of plain text before its records are fetched, less than one reply
+                // to a long read. Whoever writes to the session from here on bounds its batches.
+                session.set_buffer_limit(None);
                 Established::Tls { stream, session: Box::new(session) }
             }
         }
