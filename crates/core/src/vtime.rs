@@ -96,11 +96,14 @@ impl VTime {
     }
 }
 
-/// Turns costs into virtual time for one flow on one port, without losing remainders.
+/// Turns costs into virtual time for one flow on one port, without losing remainders. A change of weight drops the
+/// remainder: less than one unit, once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalizer {
-    /// Numerator left over by earlier requests, in hundredths of a byte; below the weight it was left by.
-    remainder: u32,
+    /// Numerator left over by earlier requests, in hundredths of a byte; below `weight`.
+    remainder: u16,
+    /// The weight it was left by.
+    weight: u16,
 }
 
 impl Normalizer {
@@ -108,10 +111,11 @@ impl Normalizer {
     #[inline]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
         // cost is below 2^48 (CostModel::MAX_COST), so the numerator fits with room to spare.
-        let numerator = cost * 100 + u64::from(self.remainder);
-        let weight = u64::from(weight.get());
-        let units = numerator / weight;
-        self.remainder = (numerator - units * weight) as u32;
+        let remainder = if weight.get() == self.weight { self.remainder } else { 0 };
+        let numerator = cost * 100 + u64::from(remainder);
+        let divisor = u64::from(weight.get());
+        let units = numerator / divisor;
+        *self = Normalizer { remainder: (numerator - units * divisor) as u16, weight: weight.get() };
         units
     }
 }

@@ -248,7 +248,7 @@ where
 }
 
 /// CPU time this process has used, in user and kernel mode.
-fn process_cpu() -> Duration {
+pub(crate) fn process_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -110,7 +110,7 @@ pub struct Status {
     pub elapsed: Duration,
     /// What each tenant got since then.
     pub tenants: Vec<TenantStats>,
-    /// Open connections of each tenant's... of all tenants together.
+    /// Open connections.
     pub connections: usize,
     /// The policy's state.
     pub policy: Stats,
