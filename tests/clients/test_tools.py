@@ -72,7 +72,7 @@ def test_sparse_map():
 
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         device = os.path.join(folder, "pool.img")
-        with serve("--device", f"file,path={device},size=64M", "--tenant", "a=32M", "--tenant", "b=32M") as server:
+        with serve("--device", f"file,path={device},size=64M,create", "--tenant", "a=32M", "--tenant", "b=32M") as server:
             run("qemu-io", "-f", "raw", server.uri("a"), "-c", "write -P 7 4M 2M", "-c", "flush")
 
             def data():
@@ -112,7 +112,7 @@ def test_qemu_io():
 
 def test_read_only():
     need("nbdinfo", "qemu-io")
-    with serve("--device", "ram,size=64M", "--tenant", "a=32M", "--tenant", "ro=32M,read_only=true") as server:
+    with serve("--device", "ram,size=64M", "--tenant", "a=32M", "--tenant", "ro=32M,read-only") as server:
         check(json.loads(run("nbdinfo", "--json", server.uri("ro")).stdout)["exports"][0]["is_read_only"], "writable")
         run("qemu-io", "-r", "-f", "raw", server.uri("ro"), "-c", "read -P 0 0 1M")
         check(run("qemu-io", "-f", "raw", server.uri("ro"), "-c", "write 0 4k", ok=False).returncode != 0, "it wrote")

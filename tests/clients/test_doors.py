@@ -1,0 +1,221 @@
+"""The other ways in: TCP, TLS with client certificates, sockets handed over by a service manager, standard input."""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+
+import nbd
+from rig import MI, Process, Skip, check, fairq, greets, need, pattern, run, serve, until
+
+TWO = ("--device", "ram,size=64M", "--tenant", "db=32M,weight=300", "--tenant", "batch=32M,weight=100")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_tcp():
+    need("nbdinfo", "nbdcopy")
+    port = free_port()
+    with serve(*TWO, "--listen", f"tcp:127.0.0.1:{port}") as server:
+        source = pattern(os.path.join(server.folder, "in"), 32 * MI)
+        run("nbdcopy", source, f"nbd://127.0.0.1:{port}/db")
+        run("nbdcopy", server.uri("db"), source + ".back")
+        run("cmp", source, source + ".back")
+
+
+class Authority:
+    """A certificate authority in a folder, and who it vouches for."""
+
+    def __init__(self, folder, name):
+        self.folder = os.path.join(folder, name)
+        os.mkdir(self.folder)
+        self.cert, self.key = self.path("ca-cert.pem"), self.path("ca-key.pem")
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.cert)  # fmt: skip
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    def issue(self, name, alternative, usage, prefix="client"):
+        """A folder as libnbd and qemu want it: the authority's certificate, and the holder's with its key."""
+        holder = self.path(name)
+        os.mkdir(holder)
+        key, request, cert = (os.path.join(holder, f"{prefix}-{x}.pem") for x in ("key", "request", "cert"))
+        extensions = os.path.join(holder, "extensions")
+        with open(extensions, "w", encoding="utf-8") as f:
+            f.write(f"subjectAltName={alternative}\nextendedKeyUsage={usage}\nbasicConstraints=CA:FALSE\n"
+                    "keyUsage=digitalSignature\n")  # fmt: skip
+        openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+                "-keyout", key, "-out", request)  # fmt: skip
+        openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2",
+                "-extfile", extensions, "-out", cert)  # fmt: skip
+        shutil.copy(self.cert, os.path.join(holder, "ca-cert.pem"))
+        return holder
+
+
+def openssl(*args):
+    run("openssl", *args)
+
+
+def test_tls():
+    """A tenant's export opens to its own certificate, and to nobody else's, nor without one, nor in the clear."""
+    need("openssl", "nbdinfo", "nbdcopy", "qemu-img")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+        host = ours.issue("localhost", "DNS:localhost,IP:127.0.0.1", "serverAuth", "server")
+        db = ours.issue("db.example.org", "DNS:db.example.org", "clientAuth")
+        batch = ours.issue("batch.example.org", "DNS:batch.example.org", "clientAuth")
+        forged = theirs.issue("db.example.org", "DNS:db.example.org", "clientAuth")
+        shutil.copy(ours.cert, os.path.join(forged, "ca-cert.pem"))
+        bare = os.path.join(folder, "bare")
+        os.mkdir(bare)
+        shutil.copy(ours.cert, os.path.join(bare, "ca-cert.pem"))
+        port = free_port()
+        with serve("--device", "ram,size=64M", "--tenant", "db=32M,identity=db.example.org",
+                   "--tenant", "batch=32M,identity=batch.example.org", "--listen", f"tcp:127.0.0.1:{port}",
+                   "--tls-cert", f"{host}/server-cert.pem", "--tls-key", f"{host}/server-key.pem",
+                   "--tls-client-ca", ours.cert) as server:  # fmt: skip
+
+            def uri(export, holder):
+                return f"nbds://localhost:{port}/{export}?tls-certificates={holder}"
+
+            source = pattern(os.path.join(folder, "in"), 32 * MI)
+            run("nbdcopy", source, uri("db", db))
+            run("nbdcopy", uri("db", db), source + ".back")
+            run("cmp", source, source + ".back")
+            creds = f"tls-creds-x509,id=t,endpoint=client,dir={db}"
+            image = f"driver=nbd,host=localhost,port={port},export=db,tls-creds=t"
+            raw = f"driver=file,filename={source}"
+            run("qemu-img", "compare", "--object", creds, "--image-opts", image, raw)
+            run("nbdinfo", "--size", uri("batch", batch))
+            for why, export, holder in (
+                ("another tenant's certificate", "db", batch),
+                ("another tenant's certificate", "batch", db),
+                ("a certificate of another authority", "db", forged),
+                ("no certificate", "db", bare),
+            ):
+                done = run("nbdinfo", "--size", uri(export, holder), ok=False)
+                check(done.returncode != 0, f"{export} opened to {why}")
+            for clear in (f"nbd://localhost:{port}/db", server.uri("db")):
+                check(run("nbdinfo", "--size", clear, ok=False).returncode != 0, f"{clear} opened without TLS")
+
+
+def test_socket_activation():
+    """Two listening sockets handed over as file descriptors 3 and 4."""
+    need("nbdinfo")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        path = os.path.join(folder, "activated")
+        with socket.socket(socket.AF_UNIX) as unix, socket.socket() as tcp:
+            unix.bind(path)
+            tcp.bind(("127.0.0.1", 0))
+            for s in (unix, tcp):
+                s.listen(16)
+            # The shell knows the process number that the variable must hold, and becomes the server.
+            script = 'exec 3<&"$1" 4<&"$2"; shift 2; LISTEN_PID=$$ exec "$@"'
+            spare = [os.dup2(s.fileno(), 50 + i, inheritable=True) for i, s in enumerate((unix, tcp))]
+            server = Process(
+                ["bash", "-c", script, "bash", *map(str, spare), fairq(), "serve", *TWO],
+                folder, pass_fds=spare, env={**os.environ, "LISTEN_FDS": "2"},
+            )  # fmt: skip
+            for fd in spare:
+                os.close(fd)
+            try:
+                for address, uri in (
+                    (path, f"nbd+unix:///db?socket={path}"),
+                    (tcp.getsockname(), f"nbd://127.0.0.1:{tcp.getsockname()[1]}/db"),
+                ):
+                    until(lambda at=address: greets(at) or not server.alive(), 30, f"{address} answers")
+                    check(server.alive(), f"it ended: {server.said()[-600:]}")
+                    check(run("nbdinfo", "--size", uri).stdout.strip() == str(32 * MI), "the wrong size")
+                status = server.terminate()
+                check(status == 0, f"SIGTERM: {status}, {server.said()[-400:]}")
+                check(os.path.exists(path), "it removed a socket that is its service manager's")
+            finally:
+                server.kill()
+
+
+def test_socket_activation_libnbd():
+    """libnbd starts the server itself, with its own idea of socket activation."""
+    need("nbdkit", "nbdcopy")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        source = pattern(os.path.join(folder, "in"), 32 * MI)
+        command = [fairq(), "serve", "--device", f"file,path={folder}/pool.img,size=32M,create", "--tenant", "db=32M"]
+        proxy = ["nbdkit", "-U", "-", "nbd", f"socket-activation={command[0]}", *(f"arg={a}" for a in command[1:]),
+                 "export=db", "--run"]  # fmt: skip
+        run(*proxy, f'nbdcopy --flush {source} "$uri"')
+        run(*proxy, f'nbdcopy "$uri" {source}.back')
+        run("cmp", source, source + ".back")
+
+
+def test_stdio():
+    """One connection on standard input and output: driven by libnbd through nbdkit's nbd plugin."""
+    need("nbdkit", "nbdcopy", "nbdinfo")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        source = pattern(os.path.join(folder, "in"), 32 * MI)
+        command = [fairq(), "serve", "--stdio", "--device", f"file,path={folder}/pool.img,size=32M,create",
+                   "--tenant", "db=32M"]  # fmt: skip
+        proxy = ["nbdkit", "-U", "-", "nbd", f"command={command[0]}", *(f"arg={a}" for a in command[1:]), "export=db",
+                 "--run"]  # fmt: skip
+        run(*proxy, f'nbdcopy --flush {source} "$uri"')
+        run(*proxy, f'nbdcopy "$uri" {source}.back')
+        run("cmp", source, source + ".back")
+
+
+def test_inetd():
+    """socat as the inetd: a server a connection, and each ends with 0 when its client leaves."""
+    need("socat", "nbdinfo")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        path, status = os.path.join(folder, "s"), os.path.join(folder, "status")
+        script = os.path.join(folder, "start")
+        with open(script, "w", encoding="utf-8") as f:
+            f.write(f"#!/bin/sh\n{fairq()} serve --stdio --device ram,size=64M --tenant db=32M --tenant batch=32M\n"
+                    f"echo $? >> {status}\n")  # fmt: skip
+        os.chmod(script, 0o755)
+        door = Process(["socat", f"UNIX-LISTEN:{path},fork", f"EXEC:{script}"], folder, name="socat")
+        try:
+            until(lambda: os.path.exists(path), 10, "socat listens")
+            listed = json.loads(run("nbdinfo", "--list", "--json", f"nbd+unix:///?socket={path}").stdout)
+            check({e["export-name"] for e in listed["exports"]} == {"db", "batch"}, f"listed {listed}")
+            client = nbd.Client(path, "batch")
+            error, _ = client.ask(nbd.WRITE, 0, data=b"x" * 4096)
+            check(error == 0 and client.ask(nbd.READ, 0, 4096) == (0, b"x" * 4096), "reading what was written")
+            client.close()
+
+            def ended():
+                return open(status, encoding="utf-8").read().split() if os.path.exists(status) else []
+
+            check(set(until(lambda: len(ended()) >= 2 and ended(), 20, "the servers end")) == {"0"}, f"{ended()}")
+        finally:
+            door.kill()
+
+
+def test_nbd_tester_client():
+    """The NBD project's tests: throughput with verification, its integrity logs, and what it expects of oversized requests."""
+    tester = os.environ.get("NBD_TESTER_CLIENT")
+    if not tester:
+        raise Skip("no package ships it: build it from nbd's sources and set NBD_TESTER_CLIENT to it")
+    logs, told = os.path.dirname(tester), []
+    with serve("--device", "ram,size=128M", "--tenant", "db=64M,weight=300", "--tenant", "ro=64M,read-only") as server:
+        socket_path = ("-u", server.socket)
+        inetd = ("-I", "--", fairq(), "serve", "--stdio", "--device", "ram,size=64M", "--tenant", "db=64M")
+        for name, args in (
+            ("read", ("-N", "db", *socket_path)),
+            ("write", ("-N", "db", "-w", *socket_path)),
+            ("write and flush", ("-N", "db", "-w", "-f", *socket_path)),
+            ("write to a read-only export, to be refused", ("-N", "ro", "-w", "-F", *socket_path)),
+            ("oversize", ("-N", "db", "-o", *socket_path)),
+            ("handshake", ("-N", "db", "-h", *socket_path)),
+            ("integrity", ("-N", "db", "-i", "-t", os.path.join(logs, "integrity-test.tr"), *socket_path)),
+            ("huge integrity", ("-N", "db", "-i", "-t", os.path.join(logs, "integrityhuge-test.tr"), *socket_path)),
+            ("inetd", ("-N", "db", *inetd)),
+        ):
+            done = run(tester, *args, timeout=120, ok=False)
+            said = (done.stderr + done.stdout).strip()[-500:]
+            check(done.returncode == 0, f"{name}: it ended with {done.returncode}: {said}")
+            told.append(name)
+    return ", ".join(told)
