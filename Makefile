@@ -2,7 +2,7 @@
 .PHONY: demo test bench build fmt clean
 
 demo:
-	@tests/demo
+	@tests/setup demo && tests/demo
 
 test:
 	@tests/run

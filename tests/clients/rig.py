@@ -180,6 +180,65 @@ def fio_report(text):
     return report["jobs"][0]
 
 
+def finish(children, seconds=150):
+    """The reports of fio processes that run at once."""
+    reports = []
+    for child in children:
+        try:
+            out, err = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            for c in children:
+                c.kill()
+            raise Failed(f"fio did not end within {seconds} s") from None
+        check(child.returncode == 0, f"fio ended with {child.returncode}: {err.strip()[-400:]}")
+        reports.append(fio_report(out))
+    return reports
+
+
+def start(argv, **more):
+    return subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def bytes_between(log, begin, end):
+    """What a bandwidth log says was moved between two moments (seconds since the epoch): each line is the mean of the
+    window that ends at its time."""
+    moved, last = 0.0, None
+    with open(log, encoding="utf-8") as lines:
+        for line in lines:
+            at, kib = (float(x) for x in line.split(",")[:2])
+            at /= 1000
+            if last is not None and last >= begin and at <= end:
+                moved += kib * 1024 * (at - last)
+            last = at
+    return moved
+
+
+def together(folder, *jobs, seconds, reports=None):
+    """Runs fio jobs at once, a process each; the bytes a second of each while all of them ran, without the first second.
+
+    Two processes never begin and end in the same moment, and whoever is alone for a moment gets everything; so only the
+    time counts in which every one of them was at it."""
+    children = []
+    for i, job in enumerate(jobs):
+        logged = {"write_bw_log": os.path.join(folder, f"job{i}"), "log_avg_msec": 250, "log_unix_epoch": 1}
+        children.append(start(fio_args(**job, time_based=1, runtime=seconds, **logged)))
+    done = finish(children, seconds + 60)
+    if reports is not None:
+        reports.extend(done)
+    logs = [os.path.join(folder, f"job{i}_bw.1.log") for i in range(len(jobs))]
+    spans = []
+    for log in logs:
+        with open(log, encoding="utf-8") as lines:
+            times = [float(line.split(",")[0]) / 1000 for line in lines]
+        check(times, "fio logged nothing")
+        spans.append((times[0], times[-1]))
+    begin, end = max(s[0] for s in spans) + 1, min(s[1] for s in spans)
+    check(end - begin > seconds / 2, f"the clients ran together for {end - begin:.1f} s only")
+    return [bytes_between(log, begin, end) / (end - begin) for log in logs]
+
+
 def pattern(path, size, seed=1):
     """A file of reproducible noise with holes: every fourth 64 KiB is left out."""
     import random

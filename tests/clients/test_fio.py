@@ -1,9 +1,6 @@
 """fio's nbd engine: data verified by its checksums, alone and several at once; and the shares it receives."""
 
-import os
-import subprocess
-
-from rig import PACED, Failed, check, fio, fio_args, fio_report, need, serve
+from rig import PACED, check, finish, fio, fio_args, need, serve, start, together
 
 FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * (i + 1)}"))
 
@@ -12,27 +9,6 @@ def verified(uri, seed, **options):
     """A job that writes every block once, in random order, and reads it back against its checksum."""
     return fio_args(uri, rw="randwrite", size="32M", iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1,
                     randrepeat=1, randseed=seed, **options)  # fmt: skip
-
-
-def finish(children, seconds=150):
-    """The reports of fio processes that run at once."""
-    reports = []
-    for child in children:
-        try:
-            out, err = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            for c in children:
-                c.kill()
-            raise Failed(f"fio did not end within {seconds} s") from None
-        check(child.returncode == 0, f"fio ended with {child.returncode}: {err.strip()[-400:]}")
-        reports.append(fio_report(out))
-    return reports
-
-
-def start(argv, **more):
-    return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-    )
 
 
 def test_fio_verify():
@@ -53,44 +29,18 @@ def test_fio_verify_several():
             check(job["read"]["total_ios"] > 0, "nothing was verified")
 
 
-def bytes_between(log, begin, end):
-    """What a bandwidth log says was moved between two moments (seconds since the epoch): each line is the mean of the
-    window that ends at its time."""
-    moved, last = 0.0, None
-    with open(log, encoding="utf-8") as lines:
-        for line in lines:
-            at, kib = (float(x) for x in line.split(",")[:2])
-            at /= 1000
-            if last is not None and last >= begin and at <= end:
-                moved += kib * 1024 * (at - last)
-            last = at
-    return moved
-
-
 def share_of(policy):
     """B's bytes over A's: A 64 KiB at depth 32, weight 1; B 4 KiB at depth 64, weight 3."""
     with serve("--device", PACED, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
                "--policy", policy) as server:  # fmt: skip
-        jobs = []
-        for name, bs, depth in (("a", "64k", 32), ("b", "4k", 64)):
-            log = os.path.join(server.folder, name)
-            jobs.append(
-                start(fio_args(server.uri(name), rw="randread", bs=bs, iodepth=depth, size="256M", time_based=1,
-                               runtime=9, write_bw_log=log, log_avg_msec=250, log_unix_epoch=1))  # fmt: skip
-            )
-        finish(jobs)
-        logs = [os.path.join(server.folder, f"{n}_bw.1.log") for n in ("a", "b")]
-        spans = []
-        for log in logs:
-            with open(log, encoding="utf-8") as lines:
-                times = [float(line.split(",")[0]) / 1000 for line in lines]
-            spans.append((times[0], times[-1]))
-        # While both ran, without the first second.
-        begin, end = max(s[0] for s in spans) + 1, min(s[1] for s in spans)
-        check(end - begin > 5, f"the two clients ran together for {end - begin:.1f} s only")
-        a, b = (bytes_between(log, begin, end) for log in logs)
-        check(a > 0 and b > 0, f"a tenant got nothing: {a} and {b} bytes")
-        return b / a, (a + b) / (end - begin)
+        a, b = together(
+            server.folder,
+            {"uri": server.uri("a"), "rw": "randread", "bs": "64k", "iodepth": 32, "size": "256M"},
+            {"uri": server.uri("b"), "rw": "randread", "bs": "4k", "iodepth": 64, "size": "256M"},
+            seconds=9,
+        )
+        check(a > 0 and b > 0, f"a tenant got nothing: {a} and {b} bytes/s")
+        return b / a, a + b
 
 
 def test_shares():
