@@ -159,10 +159,12 @@ def serve(*args, **more):
             server.kill()
 
 
-def fio_args(uri, name="job", **options):
-    """The command line of one fio job on an NBD export."""
-    options = {"ioengine": "nbd", "uri": uri, "thread": 1, "randrepeat": 0, "norandommap": 1, **options}
-    return ["fio", "--output-format=json", f"--name={name}", *(f"--{k}={v}" for k, v in options.items())]
+def fio_args(uri=None, name="job", before=(), **options):
+    """The command line of one fio job on an NBD export, or on what its options say; `before` goes in front of it."""
+    options = {"thread": 1, "randrepeat": 0, "norandommap": 1, **options}
+    if uri:
+        options = {"ioengine": "nbd", "uri": uri, **options}
+    return [*before, "fio", "--output-format=json", f"--name={name}", *(f"--{k}={v}" for k, v in options.items())]
 
 
 def fio(uri, timeout=120, **options):
@@ -235,7 +237,7 @@ def together(folder, *jobs, seconds, reports=None):
         check(times, "fio logged nothing")
         spans.append((times[0], times[-1]))
     begin, end = max(s[0] for s in spans) + 1, min(s[1] for s in spans)
-    check(end - begin > seconds / 2, f"the clients ran together for {end - begin:.1f} s only")
+    check(end - begin > seconds / 2, f"the clients ran together for {end - begin:.1f} s only, of {seconds}: {spans}")
     return [bytes_between(log, begin, end) / (end - begin) for log in logs]
 
 
