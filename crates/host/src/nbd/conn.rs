@@ -66,11 +66,17 @@ pub struct Limits {
 impl Limits {
     /// Room for one request of the largest size and some small ones beside it.
     pub const MIN_MEMORY: usize = 40 << 20;
+
+    /// The live requests that a shard must be able to hold so that no connection ever waits for another's to end: each
+    /// request in flight is one order, and the memory has room for so many whole chunks more.
+    pub const fn tags(&self, connections: usize) -> usize {
+        connections * (self.depth as usize + self.memory / CHUNK as usize)
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { depth: 1024, memory: Self::MIN_MEMORY }
+        Limits { depth: 512, memory: Self::MIN_MEMORY }
     }
 }
 
