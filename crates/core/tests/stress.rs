@@ -1,0 +1,343 @@
+//! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, never more than D are
+//! outstanding, no wake-up gets lost (all threads would sleep for ever), and in the end everything has come back.
+//!
+//! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and parks when it has
+//! neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an eventfd would in the host. Meanwhile
+//! one more thread changes weights and lets flows come and go.
+
+use std::panic::resume_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::serial::SerialConfig;
+use fairq_core::sfqd::{Sfqd, SfqdPort};
+use fairq_core::{
+    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag, Weight,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const PORTS: usize = 4;
+const FLOWS: usize = 6;
+const DEPTH: usize = 24;
+const SLOTS: u64 = 7;
+const REQUESTS: usize = 40_000;
+/// Longer than any thread should ever sleep; only a lost wake-up takes this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Bell {
+    rung: AtomicBool,
+    sleeper: Mutex<Option<Thread>>,
+}
+
+struct House {
+    bells: Vec<Bell>,
+    flows: Vec<Mutex<FlowId>>,
+    outstanding: AtomicU64,
+    finished: AtomicUsize,
+    /// A shard has panicked; nobody waits for it.
+    failed: AtomicBool,
+    started: Instant,
+    patience: Duration,
+}
+
+impl House {
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    fn wake(&self, wake: PortSet) {
+        for port in wake {
+            let bell = &self.bells[usize::from(port.0)];
+            bell.rung.store(true, Ordering::SeqCst);
+            if let Some(sleeper) = &*bell.sleeper.lock().unwrap() {
+                sleeper.unpark();
+            }
+        }
+    }
+
+    fn all_finished(&self) -> bool {
+        self.finished.load(Ordering::SeqCst) == PORTS || self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until the port's bell rings, everybody has finished, or it is time.
+    fn sleep(&self, port: usize, until_ns: Option<u64>) {
+        let asleep = Instant::now();
+        while !self.bells[port].rung.swap(false, Ordering::SeqCst) && !self.all_finished() {
+            let left = match until_ns {
+                Some(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
+                None => self.patience,
+            };
+            if left.is_zero() {
+                return;
+            }
+            thread::park_timeout(left);
+            assert!(asleep.elapsed() < self.patience, "port {port} was never woken");
+        }
+    }
+}
+
+/// One shard: what it has live, and the random choices it makes.
+struct Shard<'a, P: Port> {
+    house: &'a House,
+    index: usize,
+    port: P,
+    /// Per tag: free, or staged (false) or issued (true).
+    tags: Vec<Option<bool>>,
+    device: Vec<Tag>,
+    submitted: usize,
+    random: SmallRng,
+}
+
+impl<P: Port> Shard<'_, P> {
+    fn run(mut self) -> P {
+        *self.house.bells[self.index].sleeper.lock().unwrap() = Some(thread::current());
+        let mut finished = false;
+        while !self.house.all_finished() {
+            self.fill();
+            let last = self.issue();
+            // On a full device some complete at once; when there is nothing else to do, one does.
+            if !self.device.is_empty() {
+                for _ in 0..self.random.random_range(1..=self.device.len()) {
+                    self.complete();
+                }
+                continue;
+            }
+            let idle = self.tags.iter().all(Option::is_none);
+            assert!(!idle || last == Next::Idle, "nothing is live, but next says {last:?}");
+            if idle && self.submitted == REQUESTS && !finished {
+                finished = true;
+                self.house.finished.fetch_add(1, Ordering::SeqCst);
+                self.house.wake(PortSet::first(PORTS));
+            } else if idle && !finished {
+                continue;
+            }
+            let until = if let Next::WaitUntil(time) = last { Some(time) } else { None };
+            self.house.sleep(self.index, until);
+        }
+        self.port
+    }
+
+    fn fill(&mut self) {
+        while self.submitted < REQUESTS {
+            let Some(tag) = self.tags.iter().position(Option::is_none) else { return };
+            let flow = *self.house.flows[self.random.random_range(0..FLOWS)].lock().unwrap();
+            let length = [512, 4096, 4096, 65_536][self.random.random_range(0..4)];
+            let request = Request { tag: Tag(tag as u32), flow, op: Op::Write, offset: 0, length };
+            let mut wake = PortSet::EMPTY;
+            match self.port.submit(self.house.now_ns(), &request, &mut wake) {
+                Ok(Submitted::Staged) => {
+                    self.tags[tag] = Some(false);
+                    self.submitted += 1;
+                }
+                // The flow has just been removed.
+                Err(SubmitError::NoSuchFlow) => {}
+                other => panic!("submit gave {other:?}"),
+            }
+            self.house.wake(wake);
+        }
+    }
+
+    fn issue(&mut self) -> Next {
+        loop {
+            let mut wake = PortSet::EMPTY;
+            let next = self.port.next(self.house.now_ns(), &mut wake);
+            self.house.wake(wake);
+            let Next::Issue { tag, .. } = next else { return next };
+            let outstanding = self.house.outstanding.fetch_add(1, Ordering::SeqCst) + 1;
+            assert!(outstanding <= SLOTS, "{outstanding} requests outstanding");
+            let state = self.tags[tag.0 as usize].replace(true);
+            assert_eq!(state, Some(false), "port {} issued {tag:?}, which was not staged", self.index);
+            self.device.push(tag);
+        }
+    }
+
+    fn complete(&mut self) {
+        let tag = self.device.swap_remove(self.random.random_range(0..self.device.len()));
+        self.tags[tag.0 as usize] = None;
+        self.house.outstanding.fetch_sub(1, Ordering::SeqCst);
+        let mut wake = PortSet::EMPTY;
+        self.port.complete(self.house.now_ns(), tag, Outcome::Done, &mut wake);
+        self.house.wake(wake);
+    }
+}
+
+/// Tells the others when its thread panics.
+struct Tell<'a>(&'a House);
+
+impl Drop for Tell<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.failed.store(true, Ordering::SeqCst);
+            self.0.wake(PortSet::first(PORTS));
+        }
+    }
+}
+
+/// Lets weights change and flows come and go until the shards have finished.
+fn control(policy: &impl Policy, house: &House) {
+    let mut random = SmallRng::seed_from_u64(99);
+    let mut weight = move || Weight::new(10u16.pow(random.random_range(0..=4))).unwrap();
+    for round in 0.. {
+        if house.all_finished() {
+            return;
+        }
+        let mut wake = PortSet::EMPTY;
+        let mut flow = house.flows[round % FLOWS].lock().unwrap();
+        policy.set_weight(*flow, weight()).unwrap();
+        if round % 4 == 3 {
+            // There are more slots than flows, but removed flows hold theirs until all ports have let go.
+            if let Ok(new) = policy.add_flow(weight()) {
+                wake.extend(policy.remove_flow(*flow).unwrap());
+                *flow = new;
+            }
+        }
+        drop(flow);
+        policy.tick(house.now_ns(), &mut wake);
+        house.wake(wake);
+        thread::park_timeout(Duration::from_micros(500));
+    }
+}
+
+fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
+    let house = House {
+        bells: (0..PORTS).map(|_| Bell { rung: AtomicBool::new(true), sleeper: Mutex::new(None) }).collect(),
+        flows: (1..=FLOWS as u16)
+            .map(|n| Mutex::new(policy.add_flow(Weight::new(n * 100).unwrap()).unwrap()))
+            .collect(),
+        outstanding: AtomicU64::new(0),
+        finished: AtomicUsize::new(0),
+        failed: AtomicBool::new(false),
+        started: Instant::now(),
+        patience,
+    };
+    let mut ports: Vec<P::Port> = thread::scope(|scope| {
+        let shard = |(index, port): (usize, P::Port)| {
+            let random = SmallRng::seed_from_u64(index as u64);
+            let tags = vec![None; DEPTH];
+            let shard = Shard { house: &house, index, port, tags, device: Vec::new(), submitted: 0, random };
+            scope.spawn(|| {
+                let tell = Tell(shard.house);
+                let port = shard.run();
+                drop(tell);
+                port
+            })
+        };
+        let shards: Vec<_> = ports.into_iter().enumerate().map(shard).collect();
+        control(&policy, &house);
+        shards.into_iter().map(|shard| shard.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    assert_eq!(house.outstanding.load(Ordering::SeqCst), 0);
+    for _ in 0..2 {
+        for port in &mut ports {
+            assert_eq!(port.next(house.now_ns(), &mut { PortSet::EMPTY }), Next::Idle);
+        }
+    }
+    assert_eq!(policy.stats().free_slots, Some(SLOTS));
+    let added = std::iter::repeat_with(|| policy.add_flow(Weight::DEFAULT)).take_while(Result::is_ok).count();
+    assert_eq!(added, CAPACITY - FLOWS, "the slots of removed flows have come back");
+}
+
+const CAPACITY: usize = 2 * FLOWS;
+
+fn mqfq(change: impl FnOnce(&mut MqfqConfig)) {
+    let topology = Topology::new((0..PORTS as u16).map(|port| (0, port / 2)).collect());
+    let mut config = MqfqConfig::new(topology, CAPACITY, DEPTH);
+    config.slots = SLOTS as u32;
+    config.threshold_bytes = 16_384;
+    change(&mut config);
+    stress(PATIENCE, Mqfq::<fairq_core::Native>::new(config).unwrap());
+}
+
+#[test]
+fn sfqd() {
+    stress(PATIENCE, build_sfqd());
+}
+
+fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
+    let slots = SLOTS as u32;
+    let config = SerialConfig { ports: PORTS, flows: CAPACITY, tags: DEPTH, slots, ..SerialConfig::default() };
+    Sfqd::new(&config).unwrap()
+}
+
+/// A policy that forgets whom to wake: the test must notice.
+struct Forgetful(Sfqd);
+struct ForgetfulPort(SfqdPort);
+
+impl Policy for Forgetful {
+    type Port = ForgetfulPort;
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        self.0.add_flow(weight)
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.0.set_weight(flow, weight)
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        // Whoever is woken for this would find what it was not woken for before.
+        self.0.remove_flow(flow).map(|_| PortSet::EMPTY)
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.0.tick(now_ns, wake)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl Port for ForgetfulPort {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        self.0.submit(now_ns, request, wake)
+    }
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let next = self.0.next(now_ns, wake);
+        *wake = PortSet::EMPTY;
+        next
+    }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        self.0.complete(now_ns, tag, outcome, wake);
+    }
+}
+
+#[test]
+#[should_panic(expected = "was never woken")]
+fn lost_wake_ups_are_noticed() {
+    let (policy, ports) = build_sfqd();
+    let ports = ports.into_iter().map(ForgetfulPort).collect();
+    stress(Duration::from_secs(1), (Forgetful(policy), ports));
+}
+
+#[test]
+fn mqfq_of_the_paper() {
+    mqfq(|_| ());
+}
+
+#[test]
+fn mqfq_without_threshold() {
+    mqfq(|config| config.threshold_bytes = 0);
+}
+
+#[test]
+fn mqfq_array_scan_and_counter() {
+    mqfq(|config| {
+        config.virtual_time = VirtualTimeKind::ArrayScan;
+        config.slot_kind = SlotKind::AtomicCounter;
+    });
+}
+
+#[test]
+fn mqfq_bitmap() {
+    mqfq(|config| config.slot_kind = SlotKind::ScalableBitmap);
+}
+
+#[test]
+fn mqfq_polling() {
+    mqfq(|config| config.unthrottle = UnthrottleKind::Polling { period_ns: 5000 });
+}
+
+#[test]
+fn mqfq_serial() {
+    mqfq(|config| config.serial = true);
+}
