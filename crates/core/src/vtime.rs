@@ -113,7 +113,8 @@ impl Normalizer {
         // cost is below 2^48 (CostModel::MAX_COST), so the numerator fits with room to spare.
         let remainder = if weight.get() == self.weight { self.remainder } else { 0 };
         let numerator = cost * 100 + u64::from(remainder);
-        let divisor = u64::from(weight.get());
+        // A weight is never 0; said again here, where the compiler would otherwise plan for a division by zero.
+        let divisor = u64::from(weight.get()).max(1);
         let units = numerator / divisor;
         *self = Normalizer { remainder: (numerator - units * divisor) as u16, weight: weight.get() };
         units

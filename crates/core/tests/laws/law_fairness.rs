@@ -11,8 +11,8 @@
 //!   alternate. This is within Theorem 2's `(D + 1)(2T + l_f + l_g)`. Counted are requests dispatched in the interval.
 //!
 //! All intervals at once: the difference of the two flows' services is a walk, and the worst interval goes from its
-//! least to its greatest value, or back. Slack for integers: one unit per flow and port, and where weights change, the
-//! remainder that is carried over (less than one unit of the old weight) at the new weight.
+//! least to its greatest value, or back. Slack for integers: one unit per flow and port, and one more for each change
+//! of the flow's weight, which drops the remainder.
 //!
 //! A policy that assigns requests to ports dispatches inside one port's `next` what others issue later: it is looked
 //! at only when nothing is owed to any port.
@@ -83,10 +83,9 @@ impl Pair<'_> {
     }
 }
 
-/// What rounding may cost a flow: one unit per port, plus what weight changes carry over.
+/// What rounding may cost a flow.
 fn slack(trace: &Trace, flow: usize) -> i128 {
-    let changes = trace.flows[flow].weights.windows(2).map(|pair| i128::from(pair[0] / pair[1]) + 1);
-    trace.shape.ports as i128 * (1 + changes.sum::<i128>()) * ONE_UNIT
+    (trace.shape.ports * trace.flows[flow].weights.len()) as i128 * ONE_UNIT
 }
 
 fn bound(trace: &Trace, flows: [usize; 2], counted: Counted) -> i128 {

@@ -1,0 +1,114 @@
+//! The verbs of every policy and nothing else, in a program whose panic handler and allocator call functions that do not
+//! exist: it links only if no panic and no allocation can be reached from a verb. It is never run.
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+#[path = "../freestanding.rs"]
+mod freestanding;
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::panic::PanicInfo;
+
+use fairq_core::mqfq::MqfqPort;
+use fairq_core::none::NonePort;
+use fairq_core::sfqd::SfqdPort;
+use fairq_core::{Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
+
+unsafe extern "C" {
+    fn a_panic_can_be_reached() -> !;
+    fn an_allocation_can_be_reached(size: usize) -> *mut u8;
+}
+
+#[panic_handler]
+fn panic(_: &PanicInfo) -> ! {
+    // SAFETY: not callable: there is no such function, and the program does not link if this is reached.
+    unsafe { a_panic_can_be_reached() }
+}
+
+struct Nothing;
+
+// SAFETY: as above, there is nothing behind it.
+unsafe impl GlobalAlloc for Nothing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe { an_allocation_can_be_reached(layout.size()) }
+    }
+    unsafe fn dealloc(&self, _: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { an_allocation_can_be_reached(layout.size()) };
+    }
+}
+
+#[global_allocator]
+static MEMORY: Nothing = Nothing;
+
+macro_rules! verbs {
+    ($($port:ty: $submit:ident $next:ident $complete:ident),*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[inline(never)]
+            extern "C" fn $submit(
+                port: &mut $port,
+                now_ns: u64,
+                request: &Request,
+                wake: &mut PortSet,
+                result: &mut Result<Submitted, SubmitError>,
+            ) {
+                *result = port.submit(now_ns, request, wake);
+            }
+            #[unsafe(no_mangle)]
+            #[inline(never)]
+            extern "C" fn $next(port: &mut $port, now_ns: u64, wake: &mut PortSet, result: &mut Next) {
+                *result = port.next(now_ns, wake);
+            }
+            #[unsafe(no_mangle)]
+            #[inline(never)]
+            extern "C" fn $complete(port: &mut $port, now_ns: u64, tag: u32, done: bool, wake: &mut PortSet) {
+                let outcome = if done { Outcome::Done } else { Outcome::Failed };
+                port.complete(now_ns, Tag(tag), outcome, wake);
+            }
+        )*
+
+        /// Taking the verbs' addresses keeps them in the program, and from being specialised to a caller.
+        fn address(which: usize) -> usize {
+            let verbs = [$($submit as *const () as usize, $next as *const () as usize, $complete as *const () as usize),*];
+            verbs.into_iter().nth(which).unwrap_or(0)
+        }
+    };
+}
+
+verbs!(
+    NonePort<Native>: none_submit none_next none_complete,
+    SfqdPort<Native>: sfqd_submit sfqd_next sfqd_complete,
+    MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete
+);
+
+/// What `run` must notice.
+#[allow(unused_mut, unused_variables)]
+fn canary(given: usize) -> usize {
+    let mut result = given;
+    #[cfg(feature = "canary-panic")]
+    {
+        result += [3, 1, 4][given];
+    }
+    #[cfg(feature = "canary-allocate")]
+    {
+        result += core::hint::black_box(alloc::boxed::Box::new(given)).leading_zeros() as usize;
+    }
+    #[cfg(feature = "canary-division")]
+    {
+        result += (core::hint::black_box(u128::MAX) / (given as u128 | 1)) as usize;
+    }
+    #[cfg(feature = "canary-float")]
+    {
+        result += (core::hint::black_box(given) as f64 * 0.7) as usize;
+    }
+    result
+}
+
+extern "C" fn main() -> ! {
+    let given = core::hint::black_box(1);
+    freestanding::exit(core::hint::black_box(address(given) + canary(given)) as i32)
+}
