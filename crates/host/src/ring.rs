@@ -69,11 +69,13 @@ pub struct Ring {
 impl Ring {
     /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of registered buffers.
     pub fn new(fixed_buffers: u32) -> io::Result<Ring> {
-        // Completions are then run only when this thread asks for them, never by interrupting it (Linux 6.1).
+        // Completions are then run only when this thread asks for them, never by interrupting it (Linux 6.1). The flag
+        // tells that there are some, without which an enter that waits for nothing would not run them.
         let modern = IoUring::builder()
             .setup_cqsize(COMPLETION_ENTRIES)
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .build(SUBMISSION_ENTRIES);
         let uring = match modern {
             Ok(uring) => uring,
@@ -116,7 +118,7 @@ impl Ring {
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.uring.submitter().submit_with_args(want, &args)
             }
-            // Waiting for 0 still runs the deferred work, which is what makes completions appear.
+            // Waiting for 0 still runs deferred work if there is any, which is what makes completions appear.
             _ => self.uring.submitter().submit_with_args(want, &types::SubmitArgs::new()),
         };
         if let Err(error) = result {
@@ -186,6 +188,26 @@ mod tests {
         ring.enter(1, Some(20_000_000));
         assert!(start.elapsed().as_millis() >= 19);
         assert!(ring.event().is_none());
+    }
+
+    /// Once a shard that had reason to look again soon never saw its completions: they were deferred, and entering
+    /// without waiting did not run them.
+    #[test]
+    fn completions_appear_without_waiting_for_them() {
+        let mut ring = Ring::new(0).unwrap();
+        let time = types::Timespec::new().nsec(1_000_000);
+        let data = UserData { asker: Asker::Shard, value: 1 };
+        // SAFETY: the time is read when the operation is handed over, and is there until the end of the test.
+        unsafe { ring.push(io_uring::opcode::Timeout::new(&time).build(), data) };
+        let start = std::time::Instant::now();
+        let event = loop {
+            ring.enter(0, None);
+            if let Some(event) = ring.event() {
+                break event;
+            }
+            assert!(start.elapsed().as_secs() < 10, "the completion never appears");
+        };
+        assert_eq!((event.data, event.result), (data, -libc::ETIME));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::device::error::DeviceError;
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
@@ -28,19 +30,12 @@ pub enum DeviceSpec {
         /// Its limits.
         pace: Pace,
     },
-}
-
-/// Why a device could not be opened: what, and what to do about it.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// Memory for a RAM or paced device.
-    #[error("cannot map {size} bytes of memory for the device: {source}; choose a smaller size")]
-    Memory {
-        /// Bytes that were asked for.
-        size: u64,
-        /// What the kernel said.
-        source: io::Error,
+    /// Regular files or block devices.
+    File {
+        /// Which, in the order of their numbers.
+        files: Vec<FileSpec>,
+        /// Whether to pass the page cache by.
+        direct: Direct,
     },
 }
 
@@ -52,9 +47,12 @@ pub enum AnyDevice {
     Ram(RamDevice),
     /// The paced device.
     Paced(PacedDevice),
+    /// The file device.
+    File(FileDevice),
 }
 
 /// One shard's queue on it.
+#[expect(clippy::large_enum_variant, reason = "there is one for each shard, and it is not moved")]
 pub enum AnyQueue {
     /// On the null device.
     Null(NullQueue),
@@ -62,16 +60,19 @@ pub enum AnyQueue {
     Ram(RamQueue),
     /// On the paced device.
     Paced(PacedQueue),
+    /// On the file device.
+    File(FileQueue),
 }
 
 impl DeviceSpec {
     /// Opens the device.
     pub fn open(&self) -> Result<AnyDevice, DeviceError> {
         let memory = |size| move |source| DeviceError::Memory { size, source };
-        Ok(match *self {
-            DeviceSpec::Null { size } => AnyDevice::Null(NullDevice::new(size)),
-            DeviceSpec::Ram { size } => AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?),
-            DeviceSpec::Paced { size, pace } => AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?),
+        Ok(match self {
+            &DeviceSpec::Null { size } => AnyDevice::Null(NullDevice::new(size)),
+            &DeviceSpec::Ram { size } => AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?),
+            &DeviceSpec::Paced { size, pace } => AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?),
+            DeviceSpec::File { files, direct } => AnyDevice::File(FileDevice::open(files, *direct)?),
         })
     }
 }
@@ -83,6 +84,7 @@ macro_rules! each {
             $kind::Null($one) => $run,
             $kind::Ram($one) => $run,
             $kind::Paced($one) => $run,
+            $kind::File($one) => $run,
         }
     };
 }
@@ -99,6 +101,7 @@ impl Device for AnyDevice {
             AnyDevice::Null(device) => AnyQueue::Null(device.open_queue(ring)?),
             AnyDevice::Ram(device) => AnyQueue::Ram(device.open_queue(ring)?),
             AnyDevice::Paced(device) => AnyQueue::Paced(device.open_queue(ring)?),
+            AnyDevice::File(device) => AnyQueue::File(device.open_queue(ring)?),
         })
     }
 

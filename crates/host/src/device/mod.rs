@@ -15,10 +15,16 @@ use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 
 pub mod any;
+pub mod error;
+pub mod file;
+#[cfg(test)]
+pub(crate) mod harness;
 pub mod null;
 pub mod paced;
 pub mod ram;
 mod store;
+#[cfg(test)]
+mod tests;
 
 /// What a device is and can do.
 #[derive(Clone, Debug)]

@@ -1,0 +1,93 @@
+//! Why a device could not be opened: what is wrong with which file, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Memory for a RAM or paced device.
+    #[error("cannot map {size} bytes of memory for the device: {source}; choose a smaller size")]
+    Memory {
+        /// Bytes that were asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file device without files, or with more than can be numbered.
+    #[error("a file device has 1 to 65536 files, not {0}")]
+    FileCount(usize),
+    /// The file is not there and was not to be created.
+    #[error("{}: no such file; to have it created, give it a size", path.display())]
+    Missing {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The file is not there and neither is its directory.
+    #[error("{}: cannot be created, as its directory does not exist; create the directory", path.display())]
+    NoDirectory {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The caller may not read and write the file.
+    #[error("{}: not allowed to read and write it ({source}); change its owner or mode, or run as another user", path.display())]
+    Forbidden {
+        /// Which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A block device that somebody uses.
+    #[error("{}: the block device is mounted or otherwise in use; unmount it, or serve another", path.display())]
+    Busy {
+        /// Which block device.
+        path: PathBuf,
+    },
+    /// A file that is served already.
+    #[error("{}: another process, or this one, has it locked for serving; stop that one, or serve another file", path.display())]
+    Locked {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Not a thing that stores data.
+    #[error("{}: neither a regular file nor a block device", path.display())]
+    NotStorage {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// A file without room.
+    #[error("{}: is empty; give it a size, or extend it with truncate -s", path.display())]
+    Empty {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// A file that exists with another size than asked for.
+    #[error("{}: has {actual} bytes, not {wanted}; leave the size out to take it as it is, or resize it first", path.display())]
+    OtherSize {
+        /// Which file.
+        path: PathBuf,
+        /// Its size in bytes.
+        actual: u64,
+        /// The size asked for.
+        wanted: u64,
+    },
+    /// Direct I/O was demanded.
+    #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another file system", path.display())]
+    NoDirect {
+        /// Which file.
+        path: PathBuf,
+        /// What stands against it.
+        why: String,
+    },
+    /// Anything else that the kernel said while the file was being opened.
+    #[error("{}: cannot {what}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What was being done.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,141 @@
+//! The file device: regular files or block devices through the shard's io_uring.
+//!
+//! One device has one file or many (one per tenant). Each shard registers all of them with its ring. Files that allow
+//! it are accessed past the page cache (`O_DIRECT`), with the registered buffer where the memory lies in one.
+//!
+//! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
+//! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
+//! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
+//! and write it back, under the guard of `guard.rs`. Through the page cache the kernel does all this, and each
+//! command is one part. Discards shrink to whole blocks.
+//!
+//! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end
+//! for writing zeroes). Both are acknowledged only when the kernel has answered, which it does once the device
+//! has the data on stable storage; this process caches no data of its own. So nothing that was flushed or
+//! written with FUA is lost when the process is killed, at whatever moment. (Writes that are not flushed are with the
+//! kernel or the device when they are acknowledged: those, too, survive a kill, but not a power cut.)
+//!
+//! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's errno. Short reads and
+//! writes are continued; `EAGAIN` and `EINTR` are tried again. What a file has lost at its end reads as zeroes.
+//! A discard that is not supported succeeds, being advice. Zeroing that is not supported is done by writing zeroes,
+//! unless the command wants to be fast or fail.
+//!
+//! **Bounds.** Bounce buffers of a queue take at most [`BOUNCE_MEMORY`] bytes; commands that need one wait in line, in
+//! order. A queue has as many operations as the shard has commands on their way, and at most one io_uring
+//! operation each.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::device::error::DeviceError;
+use crate::device::{Device, Extent, Info};
+use crate::ring::Ring;
+
+mod guard;
+mod open;
+mod part;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+pub use open::{Direct, FileSpec};
+pub use queue::FileQueue;
+
+use guard::Guard;
+use open::Backing;
+
+/// The most that one command bounces at once.
+const BOUNCE: u32 = 256 << 10;
+/// The bounce memory of one queue, in bytes. It is address space until it is needed.
+const BOUNCE_MEMORY: usize = 4 << 20;
+
+/// Files or block devices.
+pub struct FileDevice {
+    info: Info,
+    shared: Arc<Shared>,
+}
+
+/// What all queues have in common.
+struct Shared {
+    files: Vec<Backing>,
+    guard: Guard,
+}
+
+impl FileDevice {
+    /// Opens (or creates) all files.
+    pub fn open(files: &[FileSpec], direct: Direct) -> Result<FileDevice, DeviceError> {
+        if files.is_empty() || files.len() > usize::from(u16::MAX) + 1 {
+            return Err(DeviceError::FileCount(files.len()));
+        }
+        let backings = files.iter().map(|spec| Backing::open(spec, direct)).collect::<Result<Vec<_>, _>>()?;
+        let kind = if backings[0].is_block_device { "block device" } else { "file" };
+        let others = if files.len() > 1 { format!(" and {} more", files.len() - 1) } else { String::new() };
+        let info = Info {
+            name: format!("{kind} {}{others}", files[0].path.display()),
+            sizes: backings.iter().map(|backing| backing.size).collect(),
+            block_size: backings.iter().map(|backing| backing.block).max().unwrap_or(1),
+            preferred_size: backings.iter().map(|backing| backing.preferred_size).max().unwrap_or(4096),
+            has_classes: false,
+            // The blocks at the edges are left as they are, and not every backing store obliges.
+            discard_zeroes: false,
+        };
+        Ok(FileDevice { info, shared: Arc::new(Shared { files: backings, guard: Guard::default() }) })
+    }
+
+    /// Whether the page cache is passed by for at least one file.
+    pub fn is_direct(&self) -> bool {
+        self.info.block_size > 1
+    }
+}
+
+impl Device for FileDevice {
+    type Queue = FileQueue;
+
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn open_queue(&self, ring: &mut Ring) -> io::Result<FileQueue> {
+        FileQueue::open(self.shared.clone(), ring)
+    }
+
+    fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
+        let backing = self.shared.files.get(usize::from(file));
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let backing = backing.ok_or_else(invalid)?;
+        let end = offset.checked_add(length).filter(|&end| end <= backing.size).ok_or_else(invalid)?;
+        if backing.is_block_device || length == 0 {
+            return Ok(vec![Extent { length, is_hole: false }]);
+        }
+        extents_of(backing, offset, end, most.max(1))
+    }
+}
+
+/// Asks the file system, for a range that is not empty.
+fn extents_of(backing: &Backing, offset: u64, end: u64, most: usize) -> io::Result<Vec<Extent>> {
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end && extents.len() < most {
+        // Seeking moves a position that nobody uses. Past the last data there is none (ENXIO).
+        let data = match rustix::fs::seek(&backing.file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(rustix::io::Errno::NXIO) => end,
+            Err(rustix::io::Errno::INVAL) => at,
+            Err(error) => return Err(error.into()),
+        };
+        if data > at {
+            extents.push(Extent { length: data - at, is_hole: true });
+            at = data;
+            continue;
+        }
+        let hole = match rustix::fs::seek(&backing.file, rustix::fs::SeekFrom::Hole(at)) {
+            Ok(hole) if hole > at => hole.min(end),
+            // Gone in the meantime, or not told apart here: data, to be on the safe side.
+            Ok(_) | Err(rustix::io::Errno::NXIO | rustix::io::Errno::INVAL) => end,
+            Err(error) => return Err(error.into()),
+        };
+        extents.push(Extent { length: hole - at, is_hole: false });
+        at = hole;
+    }
+    Ok(extents)
+}

@@ -1,0 +1,230 @@
+//! Opening one backing file: creating it, locking it, and finding out how it wants to be accessed.
+//!
+//! A file is served by one process at a time: a regular file is locked with `flock`, a block device is opened with
+//! `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to leave it alone.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, OFlags, StatxFlags};
+
+use crate::device::error::DeviceError;
+use crate::memory::{PAGE, Region};
+
+/// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
+const BLOCK_MAX: u32 = 64 << 10;
+/// How often and with what pause the lock of a block device is tried: udev holds it for a moment after an attach.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
+/// One file to serve.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileSpec {
+    /// Where it is: a regular file or a block device.
+    pub path: PathBuf,
+    /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists it must have just
+    /// this size.
+    pub create_size: Option<u64>,
+}
+
+/// Whether the page cache is passed by (`O_DIRECT`).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Direct {
+    /// Where the backing store allows it.
+    #[default]
+    Auto,
+    /// Always: a store that does not allow it is refused.
+    On,
+    /// Never.
+    Off,
+}
+
+/// An opened file.
+pub(super) struct Backing {
+    pub(super) file: File,
+    pub(super) size: u64,
+    pub(super) is_block_device: bool,
+    /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
+    pub(super) block: u32,
+    /// Addresses of I/O are multiples of this; 1 through the page cache.
+    pub(super) memory_align: u32,
+    pub(super) preferred_size: u32,
+    /// Punching holes has turned out not to be supported.
+    pub(super) no_punch: AtomicBool,
+    /// Zeroing a range has turned out not to be supported.
+    pub(super) no_zero_range: AtomicBool,
+}
+
+impl Backing {
+    /// Opens, and creates if need be.
+    pub(super) fn open(spec: &FileSpec, direct: Direct) -> Result<Backing, DeviceError> {
+        let path = &spec.path;
+        let is_block_device = match std::fs::metadata(path) {
+            Ok(metadata) if metadata.file_type().is_block_device() => true,
+            Ok(metadata) if metadata.is_file() => false,
+            Ok(_) => return Err(DeviceError::NotStorage { path: path.clone() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Backing::create(spec, direct),
+            Err(error) => return Err(open_error(path, error)),
+        };
+        // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
+        let flags = if is_block_device { libc::O_EXCL } else { 0 };
+        let file = File::options().read(true).write(true).custom_flags(flags).open(path);
+        let file = file.map_err(|error| open_error(path, error))?;
+        lock(path, &file, is_block_device)?;
+        let mut size = size_of(path, &file)?;
+        if size == 0
+            && !is_block_device
+            && let Some(wanted) = spec.create_size
+        {
+            allocate(path, &file, wanted)?;
+            size = wanted;
+        }
+        if size == 0 {
+            return Err(DeviceError::Empty { path: path.clone() });
+        }
+        if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != size) {
+            return Err(DeviceError::OtherSize { path: path.clone(), actual: size, wanted });
+        }
+        Backing::prepare(path, file, size, is_block_device, direct)
+    }
+
+    fn create(spec: &FileSpec, direct: Direct) -> Result<Backing, DeviceError> {
+        let path = &spec.path;
+        let Some(size) = spec.create_size else { return Err(DeviceError::Missing { path: path.clone() }) };
+        if size == 0 {
+            return Err(DeviceError::Empty { path: path.clone() });
+        }
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
+            _ => open_error(path, error),
+        })?;
+        let created = lock(path, &file, false)
+            .and_then(|()| allocate(path, &file, size))
+            .and_then(|()| Backing::prepare(path, file, size, false, direct));
+        if created.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        created
+    }
+
+    /// Finds out about direct I/O.
+    fn prepare(
+        path: &Path,
+        file: File,
+        size: u64,
+        is_block_device: bool,
+        direct: Direct,
+    ) -> Result<Backing, DeviceError> {
+        let statx = rustix::fs::statx(&file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::all());
+        let preferred = statx.map_or(PAGE as u32, |statx| statx.stx_blksize);
+        let (block, memory_align) = match direct {
+            Direct::Off => (1, 1),
+            Direct::On | Direct::Auto => match set_direct(&file, size, is_block_device) {
+                Ok(alignment) => alignment,
+                Err(why) if direct == Direct::On => return Err(DeviceError::NoDirect { path: path.into(), why }),
+                Err(why) => {
+                    tracing::info!(path = %path.display(), "through the page cache, since {why}");
+                    (1, 1)
+                }
+            },
+        };
+        Ok(Backing {
+            file,
+            size,
+            is_block_device,
+            block,
+            memory_align,
+            preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
+            no_punch: AtomicBool::new(false),
+            no_zero_range: AtomicBool::new(false),
+        })
+    }
+}
+
+fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
+    move |source| DeviceError::Io { path: path.into(), what, source }
+}
+
+fn open_error(path: &Path, source: io::Error) -> DeviceError {
+    let path = path.to_path_buf();
+    match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => DeviceError::Forbidden { path, source },
+        Some(libc::EBUSY) => DeviceError::Busy { path },
+        _ => DeviceError::Io { path, what: "open it for reading and writing", source },
+    }
+}
+
+fn lock(path: &Path, file: &File, is_block_device: bool) -> Result<(), DeviceError> {
+    let tries = if is_block_device { LOCK_TRIES } else { 1 };
+    for attempt in 1..=tries {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if attempt < tries => std::thread::sleep(LOCK_PAUSE),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(DeviceError::Locked { path: path.into() }),
+            Err(error) => return Err(io_error(path, "lock it")(error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).
+fn size_of(path: &Path, file: &File) -> Result<u64, DeviceError> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|error| io_error(path, "find its size")(error.into()))
+}
+
+/// Gives a new file its size, and makes its name as durable as its contents will be.
+fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
+    file.set_len(size).and_then(|()| file.sync_all()).map_err(io_error(path, "give it its size"))?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io_error(path, "sync its directory"))
+}
+
+/// Switches the file to direct I/O and answers the alignment of offsets and of addresses, or why not.
+fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32), String> {
+    let (block, memory_align) = alignment(file, is_block_device)?;
+    if !block.is_power_of_two() || !memory_align.is_power_of_two() || block > BLOCK_MAX || memory_align > PAGE as u32 {
+        return Err(format!("its alignment of {block} and {memory_align} bytes is not manageable"));
+    }
+    if !size.is_multiple_of(u64::from(block)) {
+        return Err(format!("its size of {size} bytes is not a multiple of its block size of {block}"));
+    }
+    let flags = rustix::fs::fcntl_getfl(file).map_err(|error| error.to_string())?;
+    let refused = |error: io::Error| format!("its file system refuses direct I/O ({error})");
+    rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|error| refused(error.into()))?;
+    // Some accept the flag and then refuse to read. Other errors are about the data, and not for now.
+    match probe(file, block) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            rustix::fs::fcntl_setfl(file, flags).map_err(|error| error.to_string())?;
+            Err(refused(error))
+        }
+        _ => Ok((block, memory_align)),
+    }
+}
+
+/// What the kernel says on the alignment of direct I/O, or else what works anywhere that it works at all.
+fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
+    let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(statx) = statx
+        && statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        return match (statx.stx_dio_offset_align, statx.stx_dio_mem_align) {
+            (0, _) | (_, 0) => Err("its file system does not support direct I/O".into()),
+            (block, memory_align) => Ok((block, memory_align)),
+        };
+    }
+    let block = if is_block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32) } else { PAGE as u32 };
+    Ok((block, block.min(PAGE as u32)))
+}
+
+fn probe(file: &File, block: u32) -> io::Result<()> {
+    let mut region = Region::map(block as usize)?;
+    let mut buffer = region.allocate(block).ok_or(io::ErrorKind::OutOfMemory)?;
+    let result = file.read_at(buffer.bytes_mut(), 0);
+    region.free(buffer);
+    result.map(|_| ())
+}

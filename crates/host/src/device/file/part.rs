@@ -1,0 +1,130 @@
+//! How a command is cut into parts: what to do next with a file that wants whole blocks.
+//!
+//! A pure function of the command, how far it has come, and the file.
+
+use std::sync::atomic::Ordering;
+
+use fairq_core::Op;
+
+use crate::device::Command;
+use crate::device::file::BOUNCE;
+use crate::device::file::open::Backing;
+
+/// Bytes of zeroes written at once where zeroing is not supported.
+pub(super) const ZEROES: u32 = 64 << 10;
+
+/// What to do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// Nothing: the command has ended with this errno (or 0).
+    End(i32),
+    /// `step`, for the next `length` bytes of the command.
+    Part {
+        /// How.
+        step: Step,
+        /// Bytes; 0 for [`Step::Sync`].
+        length: u32,
+    },
+}
+
+/// One way of doing a part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Reads or writes whole blocks (any bytes, through the page cache) from or to the command's memory.
+    Straight,
+    /// Reads the blocks around the range to the bounce buffer.
+    Fetch,
+    /// Writes whole blocks by way of the bounce buffer, as the command's memory is not aligned.
+    Copy,
+    /// Reads the block around the range to the bounce buffer, to go on with `ChangedBlock`.
+    ReadBlock,
+    /// Writes the bounce buffer back.
+    ChangedBlock,
+    /// Makes a hole.
+    Punch,
+    /// Zeroes and keeps allocated.
+    ZeroRange,
+    /// Writes zeroes.
+    WriteZeroes,
+    /// Puts everything on stable storage.
+    Sync,
+}
+
+impl Step {
+    /// Whether the guard has to be asked: all that change the file.
+    pub(super) fn is_guarded(self, op: Op) -> bool {
+        match self {
+            Step::Fetch | Step::Sync => false,
+            Step::Straight => op == Op::Write,
+            _ => true,
+        }
+    }
+}
+
+/// The blocks around a range: offset and length.
+pub(super) fn around(offset: u64, length: u32, block: u32) -> (u64, u32) {
+    let block = u64::from(block);
+    let start = offset / block * block;
+    (start, ((offset + u64::from(length)).next_multiple_of(block) - start) as u32)
+}
+
+/// The blocks inside a range: offset and length, 0 if there are none.
+pub(super) fn inside(offset: u64, length: u32, block: u32) -> (u64, u32) {
+    let block = u64::from(block);
+    let start = offset.next_multiple_of(block);
+    let end = (offset + u64::from(length)) / block * block;
+    (start, end.saturating_sub(start) as u32)
+}
+
+/// What comes next for a command of which `done` bytes are done; `is_synced` if it has been through [`Step::Sync`].
+pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: bool) -> Next {
+    let at = command.offset + u64::from(done);
+    let rest = command.length - done;
+    if rest == 0 || command.op == Op::Flush {
+        let wants_sync = command.op == Op::Flush || command.op == Op::WriteZeroes && command.fua;
+        return if wants_sync && !is_synced { Next::Part { step: Step::Sync, length: 0 } } else { Next::End(0) };
+    }
+    if command.op == Op::Discard {
+        // Shrunk to whole blocks when it came.
+        let is_idle = backing.no_punch.load(Ordering::Relaxed);
+        return if is_idle { Next::End(0) } else { Next::Part { step: Step::Punch, length: rest } };
+    }
+    let misalignment = (at % u64::from(backing.block)) as u32;
+    let (_, whole) = inside(at, rest, backing.block);
+    if command.op == Op::Read {
+        if misalignment == 0 && whole > 0 && is_memory_aligned(backing, command, done) {
+            return Next::Part { step: Step::Straight, length: whole };
+        }
+        return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
+    }
+    if misalignment > 0 || whole == 0 {
+        return Next::Part { step: Step::ReadBlock, length: rest.min(backing.block - misalignment) };
+    }
+    if command.op == Op::WriteZeroes {
+        return zero(backing, command, whole);
+    }
+    if is_memory_aligned(backing, command, done) {
+        Next::Part { step: Step::Straight, length: whole }
+    } else {
+        Next::Part { step: Step::Copy, length: whole.min(BOUNCE) }
+    }
+}
+
+fn is_memory_aligned(backing: &Backing, command: &Command, done: u32) -> bool {
+    (command.memory.address as usize).wrapping_add(done as usize).is_multiple_of(backing.memory_align as usize)
+}
+
+/// The best way to zero whole blocks.
+fn zero(backing: &Backing, command: &Command, length: u32) -> Next {
+    // The kernel zeroes a block device that cannot do it itself by writing, which is not what `fast_only` asks for.
+    let can_be_slow = command.fast_only && backing.is_block_device;
+    if !command.no_hole && !backing.no_punch.load(Ordering::Relaxed) {
+        Next::Part { step: Step::Punch, length }
+    } else if !can_be_slow && !backing.no_zero_range.load(Ordering::Relaxed) {
+        Next::Part { step: Step::ZeroRange, length }
+    } else if command.fast_only {
+        Next::End(libc::EOPNOTSUPP)
+    } else {
+        Next::Part { step: Step::WriteZeroes, length: length.min(ZEROES) }
+    }
+}

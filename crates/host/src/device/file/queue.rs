@@ -1,0 +1,492 @@
+//! One shard's queue on the files: the commands on their way, and what each of them waits for.
+//!
+//! A command is an [`Operation`] in a slot, whose index is the user data of its io_uring operations. It is always in
+//! one of these states:
+//!
+//! ```text
+//! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part ... -> done
+//!                                                                 |   ^
+//!                                                                 v   |
+//!                                                       [again: EAGAIN, EINTR]
+//! ```
+//!
+//! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every turn, and
+//! `deadline_ns` makes turns happen while there are any.
+//!
+//! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce buffer belongs to its
+//! operation, and to the kernel while the operation is in the kernel.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fairq_core::Op;
+use io_uring::{opcode, squeue, types};
+
+use crate::device::file::guard::Access;
+use crate::device::file::open::Backing;
+use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
+use crate::device::file::{BOUNCE_MEMORY, Shared};
+use crate::device::{Command, Completion, Queue};
+use crate::memory::{Buffer, Memory, Region};
+use crate::ring::{Asker, Event, Ring, UserData};
+
+/// How long a command that is blocked, or is to be tried again, waits before the next look.
+const RETRY_NS: u64 = 20_000;
+/// How often an operation may move nothing before it is given up.
+const STALLS_MAX: u8 = 3;
+
+#[repr(align(4096))]
+struct Zeroes([u8; ZEROES as usize]);
+static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
+
+/// One shard's queue on a [`crate::device::file::FileDevice`].
+pub struct FileQueue {
+    shared: Arc<Shared>,
+    /// Whether the files are registered with the ring, by their index.
+    is_registered: bool,
+    bounce: Region,
+    slots: Vec<Option<Operation>>,
+    free: Vec<u32>,
+    /// Waiting for a bounce buffer.
+    starved: VecDeque<u32>,
+    /// Waiting for the guard.
+    blocked: Vec<u32>,
+    /// To be handed to the kernel once more.
+    again: Vec<u32>,
+    retry_ns: u64,
+    done: Vec<Completion>,
+}
+
+struct Operation {
+    command: Command,
+    /// Bytes of the command that are done.
+    done: u32,
+    step: Step,
+    /// Bytes of the command that the step is for.
+    length: u32,
+    /// Bytes that the step's read or write has moved.
+    moved: u32,
+    stalls: u8,
+    is_synced: bool,
+    bounce: Option<Buffer>,
+    access: Access,
+}
+
+impl FileQueue {
+    pub(super) fn open(shared: Arc<Shared>, ring: &mut Ring) -> io::Result<FileQueue> {
+        let files: Vec<RawFd> = shared.files.iter().map(|backing| backing.file.as_raw_fd()).collect();
+        let registered = ring.register_files(&files);
+        if let Err(error) = &registered {
+            tracing::debug!(%error, "no registered files");
+        }
+        Ok(FileQueue {
+            shared,
+            is_registered: registered.is_ok(),
+            bounce: Region::map(BOUNCE_MEMORY)?,
+            slots: Vec::new(),
+            free: Vec::new(),
+            starved: VecDeque::new(),
+            blocked: Vec::new(),
+            again: Vec::new(),
+            retry_ns: 0,
+            done: Vec::new(),
+        })
+    }
+
+    /// Puts a command in a slot.
+    fn admit(&mut self, command: &Command) -> u32 {
+        let operation = Operation {
+            command: *command,
+            done: 0,
+            step: Step::Straight,
+            length: 0,
+            moved: 0,
+            stalls: 0,
+            is_synced: false,
+            bounce: None,
+            access: Access::NONE,
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(operation);
+        slot
+    }
+
+    fn finish(&mut self, slot: u32, errno: i32) {
+        self.release(slot);
+        if let Some(operation) = self.slots[slot as usize].take() {
+            self.done.push(Completion { tag: operation.command.tag, errno });
+            self.free.push(slot);
+        }
+    }
+
+    /// Gives back what the last part needed.
+    fn release(&mut self, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        self.shared.guard.leave(&mut operation.access);
+        if let Some(buffer) = operation.bounce.take() {
+            self.bounce.free(buffer);
+        }
+    }
+
+    /// Begins the next part of a command.
+    fn advance(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        let command = &operation.command;
+        let backing = &self.shared.files[usize::from(command.file)];
+        let (step, length) = match next(backing, command, operation.done, operation.is_synced) {
+            Next::End(errno) => return self.finish(slot, errno),
+            Next::Part { step, length } => (step, length),
+        };
+        (operation.step, operation.length, operation.moved, operation.stalls) = (step, length, 0, 0);
+        if backing.block > 1 && step.is_guarded(command.op) {
+            let offset = command.offset + u64::from(operation.done);
+            operation.access = match step {
+                Step::ReadBlock => Access::exclusive(command.file, offset, u64::from(length)),
+                _ => Access::shared(command.file, offset, u64::from(length)),
+            };
+        }
+        let wants_bounce = matches!(step, Step::Fetch | Step::Copy | Step::ReadBlock);
+        if wants_bounce && !(self.starved.is_empty() && self.get_bounce(slot)) {
+            self.starved.push_back(slot);
+        } else {
+            self.enter(now_ns, ring, slot);
+        }
+    }
+
+    fn get_bounce(&mut self, slot: u32) -> bool {
+        let Some(operation) = &mut self.slots[slot as usize] else { return false };
+        let block = self.shared.files[usize::from(operation.command.file)].block;
+        let offset = operation.command.offset + u64::from(operation.done);
+        let (_, length) = around(offset, operation.length, block);
+        operation.bounce = self.bounce.allocate(length);
+        operation.bounce.is_some()
+    }
+
+    /// Enters the guard, or waits for it.
+    fn enter(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        if self.shared.guard.poll(&mut operation.access) {
+            self.begin(ring, slot);
+        } else {
+            self.wait(now_ns);
+            self.blocked.push(slot);
+        }
+    }
+
+    fn wait(&mut self, now_ns: u64) {
+        if self.blocked.is_empty() && self.again.is_empty() {
+            self.retry_ns = now_ns.saturating_add(RETRY_NS);
+        }
+    }
+
+    /// Has all that the part needs.
+    fn begin(&mut self, ring: &mut Ring, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        if operation.step == Step::Copy {
+            operation.fill_bounce(0);
+        }
+        self.submit(ring, slot);
+    }
+
+    /// Hands the part, or what is left of it, to the kernel.
+    fn submit(&mut self, ring: &mut Ring, slot: u32) {
+        let Some(operation) = &self.slots[slot as usize] else { return };
+        let file = operation.command.file;
+        let backing = &self.shared.files[usize::from(file)];
+        let entry = if self.is_registered {
+            operation.entry(backing, File::Registered(u32::from(file)))
+        } else {
+            operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
+        };
+        // SAFETY: the memory is the command's, which is the device's until the completion is reaped, or the bounce
+        // buffer's, which the operation keeps until this event has been taken, or a constant.
+        unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
+    }
+
+    /// Goes on with those that wait, as far as possible.
+    fn resume(&mut self, now_ns: u64, ring: &mut Ring) {
+        while let Some(&slot) = self.starved.front() {
+            if !self.get_bounce(slot) {
+                break;
+            }
+            self.starved.pop_front();
+            self.enter(now_ns, ring, slot);
+        }
+        let mut index = 0;
+        while let Some(&slot) = self.blocked.get(index) {
+            let Some(operation) = &mut self.slots[slot as usize] else { break };
+            if self.shared.guard.poll(&mut operation.access) {
+                self.blocked.remove(index);
+                self.begin(ring, slot);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl Queue for FileQueue {
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
+        let Some(backing) = self.shared.files.get(usize::from(command.file)) else {
+            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+            return;
+        };
+        let end = command.offset.checked_add(u64::from(command.length));
+        if command.op != Op::Flush && end.is_none_or(|end| end > backing.size) {
+            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+            return;
+        }
+        let mut command = *command;
+        if command.op == Op::Discard {
+            (command.offset, command.length) = inside(command.offset, command.length, backing.block);
+        }
+        debug_assert!(!matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length);
+        let slot = self.admit(&command);
+        self.advance(now_ns, ring, slot);
+    }
+
+    fn ring(&mut self, now_ns: u64, ring: &mut Ring) {
+        if self.blocked.is_empty() && self.again.is_empty() {
+            return;
+        }
+        if !self.again.is_empty() && self.retry_ns <= now_ns {
+            for slot in std::mem::take(&mut self.again) {
+                self.submit(ring, slot);
+            }
+        }
+        self.resume(now_ns, ring);
+        if self.retry_ns <= now_ns {
+            self.retry_ns = now_ns.saturating_add(RETRY_NS);
+        }
+    }
+
+    fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
+        let slot = event.data.value as u32;
+        let Some(Some(operation)) = self.slots.get_mut(slot as usize) else {
+            debug_assert!(false, "an event of no operation: {event:?}");
+            return;
+        };
+        let backing = &self.shared.files[usize::from(operation.command.file)];
+        match operation.finished(backing, event.result) {
+            Verdict::Part => {
+                operation.done += operation.length;
+                self.release(slot);
+                self.advance(now_ns, ring, slot);
+            }
+            Verdict::Otherwise => {
+                self.release(slot);
+                self.advance(now_ns, ring, slot);
+            }
+            Verdict::More => self.submit(ring, slot),
+            Verdict::Again => {
+                self.wait(now_ns);
+                self.again.push(slot);
+            }
+            Verdict::Failed(errno) => self.finish(slot, errno),
+        }
+        self.resume(now_ns, ring);
+    }
+
+    fn reap(&mut self, _now_ns: u64, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
+    }
+}
+
+/// How the ring names a file.
+enum File {
+    Registered(u32),
+    Plain(RawFd),
+}
+
+/// Builds an entry for either.
+macro_rules! build {
+    ($file:expr, $fd:ident => $entry:expr) => {
+        match $file {
+            File::Registered(index) => {
+                let $fd = types::Fixed(index);
+                $entry
+            }
+            File::Plain(fd) => {
+                let $fd = types::Fd(fd);
+                $entry
+            }
+        }
+    };
+}
+
+/// What an event means for its operation.
+enum Verdict {
+    /// The part is done.
+    Part,
+    /// The part is to be done in another way.
+    Otherwise,
+    /// There is more to be handed to the kernel.
+    More,
+    /// The same again, after a pause.
+    Again,
+    /// The command has failed.
+    Failed(i32),
+}
+
+impl Operation {
+    /// Where the part begins.
+    fn offset(&self) -> u64 {
+        self.command.offset + u64::from(self.done)
+    }
+
+    /// What the part's read or write moves: file offset, length, and memory.
+    fn transfer(&self, block: u32) -> (u64, u32, Memory) {
+        let bounce = || self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
+        match self.step {
+            Step::Fetch | Step::ReadBlock | Step::ChangedBlock => {
+                let (offset, length) = around(self.offset(), self.length, block);
+                (offset, length, bounce())
+            }
+            Step::Copy => (self.offset(), self.length, bounce()),
+            Step::WriteZeroes => {
+                let address = ZERO_BYTES.0.as_ptr().cast_mut();
+                (self.offset(), self.length, Memory { address, length: ZEROES, fixed: None })
+            }
+            _ => {
+                let memory = self.command.memory;
+                let address = memory.address.wrapping_add(self.done as usize);
+                (self.offset(), self.length, Memory { address, ..memory })
+            }
+        }
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.step, Step::Fetch | Step::ReadBlock) || self.step == Step::Straight && self.command.op == Op::Read
+    }
+
+    /// The io_uring operation for what is left of the part.
+    fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+        match self.step {
+            Step::Sync => {
+                build!(file, fd => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build())
+            }
+            Step::Punch | Step::ZeroRange => {
+                let kind =
+                    if self.step == Step::Punch { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+                let (offset, length) = (self.offset(), u64::from(self.length));
+                let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
+                build!(file, fd => opcode::Fallocate::new(fd, length).offset(offset).mode(mode).build())
+            }
+            _ => self.transfer_entry(backing, file),
+        }
+    }
+
+    fn transfer_entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+        let (offset, length, memory) = self.transfer(backing.block);
+        let address = memory.address.wrapping_add(self.moved as usize);
+        let offset = offset + u64::from(self.moved);
+        let length = length - self.moved;
+        let flags = if self.command.fua && self.command.op == Op::Write { libc::RWF_DSYNC } else { 0 };
+        match (self.is_read(), memory.fixed.map(|index| index as u16)) {
+            (true, Some(index)) => {
+                build!(file, fd => opcode::ReadFixed::new(fd, address, length, index).offset(offset).build())
+            }
+            (true, None) => build!(file, fd => opcode::Read::new(fd, address, length).offset(offset).build()),
+            (false, Some(index)) => build!(file, fd =>
+                opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
+            (false, None) => build!(file, fd =>
+                opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()),
+        }
+    }
+
+    /// Takes in the result of the system call.
+    fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
+        match -result {
+            libc::EAGAIN | libc::EINTR => return Verdict::Again,
+            libc::EOPNOTSUPP if self.step == Step::Punch => {
+                backing.no_punch.store(true, Ordering::Relaxed);
+                return Verdict::Otherwise;
+            }
+            libc::EOPNOTSUPP if self.step == Step::ZeroRange => {
+                backing.no_zero_range.store(true, Ordering::Relaxed);
+                return Verdict::Otherwise;
+            }
+            errno if errno > 0 => return Verdict::Failed(errno),
+            _ => {}
+        }
+        match self.step {
+            Step::Sync => {
+                self.is_synced = true;
+                Verdict::Part
+            }
+            Step::Punch | Step::ZeroRange => Verdict::Part,
+            _ if self.is_read() => self.has_read(backing, result as u32),
+            _ => self.has_written(backing, result as u32),
+        }
+    }
+
+    fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
+        let (_, length, memory) = self.transfer(backing.block);
+        self.moved += count.min(length - self.moved);
+        if self.moved < length {
+            // Direct reads end inside a block only at the end of the file.
+            if count > 0 && count.is_multiple_of(backing.block) {
+                return Verdict::More;
+            }
+            // SAFETY: the memory is the operation's, the kernel has given it back, and it is `length` bytes long.
+            unsafe { memory.address.add(self.moved as usize).write_bytes(0, (length - self.moved) as usize) };
+        }
+        match self.step {
+            Step::Fetch => {
+                self.drain_bounce((self.offset() % u64::from(backing.block)) as usize);
+                Verdict::Part
+            }
+            Step::ReadBlock => {
+                self.fill_bounce((self.offset() % u64::from(backing.block)) as usize);
+                (self.step, self.moved, self.stalls) = (Step::ChangedBlock, 0, 0);
+                Verdict::More
+            }
+            _ => Verdict::Part,
+        }
+    }
+
+    fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
+        let (_, length, _) = self.transfer(backing.block);
+        // Only whole blocks count, so that the rest is aligned; writing part of one once more does no harm.
+        let count = count.min(length - self.moved) / backing.block * backing.block;
+        self.moved += count;
+        if self.moved == length {
+            return Verdict::Part;
+        }
+        // The next try brings what stopped this one: no space, most likely.
+        self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
+        if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
+    }
+
+    /// Puts the command's bytes of this part (zeroes, if it has none) in the bounce buffer.
+    fn fill_bounce(&mut self, at: usize) {
+        let Some(bounce) = &mut self.bounce else { return };
+        let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
+        if self.command.op == Op::WriteZeroes {
+            bytes.fill(0);
+            return;
+        }
+        let from = self.command.memory.address.wrapping_add(self.done as usize);
+        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce buffer is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Puts what was fetched in the command's memory.
+    fn drain_bounce(&mut self, at: usize) {
+        let Some(bounce) = &mut self.bounce else { return };
+        let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
+        let to = self.command.memory.address.wrapping_add(self.done as usize);
+        // SAFETY: the command's memory is the device's and has room for its length; the bounce buffer is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+}

@@ -1,0 +1,143 @@
+//! For tests: drives one queue as a shard would, in time of its own.
+
+use std::time::{Duration, Instant};
+
+use fairq_core::{Class, Op, Tag};
+
+use crate::device::{Command, Completion, Device, Queue};
+use crate::memory::{Buffer, Memory, Region};
+use crate::ring::{Event, Ring};
+
+/// A test that has not ended by then never will.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Makes another event of an event.
+pub(crate) type Tamper = Box<dyn FnMut(Event) -> Event>;
+
+/// A command without data or flags.
+pub(crate) fn command(op: Op, offset: u64, length: u32) -> Command {
+    let (tag, class, memory) = (Tag(0), Class::Medium, Memory::NONE);
+    let (file, fua, no_hole, fast_only) = (0, false, false, false);
+    Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
+}
+
+/// A queue, its ring, and memory for its commands.
+pub(crate) struct Driver<Q> {
+    pub(crate) queue: Q,
+    pub(crate) ring: Ring,
+    pub(crate) now_ns: u64,
+    region: Region,
+    /// The buffers of commands on their way, by tag.
+    buffers: Vec<Option<(Command, Option<Buffer>)>>,
+    /// What a test makes of the kernel's results before the queue sees them.
+    pub(crate) tamper: Tamper,
+}
+
+/// A command that has ended: which, its errno, and what it read.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) command: Command,
+    pub(crate) errno: i32,
+    pub(crate) data: Vec<u8>,
+}
+
+impl<Q: Queue> Driver<Q> {
+    pub(crate) fn open<D: Device<Queue = Q>>(device: &D) -> Driver<Q> {
+        let mut ring = Ring::new(1).unwrap();
+        let queue = device.open_queue(&mut ring).unwrap();
+        let mut region = Region::map(32 << 20).unwrap();
+        let (address, length) = region.head(1 << 20);
+        // SAFETY: the region is dropped with the driver, after the ring's last use.
+        if unsafe { ring.register_buffer(0, address, length) } {
+            region.set_fixed(0, length);
+        }
+        Driver { queue, ring, now_ns: 0, region, buffers: Vec::new(), tamper: Box::new(|event| event) }
+    }
+
+    /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page boundary.
+    pub(crate) fn issue(&mut self, command: Command, data: &[u8], shift: usize) {
+        let has_data = matches!(command.op, Op::Read | Op::Write);
+        let mut buffer = has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap());
+        let memory = buffer.as_mut().map_or(Memory::NONE, |buffer| {
+            let bytes = &mut buffer.bytes_mut()[shift..];
+            if command.op == Op::Write {
+                bytes.copy_from_slice(data)
+            } else {
+                bytes.fill(0xee)
+            }
+            let (whole, address) = (buffer.memory(), buffer.memory().address.wrapping_add(shift));
+            Memory { address, length: whole.length - shift as u32, fixed: whole.fixed }
+        });
+        let tag = Tag(self.buffers.len() as u32);
+        let command = Command { tag, memory, ..command };
+        self.buffers.push(Some((command, buffer)));
+        // SAFETY: the buffer is kept until the completion has been reaped.
+        unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command) };
+    }
+
+    /// One turn of a shard's loop; what has ended.
+    pub(crate) fn turn(&mut self) -> Vec<Ended> {
+        self.queue.ring(self.now_ns, &mut self.ring);
+        self.ring.enter(0, None);
+        let mut was_idle = true;
+        while let Some(event) = self.ring.event() {
+            self.queue.event(self.now_ns, &mut self.ring, (self.tamper)(event));
+            was_idle = false;
+        }
+        let mut done: Vec<Completion> = Vec::new();
+        self.queue.reap(self.now_ns, &mut done);
+        if was_idle && done.is_empty() {
+            match self.queue.deadline_ns() {
+                Some(deadline) => self.now_ns = self.now_ns.max(deadline),
+                None => self.ring.enter(1, Some(1_000_000)),
+            }
+        }
+        done.into_iter().map(|completion| self.end(completion)).collect()
+    }
+
+    fn end(&mut self, completion: Completion) -> Ended {
+        let (command, buffer) = self.buffers[completion.tag.0 as usize].take().expect("completed once");
+        let data = buffer.map_or_else(Vec::new, |mut buffer| {
+            let shift = command.memory.address as usize - buffer.memory().address as usize;
+            let data = buffer.bytes_mut()[shift..].to_vec();
+            self.region.free(buffer);
+            data
+        });
+        Ended { command, errno: completion.errno, data }
+    }
+
+    /// Whether something that was issued has not ended.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.buffers.iter().any(Option::is_some)
+    }
+
+    /// Turns until all that was issued has ended.
+    pub(crate) fn finish(&mut self) -> Vec<Ended> {
+        let start = Instant::now();
+        let mut ended = Vec::new();
+        while self.is_busy() {
+            ended.extend(self.turn());
+            assert!(start.elapsed() < PATIENCE, "commands that never end");
+        }
+        self.buffers.clear();
+        ended
+    }
+
+    /// One command from beginning to end.
+    pub(crate) fn run(&mut self, command: Command, data: &[u8]) -> Ended {
+        self.issue(command, data, 0);
+        self.finish().pop().expect("one command, one end")
+    }
+
+    /// Reads, which must succeed.
+    pub(crate) fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
+        let ended = self.run(command(Op::Read, offset, length), &[]);
+        assert_eq!(ended.errno, 0);
+        ended.data
+    }
+
+    /// Writes, which must succeed.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        assert_eq!(self.run(command(Op::Write, offset, data.len() as u32), data).errno, 0);
+    }
+}

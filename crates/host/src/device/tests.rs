@@ -1,0 +1,218 @@
+//! All devices against a plain array of bytes: random commands of any alignment, several at once on several queues.
+
+use std::path::PathBuf;
+
+use fairq_core::Op;
+use proptest::prelude::*;
+
+use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
+use crate::device::file::{Direct, FileSpec};
+use crate::device::harness::{Driver, Tamper, command};
+use crate::device::paced::Pace;
+use crate::device::{Command, Device};
+use crate::ring::Event;
+
+/// Two regions of the file device's guard and a bit.
+const SIZE: usize = (2 << 20) + (64 << 10);
+const QUEUES: usize = 3;
+
+/// A directory on the file system that the build is on, which more likely has direct I/O than `/tmp`.
+pub(super) fn scratch() -> tempfile::TempDir {
+    let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    tempfile::tempdir_in(target).unwrap()
+}
+
+pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> DeviceSpec {
+    DeviceSpec::File { files: vec![FileSpec { path: path.into(), create_size: Some(size) }], direct }
+}
+
+#[derive(Clone, Debug)]
+struct Action {
+    /// Bytes left alone before the range, and bytes of the range.
+    gap: u32,
+    length: u32,
+    op: Op,
+    queue: usize,
+    fua: bool,
+    no_hole: bool,
+    fast_only: bool,
+    shift: usize,
+    seed: u8,
+}
+
+/// Disjoint commands that are on their way together, from an offset on.
+type Batch = (u32, Vec<Action>);
+
+fn actions() -> impl Strategy<Value = Action> {
+    let op = prop_oneof![
+        4 => Just(Op::Write),
+        2 => Just(Op::Read),
+        2 => Just(Op::WriteZeroes),
+        1 => Just(Op::Discard),
+        1 => Just(Op::Flush)
+    ];
+    let gap = prop_oneof![4 => Just(0u32), 2 => 0..600u32, 1 => (0..16u32).prop_map(|blocks| blocks * 512)];
+    let length = prop_oneof![
+        4 => 1..600u32,
+        4 => (1..20u32).prop_map(|blocks| blocks * 512),
+        2 => 1..20_000u32,
+        1 => 200_000..700_000u32
+    ];
+    let shift = prop_oneof![3 => Just(0usize), 1 => 0..4096usize];
+    (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), shift, 1..=255u8).prop_map(
+        |(gap, length, op, queue, [fua, no_hole, fast_only], shift, seed)| Action {
+            gap,
+            length,
+            op,
+            queue,
+            fua,
+            no_hole,
+            fast_only,
+            shift,
+            seed,
+        },
+    )
+}
+
+fn batches() -> impl Strategy<Value = Vec<Batch>> {
+    let start = prop_oneof![Just(0u32), (1u32 << 20) - 9000..1 << 20, 0..SIZE as u32];
+    let start = prop_oneof![start.clone(), start.prop_map(|start| start / 4096 * 4096)];
+    prop::collection::vec((start, prop::collection::vec(actions(), 1..12)), 1..8)
+}
+
+fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|index| seed.wrapping_add((index / 256) as u8).wrapping_mul(31) ^ index as u8).collect()
+}
+
+/// Runs batches on `device` and a model of it, comparing all bytes after each.
+fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamper>) {
+    let mut model = vec![0u8; SIZE];
+    let mut drivers: Vec<Driver<AnyQueue>> = (0..QUEUES).map(|_| Driver::open(device)).collect();
+    if let Some(tamper) = tamper {
+        drivers.iter_mut().zip(1..).for_each(|(driver, seed)| driver.tamper = tamper(seed));
+    }
+    for (start, actions) in batches {
+        let mut at = *start as usize;
+        let mut expected = model.clone();
+        for action in actions {
+            let from = (at + action.gap as usize).min(SIZE);
+            let to = (from + action.length as usize).min(SIZE);
+            at = to;
+            let &Action { op, fua, no_hole, fast_only, .. } = action;
+            let issued = Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
+            let data = if op == Op::Write { pattern(action.seed, to - from) } else { Vec::new() };
+            drivers[action.queue].issue(issued, &data, action.shift);
+            match op {
+                Op::Write => expected[from..to].copy_from_slice(&data),
+                Op::WriteZeroes => expected[from..to].fill(0),
+                _ => {}
+            }
+        }
+        let mut advised = Vec::new();
+        finish(&mut drivers, |ended| {
+            let range = ended.command.offset as usize..ended.command.offset as usize + ended.command.length as usize;
+            match ended.command.op {
+                Op::Read => assert!(ended.data == model[range.clone()], "read of {range:?} in {actions:?}"),
+                Op::Discard => advised.push(range),
+                _ => {}
+            }
+            assert_eq!(ended.errno, 0, "{ended:?}");
+        });
+        let actual = drivers[0].read(0, SIZE as u32);
+        for range in advised {
+            // Discarded bytes are as they were or zero; on some devices they must be zero.
+            for index in range {
+                let is_zero = actual[index] == 0;
+                assert!(is_zero || !device.info().discard_zeroes && actual[index] == model[index]);
+                expected[index] = actual[index];
+            }
+        }
+        if let Some(index) = (0..SIZE).find(|&index| actual[index] != expected[index]) {
+            panic!("byte {index}: {} for {} after {start} {actions:?}", actual[index], expected[index]);
+        }
+        check_extents(device, &actual);
+        model = expected;
+    }
+}
+
+/// Turns all queues in turn until all is done: what one holds another may wait for.
+fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::harness::Ended)) {
+    let start = std::time::Instant::now();
+    while drivers.iter().any(Driver::is_busy) {
+        for driver in drivers.iter_mut().filter(|driver| driver.is_busy()) {
+            driver.turn().into_iter().for_each(&mut each);
+        }
+        assert!(start.elapsed().as_secs() < 20, "commands that never end");
+    }
+}
+
+/// Extents cover what was asked for, and what holds bytes is not called a hole.
+fn check_extents(device: &AnyDevice, actual: &[u8]) {
+    let (mut at, mut last) = (100usize, None);
+    while at < SIZE {
+        let extents = device.extents(0, at as u64, (SIZE - at) as u64, 3).unwrap();
+        assert!((1..=3).contains(&extents.len()));
+        for extent in extents {
+            let end = at + extent.length as usize;
+            assert!(end > at && end <= SIZE);
+            assert!(
+                !extent.is_hole || actual[at..end].iter().all(|&byte| byte == 0),
+                "a hole with data at {at}..{end}"
+            );
+            (at, last) = (end, Some(extent));
+        }
+    }
+    assert!(last.is_some());
+}
+
+/// Makes some of the kernel's good results worse: interrupted, or short by whole blocks.
+fn troubled(seed: u64) -> Tamper {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Box::new(move |event| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let result = match state >> 60 {
+            0 if event.result >= 0 => -libc::EAGAIN,
+            1 if event.result >= 0 => -libc::EINTR,
+            2..=5 if event.result >= 1024 => event.result / 2 / 512 * 512,
+            _ => event.result,
+        };
+        Event { result, ..event }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ram_is_an_array(batches in batches()) {
+        compare(&DeviceSpec::Ram { size: SIZE as u64 }.open().unwrap(), &batches, None);
+    }
+
+    #[test]
+    fn paced_is_an_array(batches in batches()) {
+        let pace = Pace { iops: 100_000, bandwidth: 1 << 30, latency_ns: 80_000, parallelism: 4 };
+        compare(&DeviceSpec::Paced { size: SIZE as u64, pace }.open().unwrap(), &batches, None);
+    }
+
+    #[test]
+    fn a_file_through_the_page_cache_is_an_array(batches in batches()) {
+        let scratch = scratch();
+        let device = file_spec(scratch.path().join("disk"), SIZE as u64, Direct::Off).open().unwrap();
+        compare(&device, &batches, None);
+    }
+
+    #[test]
+    fn a_file_past_the_page_cache_is_an_array(batches in batches()) {
+        let scratch = scratch();
+        let device = file_spec(scratch.path().join("disk"), SIZE as u64, Direct::Auto).open().unwrap();
+        compare(&device, &batches, None);
+    }
+
+    #[test]
+    fn short_and_interrupted_system_calls_are_not_seen(batches in batches(), direct in any::<bool>()) {
+        let scratch = scratch();
+        let direct = if direct { Direct::Auto } else { Direct::Off };
+        let device = file_spec(scratch.path().join("disk"), SIZE as u64, direct).open().unwrap();
+        compare(&device, &batches, Some(troubled));
+    }
+}
