@@ -1,9 +1,72 @@
-//! fairq
-#![allow(dead_code)]
+//! `fairq`: share one fast SSD between tenants by weight.
+//!
+//! The only place that knows about arguments, configuration files and terminals; the work is done in `fairq-host`
+//! and `fairq-core`. Exit status: 0 when all went well, 1 when something failed while running, 2 when the command line or
+//! the configuration cannot be used.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command};
+use crate::config::Refusal;
+
+mod args;
+mod bench;
+mod calibrate;
 mod config;
+mod engine;
 mod fiojob;
 mod job;
 mod pairs;
 mod report;
+mod serve;
+mod status;
 mod units;
-fn main() {}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fairq: {error:#}");
+            ExitCode::from(if error.is::<Refusal>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Serve(args) => {
+            let settings = serve::settings(args)?;
+            start_log(cli.log.or(settings.log.clone()), "info")?;
+            serve::run(settings)
+        }
+        Command::Bench(args) => {
+            start_log(cli.log, "warn")?;
+            bench::run(args)
+        }
+        Command::Calibrate(args) => {
+            start_log(cli.log, "warn")?;
+            calibrate::run(args)
+        }
+    }
+}
+
+/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual.
+fn start_log(level: Option<String>, usual: &str) -> Result<(), Refusal> {
+    // Under inetd standard error may be the client's connection, into which nobody must write.
+    let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
+    if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
+        return Ok(());
+    }
+    let level = level.or_else(|| std::env::var("FAIRQ_LOG").ok()).unwrap_or_else(|| usual.to_owned());
+    let filter = EnvFilter::builder().parse(&level).map_err(|error| {
+        Refusal::new(format!("log `{level}`: {error}: write error, warn, info, debug, trace or TARGET=LEVEL,…"))
+    })?;
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| status::LogWriter).init();
+    Ok(())
+}

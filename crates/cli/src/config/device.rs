@@ -64,8 +64,10 @@ pub(crate) enum Direct {
     #[default]
     Auto,
     /// Or fail.
+    #[serde(alias = "always")]
     On,
     /// Through the page cache.
+    #[serde(alias = "never")]
     Off,
 }
 

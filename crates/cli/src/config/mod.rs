@@ -309,7 +309,7 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 1024, memory_per_connection: MEMORY_MIN, depth_per_connection: 1024 }
+        Limits { connections: 256, memory_per_connection: MEMORY_MIN, depth_per_connection: 512 }
     }
 }
 

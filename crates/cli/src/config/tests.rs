@@ -161,7 +161,7 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(refusal("shards = 0"), "shards: 0 serve nobody: write 1 to 64");
     assert_eq!(refusal("shards = 65"), "shards: 65 are too many: write 1 to 64");
     assert_eq!(refusal("cpus = \"0,7\""), "cpus: CPU 7 is not there for this process: choose from 0,1");
-    assert_eq!(refusal("limits.connections = 0"), "limits: connections 0 is not in 1..65536: the default is 1024");
+    assert_eq!(refusal("limits.connections = 0"), "limits: connections 0 is not in 1..65536: the default is 256");
     assert_eq!(
         refusal("limits.memory-per-connection = \"4k\""),
         "limits: memory-per-connection 4k is not in 40M..4G: the default is 40M"

@@ -1,0 +1,368 @@
+//! The command line: what can be said, and the help for it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use toml::Spanned;
+
+use crate::config::device::DeviceTable;
+use crate::config::listen::Listen;
+use crate::config::policy::{self, PolicyTable};
+use crate::config::tenant::TenantTable;
+use crate::config::{CpuList, LimitsTable, Settings, TlsMode, TlsTable};
+use crate::job::Job;
+use crate::units::{Nanos, Size};
+
+const EXIT_STATUS: &str = "Exit status: 0 when all went well, 1 when something failed while running, 2 when the command \
+line or the configuration cannot be used.";
+
+const UNITS: &str = "Sizes are in bytes or binary units (4k = 4096, 64KiB, 10G), bandwidths likewise (1G/s); counts are \
+decimal (100k = 100000); durations need their unit (80us, 1ms, 10s).";
+
+/// Share one fast SSD between tenants by weight.
+///
+/// Every tenant gets its part of the device whenever it wants it, and the others use what it leaves: the device is never
+/// idle while somebody wants it.
+#[derive(Debug, Parser)]
+#[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
+pub(crate) struct Cli {
+    /// What to log: error, warn, info, debug, trace, or directives such as info,fairq_host=debug [env: FAIRQ_LOG]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a device to tenants over NBD
+    ///
+    /// Without arguments: a paced device in memory (4G, 100k IOPS, 1G/s, 80us) for two tenants, gold and silver, three
+    /// to one, on a Unix socket; it prints the commands to attach with.
+    #[command(after_help = serve_examples())]
+    Serve(ServeArgs),
+    /// Drive a device with a load, one policy after the other, and compare what each tenant gets
+    ///
+    /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs there is a table for
+    /// each policy, or one JSON object.
+    #[command(after_help = bench_examples())]
+    Bench(BenchArgs),
+    /// Find the D and T that suit a device
+    ///
+    /// Raises the number of outstanding requests until the device gives no more: the smallest number that reaches
+    /// the most is D. Then finds the smallest T at which many shards with small requests lose nothing.
+    #[command(after_help = calibrate_examples())]
+    Calibrate(CalibrateArgs),
+}
+
+fn serve_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq serve
+  fairq serve --device file,path=/srv/disk.img,size=64G --tenant db=10G,weight=300 --tenant web,weight=100
+  fairq serve --device /dev/nvme1n1 --tenant db=100G,weight=300 --tenant web=100G --policy mqfq:slots=64
+  fairq serve --tenant db,weight=300,path=/srv/db.img --tenant web,path=/srv/web.img --listen tcp:0.0.0.0
+  fairq serve --config fairq.toml --policy none
+
+{UNITS}
+
+{EXIT_STATUS}"
+    )
+}
+
+fn bench_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq bench --policy none,mqfq --tenant small=weight:300,bs:4k,depth:64 --tenant large=bs:64k,depth:32
+  fairq bench --device ram --tenant a=depth:128,jobs:4 --tenant b=rw:randwrite,rate:100M/s --json
+  fairq bench --device file,path=/srv/test.img,size=1G --overwrite --alone --fio tenants.fio
+  fairq bench --connect 'nbd+unix:///?socket=/run/fairq.sock' --tenant gold=depth:64 --tenant silver=depth:64
+
+A tenant is NAME=key:value,…
+  weight  1 to 10000 (100)        bs     size of a request (4k)
+  depth   in flight, each job (32)  jobs   how many run at once (1)
+  rw      read, write, randread, randwrite, rw, randrw (randread)
+  rwmix   percentage of reads (50)  size   how much it touches (an equal part)
+  rate    bytes a second, at most   iops   requests a second, at most
+  think   pause after each request
+
+{UNITS}
+
+{EXIT_STATUS}"
+    )
+}
+
+fn calibrate_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq calibrate --device /dev/nvme1n1
+  fairq calibrate --device paced,iops=200k,latency=100us --bs 4k --json
+
+It only reads unless --write is given.
+
+{EXIT_STATUS}"
+    )
+}
+
+/// `fairq serve`.
+#[derive(Debug, Args, Default)]
+pub(crate) struct ServeArgs {
+    /// Read this TOML file first; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The store: null | ram | paced | file, then keys
+    ///
+    /// Keys: size (null, ram, paced: 4G; file: created with it), iops, bandwidth, latency, parallelism (paced), path,
+    /// direct=auto|on|off (file). A path alone is a file.
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// A tenant; may be given many times
+    ///
+    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100), offset, path=FILE
+    /// (a file of its own), read-only, identity=NAME (of the client's certificate), description. A comma in a
+    /// value is written twice.
+    #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
+    pub(crate) tenant: Vec<TenantTable>,
+    /// How to share: none | sfqd | mqfq | mqfq-serial, then keys
+    ///
+    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
+    /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
+    /// read-cost, write-cost (factors).
+    #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
+    pub(crate) policy: Option<PolicyTable>,
+    /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<Listen>,
+    /// Serve the one connection on standard input, then end (inetd)
+    #[arg(long)]
+    pub(crate) stdio: bool,
+    /// Where to run
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+    /// Whether clients use TLS; required once there is a certificate
+    #[arg(long, value_name = "MODE")]
+    pub(crate) tls: Option<TlsMode>,
+    /// The server's certificate chain, PEM
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Who signs clients' certificates, PEM; clients must then show one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// The most connections at a time
+    #[arg(long, value_name = "N")]
+    pub(crate) connections: Option<u32>,
+    /// The most memory for requests and replies of one connection
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_per_connection: Option<Size>,
+    /// The most requests of one connection in flight
+    #[arg(long, value_name = "N")]
+    pub(crate) depth_per_connection: Option<u32>,
+    /// Print the status each second even if standard output is not a terminal
+    #[arg(long)]
+    pub(crate) status: bool,
+}
+
+/// Where to run.
+#[derive(Debug, Args, Default, Clone)]
+pub(crate) struct ShardArgs {
+    /// Threads, each pinned to a CPU [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub(crate) shards: Option<u32>,
+    /// The CPUs to run on, as in 0-3,6
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+}
+
+/// `fairq bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The device, as for serve [default: paced]
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT
+    ///
+    /// Several tenants connect to the exports of their names, unless the address names one or the tenant does
+    /// (export:NAME).
+    #[arg(long, value_name = "URI")]
+    pub(crate) connect: Option<String>,
+    /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
+    #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_policies)]
+    pub(crate) policy: Vec<Policies>,
+    /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
+    #[arg(long, value_name = "NAME[=KEY:VALUE,…]")]
+    pub(crate) tenant: Vec<Job>,
+    /// Tenants from a fio job file; may be given many times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fio: Vec<PathBuf>,
+    /// How long to measure each policy: seconds, or a duration [default: 10, or the fio file's runtime]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) seconds: Option<Nanos>,
+    /// How long to run before measuring [default: 1s, or the fio file's ramp_time]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) warmup: Option<Nanos>,
+    /// Run each tenant alone first, with policy none, to tell its slowdown
+    #[arg(long)]
+    pub(crate) alone: bool,
+    /// Allow writing to a file or block device: what is on it is lost
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object instead of tables, or write it to FILE beside them
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}
+
+/// `fairq calibrate`.
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// The device, as for serve [default: paced]
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// Sizes of requests to try; the one that needs most decides
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4k,64k")]
+    pub(crate) bs: Vec<Size>,
+    /// The most outstanding requests to try
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) most: u32,
+    /// How long to measure each point: seconds, or a duration
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    pub(crate) seconds: Nanos,
+    /// How much of the most throughput is enough
+    #[arg(long, value_name = "PERCENT", default_value_t = 98, value_parser = clap::value_parser!(u32).range(50..=100))]
+    pub(crate) enough: u32,
+    /// Write instead of reading: what is on the device is lost
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// Print one JSON object instead of a picture
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}
+
+/// One list of policies.
+#[derive(Clone, Debug)]
+pub(crate) struct Policies(pub(crate) Vec<PolicyTable>);
+
+impl Policies {
+    /// What is compared if nothing is said.
+    pub(crate) fn usual() -> Policies {
+        parse_policies("none,mqfq").expect("the usual policies are well formed")
+    }
+}
+
+fn parse_policies(text: &str) -> Result<Policies, String> {
+    policy::parse_list(text).map(Policies)
+}
+
+/// A duration; a number alone is seconds.
+fn parse_time(text: &str) -> Result<Nanos, String> {
+    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.') && !text.is_empty();
+    let time: Nanos = if seconds { format!("{text}s").parse()? } else { text.parse()? };
+    Ok(time)
+}
+
+impl ServeArgs {
+    /// What the flags say, in the form that a file has.
+    pub(crate) fn settings(self) -> Settings {
+        let flag = |given: bool| given.then_some(true);
+        Settings {
+            device: self.device,
+            policy: self.policy,
+            tenant: self.tenant.into_iter().map(|tenant| Spanned::new(0..0, tenant)).collect(),
+            listen: self.listen,
+            stdio: flag(self.stdio),
+            shards: self.shards.shards,
+            cpus: self.shards.cpus,
+            tls: TlsTable { mode: self.tls, cert: self.tls_cert, key: self.tls_key, client_ca: self.tls_client_ca },
+            limits: LimitsTable {
+                connections: self.connections,
+                memory_per_connection: self.memory_per_connection,
+                depth_per_connection: self.depth_per_connection,
+            },
+            status: flag(self.status),
+            log: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_value_names_the_flag_and_the_cure() {
+        let error = Cli::try_parse_from(["fairq", "serve", "--tenant", "db=10G,wieght=3"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(
+            text.contains("'--tenant <NAME[=SIZE][,KEY=VALUE…]>': unknown key `wieght`; did you mean `weight`?"),
+            "{text}"
+        );
+        let error = Cli::try_parse_from(["fairq", "serve", "--listen", "/run/x"]).unwrap_err();
+        assert!(error.to_string().contains("says neither unix:PATH nor tcp:ADDRESS:PORT"));
+    }
+
+    #[test]
+    fn bench_takes_policies_in_one_list_or_in_several() {
+        let parse = |args: &[&str]| {
+            let cli = Cli::try_parse_from([&["fairq", "bench"], args].concat()).unwrap();
+            let Command::Bench(bench) = cli.command else { panic!("not bench") };
+            bench
+        };
+        let names = |bench: &BenchArgs| -> Vec<&str> {
+            bench.policy.iter().flat_map(|list| &list.0).map(|policy| policy.name.unwrap().name()).collect()
+        };
+        assert_eq!(parse(&[]).policy.len(), 0);
+        assert_eq!(names(&parse(&["--policy", "sfqd:slots=4,mqfq", "--policy", "none"])), ["sfqd", "mqfq", "none"]);
+        assert_eq!(parse(&["--json"]).json.as_deref(), Some("-".as_ref()));
+        assert_eq!(parse(&["--json", "x.json"]).json.as_deref(), Some("x.json".as_ref()));
+        let bench = parse(&["--seconds", "2.5", "--warmup", "300ms"]);
+        assert_eq!((bench.seconds, bench.warmup), (Some(Nanos(2_500_000_000)), Some(Nanos(300_000_000))));
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let args = [
+            "fairq",
+            "serve",
+            "--device",
+            "ram,size=1G",
+            "--tenant",
+            "a=512M",
+            "--listen",
+            "unix:/x",
+            "--cpus",
+            "0",
+            "--tls",
+            "optional",
+            "--connections",
+            "7",
+            "--status",
+        ];
+        let Command::Serve(serve) = Cli::try_parse_from(args).unwrap().command else { panic!("not serve") };
+        let settings = serve.settings();
+        assert_eq!(settings.tenant[0].get_ref().name, "a");
+        assert_eq!(settings.cpus, Some(CpuList(vec![0])));
+        assert_eq!((settings.tls.mode, settings.limits.connections), (Some(TlsMode::Optional), Some(7)));
+        assert_eq!((settings.status, settings.stdio), (Some(true), None));
+    }
+}

@@ -1,0 +1,193 @@
+//! From configuration to running parts: devices opened, policies built for the machine at hand.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::none::NonePolicy;
+use fairq_core::serial::SerialConfig;
+use fairq_core::sfqd::Sfqd;
+use fairq_core::{Native, Policy};
+use fairq_host::device::any::{AnyDevice, DeviceSpec};
+use fairq_host::device::file::{self, FileSpec};
+use fairq_host::device::paced::Pace;
+
+use crate::config::device::{DeviceConfig, Direct};
+use crate::config::policy::{self, PolicyConfig, PolicyName};
+use crate::config::{CpuList, Refusal, complete_cpus};
+use crate::units::{exact_size, show_count, show_duration};
+
+/// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.
+const DEFAULT_SLOTS: u32 = 64;
+/// Flows for which a policy has room at least.
+const FLOWS_MIN: usize = 64;
+
+/// What to do with a policy once it is built; a trait, because each policy is a type of its own.
+pub(crate) trait WithPolicy {
+    /// What comes of it.
+    type Output;
+    /// Does it.
+    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
+    where
+        L::Port: 'static;
+}
+
+/// What a policy is built for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape<'a> {
+    /// The CPU of each shard.
+    pub(crate) cpus: &'a [usize],
+    /// Tenants.
+    pub(crate) flows: usize,
+    /// Live requests of each shard.
+    pub(crate) tags: usize,
+    /// D, if the policy's configuration does not say.
+    pub(crate) slots: u32,
+}
+
+/// Builds the policy and does something with it.
+pub(crate) fn with_policy<W: WithPolicy>(
+    config: &PolicyConfig,
+    shape: Shape<'_>,
+    with: W,
+) -> Result<W::Output, Refusal> {
+    let flows = shape.flows.max(FLOWS_MIN);
+    let slots = config.slots.unwrap_or(shape.slots);
+    let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("policy {}: {error}", config.name.name()));
+    match config.name {
+        PolicyName::None => {
+            let (policy, ports) = NonePolicy::<Native>::new(shape.cpus.len(), flows, shape.tags);
+            Ok(with.run(policy, ports))
+        }
+        PolicyName::Sfqd => {
+            let config = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
+            let (policy, ports) = Sfqd::<Native>::new(&config).map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
+        }
+        PolicyName::Mqfq | PolicyName::MqfqSerial => {
+            let mut mqfq = MqfqConfig::new(topology(shape.cpus), flows, shape.tags);
+            mqfq.slots = slots;
+            mqfq.threshold_bytes = config.threshold.unwrap_or(mqfq.threshold_bytes);
+            mqfq.cost = config.cost;
+            mqfq.serial = config.name == PolicyName::MqfqSerial;
+            mqfq.virtual_time = match config.virtual_time {
+                policy::VirtualTime::Mindicator => VirtualTimeKind::Mindicator,
+                policy::VirtualTime::Scan => VirtualTimeKind::ArrayScan,
+            };
+            mqfq.slot_kind = match config.slot_kind {
+                policy::SlotKind::Tree => SlotKind::TokenTree,
+                policy::SlotKind::Counter => SlotKind::AtomicCounter,
+                policy::SlotKind::Bitmap => SlotKind::ScalableBitmap,
+            };
+            mqfq.unthrottle = match config.unthrottle {
+                policy::Unthrottle::Wheel => UnthrottleKind::Wheel,
+                policy::Unthrottle::Poll(period_ns) => UnthrottleKind::Polling { period_ns },
+            };
+            let (policy, ports) = Mqfq::<Native>::new(mqfq).map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
+        }
+    }
+}
+
+/// A policy in a few words: `mqfq D=64 T=45k`.
+pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
+    let slots = config.slots.unwrap_or(slots);
+    let name = config.name.name();
+    match config.name {
+        PolicyName::None => name.into(),
+        PolicyName::Sfqd => format!("{name} D={slots}"),
+        PolicyName::Mqfq | PolicyName::MqfqSerial => {
+            let threshold = config.threshold.unwrap_or(MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes);
+            format!("{name} D={slots} T={}", exact_size(threshold))
+        }
+    }
+}
+
+/// The socket and core of each shard's CPU, as the kernel tells them.
+fn topology(cpus: &[usize]) -> Topology {
+    let number = |cpu: usize, name: &str| -> Option<u16> {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
+        std::fs::read_to_string(Path::new(&path)).ok()?.trim().parse().ok()
+    };
+    let place = |&cpu: &usize| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?));
+    match cpus.iter().map(place).collect::<Option<Vec<_>>>() {
+        Some(places) => Topology::new(places),
+        None => Topology::flat(cpus.len()),
+    }
+}
+
+/// The CPUs that this process may use.
+pub(crate) fn available_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// `1 shard`, `2 shards`.
+pub(crate) fn shards_in_words(count: usize) -> String {
+    if count == 1 { "1 shard".into() } else { format!("{count} shards") }
+}
+
+/// The CPU of each shard, as flags say.
+pub(crate) fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<Vec<usize>, Refusal> {
+    complete_cpus(shards, cpus, &available_cpus())
+}
+
+impl DeviceConfig {
+    /// Opens the device.
+    ///
+    /// `own` are the files of tenants, which follow the shared one.
+    pub(crate) fn open(&self, own: Vec<FileSpec>) -> anyhow::Result<Arc<AnyDevice>> {
+        let spec = match self {
+            &DeviceConfig::Null { size } => DeviceSpec::Null { size },
+            &DeviceConfig::Ram { size } => DeviceSpec::Ram { size },
+            &DeviceConfig::Paced { size, iops, bandwidth, latency_ns, parallelism } => {
+                DeviceSpec::Paced { size, pace: Pace { iops, bandwidth, latency_ns, parallelism } }
+            }
+            DeviceConfig::File { file, direct } => {
+                let shared = file.iter().map(|file| FileSpec { path: file.path.clone(), create_size: file.size });
+                let direct = match direct {
+                    Direct::Auto => file::Direct::Auto,
+                    Direct::On => file::Direct::On,
+                    Direct::Off => file::Direct::Off,
+                };
+                DeviceSpec::File { files: shared.chain(own).collect(), direct }
+            }
+        };
+        Ok(Arc::new(spec.open()?))
+    }
+
+    /// D if nobody says: what fits inside a paced device, 64 otherwise.
+    pub(crate) fn default_slots(&self) -> u32 {
+        match self {
+            DeviceConfig::Paced { parallelism, .. } if *parallelism > 0 => *parallelism,
+            _ => DEFAULT_SLOTS,
+        }
+    }
+
+    /// The device in a few words.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            DeviceConfig::Null { size } => format!("null {}", exact_size(*size)),
+            DeviceConfig::Ram { size } => format!("ram {}", exact_size(*size)),
+            DeviceConfig::Paced { size, iops, bandwidth, latency_ns, parallelism } => {
+                let mut limits = Vec::new();
+                if *iops > 0 {
+                    limits.push(format!("{} IOPS", show_count(*iops as f64)));
+                }
+                if *bandwidth > 0 {
+                    limits.push(format!("{}/s", exact_size(*bandwidth)));
+                }
+                if *latency_ns > 0 {
+                    limits.push(show_duration(*latency_ns as f64));
+                }
+                if *parallelism > 0 {
+                    limits.push(format!("parallelism {parallelism}"));
+                }
+                format!("paced {} ({})", exact_size(*size), limits.join(", "))
+            }
+            DeviceConfig::File { file: Some(file), .. } => format!("file {}", file.path.display()),
+            DeviceConfig::File { file: None, .. } => "files of the tenants".into(),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The status of `fairq serve`, once a second: on a terminal a table that is redrawn in place, otherwise (if
+//! asked for) one line for each tenant.
+//!
+//! A tenant is *active* in a second in which it completed something or has something in flight. Entitled is its
+//! part among those that are active, so it says what is due to it now.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use fairq_host::stats::TenantStats;
+
+use crate::report::{align_right, plain_table, show_percent};
+use crate::units::{show_bandwidth, show_count, show_duration};
+
+/// One tenant in one second.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    /// `None` while it is idle.
+    pub(crate) now: Option<Now>,
+}
+
+/// What an active tenant got.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Now {
+    pub(crate) entitled: f64,
+    pub(crate) share: f64,
+    pub(crate) iops: f64,
+    pub(crate) bytes_per_s: f64,
+    pub(crate) p99_ns: u64,
+}
+
+/// Derives each tenant's row from what was counted in `seconds`.
+pub(crate) fn rows(tenants: &[(String, u16)], counted: &[TenantStats], seconds: f64) -> Vec<Row> {
+    let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
+    let active = || tenants.iter().zip(counted).filter(|(_, stats)| is_active(stats));
+    let weights: f64 = active().map(|((_, weight), _)| f64::from(*weight)).sum();
+    let bytes: u64 = counted.iter().map(TenantStats::bytes).sum();
+    tenants
+        .iter()
+        .zip(counted)
+        .map(|((name, weight), stats)| Row {
+            name: name.clone(),
+            now: is_active(stats).then(|| Now {
+                entitled: f64::from(*weight) / weights,
+                share: if bytes == 0 { 0.0 } else { stats.bytes() as f64 / bytes as f64 },
+                iops: stats.operations() as f64 / seconds,
+                bytes_per_s: stats.bytes() as f64 / seconds,
+                p99_ns: stats.latency_ns.value_at_quantile(0.99),
+            }),
+        })
+        .collect()
+}
+
+/// The table: at most `most` tenants, those who move most if there are more.
+pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
+    let mut shown: Vec<&Row> = rows.iter().collect();
+    let hidden = rows.len().saturating_sub(most);
+    if hidden > 0 {
+        let moved = |row: &&Row| row.now.map_or(0.0, |now| now.bytes_per_s);
+        shown.sort_by(|a, b| moved(b).total_cmp(&moved(a)));
+        shown.truncate(most);
+    }
+    let mut table = plain_table();
+    table.set_header(["tenant", "entitled", "share", "IOPS", "bandwidth", "p99"]);
+    for row in shown {
+        let cells = match row.now {
+            Some(now) => [
+                show_percent(now.entitled),
+                show_percent(now.share),
+                show_count(now.iops),
+                show_bandwidth(now.bytes_per_s),
+                show_duration(now.p99_ns as f64),
+            ],
+            None => ["–".into(), "–".into(), "–".into(), "–".into(), "–".into()],
+        };
+        table.add_row([vec![row.name.clone()], cells.to_vec()].concat());
+    }
+    align_right(&mut table);
+    // Widths that stay from one second to the next keep the eye still.
+    for (column, width) in [0, 8, 7, 7, 9, 8].into_iter().enumerate().skip(1) {
+        if let Some(column) = table.column_mut(column) {
+            column.set_constraint(comfy_table::ColumnConstraint::LowerBoundary(comfy_table::Width::Fixed(width + 2)));
+        }
+    }
+    let more = if hidden > 0 { format!("… and {hidden} more") } else { String::new() };
+    let mut text = table.to_string();
+    for line in [more.as_str(), summary].into_iter().filter(|line| !line.is_empty()) {
+        text += "\n ";
+        text += line;
+    }
+    text
+}
+
+/// One line for each tenant, for files and pipes: names and plain numbers.
+pub(crate) fn lines(rows: &[Row], elapsed: Duration) -> String {
+    let line = |row: &Row| match row.now {
+        Some(now) => format!(
+            "status seconds={} tenant={} entitled={:.4} share={:.4} iops={:.0} bytes_per_s={:.0} p99_us={:.0}\n",
+            elapsed.as_secs(),
+            row.name,
+            now.entitled,
+            now.share,
+            now.iops,
+            now.bytes_per_s,
+            now.p99_ns as f64 / 1e3,
+        ),
+        None => format!("status seconds={} tenant={} idle\n", elapsed.as_secs(), row.name),
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Lines of the table that stand on the terminal now, below which the cursor is.
+static DRAWN: Mutex<usize> = Mutex::new(0);
+
+/// Replaces the table on the terminal.
+pub(crate) fn redraw(text: &str) -> io::Result<()> {
+    let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut out = io::stdout().lock();
+    out.write_all(frame(*drawn, text).as_bytes())?;
+    *drawn = text.lines().count();
+    out.flush()
+}
+
+/// What replaces `drawn` lines by `text`: up, then each line anew with the rest of the old one erased.
+fn frame(drawn: usize, text: &str) -> String {
+    let up = if drawn > 0 { format!("\x1b[{drawn}A") } else { String::new() };
+    let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();
+    format!("\r{up}{lines}\x1b[J")
+}
+
+/// Standard error for the log, which takes the table away before it writes; the next second draws it below.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *drawn > 0 {
+            let mut out = io::stdout().lock();
+            out.write_all(frame(*drawn, "").as_bytes())?;
+            out.flush()?;
+            *drawn = 0;
+        }
+        io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Rows of the terminal on standard output, if it is one.
+pub(crate) fn terminal_rows() -> Option<usize> {
+    let out = io::stdout();
+    if !out.is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(&out).ok();
+    Some(size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 0).unwrap_or(24))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fairq_core::Op;
+
+    fn stats(reads: u64, latency_ns: u64) -> TenantStats {
+        let mut stats = TenantStats::default();
+        (0..reads).for_each(|_| stats.count(Op::Read, 4096, false, latency_ns, 0));
+        stats
+    }
+
+    fn three() -> Vec<Row> {
+        let tenants = [("gold", 300), ("silver", 100), ("lead", 100)].map(|(name, weight)| (name.to_owned(), weight));
+        rows(&tenants, &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)], 0.5)
+    }
+
+    #[test]
+    fn an_idle_tenant_leaves_its_part_to_the_others() {
+        let rows = three();
+        let gold = rows[0].now.unwrap();
+        assert_eq!((gold.entitled, gold.share, gold.iops, gold.bytes_per_s), (0.75, 0.75, 1200.0, 4_915_200.0));
+        assert!((89_000..=91_000).contains(&gold.p99_ns), "{}", gold.p99_ns);
+        assert_eq!(rows[2].now, None);
+        let mut waiting = stats(0, 0);
+        waiting.in_flight = 1;
+        let tenants = [("a".to_owned(), 100), ("b".to_owned(), 300)];
+        let rows = super::rows(&tenants, &[stats(10, 1000), waiting], 1.0);
+        assert_eq!(rows[1].now.unwrap().entitled, 0.75, "who waits is active");
+    }
+
+    #[test]
+    fn the_table_shows_who_moves_most_if_it_cannot_show_all() {
+        let text = table(&three(), 8, "2 connections");
+        let expected = [
+            " tenant   entitled     share      IOPS   bandwidth        p99 ",
+            "──────────────────────────────────────────────────────────────",
+            " gold       75.0 %    75.0 %    1.20 k   4.92 MB/s    90.1 µs ",
+            " silver     25.0 %    25.0 %       400   1.64 MB/s     311 µs ",
+            " lead            –         –         –           –          – ",
+            " 2 connections",
+        ];
+        let expected = expected.join("\n");
+        assert_eq!(text, expected, "\n{text}");
+        let text = table(&three(), 1, "");
+        assert!(text.contains("gold") && !text.contains("silver") && text.ends_with("\n … and 2 more"), "\n{text}");
+    }
+
+    #[test]
+    fn lines_are_for_programs() {
+        let text = lines(&three(), Duration::from_millis(12_345));
+        let mut lines = text.lines();
+        let gold = lines.next().unwrap();
+        assert!(
+            gold.starts_with(
+                "status seconds=12 tenant=gold entitled=0.7500 share=0.7500 iops=1200 bytes_per_s=4915200"
+            )
+        );
+        assert_eq!(lines.nth(1), Some("status seconds=12 tenant=lead idle"));
+    }
+
+    #[test]
+    fn a_frame_takes_the_old_lines_away() {
+        assert_eq!(frame(0, "a\nb"), "\ra\x1b[K\nb\x1b[K\n\x1b[J");
+        assert_eq!(frame(3, "a"), "\r\x1b[3Aa\x1b[K\n\x1b[J");
+        assert_eq!(frame(3, ""), "\r\x1b[3A\x1b[J");
+    }
+}
