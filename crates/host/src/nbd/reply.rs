@@ -315,7 +315,7 @@ impl<'a> BlockStatus<'a> {
             slot[8..].copy_from_slice(&u64::from(flags).to_be_bytes());
         }
         self.count += 1;
-        self.covered += length;
+        self.covered = self.covered.saturating_add(length);
         self.full |= one || self.count == MAX_EXTENTS;
     }
 

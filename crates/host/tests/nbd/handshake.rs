@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
 use crate::client::*;
+use crate::drivers;
 
 const WRITABLE: u16 = flag::HAS_FLAGS
     | flag::SEND_FLUSH
@@ -423,55 +424,13 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever comes, the handshake ends; each option that it accepted has one final answer, in order; and
-    /// what it did not need is still there.
+    /// The laws of the fuzz driver, for scripts that get further than random bytes would.
     #[test]
-    fn anything_ends(options in proptest::collection::vec(any_option(), 0..12), flags in 0..5_u32) {
+    fn anything_ends(
+        options in proptest::collection::vec(any_option(), 0..12), flags in 0..5_u32, tls in 0..3_u8,
+        has_default in any::<bool>(), step in prop_oneof![Just(usize::MAX), 1..20_usize],
+    ) {
         let script = [vec![hello(flags)], options].concat().concat();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let played = runtime.block_on(play(&two_exports(), &plain(), &script));
-        prop_assert!(!matches!(played.result, Err(HandshakeError::Timeout(_))), "the client has left");
-        let transmission = matches!(played.result, Ok(Outcome::Transmission { .. }));
-        prop_assert!(transmission || played.left.is_empty());
-        if transmission {
-            prop_assert!(script.ends_with(&played.left));
-        }
-        let read = &script[..script.len() - played.left.len()];
-        let mut options = options_in(&read[4..]);
-        let mut replies = &played.sent[..];
-        match &played.result {
-            Err(HandshakeError::ClientFlags(_)) => options.clear(),
-            Err(HandshakeError::Refused { option, .. }) => {
-                let refused = options.iter().position(|found| found == option).expect("it was sent");
-                options.truncate(refused);
-            }
-            Ok(Outcome::Closed) => {
-                let last = options.iter().position(|found| *found == opt::ABORT);
-                options.truncate(last.map_or(options.len(), |last| last + 1));
-            }
-            // The old way in ends with an answer that is not a reply.
-            Ok(Outcome::Transmission { .. }) if options.last() == Some(&opt::EXPORT_NAME) => {
-                options.pop();
-                let tail = if flags & NO_ZEROES == 0 { 134 } else { 10 };
-                replies = &replies[..replies.len() - tail];
-            }
-            _ => {}
-        }
-        let finals = parse_replies(replies).into_iter().filter(Reply::is_final);
-        let answered: Vec<u32> = finals.map(|reply| reply.option).collect();
-        prop_assert_eq!(answered, options, "one final answer for each option: {:?}", played.result);
+        drivers::nbd::play(drivers::nbd::Setting { tls, has_default, step }, &script);
     }
-}
-
-/// The options in a script up to where it stops making sense.
-fn options_in(mut script: &[u8]) -> Vec<u32> {
-    let mut found = Vec::new();
-    while script.len() >= 16 && script.starts_with(b"IHAVEOPT") {
-        let option = u32::from_be_bytes(script[8..12].try_into().unwrap());
-        let length = u32::from_be_bytes(script[12..16].try_into().unwrap()) as usize;
-        let Some(rest) = script.get(16 + length..) else { break };
-        found.push(option);
-        script = rest;
-    }
-    found
 }

@@ -1,6 +1,10 @@
 //! NBD as strangers meet it: byte scripts against the handshake, TLS with certificates made on the spot, and the
-//! fuzzer's corpus.
+//! fuzzer's seeds.
 
 mod client;
+#[path = "../../../../fuzz/src/lib.rs"]
+#[allow(unreachable_pub)] // it is a crate of its own, for the fuzzer
+mod drivers;
 mod handshake;
+mod seeds;
 mod tls;

@@ -1,0 +1,28 @@
+//! The fuzzer's seeds, and whatever it has found since, on stable.
+
+use std::path::Path;
+
+use crate::drivers::nbd;
+
+/// Gives every seed of a target to its driver, which panics if a law is broken.
+fn replay(target: &str, driver: fn(&[u8]), at_least: usize) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
+    let mut count = 0;
+    for entry in std::fs::read_dir(&dir).expect("the seeds are in the repository") {
+        let path = entry.unwrap().path();
+        eprintln!("{}", path.display());
+        driver(&std::fs::read(&path).unwrap());
+        count += 1;
+    }
+    assert!(count >= at_least, "{count} seeds in {}", dir.display());
+}
+
+#[test]
+fn handshake() {
+    replay("nbd_handshake", nbd::handshake, 10);
+}
+
+#[test]
+fn transmission() {
+    replay("nbd_transmission", nbd::transmission, 5);
+}
