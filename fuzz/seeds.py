@@ -73,3 +73,7 @@ transmission("refused", 0b001000, 0x09, compact(WRITE, 0, payload=b"read-only"),
              compact(77, 0, 1), compact(READ, 0, 512, 0x8000), compact(READ, (1 << 64) - 1, 2))
 transmission("framing", 0b000001, 0x00, extended(CACHE, 0, flags=0, payload=b"unwanted"), extended(WRITE, 0, 5))
 transmission("endless", 0b000010, 0x00, compact(WRITE, 0, 0xFFFFFFFF))
+
+# Found by the fuzzer: extents that together are longer than 64 bits can say.
+transmission("extents-overflow", 0b010101, 0x00, extended(STATUS, 0, (1 << 64) - 1),
+             b"\5" + struct.pack(">Q", 1 << 63), b"\0" + struct.pack(">Q", 1 << 63))
