@@ -108,6 +108,14 @@ impl Device for AnyDevice {
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         each!(AnyDevice, self, device => device.extents(file, offset, length, most))
     }
+
+    fn sync(&self) -> io::Result<()> {
+        each!(AnyDevice, self, device => device.sync())
+    }
+
+    fn has_fixed_buffers(&self) -> bool {
+        each!(AnyDevice, self, device => device.has_fixed_buffers())
+    }
 }
 
 impl Queue for AnyQueue {

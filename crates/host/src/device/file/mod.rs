@@ -109,6 +109,15 @@ impl Device for FileDevice {
         }
         extents_of(backing, offset, end, most.max(1))
     }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.files.iter().try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+    }
+
+    /// Direct I/O pins the pages of every other buffer on every command.
+    fn has_fixed_buffers(&self) -> bool {
+        true
+    }
 }
 
 /// Asks the file system, for a range that is not empty.
