@@ -167,3 +167,75 @@ impl SerialPolicy for StartTime {
         Some(self.virtual_time.units())
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::flow::FlowId;
+    use crate::port::{Next, Op, Policy, Port, PortSet, Request, Submitted, Tag};
+
+    fn submit(port: &mut SfqdPort, tag: u32, flow: FlowId, length: u32) {
+        let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };
+        assert_eq!(port.submit(0, &request, &mut PortSet::default()), Ok(Submitted::Staged));
+    }
+
+    fn next(port: &mut SfqdPort) -> Option<u32> {
+        match port.next(0, &mut PortSet::default()) {
+            Next::Issue { tag, .. } => Some(tag.0),
+            _ => None,
+        }
+    }
+
+    /// A byte costs a byte, however few: lengths below the usual minimum are used.
+    fn config(slots: u32) -> SerialConfig {
+        let cost = crate::CostModel { min_bytes: 1, ..Default::default() };
+        SerialConfig { flows: 2, tags: 8, slots, cost, ..Default::default() }
+    }
+
+    #[test]
+    fn the_example_of_the_header() {
+        let (policy, mut ports) = Sfqd::<Native>::new(&config(6)).unwrap();
+        let [a, b] = [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let port = &mut ports[0];
+        (0..3).for_each(|tag| submit(port, tag, a, 300));
+        (3..6).for_each(|tag| submit(port, tag, b, 300));
+        assert_eq!([(); 7].map(|()| next(port)), [Some(0), Some(3), Some(4), Some(5), Some(1), Some(2), None]);
+    }
+
+    #[test]
+    fn virtual_time_is_the_last_start_tag_and_when_idle_the_largest_finish_tag() {
+        let (policy, mut ports) = Sfqd::<Native>::new(&config(1)).unwrap();
+        let [a, b] = [100, 200].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let port = &mut ports[0];
+        submit(port, 0, a, 1000);
+        submit(port, 1, b, 1000);
+        submit(port, 2, b, 1000);
+        let time = || policy.stats().virtual_time.unwrap();
+        let mut times = std::vec::Vec::new();
+        while let Some(tag) = next(port) {
+            times.push(time());
+            port.complete(0, Tag(tag), Outcome::Done, &mut PortSet::default());
+        }
+        assert_eq!((times, time()), (std::vec![0, 0, 500], 1000));
+    }
+
+    #[test]
+    fn a_flow_that_may_not_be_served_keeps_its_place() {
+        let mut policy = StartTime::new(&config(1));
+        policy.add_flow(0, Weight::DEFAULT);
+        policy.add_flow(1, Weight::DEFAULT);
+        for (job, flow) in [(0, 0), (1, 1), (2, 1)] {
+            let job = Job(job);
+            let arrival =
+                Arrival { job, flow, weight: Weight::DEFAULT, op: Op::Read, offset: 0, length: 100, cost: 100 };
+            policy.insert(0, &arrival);
+        }
+        assert_eq!(policy.select(0, |_| false), Selection::Nothing);
+        assert_eq!(policy.select(0, |flow| flow == 1), Selection::Serve(Job(1)));
+        assert_eq!(policy.select(0, |flow| flow == 1), Selection::Serve(Job(2)));
+        assert_eq!(policy.virtual_time(), Some(100));
+        assert_eq!(policy.select(0, |_| true), Selection::Serve(Job(0)));
+        assert_eq!(policy.virtual_time(), Some(100), "it does not go back");
+        assert_eq!(policy.select(0, |_| true), Selection::Nothing);
+    }
+}

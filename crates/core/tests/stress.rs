@@ -1,5 +1,6 @@
 //! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, never more than D are
-//! outstanding, no wake-up gets lost (all threads would sleep for ever), and in the end everything has come back.
+//! outstanding, virtual time never goes back, no wake-up gets lost (all threads would sleep for ever), and in the
+//! end everything has come back.
 //!
 //! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and parks when it has
 //! neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an eventfd would in the host. Meanwhile
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
+use fairq_core::vtime::VTime;
 use fairq_core::{
     FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
@@ -180,6 +182,7 @@ impl Drop for Tell<'_> {
 /// Lets weights change and flows come and go until the shards have finished.
 fn control(policy: &impl Policy, house: &House) {
     let mut random = SmallRng::seed_from_u64(99);
+    let mut time = VTime::ZERO;
     let mut weight = move || Weight::new(10u16.pow(random.random_range(0..=4))).unwrap();
     for round in 0.. {
         if house.all_finished() {
@@ -197,6 +200,9 @@ fn control(policy: &impl Policy, house: &House) {
         }
         drop(flow);
         policy.tick(house.now_ns(), &mut wake);
+        let now = VTime::from_units(policy.stats().virtual_time.expect("fair policies have virtual time"));
+        assert!(!now.is_before(time), "virtual time went back from {time:?} to {now:?}");
+        time = now;
         house.wake(wake);
         thread::park_timeout(Duration::from_micros(500));
     }

@@ -41,17 +41,18 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
 #[test]
 fn catches_what_loses_repeats_or_misdirects() {
     let faults = [
-        (Misbehave::LoseRequests, "said Idle with"),
-        (Misbehave::IssueTwice, "which it has not staged"),
-        (Misbehave::WrongPort, "which it has not staged"),
-        (Misbehave::LoseWakeUps, "was issued 0 times"),
-        (Misbehave::WakeForEver, "keep waking each other"),
-        (Misbehave::SayIdle, "said Idle with"),
-        (Misbehave::SayBlocked, "said that it has requests staged"),
-        (Misbehave::TakeBadTags, "bad tag"),
-        (Misbehave::KeepRemovedFlows, "flows are open and"),
+        Misbehave::LoseRequests,
+        Misbehave::IssueTwice,
+        Misbehave::WrongPort,
+        Misbehave::LoseWakeUps,
+        Misbehave::WakeForEver,
+        Misbehave::SayIdle,
+        Misbehave::SayBlocked,
+        Misbehave::TakeBadTags,
+        Misbehave::KeepRemovedFlows,
     ];
-    for (fault, how) in faults {
-        caught(holds(&canary::Wrapped(fault)), how);
+    for fault in faults {
+        // Most faults break several clauses, and it depends on the script which one is seen.
+        caught(holds(&canary::Wrapped(fault)), "law broken");
     }
 }

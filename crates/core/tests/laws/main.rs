@@ -191,6 +191,27 @@ mod none {
     }
 }
 
+/// MQFQ with a larger threshold than it says.
+struct Overstepping;
+
+impl Subject for Overstepping {
+    type Policy = Mqfq;
+    fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
+        Multi::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        shape.threshold
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_threshold_that_is_not_kept_is_noticed() {
+    canary::caught(law_fairness::holds(&Overstepping), "counted at dispatch");
+}
+
 /// MQFQ: all laws, with T and without. Its order with T = 0 is that of SFQ with MQFQ's virtual time.
 macro_rules! laws_of_mqfq {
     ($($name:ident: $subject:expr),*) => {$(

@@ -204,7 +204,9 @@ pub(crate) fn for_all<S: Subject>(
         seed[..8].copy_from_slice(&given.to_le_bytes());
     }
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let result = runner.run(&script(kind), |script| law(&run(subject, &script)).map_err(TestCaseError::fail));
+    let result = runner.run(&script(kind), |script| {
+        law(&run(subject, &script)).map_err(|why| TestCaseError::fail(format!("law broken: {why}")))
+    });
     result.map_err(|error| match error {
         TestError::Fail(why, script) => format!("{why}\nby {script:#?}"),
         other => other.to_string(),
