@@ -1,7 +1,7 @@
 //! What a policy needs from the machine: atomics and a lock.
 //!
 //! Every shared word of a policy is a [`Platform`] atomic, so that the same code runs natively,
-//! under the model checker ([`Loom`], `--cfg loom`), and in the laboratory, where a traced platform
+//! under the model checker (`Loom`, `--cfg loom`), and in the laboratory, where a traced platform
 //! charges each access to a simulated cache-coherence protocol. Data that one port owns alone is
 //! plain memory and never goes through here.
 
