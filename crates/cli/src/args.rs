@@ -63,7 +63,7 @@ fn serve_examples() -> String {
         "\
 Examples:
   fairq serve
-  fairq serve --device file,path=/srv/disk.img,size=64G --tenant db=10G,weight=300 --tenant web,weight=100
+  fairq serve --device file,path=/srv/disk.img,size=64G,create --tenant db=10G,weight=300 --tenant web,weight=100
   fairq serve --device /dev/nvme1n1 --tenant db=100G,weight=300 --tenant web=100G --policy mqfq:slots=64
   fairq serve --tenant db,weight=300,path=/srv/db.img --tenant web,path=/srv/web.img --listen tcp:0.0.0.0
   fairq serve --config fairq.toml --policy none
@@ -80,7 +80,7 @@ fn bench_examples() -> String {
 Examples:
   fairq bench --policy none,mqfq --tenant small=weight:300,bs:4k,depth:64 --tenant large=bs:64k,depth:32
   fairq bench --device ram --tenant a=depth:128,jobs:4 --tenant b=rw:randwrite,rate:100M/s --json
-  fairq bench --device file,path=/srv/test.img,size=1G --overwrite --alone --fio tenants.fio
+  fairq bench --device file,path=/srv/test.img,size=1G,create --overwrite --alone --fio tenants.fio
   fairq bench --connect 'nbd+unix:///?socket=/run/fairq.sock' --tenant gold=depth:64 --tenant silver=depth:64
 
 A tenant is NAME=key:value,…
@@ -118,14 +118,14 @@ pub(crate) struct ServeArgs {
     pub(crate) config: Option<PathBuf>,
     /// The store: null | ram | paced | file, then keys
     ///
-    /// Keys: size (null, ram, paced: 4G; file: created with it), iops, bandwidth, latency, parallelism (paced), path,
-    /// direct=auto|on|off (file). A path alone is a file.
+    /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path, create (with a size, if it is
+    /// not there), direct=auto|on|off (file). A path alone is a file.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times
     ///
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100), offset, path=FILE
-    /// (a file of its own), read-only, identity=NAME (of the client's certificate), description. A comma in a
+    /// (a file of its own), create (that file), read-only, identity=NAME (of the client's certificate), description. A comma in a
     /// value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
@@ -235,7 +235,7 @@ pub(crate) struct CalibrateArgs {
     /// The most outstanding requests to try
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) most: u32,
-    /// How long to measure each point: seconds, or a duration
+    /// How long to measure each point: seconds, or a duration; it is done in three rounds, of which the best counts
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     pub(crate) seconds: Nanos,
     /// How much of the most throughput is enough

@@ -12,7 +12,7 @@ use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::paced::Pace;
 
-use crate::config::device::{DeviceConfig, Direct};
+use crate::config::device::{DeviceConfig, Direct, FileConfig};
 use crate::config::policy::{self, PolicyConfig, PolicyName};
 use crate::config::{CpuList, Refusal, complete_cpus};
 use crate::units::{exact_size, show_count, show_duration};
@@ -133,11 +133,21 @@ pub(crate) fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<
     complete_cpus(shards, cpus, &available_cpus())
 }
 
+/// A file as the device opens it; one that is not there is only made if that is asked for.
+fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
+    if !file.create && !file.path.exists() {
+        let size = if file.size.is_some() { "" } else { " and size=10G, say," };
+        let path = file.path.display();
+        return Err(Refusal::new(format!("{path}: there is no such file: add create{size} to have it made, sparse")));
+    }
+    Ok(FileSpec { path: file.path, create_size: file.size })
+}
+
 impl DeviceConfig {
     /// Opens the device.
     ///
     /// `own` are the files of tenants, which follow the shared one.
-    pub(crate) fn open(&self, own: Vec<FileSpec>) -> anyhow::Result<Arc<AnyDevice>> {
+    pub(crate) fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
         let spec = match self {
             &DeviceConfig::Null { size } => DeviceSpec::Null { size },
             &DeviceConfig::Ram { size } => DeviceSpec::Ram { size },
@@ -145,13 +155,14 @@ impl DeviceConfig {
                 DeviceSpec::Paced { size, pace: Pace { iops, bandwidth, latency_ns, parallelism } }
             }
             DeviceConfig::File { file, direct } => {
-                let shared = file.iter().map(|file| FileSpec { path: file.path.clone(), create_size: file.size });
+                let shared = file.iter().cloned().collect::<Vec<_>>();
+                let files = shared.into_iter().chain(own).map(file_spec).collect::<Result<_, _>>()?;
                 let direct = match direct {
                     Direct::Auto => file::Direct::Auto,
                     Direct::On => file::Direct::On,
                     Direct::Off => file::Direct::Off,
                 };
-                DeviceSpec::File { files: shared.chain(own).collect(), direct }
+                DeviceSpec::File { files, direct }
             }
         };
         Ok(Arc::new(spec.open()?))

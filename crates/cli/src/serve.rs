@@ -7,7 +7,6 @@ use anyhow::Context;
 use fairq_core::Policy;
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
-use fairq_host::device::file::FileSpec;
 use fairq_host::nbd::handshake::HandshakeOptions;
 use fairq_host::nbd::{conn, tls};
 use fairq_host::server::{self, Observer, ServerError, Status};
@@ -15,7 +14,7 @@ use fairq_host::stats::TenantStats;
 use std::sync::Arc;
 
 use crate::args::ServeArgs;
-use crate::config::device::DeviceConfig;
+use crate::config::device::{DeviceConfig, FileConfig};
 use crate::config::listen::{self, Listen};
 use crate::config::tenant::{Range, Tenant, layout};
 use crate::config::{self, Plan, Refusal, Source, Surroundings};
@@ -73,8 +72,9 @@ fn inherited_sockets() -> usize {
 }
 
 /// The files of tenants that have one of their own.
-fn own_files(tenants: &[Tenant]) -> Vec<FileSpec> {
-    let file = |tenant: &Tenant| Some(FileSpec { path: tenant.path.clone()?, create_size: tenant.size });
+fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
+    let file =
+        |tenant: &Tenant| Some(FileConfig { path: tenant.path.clone()?, size: tenant.size, create: tenant.create });
     tenants.iter().filter_map(file).collect()
 }
 

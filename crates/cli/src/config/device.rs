@@ -42,7 +42,7 @@ impl Kind {
         match self {
             Kind::Null | Kind::Ram => &["size"],
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
-            Kind::File => &["path", "size", "direct"],
+            Kind::File => &["path", "size", "create", "direct"],
         }
     }
 
@@ -82,6 +82,7 @@ pub(crate) struct DeviceTable {
     pub(crate) latency: Option<Nanos>,
     pub(crate) parallelism: Option<u32>,
     pub(crate) path: Option<PathBuf>,
+    pub(crate) create: Option<bool>,
     pub(crate) direct: Option<Direct>,
 }
 
@@ -103,8 +104,10 @@ pub(crate) enum DeviceConfig {
 pub(crate) struct FileConfig {
     /// Where it is.
     pub(crate) path: PathBuf,
-    /// How large it is, if that is said: it is made, sparse, if it is not there.
+    /// How large it must be, if that is said.
     pub(crate) size: Option<u64>,
+    /// To be made, sparse, if it is not there. Never by itself: what is missing may be the file system it is on.
+    pub(crate) create: bool,
 }
 
 impl FromStr for DeviceTable {
@@ -141,6 +144,7 @@ impl DeviceTable {
             latency: flags.latency.or(self.latency),
             parallelism: flags.parallelism.or(self.parallelism),
             path: flags.path.or(self.path),
+            create: flags.create.or(self.create),
             direct: flags.direct.or(self.direct),
         }
     }
@@ -165,10 +169,14 @@ impl DeviceTable {
             Kind::Paced => self.complete_paced(size),
             Kind::File => {
                 let size = self.size.map(|Size(bytes)| bytes);
+                let create = self.create.unwrap_or(false);
+                if create && size.is_none() {
+                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
+                }
                 if self.path.is_none() && size.is_some() {
                     return Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"));
                 }
-                let file = self.path.map(|path| FileConfig { path, size });
+                let file = self.path.map(|path| FileConfig { path, size, create });
                 DeviceConfig::File { file, direct: self.direct.unwrap_or_default() }
             }
         })
@@ -192,6 +200,7 @@ impl DeviceTable {
             ("latency", self.latency.is_some()),
             ("parallelism", self.parallelism.is_some()),
             ("path", self.path.is_some()),
+            ("create", self.create.is_some()),
             ("direct", self.direct.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !kind.keys().contains(&key);
@@ -233,14 +242,14 @@ mod tests {
             Ok(DeviceConfig::Paced { size: 4 << 30, iops: 0, bandwidth: 0, latency_ns: 0, parallelism: 0 }),
             "0 is no limit"
         );
-        let file = |path: &str, size| Some(FileConfig { path: path.into(), size });
+        let file = |path: &str, size, create| Some(FileConfig { path: path.into(), size, create });
         assert_eq!(
-            complete("file,path=/srv/a.img,size=10G,direct=off"),
-            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30)), direct: Direct::Off })
+            complete("file,path=/srv/a.img,size=10G,create,direct=off"),
+            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30), true), direct: Direct::Off })
         );
         assert_eq!(
             complete("/dev/nvme0n1"),
-            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None), direct: Direct::Auto })
+            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None, false), direct: Direct::Auto })
         );
         assert_eq!(complete("path=/dev/sdb"), complete("file,path=/dev/sdb"));
     }
@@ -259,6 +268,7 @@ mod tests {
              or use kind file"
         );
         assert_eq!(refusal("ram,size=1000"), "device: size 1000 is not a multiple of 512 above 0: round it up to 1k");
+        assert_eq!(refusal("file,path=/a,create"), "device: create needs to know how large: add size=10G, say");
         assert_eq!(refusal("file,size=1G"), "device: a file needs a path: add path=/srv/disk.img, say");
         assert_eq!(refusal(""), "a device is wanted: null, ram, paced or file,path=…");
     }

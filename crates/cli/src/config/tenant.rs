@@ -46,6 +46,7 @@ pub(crate) struct TenantTable {
     #[serde(default, deserialize_with = "policy::weight")]
     pub(crate) weight: Option<Weight>,
     pub(crate) path: Option<PathBuf>,
+    pub(crate) create: Option<bool>,
     pub(crate) read_only: Option<bool>,
     pub(crate) identity: Option<String>,
     pub(crate) description: Option<String>,
@@ -66,6 +67,8 @@ pub(crate) struct Tenant {
     pub(crate) offset: Option<u64>,
     /// A file of its own.
     pub(crate) path: Option<PathBuf>,
+    /// Its file is to be made if it is not there.
+    pub(crate) create: bool,
     /// Writes are refused.
     pub(crate) read_only: bool,
     /// The certificate's name that may open it.
@@ -132,6 +135,7 @@ impl TenantTable {
             offset: flags.offset.or(self.offset),
             weight: flags.weight.or(self.weight),
             path: flags.path.or(self.path),
+            create: flags.create.or(self.create),
             read_only: flags.read_only.or(self.read_only),
             identity: flags.identity.or(self.identity),
             description: flags.description.or(self.description),
@@ -154,8 +158,16 @@ impl TenantTable {
                 return refuse(format!("{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"));
             }
         }
+        let create = self.create.unwrap_or(false);
         match (&self.path, self.offset, self.size) {
             (Some(_), Some(_), _) => return refuse("a file of its own is used whole: leave out offset".into()),
+            (Some(path), None, None) if create => {
+                return refuse(format!(
+                    "create needs to know how large {} is to be: add size=10G, say",
+                    path.display()
+                ));
+            }
+            (None, _, _) if create => return refuse("create is for a file of its own: add path=FILE".into()),
             (None, Some(_), None) => return refuse("an offset needs a size: add size=10G, say".into()),
             _ => {}
         }
@@ -165,6 +177,7 @@ impl TenantTable {
             size: self.size.map(|Size(bytes)| bytes),
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
+            create,
             read_only: self.read_only.unwrap_or(false),
             identity: self.identity,
             description: self.description.unwrap_or_default(),
@@ -282,16 +295,16 @@ fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refu
     let free: u64 = gaps.iter().map(|gap| gap.1).sum();
     let largest = gaps.iter().map(|gap| gap.1).max().unwrap_or(0);
     let left = match free {
-        0 => "nothing is left".to_owned(),
-        _ if largest == free => format!("{} are left", exact_size(free)),
-        _ => format!("{} are left, at most {} in one piece", exact_size(free), exact_size(largest)),
+        0 => format!("nothing is left of the device's {}", exact_size(device)),
+        _ if free == device => format!("the device has {}", exact_size(device)),
+        _ if largest == free => format!("{} are left of the device's {}", exact_size(free), exact_size(device)),
+        _ => format!("of the {} that are left only {} are in one piece", exact_size(free), exact_size(largest)),
     };
     Refusal::new(format!(
-        "{}: tenant {} wants {}, but of the device's {} {left}: make the device larger, or tenants smaller",
+        "{}: tenant {} wants {}, but {left}: make the device larger, or tenants smaller",
         tenant.origin,
         tenant.name,
         exact_size(size),
-        exact_size(device)
     ))
 }
 
@@ -324,6 +337,7 @@ mod tests {
             size: Some(10 << 30),
             offset: Some(1 << 30),
             path: None,
+            create: false,
             read_only: true,
             identity: Some("db.example.org".into()),
             description: "orders, and more".into(),
@@ -332,8 +346,8 @@ mod tests {
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
         assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
-        let own = &tenants(&["db=1G,path=/srv/db.img"]).unwrap()[0];
-        assert_eq!(own.path.as_deref(), Some("/srv/db.img".as_ref()));
+        let own = &tenants(&["db=1G,path=/srv/db.img,create"]).unwrap()[0];
+        assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
     }
 
     #[test]
@@ -347,7 +361,7 @@ mod tests {
         assert_eq!(refusal("a/b=10G"), "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed");
         assert_eq!(
             refusal("db=10G,wieght=3"),
-            "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, read-only, \
+            "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, create, read-only, \
              identity, description)"
         );
         assert_eq!(
@@ -363,6 +377,11 @@ mod tests {
             refusal("db,offset=1G,path=/a"),
             "--tenant: tenant db: a file of its own is used whole: leave out offset"
         );
+        assert_eq!(
+            refusal("db,create,path=/a"),
+            "--tenant: tenant db: create needs to know how large /a is to be: add size=10G, say"
+        );
+        assert_eq!(refusal("db=1G,create"), "--tenant: tenant db: create is for a file of its own: add path=FILE");
     }
 
     #[test]
@@ -381,13 +400,16 @@ mod tests {
         );
         assert_eq!(
             place(&["a=60M", "b=60M"], 100).unwrap_err(),
-            "--tenant: tenant b wants 60M, but of the device's 100M 40M are left: make the device larger, or tenants \
-             smaller"
+            "--tenant: tenant b wants 60M, but 40M are left of the device's 100M: make the device larger, or tenants smaller"
         );
         assert_eq!(
             place(&["a=10M,offset=45M", "b=50M"], 100).unwrap_err(),
-            "--tenant: tenant b wants 50M, but of the device's 100M 90M are left, at most 45M in one piece: make the \
-             device larger, or tenants smaller"
+            "--tenant: tenant b wants 50M, but of the 90M that are left only 45M are in one piece: make the device larger, \
+             or tenants smaller"
+        );
+        assert_eq!(
+            place(&["a=1G"], 100).unwrap_err(),
+            "--tenant: tenant a wants 1G, but the device has 100M: make the device larger, or tenants smaller"
         );
         assert_eq!(
             place(&["a=10M,offset=95M"], 100).unwrap_err(),

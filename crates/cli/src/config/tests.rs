@@ -44,7 +44,7 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(
         plan.device,
         DeviceConfig::File {
-            file: Some(FileConfig { path: "/srv/fairq/disk.img".into(), size: Some(64 << 30) }),
+            file: Some(FileConfig { path: "/srv/fairq/disk.img".into(), size: Some(64 << 30), create: true }),
             direct: device::Direct::Auto,
         }
     );
@@ -80,7 +80,7 @@ fn a_wrong_line_is_shown() {
     assert_eq!(
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
         "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, bandwidth, latency, \
-         parallelism, path, direct)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
+         parallelism, path, create, direct)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
         refusal("# two tenants\n\n[[tenant]]\nname = \"db\"\nweight = 0\n"),
