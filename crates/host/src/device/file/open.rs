@@ -1,7 +1,10 @@
 //! Opening one backing file: creating it, locking it, and finding out how it wants to be accessed.
 //!
 //! A file is served by one process at a time: a regular file is locked with `flock`, a block device is opened with
-//! `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to leave it alone.
+//! `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to leave it alone. Both are tried for
+//! a while, as there are holders who are about to let go: udev looks at a block device that has just appeared, and
+//! the kernel takes an io_uring with registered files apart some time *after* the process that had it is gone, so a
+//! server that is started again at once would find its own files taken.
 
 use std::fs::File;
 use std::io;
@@ -17,9 +20,9 @@ use crate::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
 const BLOCK_MAX: u32 = 64 << 10;
-/// How often and with what pause the lock of a block device is tried: udev holds it for a moment after an attach.
-const LOCK_TRIES: u32 = 20;
-const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// How often and with what pause it is tried to get a file that somebody has: 2 seconds in all.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// One file to serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +53,8 @@ pub(super) struct Backing {
     pub(super) is_block_device: bool,
     /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
     pub(super) block: u32,
+    /// Offsets and lengths of zeroing and discarding are multiples of this: `block`, but on block devices always theirs.
+    pub(super) zero_block: u32,
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
@@ -72,9 +77,9 @@ impl Backing {
         };
         // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
         let flags = if is_block_device { libc::O_EXCL } else { 0 };
-        let file = File::options().read(true).write(true).custom_flags(flags).open(path);
-        let file = file.map_err(|error| open_error(path, error))?;
-        lock(path, &file, is_block_device)?;
+        let open = || File::options().read(true).write(true).custom_flags(flags).open(path);
+        let file = patiently(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
+        lock(path, &file)?;
         let mut size = size_of(path, &file)?;
         if size == 0
             && !is_block_device
@@ -103,7 +108,7 @@ impl Backing {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
             _ => open_error(path, error),
         })?;
-        let created = lock(path, &file, false)
+        let created = lock(path, &file)
             .and_then(|()| allocate(path, &file, size))
             .and_then(|()| Backing::prepare(path, file, size, false, direct));
         if created.is_err() {
@@ -133,11 +138,13 @@ impl Backing {
                 }
             },
         };
+        let sector = if is_block_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(PAGE as u32) } else { 1 };
         Ok(Backing {
             file,
             size,
             is_block_device,
             block,
+            zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
             no_punch: AtomicBool::new(false),
@@ -159,17 +166,23 @@ fn open_error(path: &Path, source: io::Error) -> DeviceError {
     }
 }
 
-fn lock(path: &Path, file: &File, is_block_device: bool) -> Result<(), DeviceError> {
-    let tries = if is_block_device { LOCK_TRIES } else { 1 };
-    for attempt in 1..=tries {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if attempt < tries => std::thread::sleep(LOCK_PAUSE),
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(DeviceError::Locked { path: path.into() }),
-            Err(error) => return Err(io_error(path, "lock it")(error.into())),
+fn lock(path: &Path, file: &File) -> Result<(), DeviceError> {
+    let lock = || Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?);
+    patiently(libc::EWOULDBLOCK, lock).map_err(|error| match error.raw_os_error() {
+        Some(libc::EWOULDBLOCK) => DeviceError::Locked { path: path.into() },
+        _ => io_error(path, "lock it")(error),
+    })
+}
+
+/// Tries again for a while as long as somebody has it.
+fn patiently<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..TRIES {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(taken) => std::thread::sleep(PAUSE),
+            result => return result,
         }
     }
-    Ok(())
+    attempt()
 }
 
 /// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).

@@ -89,8 +89,9 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         let is_idle = backing.no_punch.load(Ordering::Relaxed);
         return if is_idle { Next::End(0) } else { Next::Part { step: Step::Punch, length: rest } };
     }
-    let misalignment = (at % u64::from(backing.block)) as u32;
-    let (_, whole) = inside(at, rest, backing.block);
+    let block = if command.op == Op::WriteZeroes { backing.zero_block } else { backing.block };
+    let misalignment = (at % u64::from(block)) as u32;
+    let (_, whole) = inside(at, rest, block);
     if command.op == Op::Read {
         if misalignment == 0 && whole > 0 && is_memory_aligned(backing, command, done) {
             return Next::Part { step: Step::Straight, length: whole };
@@ -98,7 +99,9 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
     }
     if misalignment > 0 || whole == 0 {
-        return Next::Part { step: Step::ReadBlock, length: rest.min(backing.block - misalignment) };
+        // Through the page cache only zeroing by the device minds blocks, and their parts can simply be written.
+        let step = if backing.block > 1 { Step::ReadBlock } else { Step::WriteZeroes };
+        return Next::Part { step, length: rest.min(block - misalignment) };
     }
     if command.op == Op::WriteZeroes {
         return zero(backing, command, whole);

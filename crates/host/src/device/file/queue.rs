@@ -244,7 +244,7 @@ impl Queue for FileQueue {
         }
         let mut command = *command;
         if command.op == Op::Discard {
-            (command.offset, command.length) = inside(command.offset, command.length, backing.block);
+            (command.offset, command.length) = inside(command.offset, command.length, backing.zero_block);
         }
         debug_assert!(!matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length);
         let slot = self.admit(&command);

@@ -2,10 +2,12 @@
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
 
 use fairq_core::Op;
 
+use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
 use crate::device::harness::{Driver, command};
 use crate::device::tests::scratch;
@@ -43,4 +45,246 @@ fn a_created_file_is_sparse_private_and_what_is_written_is_in_it() {
     let kept = Command { no_hole: true, ..command(Op::WriteZeroes, 0, 1 << 20) };
     assert_eq!(driver.run(kept, &[]).errno, 0);
     assert!(std::fs::metadata(&path).unwrap().blocks() >= (1 << 20) / 512, "zeroes without a hole are allocated");
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let scratch = scratch();
+    let path = scratch.path().join("disk");
+    let open = |path: &Path, size, direct| FileDevice::open(&[spec(path, size)], direct).map(|_| ()).unwrap_err();
+    assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Missing { .. }));
+    assert!(matches!(open(&path.join("x/y"), Some(4096), Direct::Auto), DeviceError::NoDirectory { .. }));
+    assert!(matches!(open(scratch.path(), None, Direct::Auto), DeviceError::NotStorage { .. }));
+    assert!(matches!(open(Path::new("/dev/null"), None, Direct::Auto), DeviceError::NotStorage { .. }));
+    assert!(matches!(open(&path, Some(0), Direct::Auto), DeviceError::Empty { .. }));
+    assert!(matches!(open(&path, Some(1000), Direct::On), DeviceError::NoDirect { .. }));
+    assert!(!path.exists(), "what could not be opened is not left behind");
+    std::fs::File::create(&path).unwrap();
+    assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Empty { .. }));
+    let device = FileDevice::open(&[spec(&path, Some(1000))], Direct::Auto).unwrap();
+    assert!(!device.is_direct(), "a size that is no multiple of a block wants the page cache");
+    assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Locked { .. }));
+    drop(device);
+    let error = open(&path, Some(2000), Direct::Auto);
+    assert!(matches!(error, DeviceError::OtherSize { actual: 1000, wanted: 2000, .. }));
+    assert!(error.to_string().contains("disk: has 1000 bytes, not 2000; leave the size out"), "{error}");
+    assert!(matches!(FileDevice::open(&[], Direct::Auto), Err(DeviceError::FileCount(0))));
+}
+
+#[test]
+fn commands_out_of_bounds_are_refused_and_end_alone() {
+    let scratch = scratch();
+    let (_device, mut driver) = open(&scratch.path().join("disk"), 8192, Direct::Auto);
+    let other_file = Command { file: 1, ..command(Op::Read, 0, 512) };
+    let commands = [command(Op::Write, 8000, 193), command(Op::Read, u64::MAX, 1), other_file];
+    for command in commands {
+        driver.issue(command, &vec![1; command.length as usize], 0);
+    }
+    driver.issue(command(Op::Write, 8000, 192), &[1; 192], 0);
+    driver.issue(command(Op::Read, 8192, 0), &[], 0);
+    let mut ended = driver.finish();
+    ended.sort_by_key(|ended| ended.command.tag.0);
+    let errnos: Vec<i32> = ended.iter().map(|ended| ended.errno).collect();
+    assert_eq!(errnos, [libc::EINVAL, libc::EINVAL, libc::EINVAL, 0, 0]);
+    assert_eq!(driver.read(7999, 193)[..2], [0, 1]);
+}
+
+#[test]
+fn files_of_one_device_are_apart() {
+    let scratch = scratch();
+    let sizes = [1 << 20, 2 << 20, 4096];
+    let path = |index: usize| scratch.path().join(format!("disk{index}"));
+    let specs: Vec<FileSpec> = (0..3).map(|index| spec(&path(index), Some(sizes[index]))).collect();
+    let device = FileDevice::open(&specs, Direct::Auto).unwrap();
+    assert_eq!(device.info().sizes, sizes);
+    let mut driver = Driver::open(&device);
+    for file in 0..3 {
+        let write = Command { file, ..command(Op::Write, 1000, 3000) };
+        driver.issue(write, &[file as u8 + 1; 3000], 0);
+    }
+    assert!(driver.finish().iter().all(|ended| ended.errno == 0));
+    for file in 0..3 {
+        let bytes = std::fs::read(path(usize::from(file))).unwrap();
+        let (before, data, after) = (&bytes[..1000], &bytes[1000..4000], &bytes[4000..]);
+        assert!(before.iter().chain(after).all(|&byte| byte == 0) && data.iter().all(|&byte| byte == file as u8 + 1));
+        let flush = Command { file, ..command(Op::Flush, 0, 0) };
+        assert_eq!(driver.run(flush, &[]).errno, 0);
+    }
+}
+
+#[test]
+fn what_a_file_has_lost_reads_as_zeroes_and_can_be_written_again() {
+    for direct in [Direct::Auto, Direct::Off] {
+        for keep in [0, 512, 4096, 5000, 65_536] {
+            let scratch = scratch();
+            let path = scratch.path().join("disk");
+            let (device, mut driver) = open(&path, 1 << 20, direct);
+            driver.write(0, &vec![7; 1 << 20]);
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(keep).unwrap();
+            for (offset, length) in [(0, 1 << 20), (4096, 8192), (4999, 100), (100, 300_000)] {
+                let data = driver.read(offset, length);
+                let kept = keep.saturating_sub(offset).min(u64::from(length)) as usize;
+                assert!(data[..kept].iter().all(|&byte| byte == 7) && data[kept..].iter().all(|&byte| byte == 0));
+            }
+            assert!(device.extents(0, keep, 1000, 9).unwrap().iter().all(|extent| extent.is_hole));
+            driver.write(100_001, b"again");
+            assert_eq!(driver.read(100_000, 7), b"\0again\0");
+        }
+    }
+}
+
+/// Two threads with a queue each write to different bytes of the same blocks, and whole blocks beside them.
+#[test]
+fn writers_of_one_block_do_not_undo_each_other() {
+    const ROUNDS: u32 = 150;
+    const BLOCKS: u64 = 6;
+    let scratch = scratch();
+    let device = FileDevice::open(&[spec(&scratch.path().join("disk"), Some(1 << 21))], Direct::Auto).unwrap();
+    let block = u64::from(device.info().block_size.max(512));
+    let base = (1 << 20) - 2 * block;
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let device = &device;
+            scope.spawn(move || {
+                let mut driver = Driver::open(device);
+                // Every third block is written as a whole by one of the threads, in turns.
+                let is_whole = |index: u64| index % 3 == 2;
+                let range = |index: u64| match is_whole(index) {
+                    true => (base + index * block, block as u32),
+                    false => (base + index * block + 10 + thread * 250, 240),
+                };
+                for round in 0..ROUNDS {
+                    let mine = |index: &u64| !is_whole(*index) || index / 3 % 2 == thread;
+                    let byte = (round % 250) as u8 + 1;
+                    for (offset, length) in (0..BLOCKS).filter(mine).map(range) {
+                        driver.issue(command(Op::Write, offset, length), &vec![byte; length as usize], 0);
+                    }
+                    assert!(driver.finish().iter().all(|ended| ended.errno == 0));
+                    for (offset, length) in (0..BLOCKS).filter(mine).map(range) {
+                        let data = driver.read(offset, length);
+                        assert!(data.iter().all(|&found| found == byte), "round {round}, {offset}: {data:?}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// tmpfs cannot zero a range and keep it allocated.
+#[test]
+fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
+    let Ok(scratch) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("skipped: no /dev/shm");
+        return;
+    };
+    let path = scratch.path().join("disk");
+    let (device, mut driver) = open(&path, 1 << 20, Direct::Auto);
+    driver.write(0, &vec![7; 1 << 20]);
+    let zero = Command { no_hole: true, fua: true, ..command(Op::WriteZeroes, 1001, 300_000) };
+    assert_eq!(driver.run(Command { fast_only: true, ..zero }, &[]).errno, libc::EOPNOTSUPP);
+    assert_eq!(driver.run(zero, &[]).errno, 0);
+    assert_eq!(driver.read(200_000, 200_000), [vec![0; 101_001], vec![7; 98_999]].concat());
+    assert_eq!(driver.read(1000, 2), [7, 0]);
+    assert!(device.extents(0, 0, 1 << 20, 9).unwrap().iter().all(|extent| !extent.is_hole));
+}
+
+/// Something that a test has set up as root and that is undone in the end.
+struct Undo(Vec<&'static str>, PathBuf);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let _ = Process::new(self.0[0]).args(&self.0[1..]).arg(&self.1).output();
+    }
+}
+
+/// The standard output of a program that only root can run, or nothing.
+fn as_root(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Process::new(program).args(arguments).output().ok();
+    let output = output.filter(|output| output.status.success());
+    if output.is_none() {
+        eprintln!("skipped: {program} {arguments:?} is not possible here");
+    }
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().into())
+}
+
+#[test]
+fn a_full_file_system_fails_the_write_that_does_not_fit() {
+    let scratch = scratch();
+    let mount = scratch.path().to_str().unwrap();
+    if as_root("mount", &["-t", "tmpfs", "-o", "size=256k", "none", mount]).is_none() {
+        return;
+    }
+    let _unmount = Undo(vec!["umount", "-l"], scratch.path().into());
+    let (_device, mut driver) = open(&scratch.path().join("disk"), 1 << 20, Direct::Auto);
+    driver.write(0, &[7; 4096]);
+    driver.issue(command(Op::Write, 8192, 600_000), &vec![8; 600_000], 0);
+    driver.issue(command(Op::Read, 0, 4096), &[], 0);
+    let mut ended = driver.finish();
+    ended.sort_by_key(|ended| ended.command.tag.0);
+    assert_eq!((ended[0].errno, ended[1].errno), (libc::ENOSPC, 0));
+    assert_eq!(ended[1].data, [7; 4096]);
+    assert_eq!(driver.run(command(Op::Discard, 8192, 600_000), &[]).errno, 0);
+    driver.write(8192, &[9; 100_000]);
+}
+
+/// The limit on file sizes is one of the process, so this runs in a process of its own.
+#[test]
+fn a_file_size_limit_fails_the_write_beyond_it() {
+    const CHILD: &str = "FAIRQ_TEST_LIMITED_FILE";
+    if let Some(path) = std::env::var_os(CHILD) {
+        let device = FileDevice::open(&[spec(Path::new(&path), None)], Direct::Auto).unwrap();
+        let mut driver = Driver::open(&device);
+        assert_eq!(driver.run(command(Op::Write, 4 << 20, 4096), &[7; 4096]).errno, libc::EFBIG);
+        assert_eq!(driver.run(command(Op::Write, (4 << 20) + 1, 10), &[7; 10]).errno, libc::EFBIG);
+        driver.write(0, &[7; 4096]);
+        assert_eq!(driver.read(4 << 20, 4096), [0; 4096]);
+        return;
+    }
+    let scratch = scratch();
+    let path = scratch.path().join("disk");
+    drop(open(&path, 8 << 20, Direct::Auto));
+    let name = "device::file::tests::a_file_size_limit_fails_the_write_beyond_it";
+    let script = format!("trap '' XFSZ; ulimit -f 2048; exec \"$0\" --exact {name}");
+    let mut child = Process::new("sh");
+    child.arg("-c").arg(script).arg(std::env::current_exe().unwrap()).env(CHILD, &path);
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn a_block_device_works_is_exclusive_and_passes_errors_on() {
+    let scratch = scratch();
+    let image = scratch.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let Some(name) = as_root("losetup", &["-f", "--show", image.to_str().unwrap()]) else { return };
+    let path = PathBuf::from(name);
+    let _detach = Undo(vec!["losetup", "-d"], path.clone());
+    for direct in [Direct::On, Direct::Off] {
+        let device = FileDevice::open(&[spec(&path, None)], direct).unwrap();
+        assert_eq!((device.info().sizes.as_slice(), device.is_direct()), (&[4 << 20][..], direct == Direct::On));
+        assert!(matches!(FileDevice::open(&[spec(&path, None)], direct), Err(DeviceError::Busy { .. })));
+        let mut driver = Driver::open(&device);
+        driver.write(4000, &[7; 100_000]);
+        for no_hole in [false, true] {
+            let zero = Command { no_hole, fua: true, ..command(Op::WriteZeroes, 5001, 50_000) };
+            assert_eq!(driver.run(zero, &[]).errno, 0);
+            assert_eq!(driver.read(5000, 50_002), [vec![7], vec![0; 50_000], vec![7]].concat());
+            driver.write(5001, &[7; 50_000]);
+        }
+        let careful = Command { no_hole: true, fast_only: true, ..command(Op::WriteZeroes, 0, 4096) };
+        assert_eq!(driver.run(careful, &[]).errno, libc::EOPNOTSUPP);
+        assert_eq!(driver.run(command(Op::Discard, 1 << 20, 1 << 20), &[]).errno, 0);
+        assert_eq!(driver.run(command(Op::Flush, 0, 0), &[]).errno, 0);
+        assert_eq!(device.extents(0, 0, 4 << 20, 9).unwrap(), [Extent { length: 4 << 20, is_hole: false }]);
+    }
+    let device = FileDevice::open(&[spec(&path, None)], Direct::On).unwrap();
+    let mut driver = Driver::open(&device);
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(1 << 20).unwrap();
+    driver.issue(command(Op::Read, 2 << 20, 4096), &[], 0);
+    driver.issue(command(Op::Read, 0, 4096), &[], 0);
+    let mut ended = driver.finish();
+    ended.sort_by_key(|ended| ended.command.tag.0);
+    assert_eq!((ended[0].errno, ended[1].errno), (libc::EIO, 0), "a disk whose end is gone");
+    assert_eq!(driver.run(command(Op::Write, (2 << 20) + 5, 5), &[7; 5]).errno, libc::EIO, "cannot read the block");
 }
