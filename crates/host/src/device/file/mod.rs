@@ -20,7 +20,7 @@
 //! A discard that is not supported succeeds, being advice. Zeroing that is not supported is done by writing zeroes,
 //! unless the command wants to be fast or fail.
 //!
-//! **Bounds.** Bounce buffers of a queue take at most [`BOUNCE_MEMORY`] bytes; commands that need one wait in line, in
+//! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line, in
 //! order. A queue has as many operations as the shard has commands on their way, and at most one io_uring
 //! operation each.
 
