@@ -1,9 +1,13 @@
 //! `mqfq`: multi-queue fair queueing (Hedayati et al., USENIX ATC 2019).
 
 mod config;
+#[cfg(all(test, loom))]
+mod models;
 mod port;
 mod queue;
 mod slots;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod topology;
 mod virtual_time;
 mod wheel;
@@ -43,6 +47,8 @@ struct Shared<P: Platform> {
     slots: Slots<P>,
     counters: Box<[CachePadded<Counters<P>>]>,
     cost: CostModel,
+    /// Whether there is one port only.
+    alone: bool,
     /// The period, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
     /// Held throughout each verb, if there is one.
@@ -75,6 +81,7 @@ impl<P: Platform> Mqfq<P> {
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(counters())).collect(),
             cost: config.cost,
+            alone: ports == 1,
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
                 UnthrottleKind::Polling { period_ns } => Some(period_ns),

@@ -11,55 +11,62 @@
 //! requests here) steps. Nothing is allocated after construction.
 
 use alloc::boxed::Box;
+use core::hint::select_unpredictable;
 
 use crate::flow::FlowId;
 use crate::port::Tag;
-use crate::vtime::{Normalizer, VTime};
+use crate::vtime::{Normalizer, STAMP_BITS, VTime};
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// What a tag is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Free,
-    Staged,
-    Issued,
-}
-
-/// One tag.
+/// One tag, but for its [`Key`].
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    key: Key,
+    /// The flow's slot and, in the upper two bits, whether the tag is free, staged or issued.
     flow: u32,
     /// Staged: the flow's next request on this port. Issued: the slot it holds.
     link: u32,
-    state: State,
 }
 
-/// A request's place in the order: start tag, then arrival.
-#[derive(Clone, Copy, Debug)]
-struct Key {
-    start: VTime,
-    /// Arrival number in the upper 40 bits, tag in the lower 24. The number wraps; it is compared by
-    /// difference, among requests that wait at one time with one start tag.
-    arrival: u64,
-}
+const FREE: u32 = 0;
+const STAGED: u32 = 1 << 30;
+const ISSUED: u32 = 2 << 30;
+const STATE: u32 = 3 << 30;
+
+/// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits of units, 48 bits of
+/// arrival number, 24 bits of tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Key(u128);
 
 const TAG_BITS: u32 = 24;
+const START_SHIFT: u32 = 64;
+const ARRIVAL_MASK: u64 = (1 << (START_SHIFT + STAMP_BITS - TAG_BITS)) - 1;
 
 impl Key {
+    const NONE: Key = Key(0);
+
+    fn new(start: VTime, arrival: u64, tag: Tag) -> Key {
+        Key(u128::from(start.to_word()) << START_SHIFT
+            | u128::from(arrival & ARRIVAL_MASK) << TAG_BITS
+            | u128::from(tag.0))
+    }
+
+    /// One subtraction: its sign is that of the difference of start tags, which wrap, or of the rest if
+    /// those are equal. (Arrival numbers wrap after 2^48; two requests with one start tag may then swap places.)
     #[inline]
     fn is_before(self, other: Key) -> bool {
-        let start = self.start.to_word().wrapping_sub(other.start.to_word()) as i64;
-        let arrival = self.arrival.wrapping_sub(other.arrival) as i64;
-        // Not short-circuited: in a heap the outcome is random, and a mispredicted branch costs more than both.
-        (start < 0) | ((start == 0) & (arrival < 0))
+        (self.0.wrapping_sub(other.0) as i128) < 0
+    }
+
+    #[inline]
+    fn start(self) -> VTime {
+        VTime::from_word((self.0 >> START_SHIFT) as u64)
     }
 
     #[inline]
     fn tag(self) -> usize {
-        (self.arrival & ((1 << TAG_BITS) - 1)) as usize
+        self.0 as usize & ((1 << TAG_BITS) - 1)
     }
 }
 
@@ -76,6 +83,8 @@ struct LocalFlow {
 /// The requests of one port.
 pub(super) struct Queue {
     entries: Box<[Entry]>,
+    /// The order of staged tags; apart from the entries, so that neither is padded.
+    keys: Box<[Key]>,
     flows: Box<[LocalFlow]>,
     heap: Heap,
     arrivals: u64,
@@ -84,10 +93,11 @@ pub(super) struct Queue {
 impl Queue {
     /// A queue for so many flows and tags.
     pub(super) fn new(flows: usize, tags: usize) -> Self {
-        let free = Entry { key: Key { start: VTime::ZERO, arrival: 0 }, flow: 0, link: NONE, state: State::Free };
+        let free = Entry { flow: FREE, link: NONE };
         let idle = LocalFlow { newest: NONE, normalizer: Normalizer::default(), owner: None };
         Queue {
             entries: (0..tags).map(|_| free).collect(),
+            keys: (0..tags).map(|_| Key::NONE).collect(),
             flows: (0..flows).map(|_| idle).collect(),
             heap: Heap::new(flows),
             arrivals: 0,
@@ -97,7 +107,7 @@ impl Queue {
     /// Whether the tag names no live request.
     #[inline]
     pub(super) fn is_free(&self, tag: Tag) -> bool {
-        self.entries.get(tag.0 as usize).is_some_and(|entry| entry.state == State::Free)
+        self.entries.get(tag.0 as usize).is_some_and(|entry| entry.flow & STATE == FREE)
     }
 
     /// The flow's remainder on this port.
@@ -114,12 +124,13 @@ impl Queue {
     /// Stages a request. Its tag is free, and its start tag not before those of its flow that are staged here.
     #[inline]
     pub(super) fn stage(&mut self, tag: Tag, flow: FlowId, start: VTime) {
-        let key = Key { start, arrival: self.arrivals << TAG_BITS | u64::from(tag.0) };
+        let key = Key::new(start, self.arrivals, tag);
         self.arrivals = self.arrivals.wrapping_add(1);
-        let (Some(entry), Some(local)) = (self.entries.get_mut(tag.0 as usize), self.flows.get_mut(flow.slot())) else {
-            return;
-        };
-        *entry = Entry { key, flow: flow.slot() as u32, link: NONE, state: State::Staged };
+        let index = tag.0 as usize;
+        let (Some(entry), Some(place)) = (self.entries.get_mut(index), self.keys.get_mut(index)) else { return };
+        let Some(local) = self.flows.get_mut(flow.slot()) else { return };
+        *entry = Entry { flow: flow.slot() as u32 | STAGED, link: NONE };
+        *place = key;
         let previous = core::mem::replace(&mut local.newest, tag.0);
         match self.entries.get_mut(previous as usize) {
             Some(previous) => previous.link = tag.0,
@@ -130,7 +141,7 @@ impl Queue {
     /// The start tag of the request that is to go first.
     #[inline]
     pub(super) fn lead(&self) -> Option<VTime> {
-        self.heap.first().map(|key| key.start)
+        self.heap.first().map(Key::start)
     }
 
     /// Takes out the request that is to go first; it holds `slot` from now on.
@@ -139,13 +150,12 @@ impl Queue {
         let tag = self.heap.first()?.tag();
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
-        entry.state = State::Issued;
-        let flow = entry.flow as usize;
-        match self.entries.get(next as usize) {
-            Some(next) => self.heap.replace_first(next.key),
+        entry.flow ^= STAGED | ISSUED;
+        match self.keys.get(next as usize) {
+            Some(&next) => self.heap.replace_first(next),
             None => {
                 self.heap.pop();
-                if let Some(local) = self.flows.get_mut(flow) {
+                if let Some(local) = self.flows.get_mut((entry.flow & !STATE) as usize) {
                     local.newest = NONE;
                 }
             }
@@ -156,27 +166,34 @@ impl Queue {
     /// Frees the tag of an issued request; gives its flow's slot and the slot it held on the device.
     #[inline]
     pub(super) fn finish(&mut self, tag: Tag) -> Option<(usize, u32)> {
-        let entry = self.entries.get_mut(tag.0 as usize).filter(|entry| entry.state == State::Issued)?;
-        entry.state = State::Free;
+        let entry = self.entries.get_mut(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
+        entry.flow &= !STATE;
         Some((entry.flow as usize, entry.link))
     }
 }
 
-/// A 4-ary heap in a fixed array.
+/// The four children of one node, in one cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Siblings([Key; 4]);
+
+/// A 4-ary heap in a fixed array. Nodes are numbered from the top, 0, by level; the children of node `n` are
+/// `4 n + 1` to `4 n + 4`, together in `siblings[n]`.
 struct Heap {
-    keys: Box<[Key]>,
+    top: Key,
+    siblings: Box<[Siblings]>,
     len: usize,
 }
 
 impl Heap {
     fn new(capacity: usize) -> Self {
-        let empty = Key { start: VTime::ZERO, arrival: 0 };
-        Heap { keys: (0..capacity).map(|_| empty).collect(), len: 0 }
+        let groups = capacity.saturating_sub(1).div_ceil(4);
+        Heap { top: Key::NONE, siblings: (0..groups).map(|_| Siblings([Key::NONE; 4])).collect(), len: 0 }
     }
 
     #[inline]
     fn first(&self) -> Option<Key> {
-        if self.len == 0 { None } else { self.keys.first().copied() }
+        if self.len == 0 { None } else { Some(self.top) }
     }
 
     fn push(&mut self, key: Key) {
@@ -184,7 +201,7 @@ impl Heap {
         self.len += 1;
         while hole > 0 {
             let parent = (hole - 1) / 4;
-            let Some(&above) = self.keys.get(parent) else { return };
+            let above = self.get(parent);
             if !key.is_before(above) {
                 break;
             }
@@ -197,9 +214,7 @@ impl Heap {
     fn pop(&mut self) {
         let Some(last) = self.len.checked_sub(1) else { return };
         self.len = last;
-        if let Some(&key) = self.keys.get(last) {
-            self.replace_first(key);
-        }
+        self.replace_first(self.get(last));
     }
 
     /// Puts `key` in the place of the first.
@@ -219,24 +234,43 @@ impl Heap {
     #[inline]
     fn smallest_child(&self, node: usize) -> Option<(usize, Key)> {
         let first = node * 4 + 1;
-        let children = self.keys.get(first..self.len.min(first + 4))?;
-        if let [a, b, c, d] = *children {
-            let left = if b.is_before(a) { (1, b) } else { (0, a) };
-            let right = if d.is_before(c) { (3, d) } else { (2, c) };
-            let (child, key) = if right.1.is_before(left.1) { right } else { left };
-            return Some((first + child, key));
+        let count = self.len.saturating_sub(first);
+        let Siblings(keys) = self.siblings.get(node)?;
+        if count >= 4 {
+            let [a, b, c, d] = *keys;
+            let left = (select(b.is_before(a), b, a), usize::from(b.is_before(a)));
+            let right = (select(d.is_before(c), d, c), 2 + usize::from(d.is_before(c)));
+            let is_right = right.0.is_before(left.0);
+            return Some((first + select_unpredictable(is_right, right.1, left.1), select(is_right, right.0, left.0)));
         }
-        let mut rest = (first..).zip(children.iter().copied());
+        let mut rest = (first..).zip(keys.iter().copied()).take(count);
         let smallest = rest.next()?;
         Some(rest.fold(smallest, |best, next| if next.1.is_before(best.1) { next } else { best }))
     }
 
     #[inline]
-    fn put(&mut self, place: usize, key: Key) {
-        if let Some(slot) = self.keys.get_mut(place) {
-            *slot = key;
+    fn get(&self, node: usize) -> Key {
+        let Some(below) = node.checked_sub(1) else { return self.top };
+        let lane = |Siblings(keys): &Siblings| keys.get(below % 4).copied();
+        self.siblings.get(below / 4).and_then(lane).unwrap_or(Key::NONE)
+    }
+
+    #[inline]
+    fn put(&mut self, node: usize, key: Key) {
+        let Some(below) = node.checked_sub(1) else {
+            self.top = key;
+            return;
+        };
+        if let Some(place) = self.siblings.get_mut(below / 4).and_then(|Siblings(keys)| keys.get_mut(below % 4)) {
+            *place = key;
         }
     }
+}
+
+/// Selects without a branch: in a heap the outcome is random, and mispredicting costs more than all the rest.
+#[inline]
+fn select(condition: bool, a: Key, b: Key) -> Key {
+    Key(select_unpredictable(condition, a.0, b.0))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -322,3 +322,166 @@ impl<P: Platform> Bitmap<P> {
         u64::from(self.slots).saturating_sub(u64::from(used))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::Topology;
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const KINDS: [SlotKind; 3] = [SlotKind::TokenTree, SlotKind::AtomicCounter, SlotKind::ScalableBitmap];
+
+    /// Ports that want to send some number of requests each, driven as `Local` drives the slots.
+    struct Bench {
+        slots: Slots<Native>,
+        wanted: Vec<u32>,
+        held: Vec<Vec<u32>>,
+        hints: Vec<u32>,
+        enlisted: Vec<bool>,
+        wake: PortSet,
+    }
+
+    impl Bench {
+        fn new(kind: SlotKind, slots: u32) -> Self {
+            let tree = Topology::new((0..8).map(|port| (port / 4, port / 2)).collect()).tree();
+            Bench {
+                slots: Slots::new(kind, tree, slots),
+                wanted: std::vec![0; 8],
+                held: (0..8).map(|_| Vec::new()).collect(),
+                hints: (0..8).collect(),
+                enlisted: std::vec![false; 8],
+                wake: PortSet::EMPTY,
+            }
+        }
+
+        fn run(&mut self, port: usize) {
+            let id = PortId(port as u8);
+            while self.wanted[port] > 0 {
+                let mut slot = self.slots.acquire(id, &mut self.hints[port]);
+                if slot.is_none() {
+                    self.slots.enlist(id);
+                    self.enlisted[port] = true;
+                    slot = self.slots.acquire(id, &mut self.hints[port]);
+                }
+                let Some(slot) = slot else { return };
+                self.delist(port);
+                self.held[port].push(slot);
+                self.wanted[port] -= 1;
+            }
+            self.delist(port);
+            self.wake.extend(self.slots.stop(id));
+        }
+
+        fn delist(&mut self, port: usize) {
+            if core::mem::take(&mut self.enlisted[port]) {
+                self.slots.delist(PortId(port as u8));
+            }
+        }
+
+        fn complete(&mut self, port: usize) {
+            if let Some(slot) = self.held[port].pop() {
+                let can_use = self.wanted[port] > 0;
+                self.wake.extend(self.slots.release(PortId(port as u8), slot, can_use));
+                // By the contract it calls `next` some time after.
+                self.wake.insert(PortId(port as u8));
+            }
+        }
+
+        fn deliver(&mut self) {
+            while let Some(port) = self.wake.next() {
+                self.run(usize::from(port.0));
+            }
+        }
+
+        fn outstanding(&self) -> u64 {
+            self.held.iter().map(|held| held.len() as u64).sum()
+        }
+    }
+
+    proptest! {
+        /// Slots are conserved at every step; and once every wake-up has been delivered, a free slot and a
+        /// request that could use it exclude each other.
+        #[test]
+        fn conserved_and_never_idle(
+            kind in 0usize..3,
+            slots in 1u32..20,
+            steps in prop::collection::vec((0usize..8, 0u32..6, 0u8..4), 1..200),
+        ) {
+            let mut bench = Bench::new(KINDS[kind], slots);
+            for (port, requests, action) in steps {
+                match action {
+                    0 => {
+                        bench.wanted[port] += requests;
+                        bench.run(port);
+                    }
+                    1 => bench.complete(port),
+                    2 => (0..requests).for_each(|_| bench.complete(port)),
+                    _ => bench.deliver(),
+                }
+                prop_assert_eq!(bench.slots.free() + bench.outstanding(), u64::from(slots));
+                if bench.wake.is_empty() {
+                    let wanted: u32 = bench.wanted.iter().sum();
+                    prop_assert!(wanted == 0 || bench.slots.free() == 0, "{} wanted, {} free", wanted, bench.slots.free());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn two_completions_wake_two_ports_nearest_first() {
+        for kind in KINDS {
+            let mut bench = Bench::new(kind, 2);
+            bench.wanted[0] = 2;
+            bench.run(0);
+            for port in [7, 3, 1] {
+                bench.wanted[port] = 1;
+                bench.run(port);
+            }
+            for expected in [1, 3] {
+                let slot = bench.held[0].pop().unwrap();
+                assert_eq!(bench.slots.release(PortId(0), slot, false), PortSet::only(PortId(expected)), "{kind:?}");
+            }
+            bench.wake = PortSet::from_bits(1 << 1 | 1 << 3);
+            bench.deliver();
+            assert_eq!((bench.wanted[1], bench.wanted[3], bench.wanted[7]), (0, 0, 1));
+        }
+    }
+
+    #[test]
+    fn who_stops_hands_tokens_up_to_where_they_are_wanted() {
+        let mut bench = Bench::new(SlotKind::TokenTree, 3);
+        bench.wanted[0] = 3;
+        bench.run(0);
+        for port in [2, 6] {
+            bench.wanted[port] = 3;
+            bench.run(port);
+        }
+        // Port 0 keeps what it could use, then cannot: one goes to port 2's socket, together with the others.
+        bench.wanted[0] = 1;
+        (0..3).for_each(|_| bench.complete(0));
+        assert_eq!(bench.wake, PortSet::only(PortId(0)));
+        bench.wanted[0] = 0;
+        bench.wake = PortSet::EMPTY;
+        bench.run(0);
+        assert_eq!(bench.wake, PortSet::only(PortId(2)));
+        bench.deliver();
+        assert_eq!((bench.held[2].len(), bench.wanted[2], bench.wanted[6]), (3, 0, 3));
+    }
+
+    #[test]
+    fn every_bit_of_the_bitmap_is_a_slot() {
+        for (slots, ports) in [(1, 1), (64, 1), (64, 2), (65, 1), (200, 3), (3, 8), (1000, 64)] {
+            let bitmap = Bitmap::<Native>::new(slots, ports);
+            let mut hint = 1_000_000;
+            let taken: std::collections::BTreeSet<u32> =
+                (0..slots).map(|_| bitmap.acquire(&mut hint).unwrap()).collect();
+            assert_eq!(taken.len(), slots as usize);
+            assert_eq!(bitmap.acquire(&mut hint), None);
+            assert_eq!(bitmap.free(), 0);
+            taken.iter().step_by(2).for_each(|&slot| bitmap.release(slot));
+            assert_eq!(bitmap.free(), u64::from(slots.div_ceil(2)));
+        }
+    }
+}

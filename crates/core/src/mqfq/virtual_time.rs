@@ -178,3 +178,85 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::Topology;
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn trees() -> [Tree; 4] {
+        let two_sockets = Topology::new((0..8).map(|port| (port / 4, port / 2)).collect());
+        [Topology::flat(8).tree(), two_sockets.tree(), two_sockets.scan(), Topology::flat(1).tree()]
+    }
+
+    proptest! {
+        /// Against a plain list of leads: one port after the other submits (pin, tag, raise), dispatches or runs empty.
+        /// Virtual time is the least lead, or what it was if that is later or there is none; a pin tells it; and
+        /// `raise` tells whenever it moves. Also across the wrap.
+        #[test]
+        fn is_the_least_lead_and_never_decreases(
+            shape in 0usize..4,
+            origin in prop_oneof![Just(0u64), Just((1 << 56) - 100)],
+            steps in prop::collection::vec((0usize..8, 0u64..40, any::<bool>()), 1..300),
+        ) {
+            let tree = trees()[shape].clone();
+            let ports = tree.ports();
+            let time = VirtualTime::<Native>::new(tree);
+            let origin = VTime::from_units(origin);
+            time.pin(PortId(0), VTime::ZERO);
+            // Half the circle is the farthest that virtual time can go in one step.
+            for step in [origin.minus(0).units() / 2, origin.units()] {
+                time.raise(PortId(0), Some(VTime::from_units(step)));
+            }
+            time.raise(PortId(0), None);
+            prop_assert_eq!(time.now(), origin);
+            let mut leads: Vec<Option<VTime>> = (0..ports).map(|_| None).collect();
+            let mut expected = origin;
+            for (port, units, empties) in steps {
+                let port = port % ports;
+                let id = PortId(port as u8);
+                let moved = match leads[port] {
+                    Some(_) if empties => {
+                        leads[port] = None;
+                        time.raise(id, None)
+                    }
+                    Some(lead) => {
+                        leads[port] = Some(lead.plus(units));
+                        time.raise(id, leads[port])
+                    }
+                    None => {
+                        prop_assert_eq!(time.pin(id, time.now()), expected);
+                        leads[port] = Some(expected.plus(units));
+                        time.raise(id, leads[port])
+                    }
+                };
+                let least = leads.iter().flatten().copied().reduce(VTime::min);
+                let before = expected;
+                expected = least.map_or(before, |least| before.max(least));
+                prop_assert_eq!(time.now(), expected);
+                prop_assert_eq!(moved, (expected != before).then_some(expected));
+            }
+        }
+    }
+
+    #[test]
+    fn a_pin_lowers_a_lead_that_is_there() {
+        let time = VirtualTime::<Native>::new(Topology::flat(2).tree());
+        let [a, b] = [PortId(0), PortId(1)];
+        time.raise(a, Some(VTime::from_units(10)));
+        assert_eq!(time.now().units(), 10);
+        assert_eq!(time.pin(b, time.now()).units(), 10);
+        assert_eq!(time.raise(b, Some(VTime::from_units(30))), None);
+        assert_eq!(time.raise(a, Some(VTime::from_units(20))).map(VTime::units), Some(20));
+        // A request of an idle flow comes before b's lead: its tag is 20, and time stays until it is gone.
+        assert_eq!(time.pin(b, time.now()).units(), 20);
+        assert_eq!(time.raise(a, Some(VTime::from_units(50))), None);
+        assert_eq!(time.raise(b, Some(VTime::from_units(30))).map(VTime::units), Some(30));
+        assert_eq!(time.raise(b, None).map(VTime::units), Some(50));
+        assert_eq!(time.raise(a, None), None);
+        assert_eq!(time.now().units(), 50);
+    }
+}

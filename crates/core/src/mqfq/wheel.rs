@@ -224,3 +224,110 @@ impl<P: Platform> Wheel<P> {
         self.buckets.get((number % BUCKETS) as usize)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{MqfqConfig, Topology};
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+
+    /// Virtual time with two ports, of which port 1 moves it.
+    fn time_at(start: VTime) -> VirtualTime<Native> {
+        let time = VirtualTime::new(Topology::flat(2).tree());
+        time.pin(PortId(1), VTime::ZERO);
+        time.raise(PortId(1), Some(VTime::from_units(start.units() / 2)));
+        time.raise(PortId(1), Some(start));
+        time
+    }
+
+    proptest! {
+        /// Whatever T, wherever on the circle: a port sleeps only if it must, is woken at the latest when virtual time
+        /// reaches its lead, not before its wait is over unless the ring is too short, and only once.
+        #[test]
+        fn wakes_in_time(
+            units in prop_oneof![0u64..40, 40u64..100_000, Just(MqfqConfig::MAX_THRESHOLD)],
+            origin in prop_oneof![Just(0u64), Just((1 << 56) - 1), 0u64..(1 << 56)],
+            ahead in 1u64..300_000,
+            steps in prop::collection::vec(1u64..9_000, 1..60),
+        ) {
+            let mut now = VTime::from_units(origin);
+            let lead = now.plus(units).plus(ahead);
+            let time = time_at(now);
+            let wheel = Wheel::<Native>::new(units);
+            wheel.turn(VTime::from_units(origin / 2));
+            wheel.turn(now);
+            let threshold = wheel.threshold();
+            prop_assert!(threshold.holds_back(lead, now));
+            let mut place = wheel.enter(PortId(0), lead, threshold, now, &time).unwrap();
+            for step in steps {
+                prop_assert!(wheel.sleeps(PortId(0), lead, place));
+                now = now.plus(step);
+                prop_assert_eq!(time.raise(PortId(1), Some(now)), Some(now));
+                let woken = wheel.turn(now);
+                prop_assert_eq!(wheel.turn(now), PortSet::EMPTY);
+                prop_assert_eq!(wheel.sleeps(PortId(0), lead, place), woken.is_empty());
+                let passed = now.since(lead) >= 0;
+                prop_assert!(!passed || woken.contains(PortId(0)));
+                if woken.is_empty() {
+                    continue;
+                }
+                if !threshold.holds_back(lead, now) {
+                    return Ok(());
+                }
+                // The ring was too short: it has been woken at its end, no earlier.
+                let entered = lead.minus(ahead).minus(units);
+                prop_assert!(now.since(entered) as u64 >= (BUCKETS - 2) << threshold.shift());
+                place = wheel.enter(PortId(0), lead, threshold, now, &time).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
+        for units in (0..1000).chain([45 * 1024, MqfqConfig::MAX_THRESHOLD]) {
+            let threshold = Threshold::new(units);
+            assert_eq!(threshold.units(), units);
+            let width = 1u64 << threshold.shift();
+            assert!(width <= (units / 8).max(1) && width * 16 > units, "{units}");
+        }
+    }
+
+    #[test]
+    fn the_worked_example() {
+        let now = VTime::from_units(100_000);
+        let time = time_at(now);
+        let wheel = Wheel::<Native>::new(45 * 1024);
+        wheel.turn(now);
+        let lead = VTime::from_units(150_000);
+        assert!(wheel.enter(PortId(0), lead, wheel.threshold(), now, &time).is_some());
+        time.raise(PortId(1), Some(VTime::from_units(107_000)));
+        assert_eq!(wheel.turn(VTime::from_units(104_000)), PortSet::EMPTY);
+        assert_eq!(wheel.turn(VTime::from_units(107_000)), PortSet::only(PortId(0)));
+    }
+
+    #[test]
+    fn who_enters_too_late_looks_again() {
+        let time = time_at(VTime::from_units(500));
+        let wheel = Wheel::<Native>::new(100);
+        // It read virtual time 0 and entered when virtual time was 500 already.
+        assert!(wheel.enter(PortId(0), VTime::from_units(300), wheel.threshold(), VTime::ZERO, &time).is_none());
+        assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
+        // Or T has changed meanwhile.
+        let threshold = Threshold::new(50);
+        assert!(wheel.enter(PortId(0), VTime::from_units(700), threshold, VTime::from_units(500), &time).is_none());
+    }
+
+    #[test]
+    fn a_new_threshold_wakes_everybody() {
+        let time = time_at(VTime::ZERO);
+        let wheel = Wheel::<Native>::new(100);
+        for (port, lead) in [(0, 150), (1, 5_000)] {
+            let lead = VTime::from_units(lead);
+            assert!(wheel.enter(PortId(port), lead, wheel.threshold(), VTime::ZERO, &time).is_some());
+        }
+        assert_eq!(wheel.set_threshold(1_000), PortSet::first(2));
+        assert_eq!(wheel.set_threshold(1_000), PortSet::EMPTY);
+        assert_eq!(wheel.threshold().units(), 1_000);
+    }
+}
