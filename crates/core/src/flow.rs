@@ -111,7 +111,7 @@ impl Control {
 
 /// The flows of one policy; shared by its ports and its control side.
 pub struct FlowTable<P: Platform> {
-    words: Box<[CachePadded<P::U64>]>,
+    words: Box<[P::U64]>,
     pending: Box<[P::U64]>,
     closings: CachePadded<P::U64>,
     ports: PortSet,
@@ -123,7 +123,7 @@ impl<P: Platform> FlowTable<P> {
     /// A table of at most `flows` flows over ports `0..ports`.
     pub fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
-            words: (0..flows).map(|_| CachePadded::new(P::U64::new(FREE))).collect(),
+            words: (0..flows).map(|_| P::U64::new(FREE)).collect(),
             pending: (0..flows).map(|_| P::U64::new(0)).collect(),
             closings: CachePadded::new(P::U64::new(0)),
             ports: PortSet::first(ports),
@@ -139,7 +139,7 @@ impl<P: Platform> FlowTable<P> {
     /// Adds a flow. `prepare` sets up the policy's own state of the slot before any port can use it.
     pub fn add(&self, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
-            let free = |(word, pending): &(&CachePadded<P::U64>, &P::U64)| {
+            let free = |(word, pending): &(&P::U64, &P::U64)| {
                 Control(word.load(Ordering::Relaxed)).state() != OPEN && pending.load(Ordering::Acquire) == 0
             };
             let slot =

@@ -116,9 +116,10 @@ impl<F: Fault> AtomicWord for Faulty<F> {
     }
 }
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
+/// Runs the model in every interleaving with at most so many preemptions.
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(6);
+    builder.preemption_bound = Some(preemptions);
     builder.max_branches = 20_000;
     builder.check(model);
 }
@@ -141,7 +142,7 @@ fn two_cores(ports: u16) -> Topology {
 /// An arrival against a raise: once a request has been pinned and tagged, virtual time does not pass it until its port
 /// raises its leaf, and it never goes back.
 fn an_arrival_holds_time_back<P: Platform>(topology: fn() -> Topology) {
-    check(move || {
+    check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
         for (port, lead) in [(A, 5), (B, 9)] {
             time.pin(port, VTime::ZERO);
@@ -184,7 +185,7 @@ fn without_stamps_an_arrival_is_passed_over() {
 
 /// Raises of neighbours: when all have returned, virtual time is the least lead, and someone was told.
 fn raises_are_not_forgotten<P: Platform>(topology: fn() -> Topology, ends: &'static [(PortId, u64)]) {
-    check(move || {
+    check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
         for &(port, _) in ends {
             time.pin(port, VTime::ZERO);
@@ -221,7 +222,7 @@ fn without_a_total_order_raises_are_forgotten() {
 /// Two ports become empty and busy at once; virtual time never goes back and is right in the end.
 #[test]
 fn arrivals_and_departures() {
-    check(|| {
+    check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(two_cores(3).tree()));
         for (port, lead) in [(A, 3), (C, 4)] {
             time.pin(port, VTime::ZERO);
@@ -260,7 +261,7 @@ fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Optio
 
 /// The last slot comes back, to a port that has nothing to send, while another becomes ready: it is woken, or finds it.
 fn a_slot_finds_its_user<P: Platform>(kind: SlotKind, topology: fn() -> Topology, user: PortId, looks_again: bool) {
-    check(move || {
+    check(6, move || {
         let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1));
         let held = slots.acquire(A, &mut 0).unwrap();
         let other = slots.clone();
@@ -314,7 +315,7 @@ type Stops = bool;
 
 /// A token is given to B, which has nothing to send any more when it is woken, while C, on another core, becomes ready.
 fn a_token_is_not_stranded(stops: Stops) {
-    check(move || {
+    check(6, move || {
         let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1));
         let held = slots.acquire(A, &mut 0).unwrap();
         assert!(want(&slots, B, true).is_none());
@@ -357,7 +358,7 @@ fn without_giving_up_a_token_is_stranded() {
 
 /// A port goes to sleep while others move virtual time to where it may go on: it notices, or is woken.
 fn a_sleeper_is_woken<P: Platform>(turners: u8) {
-    check(move || {
+    check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
         let wheel = Arc::new(Wheel::<P>::new(2));
         for turner in 0..turners {
@@ -403,7 +404,7 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
 /// T is raised while a port goes to sleep.
 #[test]
 fn a_sleeper_notices_a_new_threshold() {
-    check(|| {
+    check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
         let wheel = Arc::new(Wheel::<Loom>::new(2));
         let other = wheel.clone();
@@ -436,7 +437,7 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
 /// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been delivered, all has
 /// been issued and the slot is free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
-    check(move || {
+    check(4, move || {
         let config = MqfqConfig {
             slots,
             threshold_bytes: 0,

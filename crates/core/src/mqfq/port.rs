@@ -2,9 +2,9 @@
 
 use alloc::sync::Arc;
 
-use super::Shared;
 use super::queue::Queue;
 use super::wheel::Place;
+use super::{EndTag, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
@@ -113,7 +113,7 @@ impl Local {
         cost: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        let end = shared.ends.get(flow.slot())?;
+        let EndTag(end) = shared.ends.get(flow.slot())?;
         let units = self.queue.normalizer(flow)?.units(cost, weight);
         let step = VTime::from_units(units).to_word();
         // End tags never decrease, so what is read first may be stale but not too late.

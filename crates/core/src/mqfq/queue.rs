@@ -3,15 +3,22 @@
 //! **Problem.** The paper's local queue is a priority queue of requests. A tenant with a deep queue would make every
 //! operation of every other tenant pay for its depth.
 //! **Model.** Start tags of one flow never decrease, so one flow's requests on one port form a FIFO, a linked
-//! list through the array of tags, and the priority queue holds only the first of each: a heap of *flows*. It is
-//! 4-ary, so that the four children that a step compares lie in one cache line, and it has half
-//! the levels of a binary one. Dispatching puts the flow's next request in the place of the first in one pass.
+//! list through the array of tags, and the priority queue holds only the first of each: it is a queue of *flows*.
 //! Requests with the same start tag leave in the order in which they came.
-//! **Cost.** A submit to a flow that has requests here touches no heap; a dispatch takes log4(flows with
-//! requests here) steps. Nothing is allocated after construction.
+//!
+//! The queue is a [`Tournament`]: a binary tree over the flows' slots, where each node holds the first of the two
+//! below. When the first request goes, the flow's next one plays its way up the same path. A heap needs fewer
+//! comparisons, but each of its steps decides where the next one looks, so their latencies add up, and at thousands of
+//! flows most are cache misses. Here the path is known beforehand, its loads overlap, and a step is one 128-bit
+//! comparison and a conditional move.
+//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(slots in use) steps.
+//! Nothing is allocated after construction.
+//!
+//! **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind the first, so that they
+//! compare as plain numbers. When they come near the end of the range, once in 2^54 units (hours at
+//! the least, see [`crate::vtime`]), the origin is moved on in one pass.
 
 use alloc::boxed::Box;
-use core::hint::select_unpredictable;
 
 use crate::flow::FlowId;
 use crate::port::Tag;
@@ -41,7 +48,9 @@ struct Key(u128);
 
 const TAG_BITS: u32 = 24;
 const START_SHIFT: u32 = 64;
-const ARRIVAL_MASK: u64 = (1 << (START_SHIFT + STAMP_BITS - TAG_BITS)) - 1;
+/// Where the part of a key begins that says when: the start tag's units.
+const UNITS_SHIFT: u32 = START_SHIFT + STAMP_BITS;
+const ARRIVAL_MASK: u64 = (1 << (UNITS_SHIFT - TAG_BITS)) - 1;
 
 impl Key {
     const NONE: Key = Key(0);
@@ -50,13 +59,6 @@ impl Key {
         Key(u128::from(start.to_word()) << START_SHIFT
             | u128::from(arrival & ARRIVAL_MASK) << TAG_BITS
             | u128::from(tag.0))
-    }
-
-    /// One subtraction: its sign is that of the difference of start tags, which wrap, or of the rest if
-    /// those are equal. (Arrival numbers wrap after 2^48; two requests with one start tag may then swap places.)
-    #[inline]
-    fn is_before(self, other: Key) -> bool {
-        (self.0.wrapping_sub(other.0) as i128) < 0
     }
 
     #[inline]
@@ -86,7 +88,7 @@ pub(super) struct Queue {
     /// The order of staged tags; apart from the entries, so that neither is padded.
     keys: Box<[Key]>,
     flows: Box<[LocalFlow]>,
-    heap: Heap,
+    first: Tournament,
     arrivals: u64,
 }
 
@@ -99,7 +101,7 @@ impl Queue {
             entries: (0..tags).map(|_| free).collect(),
             keys: (0..tags).map(|_| Key::NONE).collect(),
             flows: (0..flows).map(|_| idle).collect(),
-            heap: Heap::new(flows),
+            first: Tournament::new(flows),
             arrivals: 0,
         }
     }
@@ -134,28 +136,29 @@ impl Queue {
         let previous = core::mem::replace(&mut local.newest, tag.0);
         match self.entries.get_mut(previous as usize) {
             Some(previous) => previous.link = tag.0,
-            None => self.heap.push(key),
+            None => self.first.put(flow.slot(), key),
         }
     }
 
     /// The start tag of the request that is to go first.
     #[inline]
     pub(super) fn lead(&self) -> Option<VTime> {
-        self.heap.first().map(Key::start)
+        self.first.get().map(Key::start)
     }
 
     /// Takes out the request that is to go first; it holds `slot` from now on.
     #[inline]
     pub(super) fn issue(&mut self, slot: u32) -> Option<Tag> {
-        let tag = self.heap.first()?.tag();
+        let tag = self.first.get()?.tag();
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
         entry.flow ^= STAGED | ISSUED;
+        let flow = (entry.flow & !STATE) as usize;
         match self.keys.get(next as usize) {
-            Some(&next) => self.heap.replace_first(next),
+            Some(&next) => self.first.put(flow, next),
             None => {
-                self.heap.pop();
-                if let Some(local) = self.flows.get_mut((entry.flow & !STATE) as usize) {
+                self.first.remove(flow);
+                if let Some(local) = self.flows.get_mut(flow) {
                     local.newest = NONE;
                 }
             }
@@ -172,105 +175,126 @@ impl Queue {
     }
 }
 
-/// The four children of one node, in one cache line.
+/// A key less the origin, or [`ABSENT`].
 #[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Siblings([Key; 4]);
+struct Relative(i128);
 
-/// A 4-ary heap in a fixed array. Nodes are numbered from the top, 0, by level; the children of node `n` are
-/// `4 n + 1` to `4 n + 4`, together in `siblings[n]`.
-struct Heap {
-    top: Key,
-    siblings: Box<[Siblings]>,
-    len: usize,
+/// What a node holds below which no flow has requests: after all keys.
+const ABSENT: Relative = Relative(i128::MAX);
+
+/// How far the first key is ahead of a new origin. Keys are below thrice that, and so is the difference of any two nodes
+/// below the largest number.
+const MARGIN: i128 = 1 << (UNITS_SHIFT + 53);
+
+impl Relative {
+    #[inline]
+    fn new(key: Key, origin: u128) -> Self {
+        Relative(key.0.wrapping_sub(origin) as i128)
+    }
+
+    /// No key comes near it: the upper half tells.
+    #[inline]
+    fn is_absent(self) -> bool {
+        (self.0 >> 64) as i64 == i64::MAX
+    }
+
+    /// The first of two. In any but the simplest mix the outcome is random, and mispredicting it would cost more
+    /// than all the rest: so it is computed from the sign of the difference. (Chosen by a condition, even by
+    /// `select_unpredictable`, it becomes a branch in the loop that uses it.)
+    #[inline]
+    fn first(self, other: Relative) -> Relative {
+        let other_if_first = other.0.wrapping_sub(self.0) >> (i128::BITS - 1);
+        Relative(self.0 ^ ((self.0 ^ other.0) & other_if_first))
+    }
 }
 
-impl Heap {
-    fn new(capacity: usize) -> Self {
-        let groups = capacity.saturating_sub(1).div_ceil(4);
-        Heap { top: Key::NONE, siblings: (0..groups).map(|_| Siblings([Key::NONE; 4])).collect(), len: 0 }
+/// A tree over the flows' slots whose nodes hold the first of the two keys below. The children of node `n` are `2 n`
+/// and `2 n + 1`; the leaves are the second half.
+struct Tournament {
+    nodes: Box<[Relative]>,
+    /// The node above all slots that have been used so far: lower than the root as long as only low slots are.
+    top: usize,
+    origin: u128,
+}
+
+impl Tournament {
+    fn new(flows: usize) -> Self {
+        let leaves = flows.next_power_of_two();
+        Tournament { nodes: (0..2 * leaves).map(|_| ABSENT).collect(), top: leaves, origin: 0 }
     }
 
+    /// The first of all keys.
     #[inline]
-    fn first(&self) -> Option<Key> {
-        if self.len == 0 { None } else { Some(self.top) }
+    fn get(&self) -> Option<Key> {
+        let first = self.node(self.top);
+        if first.is_absent() { None } else { Some(Key((first.0 as u128).wrapping_add(self.origin))) }
     }
 
-    fn push(&mut self, key: Key) {
-        let mut hole = self.len;
-        self.len += 1;
-        while hole > 0 {
-            let parent = (hole - 1) / 4;
-            let above = self.get(parent);
-            if !key.is_before(above) {
-                break;
-            }
-            self.put(hole, above);
-            hole = parent;
+    /// Gives the flow this key.
+    #[inline]
+    fn put(&mut self, slot: usize, key: Key) {
+        let mut relative = Relative::new(key, self.origin);
+        if !(0..3 * MARGIN).contains(&relative.0) {
+            self.move_origin(key);
+            relative = Relative::new(key, self.origin);
         }
-        self.put(hole, key);
-    }
-
-    fn pop(&mut self) {
-        let Some(last) = self.len.checked_sub(1) else { return };
-        self.len = last;
-        self.replace_first(self.get(last));
-    }
-
-    /// Puts `key` in the place of the first.
-    #[inline]
-    fn replace_first(&mut self, key: Key) {
-        let mut hole = 0;
-        while let Some((child, smallest)) = self.smallest_child(hole) {
-            if !smallest.is_before(key) {
-                break;
-            }
-            self.put(hole, smallest);
-            hole = child;
+        let leaf = self.nodes.len() / 2 + slot;
+        while !self.is_below_top(leaf) {
+            // The slots that come in are empty so far.
+            let first = self.node(self.top);
+            self.top /= 2;
+            self.set(self.top, first);
         }
-        self.put(hole, key);
+        self.play(leaf, relative);
+    }
+
+    /// Takes the flow's key out.
+    fn remove(&mut self, slot: usize) {
+        self.play(self.nodes.len() / 2 + slot, ABSENT);
     }
 
     #[inline]
-    fn smallest_child(&self, node: usize) -> Option<(usize, Key)> {
-        let first = node * 4 + 1;
-        let count = self.len.saturating_sub(first);
-        let Siblings(keys) = self.siblings.get(node)?;
-        if count >= 4 {
-            let [a, b, c, d] = *keys;
-            let left = (select(b.is_before(a), b, a), usize::from(b.is_before(a)));
-            let right = (select(d.is_before(c), d, c), 2 + usize::from(d.is_before(c)));
-            let is_right = right.0.is_before(left.0);
-            return Some((first + select_unpredictable(is_right, right.1, left.1), select(is_right, right.0, left.0)));
+    fn play(&mut self, leaf: usize, key: Relative) {
+        let mut node = leaf;
+        let mut first = key;
+        self.set(node, first);
+        while node > self.top {
+            let Some(&other) = self.nodes.get(node ^ 1) else { return };
+            first = first.first(other);
+            node /= 2;
+            self.set(node, first);
         }
-        let mut rest = (first..).zip(keys.iter().copied()).take(count);
-        let smallest = rest.next()?;
-        Some(rest.fold(smallest, |best, next| if next.1.is_before(best.1) { next } else { best }))
+    }
+
+    /// Moves the origin to [`MARGIN`] before the first key, or before `key` if there is none.
+    #[cold]
+    fn move_origin(&mut self, key: Key) {
+        let first = Relative::new(self.get().unwrap_or(key), self.origin).0;
+        let step = (first.wrapping_sub(MARGIN) >> UNITS_SHIFT << UNITS_SHIFT) as u128;
+        self.origin = self.origin.wrapping_add(step);
+        for node in self.nodes.iter_mut().filter(|node| !node.is_absent()) {
+            *node = Relative::new(Key(node.0 as u128), step);
+        }
+    }
+
+    /// Whether the leaf is among those that the top covers: the leftmost ones, as many as the top's level allows.
+    #[inline]
+    fn is_below_top(&self, leaf: usize) -> bool {
+        let leaves = self.nodes.len() / 2;
+        (leaf ^ leaves) * self.top < leaves
     }
 
     #[inline]
-    fn get(&self, node: usize) -> Key {
-        let Some(below) = node.checked_sub(1) else { return self.top };
-        let lane = |Siblings(keys): &Siblings| keys.get(below % 4).copied();
-        self.siblings.get(below / 4).and_then(lane).unwrap_or(Key::NONE)
+    fn node(&self, node: usize) -> Relative {
+        self.nodes.get(node).copied().unwrap_or(ABSENT)
     }
 
     #[inline]
-    fn put(&mut self, node: usize, key: Key) {
-        let Some(below) = node.checked_sub(1) else {
-            self.top = key;
-            return;
-        };
-        if let Some(place) = self.siblings.get_mut(below / 4).and_then(|Siblings(keys)| keys.get_mut(below % 4)) {
+    fn set(&mut self, node: usize, key: Relative) {
+        if let Some(place) = self.nodes.get_mut(node) {
             *place = key;
         }
     }
-}
-
-/// Selects without a branch: in a heap the outcome is random, and mispredicting costs more than all the rest.
-#[inline]
-fn select(condition: bool, a: Key, b: Key) -> Key {
-    Key(select_unpredictable(condition, a.0, b.0))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -242,7 +242,7 @@ fn tick_lifts_flows_that_lag() {
     let time = rig.policy.stats().virtual_time.unwrap();
     assert_eq!(time, 9 * 4096);
     let ends = |rig: &Rig| -> Vec<u64> {
-        rig.policy.shared.ends.iter().map(|end| VTime::from_word(end.load(Ordering::Relaxed)).units()).collect()
+        rig.policy.shared.ends.iter().map(|EndTag(end)| VTime::from_word(end.load(Ordering::Relaxed)).units()).collect()
     };
     assert_eq!(ends(&rig), [10 * 4096, 0]);
     assert_eq!(rig.policy.tick(5, &mut PortSet::EMPTY.clone()), Some(5 + LIFT_PERIOD_NS));
