@@ -12,8 +12,8 @@
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is at most **T** ahead of virtual time; else the port is *throttled* and sleeps in the
-//!   [`wheel`] until virtual time has come near enough;
-//! - one of the **D** slots of the device is free ([`slots`]); else the port is *ready* and is woken by a completion.
+//!   `wheel` until virtual time has come near enough;
+//! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken by a completion.
 //!
 //! Within the window that T opens, ports do not wait for each other, and most requests touch nothing shared but
 //! their flow's end tag.
@@ -32,24 +32,24 @@
 //!
 //! | structure | what it holds | file |
 //! |---|---|---|
-//! | [`queue`] | a port's requests, by start tag | private to the port |
-//! | [`virtual_time`] | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
-//! | [`slots`] | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
-//! | [`wheel`] | throttled ports (or they poll) | Section 3.3 |
-//! | [`topology`] | which ports are near each other | Section 3.3 |
+//! | `queue` | a port's requests, by start tag | private to the port |
+//! | `virtual_time` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
+//! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
+//! | `wheel` | throttled ports (or they poll) | Section 3.3 |
+//! | `topology` | which ports are near each other | Section 3.3 |
 //!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
 //!
 //! # Where this is finer than the paper's text
 //!
-//! - *A port publishes its lead lazily* ([`virtual_time`]): while it keeps dispatching, what it has published may lag behind
+//! - *A port publishes its lead lazily* (`virtual_time`): while it keeps dispatching, what it has published may lag behind
 //!   its lead by the width of a bucket of the wheel, at most T/8 (and not at all if T is below 16). When it stops, for
 //!   whatever reason, or finds itself throttled, it publishes exactly. Virtual time is then at most T/8 earlier than the
 //!   least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a request is sent only
 //!   if it is at most T ahead of virtual time, and all that start more than T before it have been sent. Throttling
 //!   begins up to T/8 earlier, and an idle flow comes back up to T/8 earlier, which is less than the window allows anyway.
 //!   For that, two ports that dispatch as fast as they can seldom write a word that the other reads.
-//! - *Virtual time is held still while a request is tagged with it* (the pin, see [`virtual_time`]), so that no
+//! - *Virtual time is held still while a request is tagged with it* (the pin, see `virtual_time`), so that no
 //!   request is ever published behind virtual time.
 //! - *End tags* advance when a request is submitted, as in the paper's Figure 2, by one atomic addition, and
 //!   keep each division's remainder.
