@@ -173,6 +173,7 @@ pub fn serve<L: Policy, D: Device>(
 where
     L::Port: 'static,
 {
+    ignore_file_size_signal();
     let flows = add_flows(&policy, &config.tenants)?;
     let exports = exports(&config.tenants, device.info().preferred_size)?;
     let common = Common {
@@ -200,6 +201,12 @@ where
     }
     device.sync().map_err(system("cannot flush the device at the end"))?;
     result
+}
+
+/// Makes a write beyond a file size limit an error of that write, instead of the end of the process.
+fn ignore_file_size_signal() {
+    // SAFETY: ignoring a signal installs no handler, so there is no code that could run at a bad time.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// What the control thread's tasks share.

@@ -1,6 +1,7 @@
 //! The shards of one run: starts a pinned thread for each, talks to them, and ends them.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -122,6 +123,10 @@ fn run<P: Port, D: Device, F: Front>(
         if let Err(error) = sched_setaffinity(None, &set) {
             tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
         }
+    }
+    // A shard that waits for a device's or a scheduler's time wants that time, not up to 50 us later.
+    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
+        tracing::debug!(%error, "timer slack stays as it is");
     }
     match Shard::open(PortId(index as u8), port, common, front, inbox) {
         Ok(shard) => {
