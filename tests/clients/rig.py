@@ -16,7 +16,7 @@ os.environ["PATH"] += os.pathsep + "/usr/sbin" + os.pathsep + "/sbin"
 
 MI = 1 << 20
 # The device of the tests that need contention: slow enough that neither side's CPU is what limits.
-PACED = "paced,size=512M,bandwidth=80M,iops=40000,latency=300us,parallelism=16"
+PACED = "paced,size=512M,bandwidth=40M,iops=20000,latency=300us,parallelism=16"
 
 
 class Skip(Exception):

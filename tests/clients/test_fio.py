@@ -60,7 +60,7 @@ def test_latency():
     """A tenant at depth 1 beside a flood at depth 256."""
     need("fio")
     service_us = 1000
-    device = f"paced,size=512M,iops=8000,latency={service_us}us,parallelism=8"
+    device = f"paced,size=512M,iops=4000,latency={service_us}us,parallelism=8"
     with serve("--device", device, "--tenant", "calm=256M", "--tenant", "flood=256M", "--policy", "mqfq") as server:
         calm = {"rw": "randread", "bs": "4k", "iodepth": 1, "size": "256M", "time_based": 1, "runtime": 4}
         alone = p99_us(fio(server.uri("calm"), **calm))
@@ -70,6 +70,6 @@ def test_latency():
         check(flood.poll() is None, "the flood ended before the measurement did")
         [flooded] = finish([flood])
         said = f"p99 {beside:.0f} us beside the flood ({flooded['read']['iops']:.0f} IOPS), {alone:.0f} us alone"
-        check(flooded["read"]["iops"] > 4000, f"the flood was none: {said}")
+        check(flooded["read"]["iops"] > 2000, f"the flood was none: {said}")
         check(beside <= 2 * alone + service_us, f"{said}; the bound is twice that and {service_us} us")
         return said
