@@ -102,7 +102,7 @@ def test_kill():
     draw = random.Random(7)
     replies = promises = 0
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
-        args = ("--device", f"file,path={folder}/pool.img,size=32M", "--tenant", "a=16M", "--tenant", "b=16M,weight=300")
+        args = ("--device", f"file,path={folder}/pool.img,size=32M,create", "--tenant", "a=16M", "--tenant", "b=16M,weight=300")
         history = {"a": ({}, {}), "b": ({}, {})}
         for turn in range(ROUNDS):
             server = Server(folder, *args)
@@ -177,7 +177,7 @@ def test_sigterm():
 def test_sigterm_under_load():
     """SIGTERM and SIGINT while clients keep sending: it ends with 0 all the same, and all it had answered is there."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
-        args = ("--device", f"file,path={folder}/pool.img,size=32M", "--tenant", "a=16M", "--tenant", "b=16M")
+        args = ("--device", f"file,path={folder}/pool.img,size=32M,create", "--tenant", "a=16M", "--tenant", "b=16M")
         history = {"a": ({}, {}), "b": ({}, {})}
         for turn, number in enumerate((signal.SIGTERM, signal.SIGINT)):
             server = Server(folder, *args)

@@ -5,9 +5,9 @@ from rig import PACED, check, finish, fio, fio_args, need, serve, start, togethe
 FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * (i + 1)}"))
 
 
-def verified(uri, seed, **options):
+def verified(uri, seed, size="32M", **options):
     """A job that writes every block once, in random order, and reads it back against its checksum."""
-    return fio_args(uri, rw="randwrite", size="32M", iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1,
+    return fio_args(uri, rw="randwrite", size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1,
                     randrepeat=1, randseed=seed, **options)  # fmt: skip
 
 
@@ -23,7 +23,8 @@ def test_fio_verify():
 def test_fio_verify_several():
     """Four tenants at once on one paced device, each its own pattern, with flushes in between."""
     need("fio")
-    with serve("--device", PACED, *FOUR, "--policy", "mqfq") as server:
+    paced = "paced,size=192M,bandwidth=100M,iops=20000,latency=300us"
+    with serve("--device", paced, *FOUR, "--policy", "mqfq") as server:
         argvs = (verified(server.uri(f"t{i}"), 40 + i, bs=("4k", "16k", "64k", "8k")[i], fsync=64) for i in range(4))
         for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
             check(job["read"]["total_ios"] > 0, "nothing was verified")

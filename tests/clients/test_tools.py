@@ -72,7 +72,7 @@ def test_sparse_map():
 
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         device = os.path.join(folder, "pool.img")
-        with serve("--device", f"file,path={device},size=64M", "--tenant", "a=32M", "--tenant", "b=32M") as server:
+        with serve("--device", f"file,path={device},size=64M,create", "--tenant", "a=32M", "--tenant", "b=32M") as server:
             run("qemu-io", "-f", "raw", server.uri("a"), "-c", "write -P 7 4M 2M", "-c", "flush")
 
             def data():
