@@ -7,7 +7,7 @@ FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * 
 
 def verified(uri, seed, size="32M", **options):
     """A job that writes every block once, in random order, and reads it back against its checksum."""
-    return fio_args(uri, rw="randwrite", size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1,
+    return fio_args(uri, rw="randwrite", size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1, verify_state_save=0,
                     randrepeat=1, randseed=seed, **options)  # fmt: skip
 
 
