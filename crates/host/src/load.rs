@@ -262,20 +262,22 @@ mod tests {
     use crate::shard::{Clock, Wakers};
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;
+    use fairq_core::serial::SerialConfig;
+    use fairq_core::sfqd::Sfqd;
 
-    #[test]
-    fn a_load_run_counts_what_it_did() {
-        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256);
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let common = Common {
+    fn common() -> Common<NullDevice> {
+        Common {
             device: Arc::new(NullDevice::new(1 << 30)),
             wakers: Arc::new(Wakers::new(2).unwrap()),
             clock: Clock::default(),
             tags: 256,
             tenants: 1,
             fixed_buffers: 0,
-        };
-        let job = Job {
+        }
+    }
+
+    fn job(flow: FlowId) -> Job {
+        Job {
             tenant: 0,
             flow,
             file: 0,
@@ -288,10 +290,16 @@ mod tests {
             rate: None,
             think_ns: 0,
             seed: 1,
-        };
-        let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job.clone() };
+        }
+    }
+
+    #[test]
+    fn a_load_run_counts_what_it_did() {
+        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256);
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job(flow) };
         let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300) };
-        let run = run(&policy, ports, &common, &[], vec![vec![job], vec![limited]], times, |_| true).unwrap();
+        let run = run(&policy, ports, &common(), &[], vec![vec![job(flow)], vec![limited]], times, |_| true).unwrap();
         let got = &run.tenants[0];
         assert!(got.reads > 10_000, "{got:?}");
         assert!(got.read_bytes == got.reads * 4096);
@@ -299,5 +307,24 @@ mod tests {
         let expected = 10_000.0 * run.elapsed.as_secs_f64();
         assert!((got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0, "{} against {expected}", got.writes);
         assert_eq!(got.latency_ns.len(), got.operations());
+    }
+
+    /// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the shard that ended
+    /// last waited for it for ever.
+    #[test]
+    fn a_shard_that_ends_wakes_those_that_it_unblocked() {
+        let (sender, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for _ in 0..40 {
+                let config = SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
+                let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
+                let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+                let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(2) };
+                let jobs = vec![vec![job(flow)], vec![job(flow)]];
+                run(&policy, ports, &common(), &[], jobs, times, |_| true).unwrap();
+            }
+            sender.send(()).unwrap();
+        });
+        done.recv_timeout(Duration::from_secs(60)).expect("every run ends");
     }
 }

@@ -206,6 +206,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             }
             self.park(busy);
         }
+        // The last completions may have unblocked others, who still wait.
+        self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
     }
 
