@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
 use crate::config::Refusal;
@@ -63,9 +64,19 @@ fn start_log(level: Option<String>, usual: &str) -> Result<(), Refusal> {
         return Ok(());
     }
     let level = level.or_else(|| std::env::var("FAIRQ_LOG").ok()).unwrap_or_else(|| usual.to_owned());
-    let filter = EnvFilter::builder().parse(&level).map_err(|error| {
-        Refusal::new(format!("log `{level}`: {error}: write error, warn, info, debug, trace or TARGET=LEVEL,…"))
-    })?;
+    let refuse = |what: &str| {
+        Refusal::new(format!(
+            "log: {what}: write error, warn, info, debug, trace or off, or for a part, info,fairq_host=debug"
+        ))
+    };
+    // A word alone would be taken for the name of a part of the program, and nothing would be logged.
+    let is_word = |part: &&str| !part.contains('=') && part.parse::<LevelFilter>().is_err();
+    if let Some(word) = level.split(',').find(is_word) {
+        return Err(refuse(&format!("`{word}` is not a level")));
+    }
+    // The allocator tells each step at level debug.
+    let directives = format!("offset_allocator=warn,{level}");
+    let filter = EnvFilter::builder().parse(directives).map_err(|error| refuse(&format!("`{level}`: {error}")))?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| status::LogWriter).init();
     Ok(())

@@ -1,0 +1,263 @@
+//! The program as its users run it: what it prints, to where, and with which status it ends.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn fairq(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
+    command.args(args).env_remove("FAIRQ_LOG").env_remove("LISTEN_FDS").stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    fairq(args).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server that is killed if its test fails.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Server {
+        Server(fairq(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"))
+    }
+
+    /// Sends a signal and returns the exit status.
+    fn end(&mut self, signal: rustix::process::Signal) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, signal).expect("it still runs");
+        until("the server ends", || self.0.try_wait().expect("it can be waited for")).code()
+    }
+}
+
+#[test]
+fn help_and_version_end_with_0() {
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(text(&help.stdout).contains("Exit status: 0 when all went well"), "{}", text(&help.stdout));
+    for command in ["serve", "bench", "calibrate"] {
+        let help = run(&[command, "--help"]);
+        assert_eq!(help.status.code(), Some(0));
+        assert!(text(&help.stdout).contains(&format!("Examples:\n  fairq {command}")), "{}", text(&help.stdout));
+    }
+    assert_eq!(text(&run(&["--version"]).stdout), format!("fairq {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fairq.toml");
+    std::fs::write(&file, "[device]\nkind = \"ram\"\nsise = \"4G\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    let absent = folder.path().join("absent/socket");
+    let listen = format!("unix:{}", absent.display());
+    let uri = format!("nbd+unix:///?socket={}", absent.display());
+    for (args, status, said) in [
+        (vec![], 2, "Usage: fairq".to_owned()),
+        (vec!["serve", "--bogus"], 2, "unexpected argument '--bogus'".into()),
+        (vec!["serve", "--config", file], 2, format!("fairq: {file}:3:1: unknown key `sise`; did you mean `size`?")),
+        (vec!["serve", "--tenant", "a=5G"], 2, "tenant a wants 5G, but the device has 4G".into()),
+        (vec!["serve", "--log", "loud"], 2, "log: `loud` is not a level: write error, warn".into()),
+        (vec!["serve", "--stdio"], 1, "standard input is not a socket".into()),
+        (vec!["serve", "--device", "ram,size=1M", "--listen", &listen], 1, "its directory does not exist".into()),
+        (
+            vec!["serve", "--device", "file,path=/nonexistent,size=1M", "--tenant", "a"],
+            2,
+            "add create to have it".into(),
+        ),
+        (vec!["bench", "--tenant", "a=bs:3"], 2, "bs 3 is not a multiple of 512".into()),
+        (vec!["bench", "--tenant", "a", "--tenant", "a"], 2, "tenant a is given twice".into()),
+        (vec!["bench", "--connect", &uri, "--policy", "mqfq"], 2, "--policy is the server's matter".into()),
+        (vec!["bench", "--connect", &uri], 1, "No such file or directory".into()),
+        (vec!["calibrate", "--device", "null"], 2, "has no parallelism to find".into()),
+    ] {
+        let output = run(&args);
+        let heard = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {heard}");
+        assert!(heard.contains(&said), "{args:?}: {heard}");
+    }
+}
+
+#[test]
+fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listen = format!("unix:{}", socket.display());
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut server = Server::start(&["serve", "--device", "ram,size=64M", "--status", "--listen", &listen]);
+        let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut said: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("Attach")).collect();
+        said.extend(lines.by_ref().take_while(|line| !line.is_empty()));
+        let said = said.join("\n");
+        for wanted in [
+            "ram 64M · mqfq D=64 T=45k · ",
+            &format!(" gold        300     75.0 %    32M   nbd+unix:///gold?socket={}", socket.display()),
+            &format!(" silver      100     25.0 %    32M   nbd+unix:///silver?socket={}", socket.display()),
+            &format!("  nbd-client -unix {} /dev/nbd0 -N gold", socket.display()),
+        ] {
+            assert!(said.contains(wanted), "{said}");
+        }
+        UnixStream::connect(&socket).expect("it listens when it says so");
+        let status: Vec<String> = lines.by_ref().take(2).collect();
+        assert_eq!(status, ["status seconds=1 tenant=gold idle", "status seconds=1 tenant=silver idle"]);
+        assert_eq!(server.end(signal), Some(0));
+        assert!(!socket.exists(), "it takes its socket with it");
+    }
+}
+
+#[test]
+fn a_bench_compares_policies_in_one_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("two.fio");
+    std::fs::write(
+        &jobs,
+        "[global]\nbs=4k\n[a]\nrw=randread\niodepth=16\ncgroup_weight=300\n[b]\nrw=randrw\niodepth=16\n",
+    )
+    .unwrap();
+    let jobs = jobs.to_str().unwrap();
+    let output = run(&[
+        "bench",
+        "--device",
+        "ram,size=16M",
+        "--fio",
+        jobs,
+        "--seconds",
+        "300ms",
+        "--warmup",
+        "50ms",
+        "--alone",
+        "--policy",
+        "none,sfqd:slots=8,mqfq,mqfq-serial",
+        "--json",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("standard output is one object");
+    let runs = report["runs"].as_array().unwrap();
+    let policies: Vec<_> = runs.iter().map(|run| run["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["none", "sfqd", "mqfq", "mqfq-serial"]);
+    for run in runs {
+        assert!(run["iops"].as_f64().unwrap() > 100.0 && run["cpu_ns_per_io"].as_f64().unwrap() > 0.0, "{run}");
+        let flows = run["flows"].as_array().unwrap();
+        let sum = |key: &str| flows.iter().map(|flow| flow[key].as_f64().unwrap()).sum::<f64>();
+        assert!((sum("share") - 1.0).abs() < 1e-9 && (sum("entitled") - 1.0).abs() < 1e-9, "{run}");
+        assert!((sum("bytes_per_s") - run["bytes_per_s"].as_f64().unwrap()).abs() < 1.0, "{run}");
+        assert_eq!((flows[0]["entitled"].as_f64(), flows[0]["weight"].as_u64()), (Some(0.75), Some(300)));
+        for flow in flows {
+            let quantile = |key: &str| flow[key].as_u64().unwrap();
+            assert!(0 < quantile("p50_ns") && quantile("p50_ns") <= quantile("p99_ns"), "{flow}");
+            assert!(quantile("p99_ns") <= quantile("p999_ns") && flow["slowdown"].as_f64().unwrap() > 0.0, "{flow}");
+        }
+    }
+}
+
+#[test]
+fn a_bench_drives_a_server_and_leaves_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listen = format!("unix:{}", socket.display());
+    let mut server = Server::start(&["serve", "--device", "ram,size=64M", "--listen", &listen]);
+    until("it listens", || UnixStream::connect(&socket).ok());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let json = folder.path().join("report.json");
+    let output = run(&[
+        "bench",
+        "--connect",
+        &uri,
+        "--tenant",
+        "gold=weight:300,jobs:2",
+        "--tenant",
+        "silver=rw:randwrite,bs:16k",
+        "--seconds",
+        "300ms",
+        "--warmup",
+        "50ms",
+        "--json",
+        json.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains(" silver "), "{}", text(&output.stdout));
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let run = &report["runs"][0];
+    assert_eq!(run["policy"], "connect");
+    let flows = run["flows"].as_array().unwrap();
+    assert!(flows.iter().all(|flow| flow["iops"].as_f64().unwrap() > 10.0), "{run}");
+    assert_eq!(server.end(rustix::process::Signal::TERM), Some(0));
+}
+
+#[test]
+fn a_bench_does_not_overwrite_a_file_unless_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("precious");
+    std::fs::write(&path, vec![7u8; 1 << 20]).unwrap();
+    let device = format!("file,path={}", path.display());
+    let args = ["bench", "--device", &device, "--seconds", "50ms", "--warmup", "0", "--policy", "none", "--tenant"];
+    let refused = run(&[&args[..], &["a=rw:randwrite"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("add --overwrite if it may be"), "{}", text(&refused.stderr));
+    assert!(is_all(&path, 7));
+    assert_eq!(run(&[&args[..], &["a=rw:randread"]].concat()).status.code(), Some(0));
+    assert!(is_all(&path, 7));
+    let allowed = run(&[&args[..], &["a=rw:randwrite", "--overwrite"]].concat());
+    assert_eq!(allowed.status.code(), Some(0), "{}", text(&allowed.stderr));
+    assert!(!is_all(&path, 7));
+}
+
+fn is_all(path: &Path, byte: u8) -> bool {
+    std::fs::read(path).unwrap().iter().all(|&b| b == byte)
+}
+
+#[test]
+fn calibrate_finds_what_a_paced_device_can_hold() {
+    // Four at a time, 2 ms each: three give three quarters of what four give, and more give no more.
+    let device = "paced,size=16M,iops=0,bandwidth=0,latency=2ms,parallelism=4";
+    let output = run(&[
+        "calibrate",
+        "--device",
+        device,
+        "--bs",
+        "4k",
+        "--most",
+        "16",
+        "--seconds",
+        "150ms",
+        "--enough",
+        "90",
+        "--json",
+        "--shards",
+        "1",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["slots"], 4, "{found}");
+    let outstanding: Vec<u64> =
+        found["sweeps"][0]["points"].as_array().unwrap().iter().map(|p| p["outstanding"].as_u64().unwrap()).collect();
+    assert_eq!(outstanding, [1, 2, 3, 4, 8, 16]);
+    let recommend = found["recommend"].as_str().unwrap();
+    assert!(recommend.starts_with("mqfq:slots=4,threshold="), "{recommend}");
+    let check = run(&["bench", "--device", "null", "--policy", recommend, "--seconds", "20ms", "--warmup", "0"]);
+    assert_eq!(check.status.code(), Some(0), "what is recommended can be used: {}", text(&check.stderr));
+}
