@@ -24,8 +24,8 @@ use crate::job::Job;
 use crate::report::{Got, Report, Run};
 use crate::units::{Nanos, exact_size, show_size};
 
-/// The tenants of a run if none is named, as in `fairq serve`: three to one, and the lighter one asks for more.
-const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:32", "silver=weight:100,bs:4k,depth:128"];
+/// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more than there is.
+const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
 /// Buffers of all jobs together.
 const MEMORY_MAX: u64 = 8 << 30;
 
@@ -41,6 +41,19 @@ struct Plan {
 enum Place {
     Device { device: DeviceConfig, cpus: Vec<usize> },
     Server { target: client::Target, uri: String },
+}
+
+impl Plan {
+    /// What a run is called: the policy's name, with its knobs if the same one runs more than once.
+    fn label(&self, policy: &PolicyConfig) -> String {
+        match &self.place {
+            Place::Server { .. } => "connect".into(),
+            Place::Device { device, .. } => {
+                let namesakes = self.policies.iter().filter(|other| other.name == policy.name).count();
+                if namesakes > 1 { describe_policy(policy, device.default_slots()) } else { policy.name.name().into() }
+            }
+        }
+    }
 }
 
 /// Runs and reports.
@@ -60,9 +73,9 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let alone = if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
     for policy in &plan.policies {
-        let label = if matches!(plan.place, Place::Server { .. }) { "connect" } else { policy.name.name() };
-        let measured = bench.measure(policy, &plan.jobs, plan.times, label)?;
-        report.runs.push(outcome(label, &plan.jobs, &measured, &alone));
+        let label = plan.label(policy);
+        let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
+        report.runs.push(outcome(&label, &plan.jobs, &measured, &alone));
     }
     let json = || serde_json::to_string_pretty(&report);
     match &args.json {
