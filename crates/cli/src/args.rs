@@ -1,4 +1,6 @@
 //! The command line: what can be said, and the help for it.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 use std::path::PathBuf;
 
@@ -40,7 +42,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve a device to tenants over NBD
     ///
-    /// Without arguments: a paced device in memory (4G, 100k IOPS, 1G/s, 80us) for two tenants, gold and silver, three
+    /// Without arguments: a paced device in memory (4G, 20k IOPS, 400M/s, 100us) for two tenants, gold and silver, three
     /// to one, on a Unix socket; it prints the commands to attach with.
     #[command(after_help = serve_examples())]
     Serve(ServeArgs),

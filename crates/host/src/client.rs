@@ -179,21 +179,35 @@ impl Connection {
         })
     }
 
-    /// Runs the closed loop until told to stop.
+    /// Runs the closed loop until told to stop; then waits for what is in flight and leaves.
     fn drive(mut self, phase: &AtomicU8) -> io::Result<TenantStats> {
-        let mut counting = false;
+        let (mut counting, mut stopping) = (false, false);
+        let mut counted = TenantStats::default();
         // Bytes of `incoming` that are there, and bytes of a reply's data still to be thrown away.
         let (mut have, mut skip) = (0, 0);
         loop {
             match phase.load(Ordering::Relaxed) {
-                STOP => return Ok(self.stats),
+                STOP if !stopping => {
+                    stopping = true;
+                    counted = std::mem::take(&mut self.stats);
+                    rustix::net::sockopt::set_socket_timeout(
+                        &self.socket,
+                        rustix::net::sockopt::Timeout::Recv,
+                        Some(PATIENCE),
+                    )?;
+                }
                 MEASURE if !counting => {
                     counting = true;
                     self.stats = TenantStats::default();
                 }
                 _ => {}
             }
-            self.make_requests();
+            if !stopping {
+                self.make_requests();
+            } else if self.idle.len() == self.flights.len() {
+                self.say_good_bye();
+                return Ok(counted);
+            }
             let all_sent = self.send()?;
             let flags = if all_sent { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
             match recv(&self.socket, &mut self.incoming[have..], flags) {
@@ -211,6 +225,15 @@ impl Connection {
             }
             have = self.take_replies(have, &mut skip)?;
         }
+    }
+
+    /// Leaves as the protocol wants it; whether the server hears it is its own matter.
+    fn say_good_bye(&mut self) {
+        let command = Command::Disconnect;
+        let request = Request { flags: CommandFlags(0), command, cookie: 0, offset: 0, length: 0 };
+        let mut header = [0; EXTENDED_REQUEST_LEN];
+        let length = request.encode(false, &mut header);
+        let _ = send(&self.socket, &header[..length], SendFlags::NOSIGNAL);
     }
 
     /// Makes a request of every idle cookie.

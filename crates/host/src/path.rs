@@ -6,7 +6,7 @@
 //!   finished ◀── port.complete ◀── reap: queue.reap
 //! ```
 //!
-//! A live request has a [`Tag`], which indexes [`DataPath::live`]; tags are handed out from a fixed stock, so the
+//! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed stock, so the
 //! requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates once a shard runs.
 
 use std::sync::Arc;

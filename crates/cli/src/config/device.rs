@@ -10,11 +10,11 @@ use crate::pairs::{self, Pair};
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
 /// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can fill.
-pub(crate) const PACED_IOPS: u64 = 100_000;
+pub(crate) const PACED_IOPS: u64 = 20_000;
 /// See [`PACED_IOPS`].
-pub(crate) const PACED_BANDWIDTH: u64 = 1 << 30;
+pub(crate) const PACED_BANDWIDTH: u64 = 400 << 20;
 /// See [`PACED_IOPS`].
-pub(crate) const PACED_LATENCY_NS: u64 = 80_000;
+pub(crate) const PACED_LATENCY_NS: u64 = 100_000;
 /// See [`PACED_IOPS`].
 pub(crate) const PACED_PARALLELISM: u32 = 32;
 /// Size of a device in memory if nothing is said; pages become memory when they are first written.

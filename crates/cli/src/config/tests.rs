@@ -26,7 +26,7 @@ fn nothing_said_is_a_paced_device_for_two_tenants_three_to_one() {
     let plan = plan("").unwrap();
     assert_eq!(
         plan.device,
-        DeviceConfig::Paced { size: 4 << 30, iops: 100_000, bandwidth: 1 << 30, latency_ns: 80_000, parallelism: 32 }
+        DeviceConfig::Paced { size: 4 << 30, iops: 20_000, bandwidth: 400 << 20, latency_ns: 100_000, parallelism: 32 }
     );
     let tenants: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("gold", 300), ("silver", 100)]);

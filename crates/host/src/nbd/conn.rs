@@ -5,8 +5,8 @@
 //!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
 //! ```
 //!
-//! **Bounds.** A connection has a fixed number of [`Op`]s and one region of buffers. When either is exhausted the next
-//! request stays where it is ([`Intake::Stalled`]), nothing more is read from this socket, and the client feels
+//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers. When either is exhausted the next
+//! request stays where it is (`Intake::Stalled`), nothing more is read from this socket, and the client feels
 //! it; no other connection does.
 //!
 //! **Chunks.** A long read or write is cut into orders of at most [`CHUNK`] bytes, so that the scheduler decides about
@@ -343,13 +343,13 @@ impl Conn {
     /// Skips the payload of a refused request and answers it.
     fn skip(&mut self, request: Request, error: NbdError, mut skip: u64) -> bool {
         skip -= self.incoming.discard(skip);
-        if skip == 0 {
-            if let Some(index) = self.free.pop() {
-                let op = &mut self.ops[usize::from(index)];
-                *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
-                self.answer(index, Reply::Header(self.style.error(&request, error)));
-                return true;
-            }
+        if skip == 0
+            && let Some(index) = self.free.pop()
+        {
+            let op = &mut self.ops[usize::from(index)];
+            *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
+            self.answer(index, Reply::Header(self.style.error(&request, error)));
+            return true;
         }
         self.intake = Intake::Refused { request, error, skip };
         skip > 0 && self.incoming.refill()
@@ -452,10 +452,15 @@ impl Conn {
     /// Sends the replies that are ready. True if that made room for a request that waits for it.
     pub fn flush(&mut self, ring: &mut Ring) -> bool {
         let free = self.free.len();
-        while self.outbox.is_empty()
-            && self.state != State::Dead
-            && (!self.ready.is_empty() || self.incoming.has_output())
-        {
+        loop {
+            if self.state == State::Draining && self.free.len() == self.ops.len() {
+                // The last answer has left: TLS has to be told that nothing follows.
+                self.incoming.close_tls();
+            }
+            let has_output = !self.ready.is_empty() || self.incoming.has_output();
+            if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
+                break;
+            }
             while let Some(&index) = self.ready.front() {
                 let op = &self.ops[usize::from(index)];
                 if !self.outbox.has_room_for(op.chunks.len() + 1) {
@@ -627,7 +632,8 @@ impl Conn {
         if !self.incoming.in_ring {
             self.abandon_payload();
         }
-        let unanswered = self.state == State::Draining && !(self.ready.is_empty() && self.to_submit.is_empty());
+        let unanswered = self.state == State::Draining
+            && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
         let all_free = self.free.len() == self.ops.len();
         if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
             return false;

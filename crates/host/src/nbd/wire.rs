@@ -34,6 +34,8 @@ struct Tls {
     cipher: Box<[u8]>,
     start: usize,
     end: usize,
+    /// The good-bye has been said.
+    is_closed: bool,
 }
 
 impl Incoming {
@@ -43,7 +45,7 @@ impl Incoming {
             plain: vec![0; INCOMING].into_boxed_slice(),
             start: 0,
             end: 0,
-            tls: session.map(|session| Tls { session, cipher: cipher(), start: 0, end: 0 }),
+            tls: session.map(|session| Tls { session, cipher: cipher(), start: 0, end: 0, is_closed: false }),
             in_ring: false,
             direct: false,
         }
@@ -60,6 +62,15 @@ impl Incoming {
     /// Whether TLS itself has something to send.
     pub(super) fn has_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.session.wants_write())
+    }
+
+    /// Makes TLS say good-bye, once.
+    pub(super) fn close_tls(&mut self) {
+        if let Some(tls) = &mut self.tls
+            && !std::mem::replace(&mut tls.is_closed, true)
+        {
+            tls.session.send_close_notify();
+        }
     }
 
     /// The bytes not yet consumed.
