@@ -192,9 +192,10 @@ def test_nbd_tester_client():
     if not tester:
         raise Skip("no package ships it: build it from nbd's sources and set NBD_TESTER_CLIENT to it")
     logs, told = os.path.dirname(tester), []
-    # The integrity tests want blocks that nobody has written.
-    tenants = (x for t in ("db", "one", "two", "ro") for x in ("--tenant", f"{t}=64M" + ",read-only" * (t == "ro")))
-    with serve("--device", "ram,size=256M", *tenants) as server:
+    # The integrity test wants blocks that nobody has written. Its huge log is left out: requests of up to 50 MB, more than
+    # the 32 MiB that a client may send unasked.
+    tenants = (x for t in ("db", "one", "ro") for x in ("--tenant", f"{t}=64M" + ",read-only" * (t == "ro")))
+    with serve("--device", "ram,size=192M", *tenants) as server:
         socket_path = ("-u", server.socket)
         inetd = ("-I", "--", fairq(), "serve", "--stdio", "--device", "ram,size=64M", "--tenant", "db=64M")
         for name, args in (
@@ -205,7 +206,6 @@ def test_nbd_tester_client():
             ("oversize", ("-N", "db", "-o", *socket_path)),
             ("handshake", ("-N", "db", "-h", *socket_path)),
             ("integrity", ("-N", "one", "-i", "-t", os.path.join(logs, "integrity-test.tr"), *socket_path)),
-            ("huge integrity", ("-N", "two", "-i", "-t", os.path.join(logs, "integrityhuge-test.tr"), *socket_path)),
             ("inetd", ("-N", "db", *inetd)),
         ):
             done = run(tester, *args, timeout=120, ok=False)

@@ -53,24 +53,34 @@ def test_shares():
     return f"mqfq 1:{fair:.3f} at {total / 1e6:.1f} MB/s, none 1:{unfair:.3f} at {rest / 1e6:.1f} MB/s"
 
 
-def p99_us(job):
-    return job["read"]["clat_ns"]["percentile"]["99.000000"] / 1000
+def p99_ms(job):
+    return job["read"]["clat_ns"]["percentile"]["99.000000"] / 1e6
 
 
 def test_latency():
-    """A tenant at depth 1 beside a flood at depth 256."""
+    """A tenant at depth 1 beside a flood at depth 256 waits at most twice as long as alone, and one device service time.
+
+    The device is slow, so that what a client waits for a CPU on a busy machine is small beside what is measured."""
     need("fio")
-    service_us = 1000
-    device = f"paced,size=512M,iops=4000,latency={service_us}us,parallelism=8"
-    with serve("--device", device, "--tenant", "calm=256M", "--tenant", "flood=256M", "--policy", "mqfq") as server:
-        calm = {"rw": "randread", "bs": "4k", "iodepth": 1, "size": "256M", "time_based": 1, "runtime": 4}
-        alone = p99_us(fio(server.uri("calm"), **calm))
-        flood = start(fio_args(server.uri("flood"), rw="randread", bs="4k", iodepth=256, size="256M", time_based=1,
-                               runtime=8))  # fmt: skip
-        beside = p99_us(fio(server.uri("calm"), ramp_time=1, **calm))
-        check(flood.poll() is None, "the flood ended before the measurement did")
-        [flooded] = finish([flood])
-        said = f"p99 {beside:.0f} us beside the flood ({flooded['read']['iops']:.0f} IOPS), {alone:.0f} us alone"
-        check(flooded["read"]["iops"] > 2000, f"the flood was none: {said}")
-        check(beside <= 2 * alone + service_us, f"{said}; the bound is twice that and {service_us} us")
-        return said
+    service_ms = 10
+    device = f"paced,size=512M,iops=400,latency={service_ms}ms,parallelism=4"
+
+    def beside_flood(policy):
+        with serve("--device", device, "--tenant", "calm=256M", "--tenant", "flood=256M", "--policy", policy) as server:
+            calm = {"rw": "randread", "bs": "4k", "iodepth": 1, "size": "256M", "time_based": 1, "runtime": 5}
+            alone = p99_ms(fio(server.uri("calm"), **calm))
+            flood = start(fio_args(server.uri("flood"), rw="randread", bs="4k", iodepth=256, size="256M", time_based=1,
+                                   runtime=9))  # fmt: skip
+            beside = p99_ms(fio(server.uri("calm"), ramp_time=1, **calm))
+            check(flood.poll() is None, "the flood ended before the measurement did")
+            [flooded] = finish([flood])
+            check(flooded["read"]["iops"] > 250, f"the flood was none: {flooded['read']['iops']:.0f} IOPS of 400")
+            return alone, beside, 2 * alone + service_ms
+
+    # How far a tenant may run ahead (T) is what a newcomer may have to wait out: here one request, for 400 a second.
+    alone, beside, bound = beside_flood("mqfq:threshold=4k")
+    said = f"p99 {beside:.1f} ms beside the flood, {alone:.1f} ms alone"
+    check(beside <= bound, f"mqfq: {said}; the bound is {bound:.1f} ms")
+    _, unfair, bound = beside_flood("none")
+    check(unfair > bound, f"none: {unfair:.1f} ms beside the flood too, so the test shows nothing")
+    return f"{said}; none {unfair:.1f} ms beside it"
