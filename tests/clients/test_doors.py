@@ -210,6 +210,8 @@ def test_nbd_tester_client():
         ):
             done = run(tester, *args, timeout=120, ok=False)
             said = (done.stderr + done.stdout).strip()[-500:]
+            if done.returncode == 77:  # built without it
+                continue
             check(done.returncode == 0, f"{name}: it ended with {done.returncode}: {said}")
             told.append(name)
     return ", ".join(told)
