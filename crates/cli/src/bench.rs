@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn sequential_jobs_have_a_part_each_and_random_ones_share() {
-        let (policy, _) = fairq_core::none::NonePolicy::<fairq_core::Native>::new(1, 1, 1);
+        let (policy, _) = fairq_core::none::NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(fairq_core::Weight::DEFAULT).unwrap();
         let place = |spec: &str, copy| {
             let job = expand(&spec.parse().unwrap(), copy, 0, flow, (1 << 20, 1 << 20));

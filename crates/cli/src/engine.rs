@@ -56,7 +56,8 @@ pub(crate) fn with_policy<W: WithPolicy>(
     let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("policy {}: {error}", config.name.name()));
     match config.name {
         PolicyName::None => {
-            let (policy, ports) = NonePolicy::<Native>::new(shape.cpus.len(), flows, shape.tags);
+            let built = NonePolicy::<Native>::new(shape.cpus.len(), flows, shape.tags);
+            let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::Sfqd => {

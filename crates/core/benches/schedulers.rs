@@ -251,7 +251,7 @@ fn main() {
         .configure_from_args();
     let mut rows = Vec::new();
     measure(&mut criterion, &mut rows, "none", |threads, flows| {
-        NonePolicy::<Native>::new(threads, flows, flows * DEPTH)
+        NonePolicy::<Native>::new(threads, flows, flows * DEPTH).expect("the bounds are legal")
     });
     measure(&mut criterion, &mut rows, "sfqd", |ports, flows| {
         let config = SerialConfig { ports, flows, tags: flows * DEPTH, slots: SLOTS, ..SerialConfig::default() };

@@ -20,6 +20,7 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
+pub mod config;
 pub mod cost;
 pub mod flow;
 pub mod mqfq;
@@ -30,6 +31,7 @@ pub mod serial;
 pub mod sfqd;
 pub mod vtime;
 
+pub use config::ConfigError;
 pub use cost::CostModel;
 pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};

@@ -9,6 +9,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::config::{ConfigError, MAX_SLOTS, check};
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Native, Platform};
 use crate::port::{Class, Next, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag};
@@ -28,8 +29,8 @@ pub struct NonePort<P: Platform = Native> {
 
 impl<P: Platform> NonePolicy<P> {
     /// The policy and its ports, for at most `flows` flows and `tags` live requests per port.
-    pub fn new(ports: usize, flows: usize, tags: usize) -> (Self, Vec<NonePort<P>>) {
-        assert!(ports <= PortSet::MAX_PORTS, "at most {} ports", PortSet::MAX_PORTS);
+    pub fn new(ports: usize, flows: usize, tags: usize) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
+        check(ports, flows, tags, MAX_SLOTS)?;
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
             flows: table.clone(),
@@ -37,7 +38,7 @@ impl<P: Platform> NonePolicy<P> {
             live: (0..tags).map(|_| 0).collect(),
         };
         let ports = (0..ports).map(port).collect();
-        (NonePolicy { flows: table }, ports)
+        Ok((NonePolicy { flows: table }, ports))
     }
 }
 

@@ -26,12 +26,13 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use crate::config::ConfigError;
 use crate::flow::Weight;
 use crate::platform::{Native, Platform};
 use crate::port::Outcome;
 use crate::serial::fifo::{Fifo, Links};
 use crate::serial::heap::{Entry, FlowHeap};
-use crate::serial::{Arrival, ConfigError, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// SFQ(D) behind the port contract.

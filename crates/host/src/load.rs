@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_load_run_counts_what_it_did() {
-        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256);
+        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job(flow) };
         let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300) };

@@ -116,7 +116,7 @@ fn is_one_to_three([a, b]: [u64; FLOWS]) -> bool {
 }
 
 extern "C" fn main() -> ! {
-    let none = closed_loop(NonePolicy::<Native>::new(PORTS, FLOWS, FLOWS * DEPTH));
+    let none = NonePolicy::<Native>::new(PORTS, FLOWS, FLOWS * DEPTH).ok().and_then(closed_loop);
     if none.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
         print("none: wrong\n");
         exit(1);

@@ -1,8 +1,8 @@
 //! What MQFQ can be told when it is built.
 
 use super::topology::Topology;
+use crate::config::{ConfigError, MAX_THRESHOLD, check};
 use crate::cost::CostModel;
-use crate::port::PortSet;
 
 /// How virtual time is computed from the ports' lead requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,15 +68,6 @@ pub struct MqfqConfig {
 }
 
 impl MqfqConfig {
-    /// The least and most slots.
-    pub const SLOTS: core::ops::RangeInclusive<u32> = 1..=65_536;
-    /// The largest threshold: 2^40 units, far beyond any use, and far inside the window in which tags compare.
-    pub const MAX_THRESHOLD: u64 = 1 << 40;
-    /// The largest bound of tags per port: 2^24.
-    pub const MAX_TAGS: usize = 1 << 24;
-    /// The most flows: 2^24.
-    pub const MAX_FLOWS: usize = 1 << 24;
-
     /// The default knobs for so many flows, and tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         MqfqConfig {
@@ -94,20 +85,8 @@ impl MqfqConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let ports = self.ports.ports();
-        if ports == 0 || ports > PortSet::MAX_PORTS {
-            return Err(ConfigError::Ports(ports));
-        }
-        if self.flows == 0 || self.flows > Self::MAX_FLOWS {
-            return Err(ConfigError::Flows(self.flows));
-        }
-        if self.tags == 0 || self.tags > Self::MAX_TAGS {
-            return Err(ConfigError::Tags(self.tags));
-        }
-        if !Self::SLOTS.contains(&self.slots) {
-            return Err(ConfigError::Slots(self.slots));
-        }
-        if self.threshold_bytes > Self::MAX_THRESHOLD {
+        check(self.ports.ports(), self.flows, self.tags, self.slots)?;
+        if self.threshold_bytes > MAX_THRESHOLD {
             return Err(ConfigError::Threshold(self.threshold_bytes));
         }
         match self.unthrottle {
@@ -115,27 +94,4 @@ impl MqfqConfig {
             _ => Ok(()),
         }
     }
-}
-
-/// Why a configuration was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// No ports, or too many.
-    #[error("{0} ports, but there must be 1 to {max}", max = PortSet::MAX_PORTS)]
-    Ports(usize),
-    /// No flows, or too many.
-    #[error("{0} flows, but there must be 1 to {max}", max = MqfqConfig::MAX_FLOWS)]
-    Flows(usize),
-    /// No tags, or too many.
-    #[error("{0} tags per port, but there must be 1 to {max}", max = MqfqConfig::MAX_TAGS)]
-    Tags(usize),
-    /// No slots, or too many.
-    #[error("{0} slots, but there must be {min} to {max}", min = MqfqConfig::SLOTS.start(), max = MqfqConfig::SLOTS.end())]
-    Slots(u32),
-    /// The threshold is too large.
-    #[error("a threshold of {0} bytes, but it must be at most {max}", max = MqfqConfig::MAX_THRESHOLD)]
-    Threshold(u64),
-    /// Polling without a pause would spin.
-    #[error("the polling period must not be 0")]
-    Period,
 }

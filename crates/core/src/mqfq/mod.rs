@@ -76,10 +76,11 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-pub use config::{ConfigError, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use port::MqfqPort;
 pub use topology::Topology;
 
+use crate::config::{ConfigError, MAX_THRESHOLD};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
@@ -157,7 +158,7 @@ impl<P: Platform> Mqfq<P> {
 
     /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that are added to `wake`.
     pub fn set_threshold(&self, threshold_bytes: u64, wake: &mut PortSet) -> Result<(), ConfigError> {
-        if threshold_bytes > MqfqConfig::MAX_THRESHOLD {
+        if threshold_bytes > MAX_THRESHOLD {
             return Err(ConfigError::Threshold(threshold_bytes));
         }
         wake.extend(self.shared.wheel.set_threshold(threshold_bytes));

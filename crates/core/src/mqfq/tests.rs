@@ -265,7 +265,7 @@ fn a_new_threshold_takes_effect() {
     rig.wake = wake;
     rig.settle();
     assert_eq!(rig.issued.len(), 3);
-    let too_much = MqfqConfig::MAX_THRESHOLD + 1;
+    let too_much = crate::config::MAX_THRESHOLD + 1;
     assert_eq!(rig.policy.set_threshold(too_much, &mut wake), Err(ConfigError::Threshold(too_much)));
 }
 

@@ -227,7 +227,7 @@ impl<P: Platform> Wheel<P> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{MqfqConfig, Topology};
+    use super::super::Topology;
     use super::*;
     use crate::Native;
     use proptest::prelude::*;
@@ -246,7 +246,7 @@ mod tests {
         /// reaches its lead, not before its wait is over unless the ring is too short, and only once.
         #[test]
         fn wakes_in_time(
-            units in prop_oneof![0u64..40, 40u64..100_000, Just(MqfqConfig::MAX_THRESHOLD)],
+            units in prop_oneof![0u64..40, 40u64..100_000, Just(crate::config::MAX_THRESHOLD)],
             origin in prop_oneof![Just(0u64), Just((1 << 56) - 1), 0u64..(1 << 56)],
             ahead in 1u64..300_000,
             steps in prop::collection::vec(1u64..9_000, 1..60),
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
-        for units in (0..1000).chain([45 * 1024, MqfqConfig::MAX_THRESHOLD]) {
+        for units in (0..1000).chain([45 * 1024, crate::config::MAX_THRESHOLD]) {
             let threshold = Threshold::new(units);
             assert_eq!(threshold.units(), units);
             let width = 1u64 << threshold.shift();

@@ -30,6 +30,7 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+use crate::config::{ConfigError, check};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Lock, Native, Platform};
@@ -135,37 +136,8 @@ impl SerialConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
-            return Err(ConfigError::Ports);
-        }
-        if self.flows == 0 || self.flows > u32::MAX as usize / 2 {
-            return Err(ConfigError::Flows);
-        }
-        if self.tags == 0 || self.jobs() > u32::MAX as usize / 2 {
-            return Err(ConfigError::Tags);
-        }
-        if self.slots == 0 {
-            return Err(ConfigError::Slots);
-        }
-        Ok(())
+        check(self.ports, self.flows, self.tags, self.slots)
     }
-}
-
-/// Why a policy cannot be built.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The number of ports is not in 1..=64.
-    #[error("the number of ports must be 1 to 64")]
-    Ports,
-    /// There is room for no flow, or for more than 2^31.
-    #[error("the number of flows must be at least 1 and below 2^31")]
-    Flows,
-    /// There is room for no request, or for more than 2^31 over all ports.
-    #[error("the number of tags must be at least 1, and below 2^31 over all ports")]
-    Tags,
-    /// No request could ever be issued.
-    #[error("there must be at least one slot")]
-    Slots,
 }
 
 /// The control side of a serial policy.
@@ -442,12 +414,12 @@ mod tests {
     fn bounds_that_make_no_sense_are_refused() {
         let refused = |config: SerialConfig| Sfqd::<Native>::new(&config).err();
         assert_eq!(refused(config()), None);
-        assert_eq!(refused(SerialConfig { ports: 0, ..config() }), Some(ConfigError::Ports));
-        assert_eq!(refused(SerialConfig { ports: 65, ..config() }), Some(ConfigError::Ports));
-        assert_eq!(refused(SerialConfig { flows: 0, ..config() }), Some(ConfigError::Flows));
-        assert_eq!(refused(SerialConfig { tags: 0, ..config() }), Some(ConfigError::Tags));
-        assert_eq!(refused(SerialConfig { tags: usize::MAX, ..config() }), Some(ConfigError::Tags));
-        assert_eq!(refused(SerialConfig { tags: 1 << 40, ..config() }), Some(ConfigError::Tags));
-        assert_eq!(refused(SerialConfig { slots: 0, ..config() }), Some(ConfigError::Slots));
+        assert_eq!(refused(SerialConfig { ports: 0, ..config() }), Some(ConfigError::Ports(0)));
+        assert_eq!(refused(SerialConfig { ports: 65, ..config() }), Some(ConfigError::Ports(65)));
+        assert_eq!(refused(SerialConfig { flows: 0, ..config() }), Some(ConfigError::Flows(0)));
+        assert_eq!(refused(SerialConfig { tags: 0, ..config() }), Some(ConfigError::Tags(0)));
+        assert_eq!(refused(SerialConfig { tags: usize::MAX, ..config() }), Some(ConfigError::Tags(usize::MAX)));
+        assert_eq!(refused(SerialConfig { tags: 1 << 40, ..config() }), Some(ConfigError::Tags(1 << 40)));
+        assert_eq!(refused(SerialConfig { slots: 0, ..config() }), Some(ConfigError::Slots(0)));
     }
 }

@@ -28,7 +28,7 @@ struct None;
 impl Subject for None {
     type Policy = NonePolicy;
     fn build(&self, shape: &Shape) -> (NonePolicy, Vec<NonePort>) {
-        NonePolicy::new(shape.ports, shape.flows, shape.tags)
+        NonePolicy::new(shape.ports, shape.flows, shape.tags).expect("the bounds are legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
