@@ -35,4 +35,6 @@ pub use config::ConfigError;
 pub use cost::CostModel;
 pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
-pub use port::{Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag};
+pub use port::{
+    Class, ClassWeights, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag,
+};

@@ -75,6 +75,18 @@ pub enum Class {
     Low,
 }
 
+/// How many commands each weighted class of a device may start per round of its weighted round robin
+/// (NVMe 2.1, 3.4.4.2), 1 to 256 each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ClassWeights {
+    /// Of [`Class::High`].
+    pub high: u16,
+    /// Of [`Class::Medium`].
+    pub medium: u16,
+    /// Of [`Class::Low`].
+    pub low: u16,
+}
+
 /// What became of a submitted request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Submitted {
@@ -155,6 +167,12 @@ pub trait Policy: Send + Sync + 'static {
 
     /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
+
+    /// The weights that the device's classes are to have now, for a policy that schedules with them: it needs a device
+    /// with classes. The caller asks when the policy is built and after each [`tick`](Self::tick), and tells the device.
+    fn class_weights(&self) -> Option<ClassWeights> {
+        None
+    }
 
     /// The policy's state in numbers.
     fn stats(&self) -> Stats;
