@@ -7,6 +7,7 @@ use fairq_core::{FlowId, Op, Policy, Port};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::control::Control;
 use crate::device::Device;
 use crate::memory::{Buffer, Region};
 use crate::path::{DataPath, Finished, Order};
@@ -14,6 +15,9 @@ use crate::ring::{Event, Ring};
 use crate::shard::{Common, Front};
 use crate::shards::Shards;
 use crate::stats::TenantStats;
+
+/// How long a run goes on unwatched.
+const WATCH: Duration = Duration::from_millis(100);
 
 /// What a job does, in the manner of fio.
 #[derive(Clone, Debug)]
@@ -202,8 +206,8 @@ pub struct Measured {
     pub cpu: Duration,
 }
 
-/// Runs jobs, `jobs[n]` on shard n, through a policy on a device; `watch` is called about every 100 ms with the part
-/// that is done, and ends the run early by returning false.
+/// Runs jobs, `jobs[n]` on shard n, through a policy on a device; `watch` is called at least every 100 ms with
+/// the part that is done, and ends the run early by returning false.
 pub fn run<L: Policy, D: Device>(
     policy: &L,
     ports: Vec<L::Port>,
@@ -219,23 +223,19 @@ where
     let mut jobs = jobs;
     jobs.resize_with(ports.len(), Vec::new);
     let mut jobs = jobs.into_iter();
+    let mut control = Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
     let shards = Shards::start(ports, common, cpus, |_| LoadFront::new(jobs.next().unwrap_or_default()))?;
     let total = times.warmup + times.measured;
     let started = Instant::now();
-    let mut next_tick_ns = 0;
     let mut pause = |until: Duration| {
         while started.elapsed() < until {
-            let now_ns = common.clock.now_ns();
-            if now_ns >= next_tick_ns {
-                let mut wake = fairq_core::PortSet::EMPTY;
-                next_tick_ns = policy.tick(now_ns, &mut wake).unwrap_or(u64::MAX);
-                shards.wake(wake);
-            }
+            control.tick(common.clock.now_ns());
             if !watch(started.elapsed().as_secs_f64() / total.as_secs_f64()) {
                 return;
             }
+            let next_ns = control.deadline_ns().unwrap_or(u64::MAX).saturating_sub(common.clock.now_ns());
             let left = until.saturating_sub(started.elapsed());
-            std::thread::sleep(left.min(Duration::from_millis(100)));
+            std::thread::sleep(left.min(WATCH).min(Duration::from_nanos(next_ns)));
         }
     };
     pause(times.warmup);

@@ -72,7 +72,7 @@ pub struct DataPath<P: Port, D: Device> {
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
-    /// Ports that verbs have unblocked since the shard last delivered wake-ups.
+    /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
     wake: PortSet,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -112,9 +112,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         !self.free.is_empty()
     }
 
-    /// Whether no request is live.
+    /// Whether no request is live, and the device's queue has nothing to do for other shards.
     pub fn is_idle(&self) -> bool {
-        self.free.len() == self.live.len()
+        self.free.len() == self.live.len() && self.queue.is_idle()
     }
 
     /// What each tenant got on this shard.
@@ -173,7 +173,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 Next::Blocked | Next::Idle => break,
             }
         }
-        self.queue.ring(now_ns, ring);
+        self.queue.ring(now_ns, ring, &mut self.wake);
         std::mem::take(&mut self.issued)
     }
 
@@ -193,9 +193,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     /// Takes completions from the device; [`Self::finished`] then gives them. True if there were any.
-    pub fn reap(&mut self, now_ns: u64) -> bool {
+    pub fn reap(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        self.queue.reap(now_ns, &mut completions);
+        self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();
         for completion in completions.drain(..) {
             let live = self.live[completion.tag.0 as usize].take().expect("the device completes live tags only");

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, Policy, PortSet, Stats, Weight};
+use fairq_core::{FlowId, Policy, Stats, Weight};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::control::{Control, ControlError};
 use crate::device::Device;
 use crate::nbd::conn::{Limits, Volume};
 use crate::nbd::exports::{Export, Exports, ExportsError};
@@ -140,6 +141,9 @@ pub enum ServerError {
     /// The exports are not ones the protocol allows.
     #[error(transparent)]
     Exports(#[from] ExportsError),
+    /// The policy and the device do not fit.
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// A tenant's flow could not be added.
     #[error("tenant {name}: {error}")]
     Flow {
@@ -186,13 +190,14 @@ where
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let front = |shard: usize| Ok(NbdFront::new(config.connections, config.limits, counts[shard].clone()));
+    let mut control = Control::start(&policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front).map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let server = Arc::new(Server { config, exports, flows, counts, shards });
-    let result = runtime.block_on(run(&server, &policy, common.clock, observer));
+    let result = runtime.block_on(run(&server, &policy, &mut control, common.clock, observer));
     runtime.block_on(end(&server));
     drop(runtime);
     match Arc::into_inner(server) {
@@ -239,9 +244,10 @@ fn exports(tenants: &[Tenant], preferred: u32) -> Result<Exports, ExportsError> 
 }
 
 /// Listens, ticks and reports until a signal comes or a connection on standard input ends.
-async fn run<L: Policy>(
+async fn run<L: Policy, D: Device>(
     server: &Arc<Server>,
     policy: &L,
+    control: &mut Control<'_, L, D>,
     clock: Clock,
     observer: &mut dyn Observer,
 ) -> Result<(), ServerError> {
@@ -256,10 +262,9 @@ async fn run<L: Policy>(
     let started = Instant::now();
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
-    let mut next_tick_ns = Some(0u64);
     loop {
         let tick = async {
-            match next_tick_ns {
+            match control.deadline_ns() {
                 Some(time_ns) => {
                     tokio::time::sleep(Duration::from_nanos(time_ns.saturating_sub(clock.now_ns()))).await;
                 }
@@ -267,11 +272,7 @@ async fn run<L: Policy>(
             }
         };
         tokio::select! {
-            () = tick => {
-                let mut wake = PortSet::EMPTY;
-                next_tick_ns = policy.tick(clock.now_ns(), &mut wake);
-                server.shards.wake(wake);
-            }
+            () = tick => control.tick(clock.now_ns()),
             _ = seconds.tick() => {
                 let status = Status {
                     elapsed: started.elapsed(),

@@ -21,7 +21,7 @@ use fairq_core::{Port, PortId, PortSet};
 use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::device::Device;
+use crate::device::{Device, Place};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::TenantStats;
@@ -71,6 +71,11 @@ impl Wakers {
             Ok(CachePadded::new(Waker { pending: AtomicBool::new(false), parked: AtomicBool::new(false), eventfd }))
         };
         Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
+    }
+
+    /// For how many shards.
+    pub fn count(&self) -> usize {
+        self.shards.len()
     }
 
     /// Makes a shard run its loop once more.
@@ -180,7 +185,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         inbox: Receiver<Message<F::Message>>,
     ) -> io::Result<Self> {
         let mut ring = Ring::new(common.fixed_buffers)?;
-        let queue = common.device.open_queue(&mut ring)?;
+        let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
+        let queue = common.device.open_queue(&place, &mut ring)?;
         let path = DataPath::new(port, id, common.device.clone(), queue, common.tags, common.tenants);
         Ok(Shard {
             index: usize::from(id.0),
@@ -217,7 +223,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let mut busy = true;
         for _ in 0..INNER_TURNS {
             let now_ns = self.clock.now_ns();
-            let reaped = self.path.reap(now_ns);
+            let reaped = self.path.reap(now_ns, &mut self.ring);
             while let Some(finished) = self.path.finished() {
                 self.front.finished(now_ns, finished);
             }

@@ -2,12 +2,14 @@
 
 use std::io;
 
+use fairq_core::{ClassWeights, PortSet};
+
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
-use crate::device::{Command, Completion, Device, Extent, Info, Queue};
+use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
 use crate::ring::{Event, Ring};
 
 /// Which device to open, as plain data.
@@ -96,13 +98,17 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.info())
     }
 
-    fn open_queue(&self, ring: &mut Ring) -> io::Result<AnyQueue> {
+    fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<AnyQueue> {
         Ok(match self {
-            AnyDevice::Null(device) => AnyQueue::Null(device.open_queue(ring)?),
-            AnyDevice::Ram(device) => AnyQueue::Ram(device.open_queue(ring)?),
-            AnyDevice::Paced(device) => AnyQueue::Paced(device.open_queue(ring)?),
-            AnyDevice::File(device) => AnyQueue::File(device.open_queue(ring)?),
+            AnyDevice::Null(device) => AnyQueue::Null(device.open_queue(place, ring)?),
+            AnyDevice::Ram(device) => AnyQueue::Ram(device.open_queue(place, ring)?),
+            AnyDevice::Paced(device) => AnyQueue::Paced(device.open_queue(place, ring)?),
+            AnyDevice::File(device) => AnyQueue::File(device.open_queue(place, ring)?),
         })
+    }
+
+    fn set_class_weights(&self, weights: ClassWeights) -> io::Result<()> {
+        each!(AnyDevice, self, device => device.set_class_weights(weights))
     }
 
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
@@ -126,8 +132,8 @@ impl Queue for AnyQueue {
     }
 
     #[inline]
-    fn ring(&mut self, now_ns: u64, ring: &mut Ring) {
-        each!(AnyQueue, self, queue => queue.ring(now_ns, ring))
+    fn ring(&mut self, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+        each!(AnyQueue, self, queue => queue.ring(now_ns, ring, wake))
     }
 
     #[inline]
@@ -136,12 +142,17 @@ impl Queue for AnyQueue {
     }
 
     #[inline]
-    fn reap(&mut self, now_ns: u64, done: &mut Vec<Completion>) {
-        each!(AnyQueue, self, queue => queue.reap(now_ns, done))
+    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet) {
+        each!(AnyQueue, self, queue => queue.reap(now_ns, ring, done, wake))
     }
 
     #[inline]
     fn deadline_ns(&self) -> Option<u64> {
         each!(AnyQueue, self, queue => queue.deadline_ns())
+    }
+
+    #[inline]
+    fn is_idle(&self) -> bool {
+        each!(AnyQueue, self, queue => queue.is_idle())
     }
 }

@@ -1,12 +1,14 @@
 //! For tests: drives one queue as a shard would, in time of its own.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairq_core::{Class, Op, Tag};
+use fairq_core::{Class, Op, PortId, PortSet, Tag};
 
-use crate::device::{Command, Completion, Device, Queue};
+use crate::device::{Command, Completion, Device, Place, Queue};
 use crate::memory::{Buffer, Memory, Region};
 use crate::ring::{Event, Ring};
+use crate::shard::Wakers;
 
 /// A test that has not ended by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -19,6 +21,11 @@ pub(crate) fn command(op: Op, offset: u64, length: u32) -> Command {
     let (tag, class, memory) = (Tag(0), Class::Medium, Memory::NONE);
     let (file, fua, no_hole, fast_only) = (0, false, false, false);
     Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
+}
+
+/// Shard `port` of a run with `ports`.
+pub(crate) fn place(port: u8, ports: usize) -> Place {
+    Place { port: PortId(port), ports, wakers: Arc::new(Wakers::new(ports).unwrap()) }
 }
 
 /// A queue, its ring, and memory for its commands.
@@ -42,9 +49,15 @@ pub(crate) struct Ended {
 }
 
 impl<Q: Queue> Driver<Q> {
+    /// The only queue of a run.
     pub(crate) fn open<D: Device<Queue = Q>>(device: &D) -> Driver<Q> {
+        Driver::open_at(device, &place(0, 1))
+    }
+
+    /// The queue of one shard.
+    pub(crate) fn open_at<D: Device<Queue = Q>>(device: &D, place: &Place) -> Driver<Q> {
         let mut ring = Ring::new(1).unwrap();
-        let queue = device.open_queue(&mut ring).unwrap();
+        let queue = device.open_queue(place, &mut ring).unwrap();
         let mut region = Region::map(32 << 20).unwrap();
         let (address, length) = region.head(1 << 20);
         // SAFETY: the region is dropped with the driver, after the ring's last use.
@@ -77,7 +90,9 @@ impl<Q: Queue> Driver<Q> {
 
     /// One turn of a shard's loop; what has ended.
     pub(crate) fn turn(&mut self) -> Vec<Ended> {
-        self.queue.ring(self.now_ns, &mut self.ring);
+        // Every queue is turned until it is done: nobody sleeps and has to be woken.
+        let mut wake = PortSet::EMPTY;
+        self.queue.ring(self.now_ns, &mut self.ring, &mut wake);
         self.ring.enter(0, None);
         let mut was_idle = true;
         while let Some(event) = self.ring.event() {
@@ -85,7 +100,7 @@ impl<Q: Queue> Driver<Q> {
             was_idle = false;
         }
         let mut done: Vec<Completion> = Vec::new();
-        self.queue.reap(self.now_ns, &mut done);
+        self.queue.reap(self.now_ns, &mut self.ring, &mut done, &mut wake);
         if was_idle && done.is_empty() {
             match self.queue.deadline_ns() {
                 Some(deadline) => self.now_ns = self.now_ns.max(deadline),

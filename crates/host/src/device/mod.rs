@@ -3,16 +3,19 @@
 //! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs: `issue` takes a
 //! command, `ring` makes what was issued visible to the device, `event` takes what the shard's io_uring
 //! finished for it, and `reap` gives completions. None of them blocks. A device that works in time (one that is paced)
-//! says with `deadline_ns` when to reap again.
+//! says with `deadline_ns` when to reap again. A device that is polled by whichever shard comes by may complete
+//! commands of another one: it names the shards to wake, as the verbs of a [`Port`](fairq_core::Port) do.
 //!
 //! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`] belong to the device.
 
 use std::io;
+use std::sync::Arc;
 
-use fairq_core::{Class, Op, Tag};
+use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
 
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
+use crate::shard::Wakers;
 
 pub mod any;
 pub mod error;
@@ -86,6 +89,17 @@ pub struct Extent {
     pub is_hole: bool,
 }
 
+/// Where a queue is opened: one shard of a run.
+#[derive(Clone)]
+pub struct Place {
+    /// The shard's port.
+    pub port: PortId,
+    /// How many shards the run has.
+    pub ports: usize,
+    /// How to wake them, for a device with a thread of its own.
+    pub wakers: Arc<Wakers>,
+}
+
 /// A storage device, shared by all shards.
 pub trait Device: Send + Sync + 'static {
     /// One shard's queue.
@@ -95,7 +109,13 @@ pub trait Device: Send + Sync + 'static {
     fn info(&self) -> &Info;
 
     /// Opens the queue of the calling shard, on whose `ring` it may put operations as [`crate::ring::Asker::Device`].
-    fn open_queue(&self, ring: &mut Ring) -> io::Result<Self::Queue>;
+    fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<Self::Queue>;
+
+    /// Sets how many commands each class of queues may start per round; an error if it does not arbitrate between
+    /// classes ([`Info::has_classes`]) or refuses.
+    fn set_class_weights(&self, _weights: ClassWeights) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Puts everything written on stable storage; called once, at the end, when all queues are closed.
     fn sync(&self) -> io::Result<()> {
@@ -122,17 +142,23 @@ pub trait Queue: 'static {
     /// The command's memory must stay valid and untouched until its completion has been reaped.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
 
-    /// Makes everything issued visible to the device: once per turn of the shard's loop.
-    fn ring(&mut self, _now_ns: u64, _ring: &mut Ring) {}
+    /// Makes everything issued visible to the device: once per turn of the shard's loop. Adds to `wake` the shards
+    /// that have completions to reap because of it.
+    fn ring(&mut self, _now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {}
 
     /// Takes an event of an operation that this queue put on the ring.
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
-    /// Appends the completions that have happened by `now_ns`.
-    fn reap(&mut self, now_ns: u64, done: &mut Vec<Completion>);
+    /// Appends the completions that have happened by `now_ns`, and adds to `wake` the other shards that have some.
+    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet);
 
     /// When to call `reap` again, if that is a matter of time and not of an event.
     fn deadline_ns(&self) -> Option<u64> {
         None
+    }
+
+    /// Whether it has nothing on its way for other shards either, so that the shard may end.
+    fn is_idle(&self) -> bool {
+        true
     }
 }

@@ -4,7 +4,9 @@
 
 use std::io;
 
-use crate::device::{Command, Completion, Device, Info, Queue};
+use fairq_core::PortSet;
+
+use crate::device::{Command, Completion, Device, Info, Place, Queue};
 use crate::ring::Ring;
 
 /// The null device.
@@ -41,7 +43,7 @@ impl Device for NullDevice {
         &self.info
     }
 
-    fn open_queue(&self, _ring: &mut Ring) -> io::Result<NullQueue> {
+    fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<NullQueue> {
         Ok(NullQueue::default())
     }
 }
@@ -51,7 +53,7 @@ impl Queue for NullQueue {
         self.done.push(Completion { tag: command.tag, errno: 0 });
     }
 
-    fn reap(&mut self, _now_ns: u64, done: &mut Vec<Completion>) {
+    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
         done.append(&mut self.done);
     }
 }

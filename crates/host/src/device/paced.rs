@@ -35,11 +35,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fairq_core::Op;
+use fairq_core::{Op, PortSet};
 
 use crate::device::ram::memory_info;
 use crate::device::store::Store;
-use crate::device::{Command, Completion, Device, Extent, Info, Queue};
+use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
 use crate::ring::Ring;
 
 /// The limits of a paced device; 0 is no limit.
@@ -96,7 +96,7 @@ impl Device for PacedDevice {
         &self.info
     }
 
-    fn open_queue(&self, _ring: &mut Ring) -> io::Result<PacedQueue> {
+    fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<PacedQueue> {
         Ok(PacedQueue { shared: self.shared.clone(), fresh: Vec::new(), pending: VecDeque::new() })
     }
 
@@ -115,7 +115,7 @@ impl Queue for PacedQueue {
         self.fresh.push(Pending { command: *command, errno, done_ns: 0 });
     }
 
-    fn ring(&mut self, now_ns: u64, _ring: &mut Ring) {
+    fn ring(&mut self, now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {
         if self.fresh.is_empty() {
             return;
         }
@@ -129,7 +129,7 @@ impl Queue for PacedQueue {
         self.pending.extend(self.fresh.drain(..));
     }
 
-    fn reap(&mut self, now_ns: u64, done: &mut Vec<Completion>) {
+    fn reap(&mut self, now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
         while self.pending.front().is_some_and(|pending| pending.done_ns <= now_ns) {
             let Some(pending) = self.pending.pop_front() else { break };
             let errno = match pending.command.op {
@@ -213,6 +213,7 @@ mod tests {
     use fairq_core::{Class, Tag};
 
     use super::*;
+    use crate::device::harness::place;
     use crate::memory::{Memory, Region};
 
     const SECOND: u64 = 1_000_000_000;
@@ -318,26 +319,27 @@ mod tests {
         let device = PacedDevice::new(1 << 20, pace).unwrap();
         let mut region = Region::map(8192).unwrap();
         let buffer = region.allocate(4096).unwrap();
-        let mut queues: Vec<PacedQueue> = (0..2).map(|_| device.open_queue(&mut ring).unwrap()).collect();
+        let mut queues: Vec<PacedQueue> =
+            (0..2).map(|port| device.open_queue(&place(port, 2), &mut ring).unwrap()).collect();
         let (mut now, mut counts, mut done) = (0, [0u64; 2], Vec::new());
         for (queue, depth) in queues.iter_mut().zip([48, 16]) {
             for tag in 0..depth {
                 // SAFETY: the buffer outlives the queues; many reads into it are only a mix of zeroes.
                 unsafe { queue.issue(now, &mut ring, &command(tag, Op::Read, buffer.memory())) };
             }
-            queue.ring(now, &mut ring);
+            queue.ring(now, &mut ring, &mut PortSet::default());
         }
         while counts[0] + counts[1] < 100_000 {
             now = queues.iter().filter_map(|queue| queue.deadline_ns()).min().unwrap();
             for (queue, count) in queues.iter_mut().zip(&mut counts) {
-                queue.reap(now, &mut done);
+                queue.reap(now, &mut ring, &mut done, &mut PortSet::default());
                 *count += done.len() as u64;
                 for completion in done.drain(..) {
                     assert_eq!(completion.errno, 0);
                     // SAFETY: as above.
                     unsafe { queue.issue(now, &mut ring, &command(completion.tag.0, Op::Read, buffer.memory())) };
                 }
-                queue.ring(now, &mut ring);
+                queue.ring(now, &mut ring, &mut PortSet::default());
             }
         }
         assert_eq!(now, 10 * SECOND);
@@ -350,7 +352,7 @@ mod tests {
     fn nothing_is_reaped_before_its_time_and_a_flush_comes_last() {
         let mut ring = Ring::new(0).unwrap();
         let device = PacedDevice::new(4096, Pace { iops: 1000, ..Pace::default() }).unwrap();
-        let mut queue = device.open_queue(&mut ring).unwrap();
+        let mut queue = device.open_queue(&place(0, 1), &mut ring).unwrap();
         let mut region = Region::map(8192).unwrap();
         let mut buffer = region.allocate(100).unwrap();
         buffer.bytes_mut().fill(7);
@@ -361,13 +363,13 @@ mod tests {
             unsafe { queue.issue(5, &mut ring, &command(tag, op, memory)) };
         }
         assert_eq!(queue.deadline_ns(), None, "not rung");
-        queue.ring(5, &mut ring);
+        queue.ring(5, &mut ring, &mut PortSet::default());
         for tag in 1..=3 {
             let deadline = queue.deadline_ns().unwrap();
             assert_eq!(deadline, 5 + u64::from(tag) * 1_000_000);
-            queue.reap(deadline - 1, &mut done);
+            queue.reap(deadline - 1, &mut ring, &mut done, &mut PortSet::default());
             assert_eq!(done, []);
-            queue.reap(deadline, &mut done);
+            queue.reap(deadline, &mut ring, &mut done, &mut PortSet::default());
             assert_eq!(std::mem::take(&mut done), [Completion { tag: Tag(tag), errno: 0 }]);
         }
         assert_eq!(queue.deadline_ns(), None);

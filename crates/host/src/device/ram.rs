@@ -6,8 +6,10 @@
 use std::io;
 use std::sync::Arc;
 
+use fairq_core::PortSet;
+
 use crate::device::store::Store;
-use crate::device::{Command, Completion, Device, Extent, Info, Queue};
+use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
 use crate::ring::Ring;
 
 /// A RAM device.
@@ -48,7 +50,7 @@ impl Device for RamDevice {
         &self.info
     }
 
-    fn open_queue(&self, _ring: &mut Ring) -> io::Result<RamQueue> {
+    fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<RamQueue> {
         Ok(RamQueue { store: self.store.clone(), done: Vec::new() })
     }
 
@@ -64,7 +66,7 @@ impl Queue for RamQueue {
         self.done.push(Completion { tag: command.tag, errno });
     }
 
-    fn reap(&mut self, _now_ns: u64, done: &mut Vec<Completion>) {
+    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
         done.append(&mut self.done);
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
 use crate::device::file::{Direct, FileSpec};
-use crate::device::harness::{Driver, Tamper, command};
+use crate::device::harness::{Driver, Tamper, command, place};
 use crate::device::paced::Pace;
 use crate::device::{Command, Device};
 use crate::ring::Event;
@@ -87,7 +87,8 @@ fn pattern(seed: u8, length: usize) -> Vec<u8> {
 /// Runs batches on `device` and a model of it, comparing all bytes after each.
 fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamper>) {
     let mut model = vec![0u8; SIZE];
-    let mut drivers: Vec<Driver<AnyQueue>> = (0..QUEUES).map(|_| Driver::open(device)).collect();
+    let mut drivers: Vec<Driver<AnyQueue>> =
+        (0..QUEUES as u8).map(|port| Driver::open_at(device, &place(port, QUEUES))).collect();
     if let Some(tamper) = tamper {
         drivers.iter_mut().zip(1..).for_each(|(driver, seed)| driver.tamper = tamper(seed));
     }

@@ -28,7 +28,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::device::error::DeviceError;
-use crate::device::{Device, Extent, Info};
+use crate::device::{Device, Extent, Info, Place};
 use crate::ring::Ring;
 
 mod guard;
@@ -95,7 +95,7 @@ impl Device for FileDevice {
         &self.info
     }
 
-    fn open_queue(&self, ring: &mut Ring) -> io::Result<FileQueue> {
+    fn open_queue(&self, _place: &Place, ring: &mut Ring) -> io::Result<FileQueue> {
         FileQueue::open(self.shared.clone(), ring)
     }
 

@@ -22,7 +22,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fairq_core::Op;
+use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
 use crate::device::file::guard::Access;
@@ -251,7 +251,7 @@ impl Queue for FileQueue {
         self.advance(now_ns, ring, slot);
     }
 
-    fn ring(&mut self, now_ns: u64, ring: &mut Ring) {
+    fn ring(&mut self, now_ns: u64, ring: &mut Ring, _wake: &mut PortSet) {
         if self.blocked.is_empty() && self.again.is_empty() {
             return;
         }
@@ -293,7 +293,7 @@ impl Queue for FileQueue {
         self.resume(now_ns, ring);
     }
 
-    fn reap(&mut self, _now_ns: u64, done: &mut Vec<Completion>) {
+    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
         done.append(&mut self.done);
     }
 
