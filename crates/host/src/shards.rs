@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use fairq_core::{Port, PortId};
+use fairq_core::{Port, PortId, PortSet};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::device::Device;
@@ -66,6 +66,11 @@ impl<M: Send + 'static> Shards<M> {
     pub fn send(&self, shard: usize, message: Message<M>) {
         let _ = self.inboxes[shard].send(message);
         self.wakers.wake(shard);
+    }
+
+    /// Makes the shards of `ports` run their loops once more.
+    pub fn wake(&self, ports: PortSet) {
+        self.wakers.wake_all(ports);
     }
 
     /// What each tenant got, over all shards.
