@@ -1,0 +1,50 @@
+//! What the device side costs: nanoseconds per decision of the arbiter.
+//!
+//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per decision.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion};
+use fairq_core::{Class, ClassWeights};
+use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+
+const CLASSES: [Class; 3] = [Class::High, Class::Medium, Class::Low];
+
+/// An arbiter over `queues` queues of the three weighted classes; every `stride`th has commands.
+fn arbiter(mechanism: Mechanism, queues: u16, stride: usize) -> Arbiter {
+    let weights = ClassWeights { high: 255, medium: 170, low: 85 };
+    let mut arbiter = Arbiter::new(mechanism, usize::from(queues), Arbitration { burst: Burst::ONE, weights });
+    for queue in 0..queues {
+        arbiter.add(QueueIndex(queue), CLASSES[usize::from(queue) % 3]);
+    }
+    (0..queues).step_by(stride).for_each(|queue| arbiter.post(QueueIndex(queue), 1));
+    arbiter
+}
+
+/// A decision, and a new command in the queue that it fell on: with `stride` 1 all queues stay backlogged.
+fn arbitrate(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("arbiter: next + post");
+    for mechanism in [Mechanism::RoundRobin, Mechanism::Weighted] {
+        for (queues, stride) in [(6, 1), (96, 1), (1024, 1), (1024, 341)] {
+            let mut arbiter = arbiter(mechanism, queues, stride);
+            let name = format!("{mechanism:?}/{queues} queues, {} with commands", usize::from(queues).div_ceil(stride));
+            group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
+                bencher.iter(|| {
+                    let queue = arbiter.next().expect("there are always commands");
+                    arbiter.post(black_box(queue), 1);
+                });
+            });
+        }
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_millis(600))
+        .configure_from_args();
+    arbitrate(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,239 @@
+//! The arbiter: which submission queue's next command the controller fetches (NVMe 2.1, 3.4.4).
+//!
+//! **Problem.** Commands wait in up to a thousand and more submission queues; one is to be fetched. Nearly all queues are
+//! empty nearly always, and a decision must cost nanoseconds.
+//! **Model.** Two mechanisms, chosen for as long as the controller is enabled:
+//!
+//! - *Round robin*: every queue with commands in turn, each starting up to a burst.
+//! - *Weighted round robin with urgent priority*: queues have classes. Urgent queues are served before all others, round
+//!   robin among themselves; nothing protects the others from them. The weighted classes share what is left in rounds:
+//!   high starts up to its weight in commands, then medium, then low. Within its turn a class goes round its queues, each
+//!   starting at most min(burst, what the class has left), round after round until the weight or the class's commands
+//!   are used up. (One command per queue and pass, as some models have it, would make weights above the number of queues
+//!   do nothing.) A class without commands yields its turn at once: what it leaves goes to the others, and is not
+//!   saved up.
+//!
+//! The admin queue is served before all of these and is the controller's matter.
+//!
+//! **What the specification leaves open.**
+//! - Emptiness is looked at when a command is to be fetched and no earlier: a class that is fed again before that has
+//!   not yielded. Asking when nothing waits changes nothing, so results do not depend on how often a controller polls.
+//! - A command that becomes urgent goes before the rest of a weighted queue's burst, which then goes on: a burst is the
+//!   most that may be started, not a promise.
+//! - A queue whose burst was cut short by the end of its class's turn has had its turn; the next one follows.
+//! - Weights that are changed count from the next round on; a change in the burst from the next queue's turn on.
+//!
+//! **Worked example** (D2FQ, Fig. 3b). Weights 3:2:1, burst 1, two high queues A and B, a medium queue M and a low
+//! queue L, all with many commands: A B A | M M | L, then B A B | M M | L.
+//!
+//! **Cost.** A bit per queue with commands and a summary over them: a decision reads a few words, whether there are 3
+//! queues or 4096.
+
+use fairq_core::{Class, ClassWeights};
+
+use ring::Ring;
+
+pub use feature::{Arbitration, Burst, class_of_qprio, qprio};
+
+mod feature;
+mod ring;
+
+/// How commands are chosen (CC.AMS).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mechanism {
+    /// All queues alike; their classes are ignored.
+    RoundRobin,
+    /// Weighted round robin with urgent priority class.
+    Weighted,
+}
+
+/// Names a submission queue: an index below the arbiter's bound.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct QueueIndex(pub u16);
+
+/// Says whose command is fetched next. See the [module's text](self).
+pub struct Arbiter {
+    mechanism: Mechanism,
+    burst: u32,
+    weights: ClassWeights,
+    /// For the next round.
+    next_weights: ClassWeights,
+    /// Whose turn it is among the weighted classes: a ring.
+    turn: usize,
+    /// How many commands more it may start in this turn.
+    credits: u32,
+    rounds: u64,
+    queues: Box<[Queue]>,
+    rings: [Ring; 4],
+}
+
+#[derive(Clone, Copy)]
+struct Queue {
+    /// Commands posted and not fetched.
+    waiting: u32,
+    /// Where it takes its turns; [`NOWHERE`] if there is no such queue.
+    ring: u8,
+}
+
+/// The ring of urgent queues, and of all queues under plain round robin.
+const URGENT: usize = 0;
+const HIGH: usize = 1;
+const MEDIUM: usize = 2;
+const LOW: usize = 3;
+const NOWHERE: u8 = u8::MAX;
+
+impl Arbiter {
+    /// The most queues an arbiter may have.
+    pub const MAX_QUEUES: usize = ring::MAX_QUEUES;
+
+    /// For queues with indexes below `queues`, none of which exists yet.
+    ///
+    /// # Panics
+    /// When `queues` exceeds [`MAX_QUEUES`](Self::MAX_QUEUES), or a weight is not 1 to 256.
+    pub fn new(mechanism: Mechanism, queues: usize, arbitration: Arbitration) -> Self {
+        assert!(queues <= Self::MAX_QUEUES, "{queues} queues: at most {}", Self::MAX_QUEUES);
+        let Arbitration { weights, .. } = arbitration;
+        let mut arbiter = Arbiter {
+            mechanism,
+            burst: 0,
+            weights,
+            next_weights: weights,
+            turn: HIGH,
+            credits: u32::from(weights.high),
+            rounds: 0,
+            queues: vec![Queue { waiting: 0, ring: NOWHERE }; queues].into(),
+            rings: std::array::from_fn(|_| Ring::new(queues)),
+        };
+        arbiter.set(arbitration);
+        arbiter
+    }
+
+    /// Adds an empty queue. Its place in the round is that of its index.
+    ///
+    /// # Panics
+    /// When the index is out of bounds or in use.
+    pub fn add(&mut self, queue: QueueIndex, class: Class) {
+        let slot = &mut self.queues[usize::from(queue.0)];
+        assert!(slot.ring == NOWHERE, "{queue:?} exists");
+        let ring = match (self.mechanism, class) {
+            (Mechanism::RoundRobin, _) | (_, Class::Urgent) => URGENT,
+            (_, Class::High) => HIGH,
+            (_, Class::Medium) => MEDIUM,
+            (_, Class::Low) => LOW,
+        };
+        *slot = Queue { waiting: 0, ring: ring as u8 };
+    }
+
+    /// Removes a queue; gives how many of its commands had not been fetched, and now never will.
+    ///
+    /// # Panics
+    /// When there is no such queue.
+    pub fn remove(&mut self, queue: QueueIndex) -> u32 {
+        let index = usize::from(queue.0);
+        let Queue { waiting, ring } = self.queues[index];
+        self.rings[usize::from(ring)].deactivate(index);
+        self.queues[index] = Queue { waiting: 0, ring: NOWHERE };
+        waiting
+    }
+
+    /// The queue has `commands` more: its tail doorbell was rung.
+    ///
+    /// # Panics
+    /// When there is no such queue.
+    #[inline]
+    pub fn post(&mut self, queue: QueueIndex, commands: u32) {
+        let index = usize::from(queue.0);
+        let slot = &mut self.queues[index];
+        slot.waiting += commands;
+        if slot.waiting > 0 {
+            self.rings[usize::from(slot.ring)].activate(index);
+        }
+    }
+
+    /// The queue of which one command, its oldest, is to be fetched now; `None` if none has any.
+    #[inline]
+    #[expect(clippy::should_implement_trait, reason = "commands may be posted after it has said None")]
+    pub fn next(&mut self) -> Option<QueueIndex> {
+        let ring = if self.rings[URGENT].has_commands() { URGENT } else { self.weighted()? };
+        let ring = &mut self.rings[ring];
+        let index = ring.pick(self.burst);
+        let slot = &mut self.queues[index];
+        slot.waiting -= 1;
+        if slot.waiting == 0 {
+            ring.deactivate(index);
+        }
+        Some(QueueIndex(index as u16))
+    }
+
+    /// The weighted class that starts a command now.
+    #[inline]
+    fn weighted(&mut self) -> Option<usize> {
+        if !self.rings[HIGH..].iter().any(Ring::has_commands) {
+            return None;
+        }
+        // A whole round gives every class its credits, and some class has commands.
+        while self.credits == 0 || !self.rings[self.turn].has_commands() {
+            self.end_turn();
+        }
+        self.credits -= 1;
+        Some(self.turn)
+    }
+
+    #[inline]
+    fn end_turn(&mut self) {
+        self.rings[self.turn].end_turn();
+        if self.turn == LOW {
+            self.weights = self.next_weights;
+            self.rounds += 1;
+        }
+        let (turn, credits) = match self.turn {
+            HIGH => (MEDIUM, self.weights.medium),
+            MEDIUM => (LOW, self.weights.low),
+            _ => (HIGH, self.weights.high),
+        };
+        (self.turn, self.credits) = (turn, u32::from(credits));
+    }
+
+    /// Changes the burst, and the weights from the next round on.
+    ///
+    /// # Panics
+    /// When a weight is not 1 to 256.
+    pub fn set(&mut self, arbitration: Arbitration) {
+        let Arbitration { burst, weights } = arbitration;
+        assert!(feature::legal(weights), "{weights:?}: weights are 1 to 256");
+        self.burst = burst.commands().unwrap_or(u32::MAX);
+        self.next_weights = weights;
+    }
+
+    /// How many commands of the queue wait to be fetched.
+    #[inline]
+    pub fn waiting(&self, queue: QueueIndex) -> u32 {
+        self.queues[usize::from(queue.0)].waiting
+    }
+
+    /// Whether there is such a queue.
+    pub fn exists(&self, queue: QueueIndex) -> bool {
+        self.queues.get(usize::from(queue.0)).is_some_and(|slot| slot.ring != NOWHERE)
+    }
+
+    /// Whether [`next`](Self::next) would give a queue.
+    #[inline]
+    pub fn has_commands(&self) -> bool {
+        self.rings.iter().any(Ring::has_commands)
+    }
+
+    /// The weights in force, which are those of the round that has begun.
+    pub fn weights(&self) -> ClassWeights {
+        self.weights
+    }
+
+    /// How many rounds of the weighted classes have ended.
+    pub fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// The mechanism it was made with.
+    pub fn mechanism(&self) -> Mechanism {
+        self.mechanism
+    }
+}

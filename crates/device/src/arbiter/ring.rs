@@ -1,0 +1,80 @@
+//! One round robin: the queues of a class that have commands, and whose turn it is.
+//!
+//! A bit says that a queue has commands, and a summary word says which words have bits, so that finding the next queue
+//! costs two words whatever the number of queues, and empty queues cost nothing.
+
+/// The most queues: the summary is one word over words.
+pub(super) const MAX_QUEUES: usize = 64 * 64;
+
+pub(super) struct Ring {
+    active: Box<[u64]>,
+    summary: u64,
+    /// The queue served last.
+    current: usize,
+    /// How many commands more it may start before the next one's turn.
+    left: u32,
+}
+
+impl Ring {
+    /// For queues below `queues`, none of which has commands. The first turn is that of the lowest.
+    pub(super) fn new(queues: usize) -> Self {
+        let words = queues.div_ceil(64).max(1);
+        Ring { active: vec![0; words].into(), summary: 0, current: words * 64 - 1, left: 0 }
+    }
+
+    #[inline]
+    pub(super) fn has_commands(&self) -> bool {
+        self.summary != 0
+    }
+
+    /// The queue has commands.
+    #[inline]
+    pub(super) fn activate(&mut self, queue: usize) {
+        self.active[queue >> 6] |= 1 << (queue & 63);
+        self.summary |= 1 << (queue >> 6);
+    }
+
+    /// The queue has no commands.
+    #[inline]
+    pub(super) fn deactivate(&mut self, queue: usize) {
+        let word = &mut self.active[queue >> 6];
+        *word &= !(1 << (queue & 63));
+        self.summary &= !(u64::from(*word == 0) << (queue >> 6));
+    }
+
+    #[inline]
+    fn is_active(&self, queue: usize) -> bool {
+        self.active[queue >> 6] >> (queue & 63) & 1 != 0
+    }
+
+    /// The queue that starts one command now; there must be one with commands.
+    #[inline]
+    pub(super) fn pick(&mut self, burst: u32) -> usize {
+        if self.left == 0 || !self.is_active(self.current) {
+            self.current = self.after(self.current);
+            self.left = burst;
+        }
+        self.left -= 1;
+        self.current
+    }
+
+    /// The turn of the class is over, and with it that of the queue, even in the middle of its burst.
+    #[inline]
+    pub(super) fn end_turn(&mut self) {
+        self.left = 0;
+    }
+
+    /// The next queue with commands, round the ring; at the end of the round it is `queue` itself.
+    #[inline]
+    fn after(&self, queue: usize) -> usize {
+        let word = queue >> 6;
+        let above = self.active[word] & (u64::MAX << (queue & 63)) << 1;
+        if above != 0 {
+            return word << 6 | above.trailing_zeros() as usize;
+        }
+        let words_above = self.summary & (u64::MAX << word) << 1;
+        let words = if words_above != 0 { words_above } else { self.summary };
+        let word = words.trailing_zeros() as usize;
+        word << 6 | self.active[word].trailing_zeros() as usize
+    }
+}

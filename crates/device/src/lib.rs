@@ -1,0 +1,18 @@
+//! The device side: what stands behind the submission queues.
+//!
+//! ```text
+//!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or modelled
+//!   (urgent, high, medium, low)   whose command       at most W             completion gives the
+//!                                 is fetched next     fetched at a time     window's slot back
+//! ```
+//!
+//! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no thread, nothing is
+//! allocated per command, and the same calls give the same answers. The software controller drives it in real time, the
+//! laboratory in virtual time.
+#![forbid(unsafe_code)]
+
+pub mod arbiter;
+pub mod window;
+
+pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+pub use window::Window;
