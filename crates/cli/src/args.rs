@@ -83,6 +83,7 @@ Examples:
   fairq bench --policy none,mqfq --tenant small=weight:300,bs:4k,depth:64 --tenant large=bs:64k,depth:32
   fairq bench --device ram --tenant a=depth:128,jobs:4 --tenant b=rw:randwrite,rate:100M/s --json
   fairq bench --device file,path=/srv/test.img,size=1G,create --overwrite --alone --fio tenants.fio
+  fairq bench --seconds 30 --series 10ms --tenant base --tenant guest=weight:300,start:10s,stop:20s
   fairq bench --connect 'nbd+unix:///?socket=/run/fairq.sock' --tenant gold=depth:64 --tenant silver=depth:64
 
 A tenant is NAME=key:value,…
@@ -91,7 +92,7 @@ A tenant is NAME=key:value,…
   rw      read, write, randread, randwrite, rw, randrw (randread)
   rwmix   percentage of reads (50)  size   how much it touches (an equal part)
   rate    bytes a second, at most   iops   requests a second, at most
-  think   pause after each request
+  think   pause after each request  start, stop  when it comes and goes, from the start of the measurement
 
 {UNITS}
 
@@ -211,6 +212,12 @@ pub(crate) struct BenchArgs {
     /// How long to run before measuring [default: 1s, or the fio file's ramp_time]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) warmup: Option<Nanos>,
+    /// Also tell how shares went over time, in intervals this long
+    ///
+    /// In the table: each tenant's share of every phase (from one tenant's start or stop to the next) and how much it varies
+    /// from interval to interval. In the JSON object: the bytes of each interval, too.
+    #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "10ms")]
+    pub(crate) series: Option<Nanos>,
     /// Run each tenant alone first, with policy none, to tell its slowdown
     #[arg(long)]
     pub(crate) alone: bool,

@@ -22,10 +22,15 @@ use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_wo
 use crate::fiojob;
 use crate::job::Job;
 use crate::report::{Got, Report, Run};
-use crate::units::{Nanos, exact_size, show_size};
+use crate::series::{Life, Series};
+use crate::units::{Nanos, exact_size, show_duration, show_size};
 
 /// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
+/// How finely a run is cut if tenants come and go in it and nobody says.
+const LIFE_INTERVAL: Duration = Duration::from_millis(10);
+/// The most intervals of a series.
+const INTERVALS_MAX: u128 = 1_000_000;
 /// Buffers of all jobs together.
 const MEMORY_MAX: u64 = 8 << 30;
 
@@ -75,7 +80,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     for policy in &plan.policies {
         let label = plan.label(policy);
         let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
-        report.runs.push(outcome(&label, &plan.jobs, &measured, &alone));
+        report.runs.push(outcome(&label, &plan.jobs, plan.times, &measured, &alone));
     }
     let json = || serde_json::to_string_pretty(&report);
     match &args.json {
@@ -114,7 +119,8 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
         given.map(|Nanos(ns)| Duration::from_nanos(ns)).or(file).unwrap_or(Duration::from_secs(usual))
     };
-    let times = Times { warmup: duration(args.warmup, ramp, 1), measured: duration(args.seconds, runtime, 10) };
+    let (warmup, measured) = (duration(args.warmup, ramp, 1), duration(args.seconds, runtime, 10));
+    let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
     if times.measured < Duration::from_millis(10) {
         return Err(Refusal::new("seconds: less than 10 ms says nothing: write --seconds 10, say"));
     }
@@ -134,6 +140,23 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
     let policies = lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
     Ok(Plan { place: Place::Device { device, cpus }, policies, jobs, times })
+}
+
+/// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in 10 ms.
+fn interval(args: &BenchArgs, jobs: &[Job], measured: Duration) -> Result<Option<Duration>, Refusal> {
+    let Some(Nanos(ns)) = args.series else {
+        let comes_or_goes = |job: &Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
+        return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
+    };
+    let interval = Duration::from_nanos(ns);
+    if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
+        return Err(Refusal::new(format!(
+            "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, 10ms say",
+            show_duration(measured.as_nanos() as f64),
+            show_duration(ns as f64)
+        )));
+    }
+    Ok(Some(interval))
 }
 
 fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
@@ -160,13 +183,17 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         ("--policy", !args.policy.is_empty()),
         ("--shards", args.shards.shards.is_some()),
         ("--cpus", args.shards.cpus.is_some()),
+        ("--series", args.series.is_some()),
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!("{flag} is the server's matter with --connect: leave it out")));
     }
-    match jobs.iter().find(|job| job.rate.is_some() || job.think_ns > 0) {
+    let is_held_back =
+        |job: &&Job| job.rate.is_some() || job.think_ns > 0 || job.starts_ns > 0 || job.stops_ns < u64::MAX;
+    match jobs.iter().find(is_held_back) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --connect every tenant asks as fast as it can: leave out rate, iops and think",
+            "tenant {}: with --connect every tenant asks as fast as it can, all the time: leave out rate, iops, think, \
+             start and stop",
             job.name
         ))),
         None => Ok(()),
@@ -356,6 +383,8 @@ fn expand(job: &Job, copy: u16, tenant: usize, flow: FlowId, (base, size): (u64,
         random: job.random,
         rate: job.rate.map(|rate| (rate / copies).max(1)),
         think_ns: job.think_ns,
+        starts_ns: job.starts_ns,
+        stops_ns: job.stops_ns,
         seed: seed(tenant, copy),
     }
 }
@@ -396,7 +425,7 @@ fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
 }
 
 /// What a run gave each tenant.
-fn outcome(label: &str, jobs: &[Job], measured: &Measured, alone: &[Option<f64>]) -> Run {
+fn outcome(label: &str, jobs: &[Job], times: Times, measured: &Measured, alone: &[Option<f64>]) -> Run {
     let nothing = TenantStats::default();
     let got: Vec<Got> = jobs
         .iter()
@@ -418,7 +447,16 @@ fn outcome(label: &str, jobs: &[Job], measured: &Measured, alone: &[Option<f64>]
             }
         })
         .collect();
-    Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got)
+    let life = |job: &Job| Life {
+        starts_ns: job.starts_ns,
+        stops_ns: job.stops_ns,
+        weight: job.weight.get().into(),
+        most: job.rate.map_or(f64::INFINITY, |rate| rate as f64),
+    };
+    let lives: Vec<(String, Life)> = jobs.iter().map(|job| (job.name.clone(), life(job))).collect();
+    let series =
+        times.interval.map(|interval| Series::new(interval, measured.series.clone(), &lives, &measured.class_weights));
+    Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got, series)
 }
 
 /// How far a run is, on a terminal.

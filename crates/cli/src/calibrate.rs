@@ -91,7 +91,7 @@ pub(crate) fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {
         bench: Bench { target, is_quiet: args.json },
-        times: Times { warmup: measured / ROUNDS / 5, measured: measured / ROUNDS },
+        times: Times { warmup: measured / ROUNDS / 5, measured: measured / ROUNDS, interval: None },
         pattern: if args.write { Pattern::RandWrite } else { Pattern::RandRead },
         shards,
         enough: f64::from(args.enough) / 100.0,

@@ -3,7 +3,7 @@
 //! Taken are the keys that say what a job asks of the device. Keys that only say how fio does it (engine, files,
 //! logs) have no effect here; a key that nobody here knows is named in a warning, and one that would change the load in
 //! a way that cannot be done here is an error with its line. Numbers are fio's: k is 1024, a rate is for each of
-//! `numjobs`, `thinktime` is in microseconds and `runtime` in seconds if they have no unit.
+//! `numjobs`, `thinktime` is in microseconds and `runtime` in seconds if they have no unit, as `startdelay` is.
 //!
 //! The weight is `cgroup_weight`, or follows from `prio` as the kernel's schedulers do it: 8 - prio parts, so that the
 //! usual 4 is the usual weight, 100.
@@ -93,7 +93,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("rate_process", "requests come evenly: use rate or rate_iops alone"),
     ("read_iolog", "there are no replayed loads"),
     ("stonewall", "tenants run at the same time: put what comes after into another file"),
-    ("startdelay", "tenants run at the same time"),
     ("verify", "use fio itself, with ioengine=nbd, for verification"),
     ("wait_for", "tenants run at the same time: put what comes after into another file"),
     ("zonemode", "there are no zones"),
@@ -142,8 +141,7 @@ pub(crate) fn parse(text: &str, path: &str) -> Result<FioFile, Refusal> {
         jobs.push(job);
         for (key, slot) in [("runtime", &mut runtime), ("ramp_time", &mut ramp)] {
             let Some((value, line)) = keys.get(key) else { continue };
-            let seconds = if value.chars().all(|c| c.is_ascii_digit()) { format!("{value}s") } else { value.clone() };
-            let Nanos(ns) = reader.value(key, &seconds, *line)?;
+            let Nanos(ns) = reader.time(key, value, "s", *line)?;
             let time = Duration::from_nanos(ns);
             if slot.is_some_and(|earlier| earlier != time) {
                 return Err(
@@ -207,7 +205,7 @@ impl Reader<'_> {
             "readwrite" => "rw",
             "timeout" => "runtime",
             "iodepth" | "numjobs" | "bs" | "rw" | "rwmixread" | "rwmixwrite" | "size" | "runtime" | "ramp_time"
-            | "rate" | "rate_iops" | "thinktime" | "cgroup_weight" | "prio" | "name" => key,
+            | "rate" | "rate_iops" | "thinktime" | "startdelay" | "cgroup_weight" | "prio" | "name" => key,
             _ if WITHOUT_EFFECT.contains(&key) => return Ok(None),
             _ => {
                 if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
@@ -244,7 +242,9 @@ impl Reader<'_> {
             rwmix: if mixed { self.mix(keys)? } else { None },
             rate: size("rate").transpose()?.filter(|size| size.0 > 0).map(|Size(bytes)| Bandwidth(per_job(bytes))),
             iops: count("rate_iops").transpose()?.filter(|count| count.0 > 0).map(|Count(iops)| Count(per_job(iops))),
-            think: get("thinktime").map(|(value, line)| self.think(value, line)).transpose()?,
+            think: get("thinktime").map(|(value, line)| self.time("thinktime", value, "us", line)).transpose()?,
+            start: get("startdelay").map(|(value, line)| self.time("startdelay", value, "s", line)).transpose()?,
+            stop: None,
             size: match get("size") {
                 Some((value, _)) if value.ends_with('%') => None,
                 _ => size("size").transpose()?,
@@ -309,9 +309,11 @@ impl Reader<'_> {
         }
     }
 
-    fn think(&self, value: &str, line: usize) -> Result<Nanos, Refusal> {
-        let with_unit = if value.chars().all(|c| c.is_ascii_digit()) { format!("{value}us") } else { value.to_owned() };
-        self.value("thinktime", &with_unit, line)
+    /// A time, in `unit` if it has none.
+    fn time(&self, key: &str, value: &str, unit: &str, line: usize) -> Result<Nanos, Refusal> {
+        let has_none = value.chars().all(|c| c.is_ascii_digit());
+        let with_unit = if has_none { format!("{value}{unit}") } else { value.to_owned() };
+        self.value(key, &with_unit, line)
     }
 }
 
@@ -338,14 +340,14 @@ mod tests {
         let file = read(
             "; two tenants\n[global]\nioengine=libaio\ndirect=1\ntime_based\nruntime=30\nramp_time=2s\nbs=4k\n\
              rwmixread=70\ngroup_reporting\n\n[db]\nrw=randrw\niodepth=64\nnumjobs=2\nrate=10m\ncgroup_weight=300\n\
-             size=1g  # each\n\n[scan]\nrw=read\nblocksize=128k,128k\niodepth=8\nprio=7\nthinktime=50\nfrobnicate=1\n",
+             size=1g  # each\n\n[scan]\nrw=read\nblocksize=128k,128k\niodepth=8\nprio=7\nthinktime=50\nstartdelay=5\nfrobnicate=1\n",
         )
         .unwrap();
         let db: Job = "db=weight:300,bs:4k,depth:64,jobs:2,rw:randrw,rwmix:70,rate:20M,size:1G".parse().unwrap();
-        let scan: Job = "scan=weight:25,bs:128k,depth:8,rw:read,think:50us".parse().unwrap();
+        let scan: Job = "scan=weight:25,bs:128k,depth:8,rw:read,think:50us,start:5s".parse().unwrap();
         assert_eq!(file.jobs, [db, scan]);
         assert_eq!((file.runtime, file.ramp), (Some(Duration::from_secs(30)), Some(Duration::from_secs(2))));
-        assert_eq!(file.warnings, ["two.fio:26: unknown key `frobnicate` is not taken into account"]);
+        assert_eq!(file.warnings, ["two.fio:27: unknown key `frobnicate` is not taken into account"]);
     }
 
     #[test]

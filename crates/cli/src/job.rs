@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::config::{Refusal, policy, tenant};
 use crate::pairs::{self, Pair};
-use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
+use crate::units::{Bandwidth, Count, Nanos, Size, exact_size, show_duration};
 
 /// Bytes of one request.
 const BLOCK: std::ops::RangeInclusive<u64> = 512..=32 << 20;
@@ -62,6 +62,8 @@ pub(crate) struct JobTable {
     pub(crate) rate: Option<Bandwidth>,
     pub(crate) iops: Option<Count>,
     pub(crate) think: Option<Nanos>,
+    pub(crate) start: Option<Nanos>,
+    pub(crate) stop: Option<Nanos>,
     pub(crate) size: Option<Size>,
     pub(crate) export: Option<String>,
 }
@@ -87,6 +89,10 @@ pub(crate) struct Job {
     pub(crate) rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub(crate) think_ns: u64,
+    /// When it begins, in nanoseconds from the start of the measurement.
+    pub(crate) starts_ns: u64,
+    /// When it asks for no more, likewise; `u64::MAX` if it stays.
+    pub(crate) stops_ns: u64,
     /// How much of the device it touches; an equal part if not said.
     pub(crate) size: Option<u64>,
     /// The export it connects to, if that is not the tenant's name.
@@ -147,6 +153,11 @@ impl JobTable {
         {
             return refuse(format!("size {} is less than one block of {}", exact_size(size), exact_size(block)));
         }
+        let starts_ns = self.start.map_or(0, |Nanos(ns)| ns);
+        let stops_ns = self.stop.map_or(u64::MAX, |Nanos(ns)| ns);
+        if stops_ns <= starts_ns {
+            return refuse("it would stop before it starts: give a stop that is later than start".into());
+        }
         Ok(Job {
             name: self.name,
             weight: self.weight.unwrap_or_default(),
@@ -157,6 +168,8 @@ impl JobTable {
             read_percent,
             rate,
             think_ns: self.think.map_or(0, |Nanos(ns)| ns),
+            starts_ns,
+            stops_ns,
             size: self.size.map(|Size(bytes)| bytes),
             export: self.export,
         })
@@ -179,7 +192,14 @@ impl Job {
         };
         let jobs = if self.jobs > 1 { format!("{} × ", self.jobs) } else { String::new() };
         let rate = self.rate.map(|rate| format!(", at most {}/s", exact_size(rate))).unwrap_or_default();
-        format!("{} {order} {what}, depth {jobs}{}{rate}", exact_size(self.block.into()), self.depth)
+        let from =
+            if self.starts_ns > 0 { format!(", from {}", show_duration(self.starts_ns as f64)) } else { String::new() };
+        let until = if self.stops_ns < u64::MAX {
+            format!(", until {}", show_duration(self.stops_ns as f64))
+        } else {
+            String::new()
+        };
+        format!("{} {order} {what}, depth {jobs}{}{rate}{from}{until}", exact_size(self.block.into()), self.depth)
     }
 }
 
@@ -203,6 +223,8 @@ mod tests {
             read_percent: 70,
             rate: Some(100 << 20),
             think_ns: 5_000,
+            starts_ns: 0,
+            stops_ns: u64::MAX,
             size: Some(1 << 30),
             export: Some("x".into()),
         };
@@ -211,6 +233,8 @@ mod tests {
         assert_eq!(job.outstanding(), 512);
         let plain: Job = "db".parse().unwrap();
         assert_eq!(plain.summary(), "4k random read, depth 32");
+        let guest: Job = "db=start:10s,stop:20s".parse().unwrap();
+        assert_eq!(guest.summary(), "4k random read, depth 32, from 10.0 s, until 20.0 s");
         let limited: Job = "db=iops:1k,rw=write".parse().unwrap();
         assert_eq!((limited.rate, limited.read_percent, limited.random), (Some(4_096_000), 0, false));
     }
@@ -221,7 +245,7 @@ mod tests {
         assert_eq!(
             refusal("db=dept:3"),
             "unknown key `dept`; did you mean `depth`? (allowed: name, weight, bs, depth, jobs, rw, rwmix, rate, iops, \
-             think, size, export)"
+             think, start, stop, size, export)"
         );
         assert_eq!(refusal("db=bs:1000"), "tenant db: bs 1000 is not a multiple of 512 from 512 to 32M");
         assert_eq!(refusal("db=depth:0"), "tenant db: depth 0 is not in 1..4096");
@@ -238,6 +262,10 @@ mod tests {
         assert_eq!(
             refusal("db=rate:1M/s,iops:5"),
             "tenant db: rate and iops are two words for one limit: leave one out"
+        );
+        assert_eq!(
+            refusal("db=start:2s,stop:1s"),
+            "tenant db: it would stop before it starts: give a stop that is later than start"
         );
         assert_eq!(refusal("db=size:4k,bs:64k"), "tenant db: size 4k is less than one block of 64k");
         assert_eq!(refusal("=bs:4k"), "a tenant needs a name, as in db=10G,weight=300");

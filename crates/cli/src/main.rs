@@ -23,6 +23,7 @@ mod fiojob;
 mod job;
 mod pairs;
 mod report;
+mod series;
 mod serve;
 mod status;
 mod units;

@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 use serde::{Deserialize, Serialize};
 
+use crate::series::Series;
 use crate::units::{show_bandwidth, show_count, show_duration};
 
 /// Everything that was run.
@@ -29,6 +30,9 @@ pub(crate) struct Run {
     pub(crate) cpu_ns_per_io: f64,
     /// One for each tenant, in the order in which they were given.
     pub(crate) flows: Vec<Flow>,
+    /// How it went over time, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) series: Option<Series>,
 }
 
 /// What one tenant got.
@@ -73,8 +77,9 @@ pub(crate) struct Got {
 }
 
 impl Run {
-    /// Derives shares, rates and the index from what was measured.
-    pub(crate) fn new(policy: &str, seconds: f64, cpu_ns: f64, got: &[Got]) -> Run {
+    /// Derives shares, rates and the index from what was measured. What is due to whom comes from the series, which
+    /// knows who was there when, if there is one.
+    pub(crate) fn new(policy: &str, seconds: f64, cpu_ns: f64, got: &[Got], series: Option<Series>) -> Run {
         let operations: u64 = got.iter().map(|flow| flow.operations).sum();
         let bytes: u64 = got.iter().map(|flow| flow.bytes).sum();
         let demands: Vec<Demand> = got
@@ -84,7 +89,7 @@ impl Run {
                 most: flow.rate.map_or(f64::INFINITY, |rate| rate as f64 * seconds),
             })
             .collect();
-        let entitled = entitled(&demands, bytes as f64);
+        let entitled = series.as_ref().and_then(Series::entitled).unwrap_or_else(|| entitled(&demands, bytes as f64));
         let fraction = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let flows: Vec<Flow> = got
             .iter()
@@ -113,6 +118,7 @@ impl Run {
             jain_weighted: jain(flows.iter().map(|flow| flow.share / flow.entitled)),
             cpu_ns_per_io: if operations == 0 { 0.0 } else { cpu_ns / operations as f64 },
             flows,
+            series,
         }
     }
 }
@@ -193,13 +199,14 @@ impl Report {
 impl Run {
     fn text(&self, name_width: usize) -> String {
         format!(
-            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}  CPU {} a request\n{}\n",
+            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}  CPU {} a request\n{}\n{}",
             self.policy,
             with_space(&show_count(self.iops)),
             show_bandwidth(self.bytes_per_s),
             self.jain_weighted,
             show_duration(self.cpu_ns_per_io),
             self.table(),
+            self.series.as_ref().map(Series::text).unwrap_or_default(),
         )
     }
 
@@ -282,14 +289,24 @@ mod tests {
 
     #[test]
     fn exact_shares_have_index_one_and_equal_ones_do_not() {
-        let fair =
-            Run::new("mqfq", 10.0, 1e9, &[got("gold", 300, None, 3_000_000), got("silver", 100, None, 1_000_000)]);
+        let fair = Run::new(
+            "mqfq",
+            10.0,
+            1e9,
+            &[got("gold", 300, None, 3_000_000), got("silver", 100, None, 1_000_000)],
+            None,
+        );
         assert_eq!(fair.jain_weighted, 1.0);
         assert_eq!(fair.flows.iter().map(|flow| flow.entitled).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(fair.flows.iter().map(|flow| flow.share).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(fair.bytes_per_s, 400_000.0);
-        let even =
-            Run::new("none", 10.0, 1e9, &[got("gold", 300, None, 2_000_000), got("silver", 100, None, 2_000_000)]);
+        let even = Run::new(
+            "none",
+            10.0,
+            1e9,
+            &[got("gold", 300, None, 2_000_000), got("silver", 100, None, 2_000_000)],
+            None,
+        );
         // x = 2/3 and 2: (8/3)^2 / (2 (4/9 + 4)).
         assert!((even.jain_weighted - 0.8).abs() < 1e-12);
     }
@@ -305,14 +322,19 @@ mod tests {
         // More was measured than was asked for: noise, not somebody's due.
         assert_eq!(entitled(&[demand(1.0, 100.0), demand(1.0, 300.0)], 410.0), [0.25, 0.75]);
         assert_eq!(entitled(&[demand(1.0, 1.0), demand(3.0, 1.0)], 0.0), [0.25, 0.75]);
-        let run =
-            Run::new("mqfq", 10.0, 0.0, &[got("a", 100, None, 3_000_000), got("c", 100, Some(100_000), 1_000_000)]);
+        let run = Run::new(
+            "mqfq",
+            10.0,
+            0.0,
+            &[got("a", 100, None, 3_000_000), got("c", 100, Some(100_000), 1_000_000)],
+            None,
+        );
         assert_eq!(run.jain_weighted, 1.0);
     }
 
     #[test]
     fn a_run_in_which_nothing_was_done_has_finite_numbers() {
-        let run = Run::new("mqfq", 10.0, 1e9, &[got("a", 100, None, 0), got("b", 100, None, 0)]);
+        let run = Run::new("mqfq", 10.0, 1e9, &[got("a", 100, None, 0), got("b", 100, None, 0)], None);
         assert_eq!((run.jain_weighted, run.cpu_ns_per_io), (0.0, 0.0));
         let json = serde_json::to_string(&run).unwrap();
         assert!(!json.contains("null,") && serde_json::from_str::<Run>(&json).unwrap() == run, "{json}");
@@ -321,7 +343,7 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let alone = Got { alone: Some(600_000.0), ..got("gold", 300, None, 3_000_000) };
-        let run = Run::new("mqfq", 10.0, 2e6, &[alone, got("silver", 100, None, 1_000_000)]);
+        let run = Run::new("mqfq", 10.0, 2e6, &[alone, got("silver", 100, None, 1_000_000)], None);
         let json = serde_json::to_value(Report { runs: vec![run] }).unwrap();
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let sorted = |mut names: Vec<&str>| {
@@ -342,7 +364,7 @@ mod tests {
     #[test]
     fn the_table_stands_in_columns() {
         let run = |policy: &str, gold, silver| {
-            Run::new(policy, 10.0, 1e9, &[got("gold", 300, None, gold), got("silver", 100, None, silver)])
+            Run::new(policy, 10.0, 1e9, &[got("gold", 300, None, gold), got("silver", 100, None, silver)], None)
         };
         let report =
             Report { runs: vec![run("none", 2_048_000_000, 2_048_000_000), run("mqfq", 3_040_000_000, 1_015_808_000)] };

@@ -120,7 +120,8 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
     phase.store(STOP, Ordering::Relaxed);
     let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu);
     let tenants = jobs.iter().map(|job| job.tenant + 1).max().unwrap_or(0);
-    let mut measured = Measured { tenants: vec![TenantStats::default(); tenants], elapsed, cpu };
+    let tenants = vec![TenantStats::default(); tenants];
+    let mut measured = Measured { tenants, elapsed, cpu, series: Vec::new(), class_weights: Vec::new() };
     for (thread, job) in threads.into_iter().zip(jobs) {
         let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;
         measured.tenants[job.tenant].add(&stats);

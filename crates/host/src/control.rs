@@ -63,6 +63,11 @@ impl<'a, L: Policy, D: Device> Control<'a, L, D> {
         self.next_ns
     }
 
+    /// The weights that the device's classes have, if the policy gives them any.
+    pub fn class_weights(&self) -> Option<ClassWeights> {
+        self.weights
+    }
+
     /// Ticks if it is due.
     pub fn tick(&mut self, now_ns: u64) {
         if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {

@@ -1,9 +1,11 @@
 //! Load from inside the process: closed-loop jobs that drive the data path without a protocol, as fio does a device.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, Op, Policy, Port};
+use fairq_core::{ClassWeights, FlowId, Op, Policy, Port};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -44,8 +46,37 @@ pub struct Job {
     pub rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub think_ns: u64,
+    /// When it begins, in nanoseconds after the measurement has; at 0 it is there from the start of the warm-up.
+    pub starts_ns: u64,
+    /// When it asks for no more, likewise.
+    pub stops_ns: u64,
     /// Seed of its random numbers.
     pub seed: u64,
+}
+
+/// Bytes completed in each interval of a measurement. One job writes it, so it adds without a locked instruction; others
+/// read it when the run is over.
+#[derive(Debug)]
+pub struct Series {
+    /// When the first interval begins.
+    begins_ns: u64,
+    interval_ns: u64,
+    bytes: Box<[AtomicU64]>,
+}
+
+impl Series {
+    fn new(begins_ns: u64, interval_ns: u64, measured: Duration) -> Series {
+        let intervals = (measured.as_nanos() as u64).div_ceil(interval_ns.max(1));
+        let bytes = (0..intervals).map(|_| AtomicU64::new(0)).collect();
+        Series { begins_ns, interval_ns: interval_ns.max(1), bytes }
+    }
+
+    #[inline]
+    fn add(&self, now_ns: u64, bytes: u64) {
+        let Some(since_ns) = now_ns.checked_sub(self.begins_ns) else { return };
+        let Some(slot) = self.bytes.get((since_ns / self.interval_ns) as usize) else { return };
+        slot.store(slot.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
 }
 
 /// The jobs of one shard.
@@ -56,6 +87,10 @@ pub struct LoadFront {
 
 struct Running {
     job: Job,
+    /// What it did when, if somebody wants to know.
+    series: Option<Arc<Series>>,
+    /// When it ends.
+    ends_ns: u64,
     region: Region,
     /// One for each request in flight.
     buffers: Vec<Buffer>,
@@ -64,20 +99,22 @@ struct Running {
     rng: SmallRng,
     /// The next block of a sequential job.
     next_block: u64,
-    /// With a rate: when the next request may go.
+    /// When the next request may go: when the job begins, and later as its rate says.
     next_ns: u64,
 }
 
 impl LoadFront {
-    /// A front end that runs these jobs until it is stopped.
-    pub fn new(jobs: Vec<Job>) -> io::Result<LoadFront> {
-        let jobs = jobs.into_iter().map(Running::new).collect::<io::Result<_>>()?;
+    /// A front end that runs these jobs until it is stopped, of a run whose measurement begins at `begins_ns`; each job
+    /// writes its series, if it has one.
+    pub fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, begins_ns: u64) -> io::Result<LoadFront> {
+        let running = |(job, series)| Running::new(job, series, begins_ns);
+        let jobs = jobs.into_iter().map(running).collect::<io::Result<_>>()?;
         Ok(LoadFront { jobs, stopping: false })
     }
 }
 
 impl Running {
-    fn new(job: Job) -> io::Result<Running> {
+    fn new(job: Job, series: Option<Arc<Series>>, begins_ns: u64) -> io::Result<Running> {
         let depth = usize::from(job.depth);
         let mut region = Region::map(depth * (job.block as usize).next_multiple_of(crate::memory::PAGE))?;
         let mut rng = SmallRng::seed_from_u64(job.seed);
@@ -90,13 +127,15 @@ impl Running {
             })
             .collect::<io::Result<_>>()?;
         let idle = (0..job.depth).map(|index| (index, 0)).collect();
-        Ok(Running { job, region, buffers, idle, rng, next_block: 0, next_ns: 0 })
+        let next_ns = if job.starts_ns == 0 { 0 } else { begins_ns + job.starts_ns };
+        let ends_ns = begins_ns.saturating_add(job.stops_ns);
+        Ok(Running { job, series, ends_ns, region, buffers, idle, rng, next_block: 0, next_ns })
     }
 
     /// The next request, if one may go now.
     fn next(&mut self, now_ns: u64, cookie: u64) -> Option<Order> {
         let &(buffer, ready_ns) = self.idle.front()?;
-        if ready_ns > now_ns || self.next_ns > now_ns {
+        if ready_ns > now_ns || self.next_ns > now_ns || now_ns >= self.ends_ns {
             return None;
         }
         self.idle.pop_front();
@@ -154,6 +193,9 @@ impl Front for LoadFront {
 
     fn finished(&mut self, now_ns: u64, finished: Finished) {
         let running = &mut self.jobs[(finished.cookie >> 16) as usize];
+        if let Some(series) = &running.series {
+            series.add(now_ns, u64::from(running.job.block));
+        }
         running.idle.push_back((finished.cookie as u16, now_ns + running.job.think_ns));
     }
 
@@ -166,7 +208,8 @@ impl Front for LoadFront {
             return None;
         }
         let next = |running: &Running| running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns));
-        self.jobs.iter().filter_map(next).min()
+        // A job that has ended waits for nothing.
+        self.jobs.iter().filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns)).min()
     }
 
     fn stop(&mut self) {
@@ -193,6 +236,8 @@ pub struct Times {
     pub warmup: Duration,
     /// Counted.
     pub measured: Duration,
+    /// Into how long intervals the measured time is cut for a series of what each tenant got; none if there is no need.
+    pub interval: Option<Duration>,
 }
 
 /// What came out of a load run.
@@ -204,6 +249,10 @@ pub struct Measured {
     pub elapsed: Duration,
     /// CPU time of the whole process meanwhile.
     pub cpu: Duration,
+    /// Bytes of each tenant in each interval, if [`Times::interval`] asks for it.
+    pub series: Vec<Vec<u64>>,
+    /// The weights that the policy had the device's classes given, and from when: after the measurement began, or 0.
+    pub class_weights: Vec<(Duration, ClassWeights)>,
 }
 
 /// Runs jobs, `jobs[n]` on shard n, through a policy on a device; `watch` is called at least every 100 ms with
@@ -220,16 +269,34 @@ pub fn run<L: Policy, D: Device>(
 where
     L::Port: 'static,
 {
-    let mut jobs = jobs;
+    let begins_ns = common.clock.now_ns() + times.warmup.as_nanos() as u64;
+    let series = |job: &Job| {
+        let interval_ns = times.interval?.as_nanos() as u64;
+        Some((job.tenant, Arc::new(Series::new(begins_ns, interval_ns, times.measured))))
+    };
+    let mut all_series = Vec::new();
+    let mut with_series = |job: Job| {
+        let series = series(&job);
+        all_series.extend(series.clone());
+        (job, series.map(|(_, series)| series))
+    };
+    let mut jobs: Vec<Vec<_>> = jobs.into_iter().map(|hand| hand.into_iter().map(&mut with_series).collect()).collect();
     jobs.resize_with(ports.len(), Vec::new);
     let mut jobs = jobs.into_iter();
     let mut control = Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
-    let shards = Shards::start(ports, common, cpus, |_| LoadFront::new(jobs.next().unwrap_or_default()))?;
+    let shards = Shards::start(ports, common, cpus, |_| LoadFront::new(jobs.next().unwrap_or_default(), begins_ns))?;
     let total = times.warmup + times.measured;
     let started = Instant::now();
+    let mut class_weights: Vec<(Duration, ClassWeights)> = Vec::new();
     let mut pause = |until: Duration| {
         while started.elapsed() < until {
-            control.tick(common.clock.now_ns());
+            let now_ns = common.clock.now_ns();
+            control.tick(now_ns);
+            if let Some(weights) = control.class_weights()
+                && class_weights.last().is_none_or(|&(_, last)| last != weights)
+            {
+                class_weights.push((Duration::from_nanos(now_ns.saturating_sub(begins_ns)), weights));
+            }
             if !watch(started.elapsed().as_secs_f64() / total.as_secs_f64()) {
                 return;
             }
@@ -244,7 +311,19 @@ where
     let (after, cpu_after, elapsed) = (shards.stats(), process_cpu(), start.elapsed());
     shards.stop();
     let tenants = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
-    Ok(Measured { tenants, elapsed, cpu: cpu_after - cpu_before })
+    let series = total_series(common.tenants, &all_series);
+    Ok(Measured { tenants, elapsed, cpu: cpu_after - cpu_before, series, class_weights })
+}
+
+/// What each tenant's jobs did in each interval, together.
+fn total_series(tenants: usize, series: &[(u16, Arc<Series>)]) -> Vec<Vec<u64>> {
+    let Some((_, first)) = series.first() else { return Vec::new() };
+    let mut totals = vec![vec![0; first.bytes.len()]; tenants];
+    for (tenant, series) in series {
+        let total = totals[usize::from(*tenant)].iter_mut();
+        total.zip(&series.bytes).for_each(|(total, bytes)| *total += bytes.load(Ordering::Relaxed));
+    }
+    totals
 }
 
 /// CPU time this process has used, in user and kernel mode.
@@ -255,8 +334,6 @@ pub(crate) fn process_cpu() -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::device::null::NullDevice;
     use crate::shard::{Clock, Wakers};
@@ -289,6 +366,8 @@ mod tests {
             random: true,
             rate: None,
             think_ns: 0,
+            starts_ns: 0,
+            stops_ns: u64::MAX,
             seed: 1,
         }
     }
@@ -298,7 +377,7 @@ mod tests {
         let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job(flow) };
-        let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300) };
+        let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300), interval: None };
         let run = run(&policy, ports, &common(), &[], vec![vec![job(flow)], vec![limited]], times, |_| true).unwrap();
         let got = &run.tenants[0];
         assert!(got.reads > 10_000, "{got:?}");
@@ -307,6 +386,26 @@ mod tests {
         let expected = 10_000.0 * run.elapsed.as_secs_f64();
         assert!((got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0, "{} against {expected}", got.writes);
         assert_eq!(got.latency_ns.len(), got.operations());
+    }
+
+    #[test]
+    fn a_job_lives_as_long_as_it_is_told_and_its_series_shows_it() {
+        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let ms = Duration::from_millis;
+        let guest = Job { tenant: 1, starts_ns: 100_000_000, stops_ns: 200_000_000, ..job(flow) };
+        let times = Times { warmup: ms(20), measured: ms(300), interval: Some(ms(10)) };
+        let common = Common { tenants: 2, ..common() };
+        let run = run(&policy, ports, &common, &[], vec![vec![job(flow)], vec![guest]], times, |_| true).unwrap();
+        assert_eq!(run.series.len(), 2);
+        assert_eq!(run.series[0].len(), 30);
+        let alive: Vec<usize> = (0..30).filter(|&at| run.series[1][at] > 0).collect();
+        assert!(alive.first().is_some_and(|&first| (10..15).contains(&first)), "{alive:?}");
+        // What was in flight at the end still completes.
+        assert!(alive.last().is_some_and(|&last| (15..=20).contains(&last)), "{alive:?}");
+        let total: u64 = run.series[1].iter().sum();
+        assert_eq!(total, run.tenants[1].bytes());
+        assert!(run.class_weights.is_empty(), "`none` wants no weights");
     }
 
     /// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the shard that ended
@@ -319,7 +418,7 @@ mod tests {
                 let config = SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
                 let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
                 let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-                let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(2) };
+                let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(2), interval: None };
                 let jobs = vec![vec![job(flow)], vec![job(flow)]];
                 run(&policy, ports, &common(), &[], jobs, times, |_| true).unwrap();
             }
