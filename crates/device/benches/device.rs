@@ -1,13 +1,15 @@
-//! What the device side costs: nanoseconds per decision of the arbiter.
+//! What the device side costs: nanoseconds per decision of the arbiter, and per 4 KiB command of the timing model.
 //!
-//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per decision.
+//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per decision, 100 ns per
+//! command.
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion};
-use fairq_core::{Class, ClassWeights};
-use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+use fairq_core::{Class, ClassWeights, Op};
+use fairq_device::profile::BUILT_IN;
+use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex, Setup, Ssd, State};
 
 const CLASSES: [Class; 3] = [Class::High, Class::Medium, Class::Low];
 
@@ -39,6 +41,36 @@ fn arbitrate(criterion: &mut Criterion) {
     }
 }
 
+/// A closed loop of 4 KiB requests at random places in virtual time: start, what happens inside, next_ns and pop.
+fn serve(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("timing model: one 4 KiB command");
+    let loads = [(Op::Read, State::Fresh, 64u32), (Op::Read, State::Fresh, 1024), (Op::Write, State::Steady, 64)];
+    for (name, _) in BUILT_IN {
+        let profile = Profile::named(name).expect("it is built in");
+        for (op, state, depth) in loads {
+            let setup = Setup { capacity: 1 << 36, state, outstanding: depth, seed: 1 };
+            let mut ssd = Ssd::new(&profile, &setup);
+            let mut random = 1u64;
+            let mut offset = move || {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                random >> 28 & !4095
+            };
+            (0..depth).for_each(|id| ssd.start(0, id, op, offset(), 4096));
+            let name = format!("{name}, {op:?} {state:?} x {depth}");
+            group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
+                bencher.iter(|| {
+                    loop {
+                        let now_ns = ssd.next_ns().expect("commands are outstanding");
+                        if let Some(completed) = ssd.pop(now_ns) {
+                            break ssd.start(completed.at_ns, completed.id, op, black_box(offset()), 4096);
+                        }
+                    }
+                });
+            });
+        }
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default()
         .sample_size(20)
@@ -46,5 +78,6 @@ fn main() {
         .measurement_time(Duration::from_millis(600))
         .configure_from_args();
     arbitrate(&mut criterion);
+    serve(&mut criterion);
     criterion.final_summary();
 }

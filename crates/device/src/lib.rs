@@ -1,7 +1,7 @@
 //! The device side: what stands behind the submission queues.
 //!
 //! ```text
-//!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or modelled
+//!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or modelled (Ssd)
 //!   (urgent, high, medium, low)   whose command       at most W             completion gives the
 //!                                 is fetched next     fetched at a time     window's slot back
 //! ```
@@ -12,7 +12,11 @@
 #![forbid(unsafe_code)]
 
 pub mod arbiter;
+pub mod profile;
+pub mod ssd;
 pub mod window;
 
 pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+pub use profile::{Profile, ProfileError, State};
+pub use ssd::{Completed, Setup, Ssd};
 pub use window::Window;

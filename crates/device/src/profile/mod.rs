@@ -1,0 +1,294 @@
+//! Profiles: what a device is like, as data.
+//!
+//! A profile is a TOML file: what the host sees (`[host]`), the times and sizes of the [timing model](crate::ssd), and
+//! the points that the model is held to (`[[point]]`), each with where it comes from. Seven are built in; a user's own
+//! file is read the same way. Times are microseconds, bandwidths MB/s (10^6 bytes a second), sizes KiB, capacities GB.
+
+use serde::{Deserialize, Serialize};
+
+pub use quantity::{Count, MbPerS, Micros, Spare};
+
+mod quantity;
+
+/// The profiles built in: name and text.
+pub const BUILT_IN: [(&str, &str); 1] = [("z-ssd", include_str!("../../profiles/z-ssd.toml"))];
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// No profile is called that.
+    #[error("no profile is called `{name}`: there are {}", names())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The text is not a profile; says in which line, and what is wrong.
+    #[error("{0}")]
+    Syntax(Box<toml::de::Error>),
+    /// Values that are each legal do not go together.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+fn names() -> String {
+    BUILT_IN.map(|(name, _)| name).join(", ")
+}
+
+/// What a device is like.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Profile {
+    /// What it is called on the command line.
+    pub name: String,
+    /// What it is.
+    pub model: String,
+    /// What the host sees.
+    pub host: Host,
+    /// What each command costs.
+    pub controller: Controller,
+    /// Between host and device.
+    pub link: Link,
+    /// Where the data is.
+    pub media: Media,
+    /// Where writes wait for the media.
+    pub buffer: Buffer,
+    /// Rewriting; absent where media is written in place.
+    pub garbage: Option<Garbage>,
+    /// Cells of which a part is written faster, until it is full.
+    pub slc: Option<Slc>,
+    /// What the device is known to do.
+    #[serde(default, rename = "point")]
+    pub points: Vec<Point>,
+}
+
+/// What the host sees.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Host {
+    /// How it is attached.
+    pub interface: Interface,
+    /// How many I/O submission queues there may be; 1 for SATA.
+    pub queues: Count<1, 4095>,
+    /// How many entries a queue may have; for SATA the slots of native command queueing.
+    pub queue_entries: Count<2, 65536>,
+    /// W, the most commands that the device has fetched and not completed.
+    pub window: Count<1, 4096>,
+    /// Whether it offers weighted round robin.
+    pub wrr: Wrr,
+    /// How much it holds, in GB (10^9 bytes).
+    pub capacity_gb: Count<1, 1_000_000>,
+}
+
+impl Host {
+    /// How much it holds, in bytes: whole MiB.
+    pub fn capacity(&self) -> u64 {
+        (u64::from(self.capacity_gb.get()) * 1_000_000_000) >> 20 << 20
+    }
+}
+
+/// How a device is attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interface {
+    /// Many queues.
+    Nvme,
+    /// One queue of up to 32 commands, and one transfer at a time in either direction.
+    Sata,
+}
+
+/// Whether a device offers weighted round robin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wrr {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+    /// Nobody has said; taken as no.
+    Unknown,
+}
+
+/// What each command costs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Controller {
+    /// A read's turn in the controller, which serves one command at a time.
+    pub read_us: Micros,
+    /// A write's turn, and that of other commands.
+    pub write_us: Micros,
+    /// What a read takes beside all turns: protocol, interrupt.
+    pub read_fixed_us: Micros,
+    /// What a write takes beside all turns.
+    pub write_fixed_us: Micros,
+    /// Whether what the buffer holds survives a loss of power, so that a flush has nothing to wait for.
+    pub power_loss_protection: bool,
+}
+
+/// Between host and device.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Link {
+    /// To the host.
+    pub read_mb_s: MbPerS,
+    /// To the device.
+    pub write_mb_s: MbPerS,
+}
+
+/// Where the data is.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Media {
+    /// Each moves one page at a time.
+    pub channels: Count<1, 1024>,
+    /// Each reads or programs one page at a time.
+    pub dies_per_channel: Count<1, 1024>,
+    /// What one read of a die brings, and the unit that logical addresses are striped by; a power of two.
+    pub page_kib: Count<1, 64>,
+    /// A page from the cells to the die's register.
+    pub read_us: Micros,
+    /// A program.
+    pub program_us: Micros,
+    /// What one program writes.
+    pub program_kib: Count<1, 4096>,
+    /// Of each channel.
+    pub channel_mb_s: MbPerS,
+    /// What it takes to suspend a program or an erase for a read; absent if that cannot be.
+    pub suspend_us: Option<Micros>,
+    /// Whether a die can do nothing until the page it has read has left through the channel.
+    #[serde(default)]
+    pub held_through_transfer: bool,
+}
+
+/// Where writes wait for the media.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Buffer {
+    /// How much it holds.
+    pub size_kib: Count<4, 16_777_216>,
+}
+
+/// What writing over old data costs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Garbage {
+    /// Space beyond what the host sees, as a part of that.
+    pub over_provisioning: Spare,
+    /// An erase.
+    pub erase_us: Micros,
+    /// How many programs fill what one erase frees.
+    pub programs_per_erase: Count<1, 100_000>,
+}
+
+/// Cells written faster, until they are full.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Slc {
+    /// How much they take, in GB (10^9 bytes).
+    pub size_gb: Count<1, 1_000_000>,
+    /// A program.
+    pub program_us: Micros,
+}
+
+/// What the device is known to do under a closed loop that keeps `depth` requests outstanding.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Point {
+    /// What is asked of it.
+    pub load: Load,
+    /// Of each request.
+    pub kib: Count<1, 4096>,
+    /// Outstanding.
+    pub depth: Count<1, 4096>,
+    /// Whether the device has been written over; fresh if it does not say.
+    #[serde(default)]
+    pub state: State,
+    /// Requests a second.
+    pub iops: Option<f64>,
+    /// Mean, in microseconds.
+    pub latency_us: Option<f64>,
+    /// Bandwidth.
+    pub mb_s: Option<f64>,
+    /// How far off the model may be, in percent: 10 if it does not say.
+    #[serde(default = "ten")]
+    pub within: f64,
+    /// Where the figure comes from.
+    pub source: String,
+}
+
+fn ten() -> f64 {
+    10.0
+}
+
+/// Kinds of load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// Uniform random reads.
+    RandomRead,
+    /// Uniform random writes.
+    RandomWrite,
+    /// One stream of reads.
+    SequentialRead,
+    /// One stream of writes.
+    SequentialWrite,
+}
+
+/// What has been written before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Nothing: there is space that needs no clearing.
+    #[default]
+    Fresh,
+    /// Everything, at random: what is written next has to be made room for.
+    Steady,
+}
+
+impl Profile {
+    /// The built-in profile of this name.
+    pub fn named(name: &str) -> Result<Profile, ProfileError> {
+        let text = BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| text);
+        Profile::parse(text.ok_or_else(|| ProfileError::Unknown { name: name.to_owned() })?)
+    }
+
+    /// From the text of a profile file.
+    pub fn parse(text: &str) -> Result<Profile, ProfileError> {
+        let profile: Profile = toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        let refuse = |what: String| Err(ProfileError::Contradiction(what));
+        let Media { page_kib, program_kib, .. } = &self.media;
+        if !page_kib.get().is_power_of_two() {
+            return refuse(format!("media.page-kib: {} is not a power of two", page_kib.get()));
+        }
+        if self.dies() > 65535 {
+            return refuse(format!("media: {} dies are too many: at most 65535", self.dies()));
+        }
+        if self.buffer.size_kib.get() < program_kib.get() {
+            let (size, unit) = (self.buffer.size_kib.get(), program_kib.get());
+            return refuse(format!(
+                "buffer.size-kib: {size} is less than one program writes (media.program-kib: {unit}), so nothing would \
+                 ever be written: give it a few programs for each die"
+            ));
+        }
+        if self.host.interface == Interface::Sata && (self.host.queues.get() > 1 || self.host.window.get() > 32) {
+            return refuse("host: a SATA device has one queue and a window of at most 32".to_owned());
+        }
+        for point in &self.points {
+            let figures = [point.iops, point.latency_us, point.mb_s];
+            if figures.iter().flatten().count() != 1 || figures.iter().flatten().any(|&figure| figure <= 0.0) {
+                let what = format!("point ({}): needs one of iops, latency-us and mb-s, above 0", point.source);
+                return refuse(what);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many dies it has.
+    pub fn dies(&self) -> u32 {
+        self.media.channels.get() * self.media.dies_per_channel.get()
+    }
+}

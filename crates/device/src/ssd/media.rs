@@ -1,0 +1,187 @@
+//! Dies and channels: where pages are read, and what else a die does.
+//!
+//! **A die** does one thing at a time. Reads are served in the order in which they come. A program, a move of a page
+//! to make room, or an erase is *work*; a die has at most one piece of it, and while it lasts a read waits, unless the device can
+//! suspend work: then the read goes first and the work ends later by what that took. Work is put off for at most as
+//! long as it lasts itself; after that reads wait, or writing would stop under a load of reads.
+//! **The register.** A die keeps the page that it has read last until it works; reading it again takes no time at the die. That
+//! is what makes small sequential reads faster than random ones.
+//! **Where a page is.** Logical pages are striped over all dies, neighbours on different channels, and each stripe is
+//! turned by a number drawn from the seed, so that no stride meets the same die every time. A write goes to whichever die
+//! is idle first, as a log does. A table of where each page was last written would take two bytes for each page of the device
+//! and would not tell more: after random writing pages lie at random, as they do here, and after
+//! sequential writing in stripes, as they do here.
+
+use super::server::{Server, Speed};
+use crate::profile::Profile;
+
+/// What a die works on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Work {
+    /// What the buffer gave: this many bytes, from this position in the order of writing.
+    Program { bytes: u32, position: u64 },
+    /// A page that is still valid, out of a block to be erased.
+    Move,
+    /// A block.
+    Erase,
+}
+
+struct Die {
+    /// When it is done with the reads that it has.
+    free_ns: u64,
+    /// In the register; [`NO_PAGE`] for none.
+    page: u64,
+    work: Option<Work>,
+    work_ends_ns: u64,
+    /// For how long its work may still be put off.
+    patience_ns: u64,
+    channel: u32,
+}
+
+/// All dies, and the channels that they share.
+pub(super) struct Media {
+    dies: Box<[Die]>,
+    channels: Box<[Server]>,
+    channel_speed: Speed,
+    page_shift: u32,
+    read_ns: u64,
+    suspend_ns: Option<u64>,
+    held: bool,
+    seed: u64,
+}
+
+/// How far a page has come when the die has done its part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PageRead {
+    /// It is in the die's register then, and this channel is next.
+    InRegister { at_ns: u64, channel: u32 },
+    /// It has left the channel then.
+    Moved { at_ns: u64 },
+}
+
+const NO_PAGE: u64 = u64::MAX;
+
+impl Media {
+    pub(super) fn new(profile: &Profile, seed: u64) -> Self {
+        let media = &profile.media;
+        let channels = media.channels.get();
+        let die = |index| Die {
+            free_ns: 0,
+            page: NO_PAGE,
+            work: None,
+            work_ends_ns: 0,
+            patience_ns: 0,
+            channel: index % channels,
+        };
+        Media {
+            dies: (0..profile.dies()).map(die).collect(),
+            channels: vec![Server::default(); channels as usize].into(),
+            channel_speed: Speed::new(media.channel_mb_s.ns_per_mib()),
+            page_shift: (media.page_kib.get() * 1024).trailing_zeros(),
+            read_ns: media.read_us.ns(),
+            suspend_ns: media.suspend_us.map(|suspend| suspend.ns()),
+            held: media.held_through_transfer,
+            seed,
+        }
+    }
+
+    pub(super) fn dies(&self) -> u32 {
+        self.dies.len() as u32
+    }
+
+    pub(super) fn page_shift(&self) -> u32 {
+        self.page_shift
+    }
+
+    /// The die that a logical page is on.
+    #[inline]
+    fn die_of(&self, page: u64) -> usize {
+        let dies = self.dies.len() as u64;
+        let (stripe, place) = (page / dies, page % dies);
+        let turned = place + (((mix(stripe ^ self.seed) >> 32) * dies) >> 32);
+        (if turned >= dies { turned - dies } else { turned }) as usize
+    }
+
+    /// Reads `bytes` of a page.
+    #[inline]
+    pub(super) fn read(&mut self, now_ns: u64, page: u64, bytes: u64) -> PageRead {
+        let index = self.die_of(page);
+        let die = &mut self.dies[index];
+        let mut begins = die.free_ns.max(now_ns);
+        let takes_ns = if die.page == page { 0 } else { self.read_ns };
+        if die.work.is_some() && die.work_ends_ns > begins {
+            begins = die.interrupt(now_ns, begins, takes_ns, self.suspend_ns);
+        }
+        let at_ns = begins + takes_ns;
+        (die.free_ns, die.page) = (at_ns, page);
+        let channel = die.channel;
+        if !self.held {
+            return PageRead::InRegister { at_ns, channel };
+        }
+        let at_ns = self.channels[channel as usize].serve(at_ns, self.channel_speed.takes_ns(bytes));
+        die.free_ns = at_ns;
+        PageRead::Moved { at_ns }
+    }
+
+    /// Moves bytes of a page through its channel; gives when they are through.
+    #[inline]
+    pub(super) fn transfer(&mut self, now_ns: u64, channel: u32, bytes: u64) -> u64 {
+        self.channels[channel as usize].serve(now_ns, self.channel_speed.takes_ns(bytes))
+    }
+
+    /// An idle die begins to work; gives when it will be done if nothing puts it off. Data to program goes through the channel
+    /// first.
+    pub(super) fn begin(&mut self, now_ns: u64, index: u32, work: Work, takes_ns: u64) -> u64 {
+        let channel = self.dies[index as usize].channel;
+        let ready_ns = match work {
+            Work::Program { bytes, .. } => self.transfer(now_ns, channel, u64::from(bytes)),
+            Work::Move | Work::Erase => now_ns,
+        };
+        let die = &mut self.dies[index as usize];
+        debug_assert!(die.work.is_none(), "one piece of work at a time");
+        die.page = NO_PAGE;
+        die.work = Some(work);
+        die.work_ends_ns = die.free_ns.max(ready_ns) + takes_ns;
+        die.patience_ns = takes_ns;
+        die.work_ends_ns
+    }
+
+    /// The work of a die was to end now: gives it, or when it will really end.
+    pub(super) fn end(&mut self, now_ns: u64, index: u32) -> Result<Work, u64> {
+        let die = &mut self.dies[index as usize];
+        if die.work_ends_ns > now_ns {
+            return Err(die.work_ends_ns);
+        }
+        Ok(die.work.take().expect("it works"))
+    }
+
+    /// The positions of what is being programmed.
+    pub(super) fn positions(&self) -> impl Iterator<Item = u64> {
+        self.dies.iter().filter_map(|die| match die.work {
+            Some(Work::Program { position, .. }) => Some(position),
+            _ => None,
+        })
+    }
+}
+
+impl Die {
+    /// A read meets work: gives when it begins.
+    fn interrupt(&mut self, now_ns: u64, begins_ns: u64, takes_ns: u64, suspend_ns: Option<u64>) -> u64 {
+        let Some(suspend_ns) = suspend_ns.filter(|_| self.patience_ns > 0) else { return self.work_ends_ns };
+        // Right after another read the work is still suspended.
+        let suspend_ns = if self.free_ns > now_ns { 0 } else { suspend_ns };
+        let put_off_ns = suspend_ns + takes_ns;
+        self.work_ends_ns += put_off_ns;
+        self.patience_ns = self.patience_ns.saturating_sub(put_off_ns);
+        begins_ns + suspend_ns
+    }
+}
+
+/// Scatters the bits of a number (splitmix64).
+#[inline]
+pub(super) fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,33 @@
+//! Servers: whoever comes is served as soon as those before it have been.
+
+/// Serves one at a time, first come, first served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Server {
+    free_ns: u64,
+}
+
+impl Server {
+    /// When it is done with what comes now and takes so long.
+    #[inline]
+    pub(super) fn serve(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
+        self.free_ns = self.free_ns.max(now_ns) + takes_ns;
+        self.free_ns
+    }
+}
+
+/// What moving bytes takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Speed {
+    ns_per_mib: u64,
+}
+
+impl Speed {
+    pub(super) fn new(ns_per_mib: u64) -> Self {
+        Speed { ns_per_mib }
+    }
+
+    #[inline]
+    pub(super) fn takes_ns(self, bytes: u64) -> u64 {
+        (bytes * self.ns_per_mib) >> 20
+    }
+}
