@@ -11,7 +11,15 @@ pub use quantity::{Count, MbPerS, Micros, Spare};
 mod quantity;
 
 /// The profiles built in: name and text.
-pub const BUILT_IN: [(&str, &str); 1] = [("z-ssd", include_str!("../../profiles/z-ssd.toml"))];
+pub const BUILT_IN: [(&str, &str); 7] = [
+    ("z-ssd", include_str!("../../profiles/z-ssd.toml")),
+    ("p3700", include_str!("../../profiles/p3700.toml")),
+    ("p4500", include_str!("../../profiles/p4500.toml")),
+    ("980-pro", include_str!("../../profiles/980-pro.toml")),
+    ("p4800x", include_str!("../../profiles/p4800x.toml")),
+    ("intel-530", include_str!("../../profiles/intel-530.toml")),
+    ("nvmf-ramdisk", include_str!("../../profiles/nvmf-ramdisk.toml")),
+];
 
 /// Why there is no profile.
 #[derive(Debug, thiserror::Error)]

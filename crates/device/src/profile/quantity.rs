@@ -108,6 +108,11 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
 pub struct Spare(f64);
 
 impl Spare {
+    /// What is beyond the range becomes its end.
+    pub fn new(spare: f64) -> Spare {
+        Spare(if spare >= 0.02 { spare.min(10.0) } else { 0.02 })
+    }
+
     /// The fraction.
     pub const fn get(self) -> f64 {
         self.0
