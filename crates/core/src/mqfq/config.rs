@@ -54,6 +54,7 @@ pub struct MqfqConfig {
     /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in units of virtual time:
     /// bytes at weight 100. Default 45 KiB, the paper's for its SSD: the smallest that caused no
     /// significant contention. 0 gives SFQ(D)'s order at the price of its contention.
+    /// With several ports a fifth of it is kept for what they charge late (see the module's text).
     pub threshold_bytes: u64,
     /// What a request costs its flow. Default: its length.
     pub cost: CostModel,

@@ -11,12 +11,13 @@
 //! forfeits it: when it comes back it starts at virtual time.
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
-//! - the lead request is at most **T** ahead of virtual time; else the port is *throttled* and sleeps in the
-//!   `wheel` until virtual time has come near enough;
+//! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths of it if there are
+//!   several ports (`end_tags`); else the port is *throttled* and sleeps in the `wheel` until virtual time has come near
+//!   enough;
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken by a completion.
 //!
-//! Within the window that T opens, ports do not wait for each other, and most requests touch nothing shared but
-//! their flow's end tag.
+//! Within the window ports do not wait for each other, and most requests touch nothing shared but their flow's end
+//! tag, and that not each time.
 //!
 //! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting throughout an
 //! interval, the services received, in units, differ by at most `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, where `l / r` is
@@ -24,41 +25,58 @@
 //! never throttled, so when every wake-up has been delivered a slot is free only if nothing waits anywhere.
 //! With T = 0, D = 1 and one port it is start-time fair queueing, to the order of each request.
 //!
-//! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports; T = 4,096, D = 2. Both start
-//! at virtual time 0. a's requests start at 0, 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and
+//! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports; T = 5,120, a window of
+//! 4,096; D = 2. Both start at virtual time 0. a's requests start at 0, 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and
 //! b's on port 1. Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192, while
 //! virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual time is 2048. Port 0 sleeps until
 //! 4096. Port 1 sends b's second: virtual time is 4096, and it wakes port 0. In the long run b sends two for each of a's.
 //!
-//! | structure | what it holds | file |
+//! | structure | what it holds | section |
 //! |---|---|---|
 //! | `queue` | a port's requests, by start tag | private to the port |
+//! | `end_tags` | where each flow's next request starts | Section 3.1 |
 //! | `virtual_time` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
 //! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
 //! | `wheel` | throttled ports (or they poll) | Section 3.3 |
 //! | `topology` | which ports are near each other | Section 3.3 |
+//!
+//! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the time is the port's own.
+//!
+//! | structure | lines that move |
+//! |---|---|
+//! | `end_tags` | for a flow on several ports at most one per request; one for every `L / c + 1` requests that cost `c` units, where `L` is the window / 8 per port. None for a flow on one port |
+//! | `virtual_time` | none until the port's lead has gained an eighth of the window on what it has published; then the port's leaf and the root, and each other port's leaf that has changed, on every level that changes |
+//! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
+//! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
+//! | flows' control words | none: written when flows are added, changed or removed |
+//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::flow::PortFlows)) |
+//!
+//! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is half a line a request for end
+//! tags, and for virtual time a few lines every 320 requests.
 //!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
 //!
 //! # Where this is finer than the paper's text
 //!
 //! - *A port publishes its lead lazily* (`virtual_time`): while it keeps dispatching, what it has published may lag behind
-//!   its lead by the width of a bucket of the wheel, at most T/8 (and not at all if T is below 16). When it stops, for
-//!   whatever reason, or finds itself throttled, it publishes exactly. Virtual time is then at most T/8 earlier than the
-//!   least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a request is sent only
-//!   if it is at most T ahead of virtual time, and all that start more than T before it have been sent. Throttling
-//!   begins up to T/8 earlier, and an idle flow comes back up to T/8 earlier, which is less than the window allows anyway.
+//!   its lead by the width of a bucket of the wheel, at most an eighth of the window W (and not at all if W is below
+//!   16). When it stops, for whatever reason, or finds itself throttled, it publishes exactly. Virtual time is then at most
+//!   W/8 earlier than the least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a request is
+//!   sent only if it is at most W ahead of virtual time, and all that start more than W before it have been sent. Throttling
+//!   begins up to W/8 earlier, and an idle flow comes back up to W/8 earlier, which is less than the window allows anyway.
 //!   For that, two ports that dispatch as fast as they can seldom write a word that the other reads.
+//! - *A port charges a flow late* (`end_tags`): it may tag requests with its own copy of the flow's end tag, up to a
+//!   bound. What that adds to both theorems' bounds is taken from T, so that they hold as they stand. With T = 0, or
+//!   one port, nothing is late.
 //! - *Virtual time is held still while a request is tagged with it* (the pin, see `virtual_time`), so that no
 //!   request is ever published behind virtual time.
-//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, by one atomic addition, and
-//!   keep each division's remainder.
+//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, and keep each division's remainder.
 //!
-//! **Memory ordering.** End tags are a flow's own counter: each request's place follows from one atomic operation on that
-//! word, no other data is published through it, so it is accessed with Relaxed. What links virtual time, wheel and slots is
-//! sequentially consistent, argued in each file.
+//! **Memory ordering.** What links virtual time, wheel and slots is sequentially consistent, argued in each file; end tags
+//! are counters of their own.
 
 mod config;
+mod end_tags;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
@@ -85,7 +103,8 @@ use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::port::{Policy, PortId, PortSet, Stats};
-use crate::vtime::{LIFT_PERIOD_NS, VTime};
+use crate::vtime::LIFT_PERIOD_NS;
+use end_tags::EndTags;
 use slots::Slots;
 use virtual_time::VirtualTime;
 use wheel::Wheel;
@@ -99,24 +118,17 @@ pub struct Mqfq<P: Platform = Native> {
 /// What all ports share.
 struct Shared<P: Platform> {
     flows: FlowTable<P>,
-    ends: Box<[EndTag<P>]>,
+    ends: EndTags<P>,
     time: VirtualTime<P>,
     wheel: Wheel<P>,
     slots: Slots<P>,
     counters: Box<[CachePadded<Counters<P>>]>,
     cost: CostModel,
-    /// Whether there is one port only.
-    alone: bool,
     /// The period, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
     /// Held throughout each verb, if there is one.
     serial: Option<P::Mutex<()>>,
 }
-
-/// The end tag of a flow's newest request, in a cache line of its own. (Not in two, as `CachePadded` would have it: with
-/// thousands of flows the footprint costs more than the processor's fetching of neighbouring lines.)
-#[repr(align(64))]
-struct EndTag<P: Platform>(P::U64);
 
 /// What a port counts; each is written by that port alone.
 struct Counters<P: Platform> {
@@ -136,15 +148,16 @@ impl<P: Platform> Mqfq<P> {
             VirtualTimeKind::ArrayScan => config.ports.scan(),
         };
         let counters = || Counters { throttles: P::U64::new(0), blocks: P::U64::new(0), wakes: P::U64::new(0) };
+        let ends = EndTags::new(config.flows, ports);
+        let window = ends.window(config.threshold_bytes);
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, ports),
-            ends: (0..config.flows).map(|_| EndTag(P::U64::new(0))).collect(),
+            ends,
             time: VirtualTime::new(time),
-            wheel: Wheel::new(config.threshold_bytes),
+            wheel: Wheel::new(window),
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(counters())).collect(),
             cost: config.cost,
-            alone: ports == 1,
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
                 UnthrottleKind::Polling { period_ns } => Some(period_ns),
@@ -161,7 +174,7 @@ impl<P: Platform> Mqfq<P> {
         if threshold_bytes > MAX_THRESHOLD {
             return Err(ConfigError::Threshold(threshold_bytes));
         }
-        wake.extend(self.shared.wheel.set_threshold(threshold_bytes));
+        wake.extend(self.shared.wheel.set_window(self.shared.ends.window(threshold_bytes)));
         Ok(())
     }
 }
@@ -171,12 +184,7 @@ impl<P: Platform> Policy for Mqfq<P> {
 
     fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, ends, time, .. } = &*self.shared;
-        flows.add(weight, |slot| {
-            if let Some(EndTag(end)) = ends.get(slot) {
-                // No port uses the slot yet; the table makes it visible.
-                end.store(time.now().to_word(), Ordering::Relaxed);
-            }
-        })
+        flows.add(weight, |slot| ends.start(slot, time.now()))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
@@ -188,19 +196,9 @@ impl<P: Platform> Policy for Mqfq<P> {
     }
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        let Shared { flows, ends, time, .. } = &*self.shared;
-        let now = time.now();
-        for slot in flows.open_slots() {
-            let Some(EndTag(end)) = ends.get(slot) else { continue };
-            let mut old = end.load(Ordering::Relaxed);
-            // To lift an end tag to virtual time changes no start tag: each is at least virtual time anyway.
-            while VTime::from_word(old).is_before(now) {
-                match end.compare_exchange(old, now.to_word(), Ordering::Relaxed, Ordering::Relaxed) {
-                    Ok(_) => break,
-                    Err(newer) => old = newer,
-                }
-            }
-        }
+        let Shared { flows, ends, time, wheel, .. } = &*self.shared;
+        let (now, window) = (time.now(), wheel.window().units());
+        flows.open_slots().for_each(|slot| ends.lift(slot, now, window));
         Some(now_ns.saturating_add(LIFT_PERIOD_NS))
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Each law is also checked on a broken machine or a broken use that the model must catch, so that we know that it looks:
 //! [`NoOrder`] has no total order between writing one word and reading another; [`NoStamp`] swaps
-//! words whose tag is the same though the stamp is not.
+//! words whose tag is the same though the stamp is not; [`Torn`] adds in two steps.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::vec::Vec;
 use loom::thread;
 
 use super::config::SlotKind;
+use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::virtual_time::VirtualTime;
 use super::wheel::Wheel;
@@ -27,7 +28,9 @@ trait Fault: Send + Sync + 'static {
     /// The order that it takes instead.
     fn order(order: Ordering) -> Ordering;
     /// The bits in which a compare-and-swap may differ unnoticed.
-    const BLIND: u64;
+    const BLIND: u64 = 0;
+    /// Whether an addition reads and then writes.
+    const TORN: bool = false;
 }
 
 /// A machine without a total order: its accesses are acquire and release, no more.
@@ -37,7 +40,6 @@ impl Fault for NoOrder {
     fn order(order: Ordering) -> Ordering {
         if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
     }
-    const BLIND: u64 = 0;
 }
 
 impl Platform for NoOrder {
@@ -59,6 +61,27 @@ impl Fault for NoStamp {
 }
 
 impl Platform for NoStamp {
+    type U64 = Faulty<Self>;
+    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
+    fn relax() {
+        Loom::relax();
+    }
+    fn fence() {
+        Loom::fence();
+    }
+}
+
+/// A machine whose additions are not atomic.
+struct Torn;
+
+impl Fault for Torn {
+    fn order(order: Ordering) -> Ordering {
+        order
+    }
+    const TORN: bool = true;
+}
+
+impl Platform for Torn {
     type U64 = Faulty<Self>;
     type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
     fn relax() {
@@ -94,6 +117,11 @@ impl<F: Fault> AtomicWord for Faulty<F> {
         self.0.swap(value, F::order(order))
     }
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        if F::TORN {
+            let old = self.0.load(Ordering::Relaxed);
+            self.0.store(old.wrapping_add(value), Ordering::Relaxed);
+            return old;
+        }
         self.0.fetch_add(value, F::order(order))
     }
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
@@ -135,6 +163,52 @@ fn at(units: u64) -> VTime {
 /// Two ports on one core, one or two on another.
 fn two_cores(ports: u16) -> Topology {
     Topology::new((0..ports).map(|port| (0, port / 2)).collect())
+}
+
+// End tags.
+
+/// Two ports tag requests of one flow while `tick` lifts it: each is charged once, and starts at virtual time or later.
+fn each_request_is_charged_once<P: Platform>() {
+    check(6, || {
+        let ends = Arc::new(EndTags::<P>::new(1, 2));
+        let window = ends.window(200);
+        // An eighth of the window may be owed by both: the idle flow's word comes to 980.
+        let now = at(1_000);
+        let work = |costs: [u64; 3]| {
+            let ends = ends.clone();
+            move || {
+                let mut account = Account::default();
+                let mut last = ends.tag_at(0, &mut account, costs[0], now, window).unwrap();
+                assert!(!last.is_before(now));
+                for units in &costs[1..] {
+                    let start = ends.tag_from(0, &mut account, *units, now, true, window).unwrap();
+                    assert!(last.is_before(start));
+                    last = start;
+                }
+                account
+            }
+        };
+        let other = thread::spawn(work([7, 9, 50]));
+        let lifter = ends.clone();
+        let lifting = thread::spawn(move || lifter.lift(0, now, window));
+        let mine = work([8, 6, 3])();
+        let other = other.join().unwrap();
+        lifting.join().unwrap();
+        // 6 and 3 may be owed, 50 may not: it has paid for the 9 before it.
+        assert_eq!(ends.earliest(0, &other, now), Some(at(980 + 7 + 9 + 50 + 8)), "a charge was lost");
+        assert_eq!(ends.earliest(0, &mine, now), Some(at(980 + 7 + 9 + 50 + 8 + 6 + 3)), "a charge was lost");
+    });
+}
+
+#[test]
+fn a_shared_flow_is_charged_for_each_request() {
+    each_request_is_charged_once::<Loom>();
+}
+
+#[test]
+#[should_panic(expected = "a charge was lost")]
+fn without_atomic_additions_charges_are_lost() {
+    each_request_is_charged_once::<Torn>();
 }
 
 // Virtual time.
@@ -374,9 +448,9 @@ fn a_sleeper_is_woken<P: Platform>(turners: u8) {
             })
             .collect();
         let now = time.now();
-        let threshold = wheel.threshold();
+        let window = wheel.window();
         let lead = at(7);
-        let asleep = threshold.holds_back(lead, now) && wheel.enter(A, lead, threshold, now, &time).is_some();
+        let asleep = window.holds_back(lead, now) && wheel.enter(A, lead, window, now, &time).is_some();
         let woken = turning.into_iter().fold(PortSet::EMPTY, |mut woken, turner| {
             woken.extend(turner.join().unwrap());
             woken
@@ -403,16 +477,15 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
 
 /// T is raised while a port goes to sleep.
 #[test]
-fn a_sleeper_notices_a_new_threshold() {
+fn a_sleeper_notices_a_new_window() {
     check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
         let wheel = Arc::new(Wheel::<Loom>::new(2));
         let other = wheel.clone();
-        let setter = thread::spawn(move || other.set_threshold(10));
-        let threshold = wheel.threshold();
+        let setter = thread::spawn(move || other.set_window(10));
+        let window = wheel.window();
         let lead = at(7);
-        let asleep =
-            threshold.holds_back(lead, VTime::ZERO) && wheel.enter(A, lead, threshold, VTime::ZERO, &time).is_some();
+        let asleep = window.holds_back(lead, VTime::ZERO) && wheel.enter(A, lead, window, VTime::ZERO, &time).is_some();
         let woken = setter.join().unwrap();
         assert!(!asleep || woken.contains(A));
     });

@@ -2,9 +2,9 @@
 
 use alloc::sync::Arc;
 
+use super::Shared;
 use super::queue::Queue;
 use super::wheel::Place;
-use super::{EndTag, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
@@ -113,25 +113,18 @@ impl Local {
         cost: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        let EndTag(end) = shared.ends.get(flow.slot())?;
-        let units = self.queue.normalizer(flow)?.units(cost, weight);
-        let step = VTime::from_units(units).to_word();
-        // End tags never decrease, so what is read first may be stale but not too late.
-        let known = VTime::from_word(end.load(Ordering::Relaxed));
-        if let Some(published) = self.published
-            && !known.is_before(published)
-        {
-            // Virtual time is not after what this port has published, so the end tag is not before it, now or
-            // later: the start tag is the end tag, and virtual time cannot pass what is published.
-            return Some(VTime::from_word(if shared.alone {
-                // Nobody but `tick` writes it beside this port, and only to lift what lags: no harm if that is lost.
-                end.store(known.to_word().wrapping_add(step), Ordering::Relaxed);
-                known.to_word()
-            } else {
-                end.fetch_add(step, Ordering::Relaxed)
-            }));
+        let local = self.queue.local(flow)?;
+        let units = local.normalizer.units(cost, weight);
+        let window = shared.wheel.window().units();
+        // Virtual time is not after what this port has published, and cannot pass it.
+        if let Some(published) = self.published {
+            let waiting = local.is_waiting();
+            let start = shared.ends.tag_from(flow.slot(), &mut local.account, units, published, waiting, window);
+            if start.is_some() {
+                return start;
+            }
         }
-        self.tag_lagging(shared, end, known, step, wake)
+        self.tag_lagging(shared, flow, units, window, wake)
     }
 
     /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual time back.
@@ -139,19 +132,20 @@ impl Local {
     fn tag_lagging<P: Platform>(
         &mut self,
         shared: &Shared<P>,
-        end: &P::U64,
-        known: VTime,
-        step: u64,
+        flow: FlowId,
+        units: u64,
+        window: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
+        let account = &mut self.queue.local(flow)?.account;
         self.time = shared.time.now();
-        let start = known.max(self.time);
-        if self.published.is_some_and(|published| !start.is_before(published)) {
-            return Some(advance(end, known, self.time, step));
+        let earliest = shared.ends.earliest(flow.slot(), account, self.time)?;
+        if self.published.is_some_and(|published| !earliest.is_before(published)) {
+            return shared.ends.tag_at(flow.slot(), account, units, self.time, window);
         }
         // The request would be this port's lead. Hold virtual time back before reading the time that it is tagged with.
         self.time = shared.time.pin(self.port, self.time);
-        let start = advance(end, known, self.time, step);
+        let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
         let lead = self.published.map_or(start, |published| published.min(start));
         self.published = Some(lead);
         self.raise(shared, wake);
@@ -167,12 +161,12 @@ impl Local {
                 self.publish(shared, None, wake);
                 return Next::Idle;
             };
-            let threshold = shared.wheel.threshold();
-            if threshold.holds_back(lead, self.time) {
+            let window = shared.wheel.window();
+            if window.holds_back(lead, self.time) {
                 // The port's own leaf may be what holds virtual time back.
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
-                if threshold.holds_back(lead, self.time) {
+                if window.holds_back(lead, self.time) {
                     match self.throttle(shared, lead, now_ns, wake) {
                         Some(answer) => return answer,
                         None => continue,
@@ -186,7 +180,7 @@ impl Local {
             };
             let Some(tag) = self.queue.issue(slot) else { continue };
             if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
-                && lead.since(published) > threshold.lag()
+                && lead.since(published) > window.lag()
             {
                 self.publish(shared, Some(lead), wake);
             }
@@ -201,11 +195,11 @@ impl Local {
         let can_use = match self.queue.lead() {
             None => false,
             Some(lead) => {
-                let threshold = shared.wheel.threshold();
-                if threshold.holds_back(lead, self.time) {
+                let window = shared.wheel.window();
+                if window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
-                !threshold.holds_back(lead, self.time)
+                !window.holds_back(lead, self.time)
             }
         };
         self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
@@ -249,11 +243,11 @@ impl Local {
         let answer = match shared.polling {
             Some(period_ns) => Next::WaitUntil(now_ns.saturating_add(period_ns)),
             None => {
-                let threshold = shared.wheel.threshold();
-                if !threshold.holds_back(lead, self.time) {
+                let window = shared.wheel.window();
+                if !window.holds_back(lead, self.time) {
                     return None;
                 }
-                self.place = Some(shared.wheel.enter(self.port, lead, threshold, self.time, &shared.time)?);
+                self.place = Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
                 Next::Blocked
             }
         };
@@ -329,19 +323,6 @@ impl Local {
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Sets a flow's end tag to `step` after the later of it and `time`; gives the start tag, which is that later one.
-fn advance<A: AtomicWord>(end: &A, known: VTime, time: VTime, step: u64) -> VTime {
-    let mut old = known.to_word();
-    loop {
-        let start = VTime::from_word(old).max(time);
-        let new = start.to_word().wrapping_add(step);
-        match end.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return start,
-            Err(now) => old = now,
         }
     }
 }

@@ -20,6 +20,7 @@
 
 use alloc::boxed::Box;
 
+use super::end_tags::Account;
 use crate::flow::FlowId;
 use crate::port::Tag;
 use crate::vtime::{Normalizer, STAMP_BITS, VTime};
@@ -74,12 +75,26 @@ impl Key {
 
 /// What a port knows about a flow.
 #[derive(Clone, Copy)]
-struct LocalFlow {
+pub(super) struct LocalFlow {
     /// The newest staged request's tag, [`NONE`] if there is none.
     newest: u32,
-    normalizer: Normalizer,
-    /// Whose remainder the normalizer holds: another flow may come to use the slot.
+    pub(super) normalizer: Normalizer,
+    pub(super) account: Account,
+    /// Whose remainder and account these are: another flow may come to use the slot.
     owner: Option<FlowId>,
+}
+
+impl LocalFlow {
+    /// What it knows before the first request.
+    fn new(owner: Option<FlowId>) -> Self {
+        LocalFlow { newest: NONE, normalizer: Normalizer::default(), account: Account::default(), owner }
+    }
+
+    /// Whether the flow's newest request is staged.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.newest != NONE
+    }
 }
 
 /// The requests of one port.
@@ -96,11 +111,10 @@ impl Queue {
     /// A queue for so many flows and tags.
     pub(super) fn new(flows: usize, tags: usize) -> Self {
         let free = Entry { flow: FREE, link: NONE };
-        let idle = LocalFlow { newest: NONE, normalizer: Normalizer::default(), owner: None };
         Queue {
             entries: (0..tags).map(|_| free).collect(),
             keys: (0..tags).map(|_| Key::NONE).collect(),
-            flows: (0..flows).map(|_| idle).collect(),
+            flows: (0..flows).map(|_| LocalFlow::new(None)).collect(),
             first: Tournament::new(flows),
             arrivals: 0,
         }
@@ -112,15 +126,15 @@ impl Queue {
         self.entries.get(tag.0 as usize).is_some_and(|entry| entry.flow & STATE == FREE)
     }
 
-    /// The flow's remainder on this port.
+    /// What this port knows about the flow.
     #[inline]
-    pub(super) fn normalizer(&mut self, flow: FlowId) -> Option<&mut Normalizer> {
+    pub(super) fn local(&mut self, flow: FlowId) -> Option<&mut LocalFlow> {
         let local = self.flows.get_mut(flow.slot())?;
         if local.owner != Some(flow) {
-            local.owner = Some(flow);
-            local.normalizer = Normalizer::default();
+            // The old flow's last request here has completed.
+            *local = LocalFlow::new(Some(flow));
         }
-        Some(&mut local.normalizer)
+        Some(local)
     }
 
     /// Stages a request. Its tag is free, and its start tag not before those of its flow that are staged here.
@@ -364,11 +378,11 @@ mod tests {
         let table = FlowTable::<Native>::new(1, 1);
         let old = table.add(Weight::MAX, |_| ()).unwrap();
         let mut queue = Queue::new(1, 1);
-        assert_eq!(queue.normalizer(old).unwrap().units(199, Weight::MAX), 1);
+        assert_eq!(queue.local(old).unwrap().normalizer.units(199, Weight::MAX), 1);
         table.close(old).unwrap();
         crate::flow::PortFlows::new(crate::PortId(0), &table).poll(&table);
         let new = table.add(Weight::MAX, |_| ()).unwrap();
         assert_eq!((new.slot(), new == old), (0, false));
-        assert_eq!(queue.normalizer(new).unwrap().units(1, Weight::MAX), 0);
+        assert_eq!(queue.local(new).unwrap().normalizer.units(1, Weight::MAX), 0);
     }
 }

@@ -1,31 +1,32 @@
 //! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how far.
 //!
-//! **Problem.** A port whose lead request is more than T ahead of virtual time must stop, and must go on as soon as
+//! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T, less
+//! what is kept for arrears, see `end_tags`) must stop, and must go on as soon as
 //! virtual time has caught up; polling costs a pass over each port per period.
 //! **Model.** A ring of [`BUCKETS`] buckets. Each stands for an interval of `b` units of virtual time and holds a set of
-//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - T enters the bucket that begins at or next
+//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins at or next
 //! after `w`, but none farther than the ring is long: whoever is woken looks again. Whoever moves virtual time into
 //! another interval empties the buckets that have begun and wakes the ports.
 //!
-//! **The width** `b` is the largest power of two that is at most T/8, and 1 if T is below 8. A power of
+//! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A power of
 //! two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap evenly. An eighth keeps small what
-//! rounding takes from T, while the ring reaches 4 T to 8 T ahead.
+//! rounding takes from W, while the ring reaches 4 W to 8 W ahead.
 //!
-//! **The port with the least lead never sleeps.** For that the width must be at most max(T, 1): a lead `s` waits for the
-//! bucket that begins before s - T + b, thus not after s. When s is the least lead, virtual time is at least s: that bucket
+//! **The port with the least lead never sleeps.** For that the width must be at most max(W, 1): a lead `s` waits for the
+//! bucket that begins before s - W + b, thus not after s. When s is the least lead, virtual time is at least s: that bucket
 //! has begun. So someone can always go on, and with it virtual time.
 //!
-//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and T) again; a turner moves virtual time
+//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and W) again; a turner moves virtual time
 //! and *then* reads the buckets. All are sequentially consistent, so one of the two sees the other: either the port finds
 //! that its bucket has begun, and takes itself out, or the turner finds the bit. Several turners agree through
 //! `turned`, the virtual time up to which somebody has undertaken to empty buckets: the one who moves it on empties those
 //! in between. A turner that finds `turned` beyond its own time leaves the work to the other, who moved virtual time
 //! (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing T** ([`Wheel::set_threshold`]) writes T and then wakes everybody; a port that entered by the old T finds the
+//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by the old W finds the
 //! change when it looks again, or is found in its bucket.
 //!
-//! **Worked example.** T = 45 KiB = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose lead is 150,000
+//! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose lead is 150,000
 //! waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual time moves to
 //! 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port is woken; its lead is 43,000 ahead.
 
@@ -38,26 +39,26 @@ use crate::platform::{AtomicWord, Ordering, Platform};
 use crate::port::{PortId, PortSet};
 use crate::vtime::{STAMP_BITS, VTime};
 
-/// How many buckets there are. 64 intervals of an eighth of T reach farther than ports commonly get ahead.
+/// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get ahead.
 pub(super) const BUCKETS: u64 = 64;
 
-/// The part of T that is a bucket's width, as a power of two: an eighth.
+/// The part of W that is a bucket's width, as a power of two: an eighth.
 const WIDTH_SHIFT: u32 = 3;
 
-/// The threshold and what follows from it.
+/// The window and what follows from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Threshold {
-    /// T in the upper bits, the width's logarithm in the lower 8.
+pub(super) struct Window {
+    /// W in the upper bits, the width's logarithm in the lower 8.
     word: u64,
 }
 
-impl Threshold {
+impl Window {
     pub(super) fn new(units: u64) -> Self {
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
-        Threshold { word: units << 8 | u64::from(shift) }
+        Window { word: units << 8 | u64::from(shift) }
     }
 
-    /// T in units.
+    /// W in units.
     #[inline]
     pub(super) fn units(self) -> u64 {
         self.word >> 8
@@ -113,7 +114,7 @@ impl Threshold {
 
 /// The wheel.
 pub(super) struct Wheel<P: Platform> {
-    threshold: CachePadded<P::U64>,
+    window: CachePadded<P::U64>,
     /// Virtual time up to which buckets have been emptied, or are being emptied.
     turned: CachePadded<P::U64>,
     buckets: Box<[P::U64]>,
@@ -128,43 +129,43 @@ pub(super) struct Place {
 
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
-    pub(super) fn new(threshold: u64) -> Self {
+    pub(super) fn new(window: u64) -> Self {
         Wheel {
-            threshold: CachePadded::new(P::U64::new(Threshold::new(threshold).word)),
+            window: CachePadded::new(P::U64::new(Window::new(window).word)),
             turned: CachePadded::new(P::U64::new(0)),
             buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
         }
     }
 
-    /// T and what follows from it.
+    /// W and what follows from it.
     #[inline]
-    pub(super) fn threshold(&self) -> Threshold {
-        Threshold { word: self.threshold.load(Ordering::SeqCst) }
+    pub(super) fn window(&self) -> Window {
+        Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Changes T and takes all ports out, to be woken.
-    pub(super) fn set_threshold(&self, units: u64) -> PortSet {
-        self.threshold.store(Threshold::new(units).word, Ordering::SeqCst);
+    /// Changes W and takes all ports out, to be woken.
+    pub(super) fn set_window(&self, units: u64) -> PortSet {
+        self.window.store(Window::new(units).word, Ordering::SeqCst);
         P::fence();
         PortSet::from_bits(self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)))
     }
 
-    /// Puts the port to sleep on `lead`, which `threshold` holds back at `now`. `None`: things have changed
+    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have changed
     /// meanwhile, look again.
     pub(super) fn enter(
         &self,
         port: PortId,
         lead: VTime,
-        threshold: Threshold,
+        window: Window,
         now: VTime,
         time: &VirtualTime<P>,
     ) -> Option<Place> {
-        let place = Place { lead, bucket: threshold.bucket_for(lead, now) };
+        let place = Place { lead, bucket: window.bucket_for(lead, now) };
         self.bucket(place.bucket)?.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
         P::fence();
         let now = time.now();
-        let begun = threshold.has_begun(place.bucket, now);
-        if self.threshold() == threshold && threshold.holds_back(lead, now) && !begun {
+        let begun = window.has_begun(place.bucket, now);
+        if self.window() == window && window.holds_back(lead, now) && !begun {
             return Some(place);
         }
         self.leave(port, place);
@@ -189,18 +190,18 @@ impl<P: Platform> Wheel<P> {
     /// has moved virtual time there.
     #[inline]
     pub(super) fn turn(&self, now: VTime) -> PortSet {
-        // Before this the caller moved virtual time, after it come the reads of T and of the buckets.
+        // Before this the caller moved virtual time, after it come the reads of W and of the buckets.
         P::fence();
-        let threshold = self.threshold();
+        let window = self.window();
         let mut old = self.turned.load(Ordering::SeqCst);
         loop {
             let turned = VTime::from_word(old);
-            let passed = threshold.distance(threshold.bucket(now), threshold.bucket(turned));
+            let passed = window.distance(window.bucket(now), window.bucket(turned));
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
             }
             match self.turned.compare_exchange(old, now.to_word(), Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return self.empty(threshold.bucket(turned), passed),
+                Ok(_) => return self.empty(window.bucket(turned), passed),
                 Err(newer) => old = newer,
             }
         }
@@ -242,7 +243,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever T, wherever on the circle: a port sleeps only if it must, is woken at the latest when virtual time
+        /// Whatever W, wherever on the circle: a port sleeps only if it must, is woken at the latest when virtual time
         /// reaches its lead, not before its wait is over unless the ring is too short, and only once.
         #[test]
         fn wakes_in_time(
@@ -257,9 +258,9 @@ mod tests {
             let wheel = Wheel::<Native>::new(units);
             wheel.turn(VTime::from_units(origin / 2));
             wheel.turn(now);
-            let threshold = wheel.threshold();
-            prop_assert!(threshold.holds_back(lead, now));
-            let mut place = wheel.enter(PortId(0), lead, threshold, now, &time).unwrap();
+            let window = wheel.window();
+            prop_assert!(window.holds_back(lead, now));
+            let mut place = wheel.enter(PortId(0), lead, window, now, &time).unwrap();
             for step in steps {
                 prop_assert!(wheel.sleeps(PortId(0), lead, place));
                 now = now.plus(step);
@@ -272,13 +273,13 @@ mod tests {
                 if woken.is_empty() {
                     continue;
                 }
-                if !threshold.holds_back(lead, now) {
+                if !window.holds_back(lead, now) {
                     return Ok(());
                 }
                 // The ring was too short: it has been woken at its end, no earlier.
                 let entered = lead.minus(ahead).minus(units);
-                prop_assert!(now.since(entered) as u64 >= (BUCKETS - 2) << threshold.shift());
-                place = wheel.enter(PortId(0), lead, threshold, now, &time).unwrap();
+                prop_assert!(now.since(entered) as u64 >= (BUCKETS - 2) << window.shift());
+                place = wheel.enter(PortId(0), lead, window, now, &time).unwrap();
             }
         }
     }
@@ -286,9 +287,9 @@ mod tests {
     #[test]
     fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
         for units in (0..1000).chain([45 * 1024, crate::config::MAX_THRESHOLD]) {
-            let threshold = Threshold::new(units);
-            assert_eq!(threshold.units(), units);
-            let width = 1u64 << threshold.shift();
+            let window = Window::new(units);
+            assert_eq!(window.units(), units);
+            let width = 1u64 << window.shift();
             assert!(width <= (units / 8).max(1) && width * 16 > units, "{units}");
         }
     }
@@ -300,7 +301,7 @@ mod tests {
         let wheel = Wheel::<Native>::new(45 * 1024);
         wheel.turn(now);
         let lead = VTime::from_units(150_000);
-        assert!(wheel.enter(PortId(0), lead, wheel.threshold(), now, &time).is_some());
+        assert!(wheel.enter(PortId(0), lead, wheel.window(), now, &time).is_some());
         time.raise(PortId(1), Some(VTime::from_units(107_000)));
         assert_eq!(wheel.turn(VTime::from_units(104_000)), PortSet::EMPTY);
         assert_eq!(wheel.turn(VTime::from_units(107_000)), PortSet::only(PortId(0)));
@@ -311,23 +312,23 @@ mod tests {
         let time = time_at(VTime::from_units(500));
         let wheel = Wheel::<Native>::new(100);
         // It read virtual time 0 and entered when virtual time was 500 already.
-        assert!(wheel.enter(PortId(0), VTime::from_units(300), wheel.threshold(), VTime::ZERO, &time).is_none());
+        assert!(wheel.enter(PortId(0), VTime::from_units(300), wheel.window(), VTime::ZERO, &time).is_none());
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
-        // Or T has changed meanwhile.
-        let threshold = Threshold::new(50);
-        assert!(wheel.enter(PortId(0), VTime::from_units(700), threshold, VTime::from_units(500), &time).is_none());
+        // Or W has changed meanwhile.
+        let window = Window::new(50);
+        assert!(wheel.enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time).is_none());
     }
 
     #[test]
-    fn a_new_threshold_wakes_everybody() {
+    fn a_new_window_wakes_everybody() {
         let time = time_at(VTime::ZERO);
         let wheel = Wheel::<Native>::new(100);
         for (port, lead) in [(0, 150), (1, 5_000)] {
             let lead = VTime::from_units(lead);
-            assert!(wheel.enter(PortId(port), lead, wheel.threshold(), VTime::ZERO, &time).is_some());
+            assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
         }
-        assert_eq!(wheel.set_threshold(1_000), PortSet::first(2));
-        assert_eq!(wheel.set_threshold(1_000), PortSet::EMPTY);
-        assert_eq!(wheel.threshold().units(), 1_000);
+        assert_eq!(wheel.set_window(1_000), PortSet::first(2));
+        assert_eq!(wheel.set_window(1_000), PortSet::EMPTY);
+        assert_eq!(wheel.window().units(), 1_000);
     }
 }
