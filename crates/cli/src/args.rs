@@ -58,6 +58,35 @@ pub(crate) enum Command {
     /// the most is D. Then finds the smallest T at which many shards with small requests lose nothing.
     #[command(after_help = calibrate_examples())]
     Calibrate(CalibrateArgs),
+    /// Show the profiles of devices, or find out what a real one is like
+    ///
+    /// A profile says what a device is like: its queues, times and bandwidths, and what is known of it.
+    #[command(after_help = device_examples())]
+    Device {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: DeviceCommand,
+    },
+}
+
+/// What to do with profiles.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeviceCommand {
+    /// List the profiles that are built in
+    #[command(after_help = device_examples())]
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a profile, and what is known of the device beside what its model does
+    #[command(after_help = device_examples())]
+    Show(ShowArgs),
+    /// Measure a file or disk, and derive a profile from it
+    ///
+    /// It reads at growing depths. In a directory it makes a scratch file without a name and writes too.
+    #[command(after_help = device_examples())]
+    Probe(ProbeArgs),
 }
 
 fn serve_examples() -> String {
@@ -108,6 +137,25 @@ Examples:
   fairq calibrate --device paced,iops=200k,latency=100us --bs 4k --json
 
 It only reads unless --write is given.
+
+{EXIT_STATUS}"
+    )
+}
+
+fn device_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq device list
+  fairq device show z-ssd
+  fairq device show z-ssd --toml > mine.toml
+  fairq device probe /dev/nvme1n1 --output mine.toml
+  fairq device probe /srv --size 4G --output srv.toml
+  fairq device probe /dev/nvme1n1 --overwrite --json
+
+It writes only into a scratch file of its own, unless --overwrite is given.
+
+{UNITS}
 
 {EXIT_STATUS}"
     )
@@ -254,6 +302,52 @@ pub(crate) struct CalibrateArgs {
     #[arg(long)]
     pub(crate) write: bool,
     /// Print one JSON object instead of a picture
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}
+
+/// `fairq device show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A built-in profile, or the path of a profile file
+    #[arg(value_name = "NAME|FILE")]
+    pub(crate) name: String,
+    /// Print JSON instead of text
+    #[arg(long, conflicts_with = "toml")]
+    pub(crate) json: bool,
+    /// Print the profile as it is written, with its comments: to begin one's own with
+    #[arg(long)]
+    pub(crate) toml: bool,
+}
+
+/// `fairq device probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// A file or block device, or a directory to make a scratch file in
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Write the profile to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// What to call the profile [default: probed]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// How large the scratch file is to be [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<Size>,
+    /// Measure writes too: what is on the file or device is lost
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// The most outstanding requests to try
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=4096))]
+    pub(crate) most: u32,
+    /// How long to measure each point: seconds, or a duration
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    pub(crate) seconds: Nanos,
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,
     /// Where to run.

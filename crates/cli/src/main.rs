@@ -18,6 +18,7 @@ mod args;
 mod bench;
 mod calibrate;
 mod config;
+mod device;
 mod engine;
 mod fiojob;
 mod job;
@@ -53,6 +54,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Calibrate(args) => {
             start_log(cli.log, "warn")?;
             calibrate::run(args)
+        }
+        Command::Device { command } => {
+            start_log(cli.log, "warn")?;
+            device::run(command)
         }
     }
 }

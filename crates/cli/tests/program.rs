@@ -59,7 +59,7 @@ fn help_and_version_end_with_0() {
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(text(&help.stdout).contains("Exit status: 0 when all went well"), "{}", text(&help.stdout));
-    for command in ["serve", "bench", "calibrate"] {
+    for command in ["serve", "bench", "calibrate", "device"] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0));
         assert!(text(&help.stdout).contains(&format!("Examples:\n  fairq {command}")), "{}", text(&help.stdout));
@@ -94,6 +94,11 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["bench", "--connect", &uri, "--policy", "mqfq"], 2, "--policy is the server's matter".into()),
         (vec!["bench", "--connect", &uri], 1, "No such file or directory".into()),
         (vec!["calibrate", "--device", "null"], 2, "has no parallelism to find".into()),
+        (vec!["device", "show", "floppy"], 2, "no profile is called `floppy`: there are z-ssd, p3700".into()),
+        (vec!["device", "show", file], 2, format!("{file}: TOML parse error at line 1")),
+        (vec!["device", "probe", "/nonexistent"], 2, "/nonexistent: No such file".into()),
+        (vec!["device", "probe", file, "--size", "4M"], 2, "is for the scratch file in a directory".into()),
+        (vec!["device", "probe", file], 2, "less than 1M says nothing".into()),
     ] {
         let output = run(&args);
         let heard = text(&output.stderr);
@@ -260,4 +265,53 @@ fn calibrate_finds_what_a_paced_device_can_hold() {
     assert!(recommend.starts_with("mqfq:slots=4,threshold="), "{recommend}");
     let check = run(&["bench", "--device", "null", "--policy", recommend, "--seconds", "20ms", "--warmup", "0"]);
     assert_eq!(check.status.code(), Some(0), "what is recommended can be used: {}", text(&check.stderr));
+}
+
+#[test]
+fn profiles_are_listed_shown_and_read_again() {
+    let json = |args: &[&str]| -> serde_json::Value {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("it is JSON")
+    };
+    let list = json(&["device", "list", "--json"]);
+    let list = list.as_array().unwrap();
+    let wrr = |name: &str| list.iter().find(|one| one["name"] == name).unwrap()["wrr"].clone();
+    assert_eq!((list.len(), wrr("z-ssd"), wrr("p4800x")), (7, "yes".into(), "no".into()));
+    assert!(text(&run(&["device", "list"]).stdout).contains("z-ssd"));
+    assert!(text(&run(&["device", "show", "z-ssd"]).stdout).contains("128 dies; 2k pages, read in 3"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let mine = folder.path().join("mine.toml");
+    let toml = text(&run(&["device", "show", "z-ssd", "--toml"]).stdout);
+    std::fs::write(&mine, toml.replace("window = 64 ", "window = 32 ")).unwrap();
+    let shown = json(&["device", "show", mine.to_str().unwrap(), "--json"]);
+    assert_eq!(shown["profile"]["host"]["window"], 32);
+    assert_eq!(shown["model"].as_array().unwrap().len(), 7);
+}
+
+/// A directory is probed through a scratch file, of which nothing remains; a file is not written to.
+#[test]
+fn a_probe_writes_a_profile_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("disk");
+    let before: Vec<u8> = (0..4 << 20).map(|index: u32| (index % 251) as u8).collect();
+    std::fs::write(&file, &before).unwrap();
+    let (profile, other) = (folder.path().join("profile.toml"), folder.path().join("other.toml"));
+    let probe = |place: &Path, profile: &Path, more: &[&str]| {
+        let common = ["--seconds", "20ms", "--most", "8", "--shards", "1", "--output", profile.to_str().unwrap()];
+        let output = run(&[&["device", "probe", place.to_str().unwrap()], common.as_slice(), more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = probe(folder.path(), &profile, &["--size", "4M", "--name", "mine"]);
+    assert!(said.contains("random write") && said.contains("sequential read"), "{said}");
+    let said = probe(&file, &other, &[]);
+    assert!(said.contains("Writes were not measured") && !said.contains("random write"), "{said}");
+    assert!(std::fs::read(&file).unwrap() == before, "it was only read");
+    let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["disk", "other.toml", "profile.toml"]);
+    let shown = text(&run(&["device", "show", profile.to_str().unwrap()]).stdout);
+    assert!(shown.starts_with("mine: "), "{shown}");
 }

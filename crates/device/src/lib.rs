@@ -12,11 +12,12 @@
 #![forbid(unsafe_code)]
 
 pub mod arbiter;
+pub mod closed;
 pub mod profile;
 pub mod ssd;
 pub mod window;
 
 pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
-pub use profile::{Profile, ProfileError, State};
+pub use profile::{Profile, ProfileError, State, derive};
 pub use ssd::{Completed, Setup, Ssd};
 pub use window::Window;

@@ -1,92 +1,18 @@
-//! Each profile against the points that its device is known by: a closed loop in virtual time.
+//! Each profile against the points that its device is known by; and profiles derived from measured points.
 //!
-//! `cargo test -p fairq-device --test calibration -- --nocapture` prints the table.
+//! `cargo test -p fairq-device --test calibration -- --nocapture` prints the tables.
 
-use fairq_core::Op;
-use fairq_device::profile::{BUILT_IN, Load, Point};
-use fairq_device::{Profile, Setup, Ssd, State};
-
-/// What a closed loop gave.
-struct Measured {
-    iops: f64,
-    latency_us: f64,
-    mb_s: f64,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
-
-/// Keeps `depth` requests outstanding for long enough to fill what fills up first, then measures.
-fn run(profile: &Profile, point: &Point) -> Measured {
-    let depth = point.depth.get();
-    let capacity = profile.host.capacity();
-    let setup = Setup { capacity, state: point.state, outstanding: depth, seed: 1 };
-    let mut ssd = Ssd::new(profile, &setup);
-    let bytes = point.kib.get() * 1024;
-    let op = match point.load {
-        Load::RandomRead | Load::SequentialRead => Op::Read,
-        Load::RandomWrite | Load::SequentialWrite => Op::Write,
-    };
-    let mut random = Random(88_172_645_463_325_252);
-    let mut position = 0;
-    let mut began = vec![0; depth as usize];
-    let mut start = |ssd: &mut Ssd, now_ns: u64, id: u32, began: &mut Vec<u64>| {
-        let offset = match point.load {
-            Load::RandomRead | Load::RandomWrite => random.below(capacity / u64::from(bytes)) * u64::from(bytes),
-            Load::SequentialRead | Load::SequentialWrite => {
-                position = (position + u64::from(bytes)) % (capacity - u64::from(bytes));
-                position
-            }
-        };
-        began[id as usize] = now_ns;
-        ssd.start(now_ns, id, op, offset, bytes);
-    };
-    (0..depth).for_each(|id| start(&mut ssd, 0, id, &mut began));
-    // One request at a time never fills the buffer; others do, and then the media sets the pace.
-    let buffer = u64::from(profile.buffer.size_kib.get()) << 10;
-    let warm_up = 2000 + if op == Op::Write && depth > 1 { 3 * buffer / u64::from(bytes) } else { 0 };
-    let count = warm_up.max(60_000 / u64::from(point.kib.get().div_ceil(4)).min(16));
-    let (mut first_ns, mut last_ns, mut latency_ns, mut done) = (0, 0, 0, 0);
-    while done < warm_up + count {
-        let now_ns = ssd.next_ns().expect("requests are outstanding");
-        while let Some(completed) = ssd.pop(now_ns) {
-            assert!(completed.at_ns >= last_ns, "completions are in order");
-            last_ns = completed.at_ns;
-            done += 1;
-            if done == warm_up {
-                first_ns = last_ns;
-            } else if done > warm_up {
-                latency_ns += last_ns - began[completed.id as usize];
-            }
-            start(&mut ssd, last_ns, completed.id, &mut began);
-        }
-    }
-    let (done, seconds) = ((done - warm_up) as f64, (last_ns - first_ns) as f64 / 1e9);
-    Measured {
-        iops: done / seconds,
-        latency_us: latency_ns as f64 / done / 1e3,
-        mb_s: done * f64::from(bytes) / seconds / 1e6,
-    }
-}
+use fairq_device::closed::predict;
+use fairq_device::profile::{BUILT_IN, Count, Derivation, Load, Point, State};
+use fairq_device::{Profile, derive};
 
 fn row(profile: &Profile, point: &Point) -> (String, bool) {
-    let measured = run(profile, point);
-    let (unit, known, model) = match (point.iops, point.latency_us, point.mb_s) {
-        (Some(iops), _, _) => ("iops", iops, measured.iops),
-        (_, Some(latency_us), _) => ("us", latency_us, measured.latency_us),
-        (_, _, mb_s) => ("MB/s", mb_s.unwrap_or(f64::NAN), measured.mb_s),
-    };
-    let off = (model / known - 1.0) * 100.0;
+    let (model, off) = predict(profile, point).against(point);
+    let known = [point.iops, point.latency_us, point.mb_s].into_iter().flatten().next().unwrap_or(f64::NAN);
+    let unit = if point.iops.is_some() { "IOPS" } else { ["us", "MB/s"][usize::from(point.mb_s.is_some())] };
     let state = if point.state == State::Fresh { "" } else { "steady" };
     let load = format!("{:?} {}k x {}", point.load, point.kib.get(), point.depth.get());
+    let off = off * 100.0;
     let row = format!(
         "{:<13} {load:<26} {state:<6} {known:>9.1} {model:>9.1} {unit:<5} {off:>+6.1} % (within {} %)  {}",
         profile.name, point.within, point.source
@@ -94,19 +20,90 @@ fn row(profile: &Profile, point: &Point) -> (String, bool) {
     (row, off.abs() <= point.within)
 }
 
-#[test]
-fn profiles_keep_to_their_points() {
+#[track_caller]
+fn all_hold<'a>(points: impl IntoIterator<Item = (&'a Profile, &'a Point)>) {
     let mut wrong = Vec::new();
-    for (name, _) in BUILT_IN {
-        let profile = Profile::named(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(profile.name, name);
-        for point in &profile.points {
-            let (row, holds) = row(&profile, point);
-            println!("{row}");
-            if !holds {
-                wrong.push(row);
-            }
+    for (profile, point) in points {
+        let (row, holds) = row(profile, point);
+        println!("{row}");
+        if !holds {
+            wrong.push(row);
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn profiles_keep_to_their_points() {
+    for (name, _) in BUILT_IN {
+        let profile = Profile::named(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(profile.name, name);
+        assert!(profile.points.len() >= 4, "{name} is known by more");
+        all_hold(profile.points.iter().map(|point| (&profile, point)));
+    }
+}
+
+/// What a probe would measure of a device that is as a profile says; every second point of reads is left for checking.
+fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
+    let measure = |load, kib, depth| {
+        let (kib, depth) = (Count::new(kib), Count::new(depth));
+        let point = Point {
+            load,
+            kib,
+            depth,
+            state: State::Fresh,
+            iops: None,
+            latency_us: None,
+            mb_s: None,
+            within: 12.0,
+            source: profile.name.clone(),
+        };
+        let figures = predict(profile, &point);
+        match load {
+            Load::SequentialRead | Load::SequentialWrite => Point { mb_s: Some(figures.mb_s), ..point },
+            _ if depth.get() == 1 => Point { latency_us: Some(figures.latency_us), ..point },
+            _ => Point { iops: Some(figures.iops), ..point },
+        }
+    };
+    let known = [1, 4, 16, 64, 256].map(|depth| measure(Load::RandomRead, 4, depth));
+    let unknown = [2, 8, 32, 128].map(|depth| measure(Load::RandomRead, 4, depth));
+    let others = [
+        measure(Load::SequentialRead, 128, 32),
+        measure(Load::RandomWrite, 4, 1),
+        measure(Load::RandomWrite, 4, 64),
+        measure(Load::SequentialWrite, 128, 32),
+    ];
+    ([known.to_vec(), others.to_vec()].concat(), unknown.to_vec())
+}
+
+#[test]
+fn a_derived_profile_does_what_was_measured() {
+    for (name, _) in BUILT_IN {
+        let (points, between) = probed(&Profile::named(name).unwrap());
+        let what = Derivation { name: format!("like-{name}"), model: "a device".into(), capacity: 1 << 36, points };
+        let derived = derive(&what).unwrap();
+        let again = Profile::parse(&derived.text).unwrap_or_else(|error| panic!("{error}\n{}", derived.text));
+        all_hold(again.points.iter().chain(&between).map(|point| (&again, point)));
+    }
+}
+
+#[test]
+fn without_writes_they_are_taken_to_be_like_reads() {
+    let (mut points, _) = probed(&Profile::named("p3700").unwrap());
+    points.retain(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
+    let what = Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
+    let derived = derive(&what).unwrap();
+    let profile = &derived.profile;
+    assert_eq!(profile.controller.write_us, profile.controller.read_us);
+    assert!(derived.text.contains("writes were not measured"), "{}", derived.text);
+}
+
+#[test]
+fn nothing_comes_of_too_few_points() {
+    let (points, _) = probed(&Profile::named("p3700").unwrap());
+    for missing in [Load::RandomRead, Load::SequentialRead] {
+        let points = points.iter().filter(|point| point.load != missing).cloned().collect();
+        let what = Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
+        assert!(derive(&what).unwrap_err().to_string().contains("needs"));
+    }
 }

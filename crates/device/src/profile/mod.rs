@@ -6,8 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use derive::{Derivation, Derived, derive};
 pub use quantity::{Count, MbPerS, Micros, Spare};
 
+mod derive;
 mod quantity;
 
 /// The profiles built in: name and text.
