@@ -1,0 +1,48 @@
+//! How many simulated requests a second one core does: closed loops of 4 KiB reads on the Z-SSD, in real time.
+//!
+//! Bar: 1 million a second on one core. Timings never fail: they belong to the machine, and to what else runs on it.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use fairq_device::Profile;
+use fairq_sim::scenario::MS;
+use fairq_sim::subject::{FirstCome, Multi, SfqD};
+use fairq_sim::{Job, Scenario, Subject, Tenant, check, run};
+
+/// Four tenants on eight ports, 128 requests each thread.
+fn scenario() -> Scenario {
+    let profile = Profile::named("z-ssd").expect("it is built in");
+    let tenant = |number: usize| {
+        let threads = vec![number, number + 4];
+        Tenant::new(&format!("t{number}"), 100 + 100 * number as u16, threads, Job::random_read(4096, 128))
+    };
+    Scenario::new(profile, 8, (0..4).map(tenant).collect(), 100 * MS)
+}
+
+fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
+    let scenario = scenario();
+    let mut group = criterion.benchmark_group("simulated requests");
+    for checked in [false, true] {
+        let go = || {
+            let checks = if checked { check::all(&scenario, &subject.promise()) } else { Vec::new() };
+            run(&scenario, subject, checks).expect("the scenario is legal")
+        };
+        group.throughput(Throughput::Elements(go().requests));
+        let checks = if checked { "all checks" } else { "no checks" };
+        group.bench_function(BenchmarkId::new(name, checks), |bencher| bencher.iter(|| black_box(go())));
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
+    measure(&mut criterion, "none", &FirstCome);
+    measure(&mut criterion, "sfqd", &SfqD { slots: 64 });
+    measure(&mut criterion, "mqfq", &Multi { slots: 64, threshold: 45 << 10 });
+    criterion.final_summary();
+}

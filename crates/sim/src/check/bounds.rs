@@ -1,0 +1,163 @@
+//! **Theorems 1 and 2 of MQFQ**: over every interval in which two flows are backlogged the services that they receive differ
+//! by no more than a bound. With `l` the largest service per weight of one request, in units of virtual time:
+//!
+//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It speaks of D = 1. At dispatch its proof needs
+//!   nothing of D: what is dispatched between two moments starts at or after the first one's virtual time and at most T after
+//!   the second one's, and all that starts before that has been dispatched.)
+//! - counted at completion, by `(D + 1) (2T + l_f + l_m)`: Theorem 2.
+//!
+//! A flow is backlogged while it has requests staged. All intervals at once: the difference of two flows' services is a walk,
+//! and the worst interval lies between its least and its greatest value. Slack for integers: a unit per flow and port, and
+//! one more for each weight that a flow has had (a change drops the remainder).
+//!
+//! Each service is looked at against every other backlogged flow; that is what this check costs.
+
+use super::Check;
+use crate::fact::{Fact, Live, ONE_UNIT};
+use crate::scenario::Scenario;
+
+#[derive(Clone, Copy, Default)]
+struct Flow {
+    staged: usize,
+    /// The largest service of one request.
+    largest: i128,
+    weights: i128,
+    /// Services since the beginning.
+    dispatched: i128,
+    completed: i128,
+}
+
+/// A walk since a pair is backlogged.
+#[derive(Clone, Copy)]
+struct Walk {
+    least: i128,
+    most: i128,
+}
+
+/// Follows every pair of flows.
+pub struct Bounds {
+    ports: i128,
+    slots: i128,
+    threshold: i128,
+    flows: Vec<Flow>,
+    /// The backlogged ones.
+    backlogged: Vec<usize>,
+    /// Per pair `(f, m)`, `m < f`, at `f (f - 1) / 2 + m`: at dispatch and at completion.
+    walks: Vec<[Walk; 2]>,
+}
+
+const AT_DISPATCH: usize = 0;
+const AT_COMPLETION: usize = 1;
+
+impl Bounds {
+    /// For D and T.
+    pub fn new(scenario: &Scenario, slots: u32, threshold: u64) -> Self {
+        Bounds {
+            ports: scenario.ports as i128,
+            slots: i128::from(slots),
+            threshold: i128::from(threshold),
+            flows: Vec::new(),
+            backlogged: Vec::new(),
+            walks: Vec::new(),
+        }
+    }
+
+    fn difference(&self, f: usize, m: usize, counted: usize) -> i128 {
+        let service = |flow: &Flow| if counted == AT_DISPATCH { flow.dispatched } else { flow.completed };
+        service(&self.flows[f]) - service(&self.flows[m])
+    }
+
+    fn begin(&mut self, flow: usize) {
+        for at in 0..self.backlogged.len() {
+            let (f, m) = ordered(flow, self.backlogged[at]);
+            self.walks[pair(f, m)] = [AT_DISPATCH, AT_COMPLETION].map(|counted| {
+                let value = self.difference(f, m, counted);
+                Walk { least: value, most: value }
+            });
+        }
+        self.backlogged.push(flow);
+    }
+
+    /// The flow, which is backlogged, has been served.
+    fn served(&mut self, flow: usize, counted: usize) -> Result<(), String> {
+        for at in 0..self.backlogged.len() {
+            let other = self.backlogged[at];
+            if other == flow {
+                continue;
+            }
+            let (f, m) = ordered(flow, other);
+            let value = self.difference(f, m, counted);
+            let walk = &mut self.walks[pair(f, m)][counted];
+            walk.least = walk.least.min(value);
+            walk.most = walk.most.max(value);
+            let worst = (walk.most - value).max(value - walk.least);
+            let bound = self.bound(f, m, counted);
+            if worst > bound {
+                let theorem =
+                    if counted == AT_DISPATCH { "at dispatch (Theorem 1)" } else { "at completion (Theorem 2)" };
+                let (worst, bound) = (worst / ONE_UNIT, bound / ONE_UNIT);
+                return Err(format!("flows {m} and {f} differ by {worst} units counted {theorem}, bound {bound}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bound(&self, f: usize, m: usize, counted: usize) -> i128 {
+        let [f, m] = [self.flows[f], self.flows[m]];
+        let slack = self.ports * (f.weights + m.weights) * ONE_UNIT;
+        let one = 2 * self.threshold * ONE_UNIT + f.largest + m.largest;
+        slack + if counted == AT_DISPATCH { one } else { (self.slots + 1) * one }
+    }
+
+    fn is_backlogged(&self, request: &Live) -> bool {
+        self.flows[request.flow].staged > 0
+    }
+}
+
+fn ordered(a: usize, b: usize) -> (usize, usize) {
+    (a.max(b), a.min(b))
+}
+
+fn pair(f: usize, m: usize) -> usize {
+    f * (f - 1) / 2 + m
+}
+
+impl Check for Bounds {
+    fn name(&self) -> &'static str {
+        "bounds"
+    }
+
+    fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Added { flow, .. } => {
+                self.flows.push(Flow { weights: 1, ..Flow::default() });
+                self.walks.resize(pair(flow + 1, 0), [Walk { least: 0, most: 0 }; 2]);
+            }
+            Fact::Weighed { flow, .. } => self.flows[*flow].weights += 1,
+            Fact::Submitted(request) => {
+                let flow = &mut self.flows[request.flow];
+                flow.largest = flow.largest.max(request.service());
+                flow.staged += 1;
+                if flow.staged == 1 {
+                    self.begin(request.flow);
+                }
+            }
+            Fact::Issued(request) => {
+                self.flows[request.flow].dispatched += request.service();
+                self.served(request.flow, AT_DISPATCH)?;
+                self.flows[request.flow].staged -= 1;
+                if !self.is_backlogged(request) {
+                    self.backlogged.retain(|&flow| flow != request.flow);
+                }
+            }
+            Fact::Completed(request, _) => {
+                self.flows[request.flow].completed += request.service();
+                if self.is_backlogged(request) {
+                    self.served(request.flow, AT_COMPLETION)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

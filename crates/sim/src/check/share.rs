@@ -1,0 +1,96 @@
+//! **Shares.** Over long times flows that are backlogged all the while are served by weight.
+//!
+//! Whenever the set of backlogged flows (those with requests staged) changes, a weight changes or a flow leaves, counting begins
+//! anew. After [`ENOUGH`] times what a single exchange may put out of order, in units of virtual time, each pair of those
+//! flows must have received the same service per weight, within [`TOLERANCE`].
+//!
+//! `bounds` says the same about every interval of MQFQ, exactly. This one asks nothing of how a policy works, so it holds for
+//! all that stage requests.
+
+use super::Check;
+use crate::fact::{Fact, ONE_UNIT};
+use crate::subject::Promise;
+
+/// How far two flows' services per weight may be apart, as a part of them.
+const TOLERANCE: i128 = 20;
+/// How much more than a single exchange has to have been served: what is out of order is then less than half the
+/// tolerance.
+const ENOUGH: i128 = 2 * TOLERANCE;
+
+#[derive(Clone, Copy, Default)]
+struct Flow {
+    staged: usize,
+    service: i128,
+}
+
+/// Adds up services while the same flows are backlogged.
+pub struct Share {
+    threshold: i128,
+    slots: i128,
+    flows: Vec<Flow>,
+    backlogged: Vec<usize>,
+    /// The largest service of one request.
+    largest: i128,
+}
+
+impl Share {
+    /// For a policy with this promise.
+    pub fn new(promise: &Promise) -> Self {
+        Share {
+            threshold: i128::from(promise.threshold.unwrap_or(0)) * ONE_UNIT,
+            slots: i128::from(promise.slots.unwrap_or(0)),
+            flows: Vec::new(),
+            backlogged: Vec::new(),
+            largest: 0,
+        }
+    }
+
+    fn begin(&mut self) {
+        self.backlogged.iter().for_each(|&flow| self.flows[flow].service = 0);
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        let exchange = 2 * self.threshold + (self.slots + 1) * 2 * self.largest;
+        let services = || self.backlogged.iter().map(|&flow| self.flows[flow].service);
+        let (Some(least), Some(most)) = (services().min(), services().max()) else { return Ok(()) };
+        if most < ENOUGH * exchange || (most - least) * TOLERANCE <= most {
+            return Ok(());
+        }
+        let services: Vec<i128> = services().map(|service| service / ONE_UNIT).collect();
+        Err(format!("flows {:?} were backlogged all the while and got {services:?} units", self.backlogged))
+    }
+}
+
+impl Check for Share {
+    fn name(&self) -> &'static str {
+        "share"
+    }
+
+    fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Added { .. } => self.flows.push(Flow::default()),
+            Fact::Weighed { .. } | Fact::Removed { .. } => self.begin(),
+            Fact::Submitted(request) => {
+                self.largest = self.largest.max(request.service());
+                self.flows[request.flow].staged += 1;
+                if self.flows[request.flow].staged == 1 {
+                    self.backlogged.push(request.flow);
+                    self.begin();
+                }
+            }
+            Fact::Issued(request) => {
+                let flow = &mut self.flows[request.flow];
+                flow.service += request.service();
+                flow.staged -= 1;
+                if flow.staged == 0 {
+                    self.backlogged.retain(|&flow| flow != request.flow);
+                    self.begin();
+                } else {
+                    self.compare()?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

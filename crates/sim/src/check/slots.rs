@@ -1,0 +1,35 @@
+//! **Outstanding <= D.** No more requests are issued and not completed than the policy has slots.
+
+use super::Check;
+use crate::fact::Fact;
+
+/// Counts what is outstanding.
+pub struct Slots {
+    slots: u32,
+    outstanding: u32,
+}
+
+impl Slots {
+    /// For so many slots.
+    pub fn new(slots: u32) -> Self {
+        Slots { slots, outstanding: 0 }
+    }
+}
+
+impl Check for Slots {
+    fn name(&self) -> &'static str {
+        "slots"
+    }
+
+    fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Issued(_) => self.outstanding += 1,
+            Fact::Completed(..) => self.outstanding -= 1,
+            _ => {}
+        }
+        if self.outstanding <= self.slots {
+            return Ok(());
+        }
+        Err(format!("{} requests are outstanding, of at most {}", self.outstanding, self.slots))
+    }
+}

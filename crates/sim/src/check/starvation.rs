@@ -1,0 +1,118 @@
+//! **Nobody starves.** While a flow has requests, the others get only so much before one of them completes.
+//!
+//! The measure is what others are served, not time: a device that stalls starves nobody, and there is nothing to calibrate.
+//! For a flow of weight w among flows whose weights add up to W, with L the largest request of the run and D the most that the
+//! device can have of the policy, others may be served, until one of the flow's requests completes,
+//!
+//! ```text
+//!   SLACK x ( (W / w) (2T + L) + (D + all that may be live) L )
+//! ```
+//!
+//! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual time, during which the
+//! others get theirs, T on either side); the second is what stands before it in queues that nobody reorders: device queues
+//! and, with classes, up to a round of the largest weights per queue. It is a loose bound on purpose: `bounds` and
+//! `share` say what is fair, this one says what is never right.
+
+use super::Check;
+use crate::fact::{Fact, Live};
+use crate::scenario::Scenario;
+use crate::subject::Promise;
+
+/// How much looser than the estimate.
+const SLACK: u64 = 4;
+
+#[derive(Clone, Copy, Default)]
+struct Flow {
+    weight: u64,
+    live: u64,
+    /// What all have been served when it was last served, or came back.
+    since: u64,
+}
+
+/// Counts what others get.
+pub struct Starvation {
+    threshold: u64,
+    queued: u64,
+    largest: u64,
+    served: u64,
+    flows: Vec<Flow>,
+    /// The weights of flows that are there.
+    weights: u64,
+}
+
+/// The most commands that a round of the weighted classes starts in other queues: 256 high, 16 medium, and one of each low queue.
+const ROUND: u64 = 256 + 16;
+
+impl Starvation {
+    /// For a scenario and a policy.
+    pub fn new(scenario: &Scenario, promise: &Promise) -> Self {
+        let live: u64 = scenario.tenants.iter().map(|tenant| tenant.depth()).sum();
+        let rounds = if promise.slots.is_some() { 0 } else { ROUND * scenario.ports as u64 };
+        Starvation {
+            threshold: promise.threshold.unwrap_or(0),
+            queued: live + u64::from(promise.slots.unwrap_or(0)) + rounds,
+            largest: 0,
+            served: 0,
+            flows: Vec::new(),
+            weights: 0,
+        }
+    }
+
+    fn patience(&self, weight: u64) -> u64 {
+        let by_weight = (self.weights / weight + 1).saturating_mul(2 * self.threshold + self.largest);
+        SLACK * (by_weight + self.queued * self.largest)
+    }
+
+    fn submitted(&mut self, request: &Live) {
+        self.largest = self.largest.max(request.cost);
+        let flow = &mut self.flows[request.flow];
+        if flow.live == 0 {
+            flow.since = self.served;
+        }
+        flow.live += 1;
+    }
+
+    fn completed(&mut self, request: &Live) -> Result<(), String> {
+        self.served += request.cost;
+        let flow = &mut self.flows[request.flow];
+        flow.live -= 1;
+        flow.since = self.served;
+        for (number, flow) in self.flows.iter().enumerate() {
+            let others = self.served - flow.since;
+            if flow.live > 0 && others > self.patience(flow.weight) {
+                let Flow { weight, live, .. } = *flow;
+                let patience = self.patience(weight);
+                return Err(format!(
+                    "flow {number} (weight {weight}, {live} requests) got nothing while others got {others} bytes, at most \
+                     {patience} can be right"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check for Starvation {
+    fn name(&self) -> &'static str {
+        "starvation"
+    }
+
+    fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Added { weight, .. } => {
+                self.flows.push(Flow { weight: u64::from(*weight), since: self.served, ..Flow::default() });
+                self.weights += u64::from(*weight);
+            }
+            // The larger sum is kept: requests of the old weight are still there.
+            Fact::Weighed { flow, weight } => {
+                let weight = u64::from(*weight);
+                self.weights += weight;
+                self.flows[*flow].weight = self.flows[*flow].weight.min(weight);
+            }
+            Fact::Submitted(request) => self.submitted(request),
+            Fact::Completed(request, _) => self.completed(request)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}

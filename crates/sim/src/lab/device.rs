@@ -1,0 +1,67 @@
+//! Claims about devices that need no scheduler: the order of arbitration, and how many requests fill a drive.
+
+use fairq_core::{Class, ClassWeights};
+use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
+
+use super::{Answer, Experiment, go, near};
+use crate::scenario::{Job, MS, Scenario, Tenant};
+use crate::subject::AnyPolicy;
+
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment { ids: &["D-3.1"], run: order_of_arbitration },
+    Experiment { ids: &["M-P.1", "M-P.2"], run: internal_parallelism },
+];
+
+/// Two queues of each class, each with many commands, weights 3:2:1.
+fn order_of_arbitration(_seed: u64) -> Result<Vec<Answer>, String> {
+    let classes = [Class::High, Class::Medium, Class::Low];
+    let weights = ClassWeights { high: 3, medium: 2, low: 1 };
+    let mut arbiter = Arbiter::new(Mechanism::Weighted, 6, Arbitration { burst: Burst::ONE, weights });
+    for queue in 0..6u16 {
+        arbiter.add(QueueIndex(queue), classes[usize::from(queue) / 2]);
+        arbiter.post(QueueIndex(queue), 100);
+    }
+    let fetched: Vec<u16> = std::iter::from_fn(|| arbiter.next()).map(|queue| queue.0).take(12).collect();
+    let measured = fetched.iter().map(|&queue| ["H0", "H1", "M0", "M1", "L0", "L1"][usize::from(queue)]);
+    let measured = measured.collect::<Vec<_>>().join(" ");
+    let holds = measured == "H0 H1 H0 M0 M1 L0 H1 H0 H1 M0 M1 L1";
+    Ok(vec![Answer { id: "D-3.1", measured, holds, note: "two queues a class" }])
+}
+
+/// Requests a second at each depth, first come, first served.
+fn sweep(name: &str, bytes: u32, seed: u64) -> Result<Vec<(u32, f64)>, String> {
+    let profile = Profile::named(name).map_err(|error| error.to_string())?;
+    let at = |depth: u32| {
+        // A thread a port, each with a part of the requests.
+        let threads = 8.min(depth);
+        let tenant = Tenant::new("all", 100, (0..threads as usize).collect(), Job::random_read(bytes, depth / threads));
+        let scenario = Scenario::new(profile.clone(), 8, vec![tenant], 40 * MS);
+        Ok((depth, go(AnyPolicy::FirstCome, &scenario, seed)?.iops()))
+    };
+    [1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256].map(at).into_iter().collect()
+}
+
+/// The least depth that gives 98 % of the most, and the most.
+fn fills(points: &[(u32, f64)]) -> (u32, f64) {
+    let most = points.iter().map(|point| point.1).fold(0.0, f64::max);
+    let least = points.iter().find(|point| point.1 >= 0.98 * most);
+    (least.map_or(0, |point| point.0), most)
+}
+
+fn internal_parallelism(seed: u64) -> Result<Vec<Answer>, String> {
+    let (ssd, ssd_iops) = fills(&sweep("p3700", 4096, seed)?);
+    let (fabric, fabric_iops) = fills(&sweep("nvmf-ramdisk", 1024, seed)?);
+    let parallelism = Answer {
+        id: "M-P.1",
+        measured: format!("P3700 {ssd}, NVMf {fabric}"),
+        holds: (48..=64).contains(&ssd) && (96..=128).contains(&fabric),
+        note: "the least of 1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256 that gives 98 % of the most",
+    };
+    let peak = Answer {
+        id: "M-P.2",
+        measured: format!("P3700 {:.0} K, NVMf {:.2} M", ssd_iops / 1e3, fabric_iops / 1e6),
+        holds: near(ssd_iops, 460e3, 0.1) && near(fabric_iops, 4e6, 0.1),
+        note: "both profiles are held to these points; no host CPU in the way",
+    };
+    Ok(vec![parallelism, peak])
+}

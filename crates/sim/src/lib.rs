@@ -1,0 +1,43 @@
+//! The laboratory: fairq's schedulers and devices in virtual time, and the papers' experiments.
+//!
+//! The papers measured machines and drives that few have. Here the *real* policies of `fairq-core` and the *real* arbiter,
+//! window and timing model of `fairq-device` run on simulated cores in virtual time:
+//!
+//! ```text
+//!   Scenario ─▶ world: threads ─▶ ports ─▶ policy ─▶ queues ─▶ arbiter ─▶ window ─▶ Ssd ─▶ Run
+//!   Subject  ─▶                                   └▶ checks (facts, as they happen)
+//! ```
+//!
+//! - [`scenario`]: host, device, tenants and what they ask for; what goes wrong.
+//! - [`subject`]: a policy, and what it promises.
+//! - [`run`]: from event to event; gives what each tenant got ([`Run`]).
+//! - [`check`]: laws, checked in every run; each in a file of its own.
+//! - [`swarm`]: random scenarios under all of them, from a seed.
+//! - [`lab`]: the claims of the papers, one by one.
+//!
+//! **Deterministic.** The same scenario, subject and seed give the same bytes, on any machine: time is integer, the order of
+//! events is total ([`agenda`](self)), nothing hashes, random numbers are a published function ([`random`]). Floating point is
+//! used to tell results, never to decide what happens next (the device's times are integers, too).
+//!
+//! **What it leaves out, as yet.** Verbs, submission and interrupts take no CPU time; claims about CPU cost need a model of
+//! that and are reported as not built.
+#![forbid(unsafe_code)]
+
+mod agenda;
+pub mod check;
+mod device;
+pub mod fact;
+pub mod lab;
+mod meter;
+pub mod random;
+pub mod scenario;
+pub mod subject;
+pub mod swarm;
+mod workload;
+mod world;
+
+pub use check::Check;
+pub use meter::{Got, Run, Violation};
+pub use scenario::{Job, Scenario, ScenarioError, Tenant};
+pub use subject::{Promise, Subject};
+pub use world::{CALM_NS, run};

@@ -1,0 +1,173 @@
+//! The meter: what each tenant got.
+
+use fairq_core::{Class, ClassWeights};
+use hdrhistogram::Histogram;
+
+use crate::scenario::Scenario;
+
+/// What became of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What each tenant got, in the order of the scenario.
+    pub tenants: Vec<Got>,
+    /// The device's class weights: from when on, and which.
+    pub class_weights: Vec<(u64, ClassWeights)>,
+    /// How long was measured.
+    pub measured_ns: u64,
+    /// How many requests completed, measured or not.
+    pub requests: u64,
+    /// Says the same for the same run: made of every completion's time, port, tag and flow.
+    pub digest: u64,
+    /// What a check found.
+    pub violation: Option<Violation>,
+}
+
+/// A law that was broken.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{check}, at {at_ns} ns: {what}")]
+pub struct Violation {
+    /// Which check noticed.
+    pub check: &'static str,
+    /// When.
+    pub at_ns: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// What a tenant got while it was measured.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// Bytes completed.
+    pub bytes: u64,
+    /// Requests completed.
+    pub requests: u64,
+    /// From submission to completion, in nanoseconds.
+    pub latency_ns: Histogram<u64>,
+    /// Bytes issued to the classes urgent, high, medium and low.
+    pub classes: [u64; 4],
+    /// Bytes completed in each interval of the series, from the beginning of the run.
+    pub series: Vec<u64>,
+}
+
+pub(crate) struct Meter {
+    from_ns: u64,
+    until_ns: u64,
+    series_ns: u64,
+    tenants: Vec<Got>,
+    class_weights: Vec<(u64, ClassWeights)>,
+    requests: u64,
+    digest: Digest,
+}
+
+/// Latencies are kept between a nanosecond and this, to three digits.
+const LONGEST_NS: u64 = 100_000_000_000;
+
+impl Meter {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let intervals = scenario.series_ns.map_or(0, |series_ns| scenario.duration_ns.div_ceil(series_ns));
+        let got = Got {
+            bytes: 0,
+            requests: 0,
+            latency_ns: Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("the bounds are legal"),
+            classes: [0; 4],
+            series: vec![0; intervals as usize],
+        };
+        Meter {
+            from_ns: scenario.warmup_ns,
+            until_ns: scenario.duration_ns,
+            series_ns: scenario.series_ns.unwrap_or(u64::MAX),
+            tenants: vec![got; scenario.tenants.len()],
+            class_weights: Vec::new(),
+            requests: 0,
+            digest: Digest::new(),
+        }
+    }
+
+    pub(crate) fn weigh(&mut self, now_ns: u64, weights: ClassWeights) {
+        if self.class_weights.last().is_none_or(|last| last.1 != weights) {
+            self.class_weights.push((now_ns, weights));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn issued(&mut self, now_ns: u64, tenant: usize, class: Class, bytes: u32) {
+        if now_ns >= self.from_ns && now_ns < self.until_ns {
+            self.tenants[tenant].classes[class as usize] += u64::from(bytes);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, id: u64, bytes: u32, submitted_ns: u64) {
+        self.requests += 1;
+        self.digest.add(now_ns);
+        self.digest.add(id);
+        if now_ns >= self.until_ns {
+            return;
+        }
+        let got = &mut self.tenants[tenant];
+        if let Some(interval) = got.series.get_mut((now_ns / self.series_ns) as usize) {
+            *interval += u64::from(bytes);
+        }
+        if now_ns >= self.from_ns {
+            got.bytes += u64::from(bytes);
+            got.requests += 1;
+            got.latency_ns.saturating_record(now_ns - submitted_ns);
+        }
+    }
+
+    pub(crate) fn finish(self, violation: Option<Violation>) -> Run {
+        Run {
+            tenants: self.tenants,
+            class_weights: self.class_weights,
+            measured_ns: self.until_ns - self.from_ns,
+            requests: self.requests,
+            digest: self.digest.0,
+            violation,
+        }
+    }
+}
+
+/// FNV-1a, a word at a time: quick, and the same on every machine. It is to notice changes, not to resist anybody.
+struct Digest(u64);
+
+impl Digest {
+    fn new() -> Self {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+
+    #[inline]
+    fn add(&mut self, word: u64) {
+        let mixed = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        self.0 = mixed ^ mixed >> 29;
+    }
+}
+
+impl Run {
+    /// Bytes a second that all tenants got.
+    pub fn bandwidth(&self) -> f64 {
+        self.tenants.iter().map(|got| got.bytes).sum::<u64>() as f64 * 1e9 / self.measured_ns as f64
+    }
+
+    /// Requests a second that all tenants got.
+    pub fn iops(&self) -> f64 {
+        self.tenants.iter().map(|got| got.requests).sum::<u64>() as f64 * 1e9 / self.measured_ns as f64
+    }
+
+    /// Each tenant's part of all bytes.
+    pub fn shares(&self) -> Vec<f64> {
+        let all = self.tenants.iter().map(|got| got.bytes).sum::<u64>().max(1) as f64;
+        self.tenants.iter().map(|got| got.bytes as f64 / all).collect()
+    }
+}
+
+impl Got {
+    /// Mean latency, in microseconds.
+    pub fn mean_us(&self) -> f64 {
+        self.latency_ns.mean() / 1e3
+    }
+
+    /// The latency that this part (0 to 1) of the requests do not exceed, in microseconds.
+    pub fn quantile_us(&self, part: f64) -> f64 {
+        self.latency_ns.value_at_quantile(part) as f64 / 1e3
+    }
+}

@@ -1,0 +1,242 @@
+//! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a seed a scenario is a run.
+
+use fairq_core::{CostModel, PortSet, Weight};
+use fairq_device::{Profile, State};
+
+/// A host, a device, and tenants.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The device.
+    pub profile: Profile,
+    /// What has been written to it before.
+    pub state: State,
+    /// How many cores there are; each has a port and its own submission queues.
+    pub ports: usize,
+    /// Who asks.
+    pub tenants: Vec<Tenant>,
+    /// When tenants stop asking. What they have asked for by then is still served.
+    pub duration_ns: u64,
+    /// From when on it is measured.
+    pub warmup_ns: u64,
+    /// How long the intervals of the time series are; `None` for no series.
+    pub series_ns: Option<u64>,
+    /// How long it takes to wake another core: an inter-processor interrupt.
+    pub wake_ns: u64,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What requests cost; the policy is built with the same.
+    pub cost: CostModel,
+    /// Names the run.
+    pub seed: u64,
+}
+
+/// A flow, and the threads that feed it.
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    /// What it is called.
+    pub name: String,
+    /// Its weight, 1 to 10,000.
+    pub weight: u16,
+    /// The core of each of its threads.
+    pub threads: Vec<usize>,
+    /// What each thread does.
+    pub job: Job,
+    /// When it is there: from, and until. It is told to the policy at the first moment, and taken away at the last: each
+    /// life is a flow of its own.
+    pub lives: Vec<(u64, u64)>,
+    /// When its weight changes, and to what.
+    pub reweights: Vec<(u64, u16)>,
+}
+
+/// A closed loop, as of fio: so many requests at a time, each followed by the next.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Sizes in bytes, and how often each is chosen relative to the others.
+    pub sizes: Vec<(u32, u32)>,
+    /// How many of a hundred requests read.
+    pub read_percent: u32,
+    /// Where.
+    pub access: Access,
+    /// How many requests a thread has outstanding.
+    pub depth: u32,
+    /// The pause between a request's end and the next one.
+    pub think_ns: u64,
+    /// The least time between two requests of a thread; 0 for no limit.
+    pub interval_ns: u64,
+    /// Requests are made only at times.
+    pub burst: Option<Burst>,
+}
+
+/// Where requests go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Anywhere on the device.
+    Random,
+    /// One after the other, from a place of the thread's own.
+    Sequential,
+}
+
+/// On and off, over and over, from the beginning of time.
+#[derive(Clone, Copy, Debug)]
+pub struct Burst {
+    /// How long requests are made.
+    pub on_ns: u64,
+    /// How long none are.
+    pub off_ns: u64,
+}
+
+/// What goes wrong with the device.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// How many of a million commands fail.
+    pub errors_per_million: u32,
+    /// From when until when it completes nothing.
+    pub stalls: Vec<(u64, u64)>,
+}
+
+/// Why a scenario cannot be run.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// The numbers do not fit.
+    #[error("{0}")]
+    Illegal(String),
+    /// The policy cannot be built.
+    #[error(transparent)]
+    Policy(#[from] fairq_core::ConfigError),
+}
+
+/// One nanosecond's multiples.
+pub const US: u64 = 1_000;
+/// A millisecond in nanoseconds.
+pub const MS: u64 = 1_000_000;
+/// A second in nanoseconds.
+pub const SECOND: u64 = 1_000_000_000;
+
+impl Job {
+    /// Random reads of one size, one after the other without a pause.
+    pub fn random_read(bytes: u32, depth: u32) -> Job {
+        Job {
+            sizes: vec![(bytes, 1)],
+            read_percent: 100,
+            access: Access::Random,
+            depth,
+            think_ns: 0,
+            interval_ns: 0,
+            burst: None,
+        }
+    }
+
+    /// Its largest size.
+    pub fn largest(&self) -> u32 {
+        self.sizes.iter().map(|size| size.0).max().unwrap_or(0)
+    }
+}
+
+impl Tenant {
+    /// One that is there from beginning to end.
+    pub fn new(name: &str, weight: u16, threads: Vec<usize>, job: Job) -> Tenant {
+        let name = name.to_owned();
+        Tenant { name, weight, threads, job, lives: vec![(0, u64::MAX)], reweights: Vec::new() }
+    }
+
+    /// It is there from then until the end.
+    #[must_use]
+    pub fn from(mut self, from_ns: u64) -> Tenant {
+        self.lives = vec![(from_ns, u64::MAX)];
+        self
+    }
+
+    /// The most requests that it has outstanding.
+    pub fn depth(&self) -> u64 {
+        self.threads.len() as u64 * u64::from(self.job.depth)
+    }
+}
+
+impl Scenario {
+    /// How long it takes to wake another core, unless a scenario says otherwise. A guess between what an interrupt
+    /// takes within a socket and what it takes to another: about a microsecond.
+    pub const WAKE_NS: u64 = US;
+
+    /// Tenants on a fresh device for so long; measured from a tenth on.
+    pub fn new(profile: Profile, ports: usize, tenants: Vec<Tenant>, duration_ns: u64) -> Scenario {
+        Scenario {
+            profile,
+            state: State::Fresh,
+            ports,
+            tenants,
+            duration_ns,
+            warmup_ns: duration_ns / 10,
+            series_ns: None,
+            wake_ns: Self::WAKE_NS,
+            faults: Faults::default(),
+            cost: CostModel::default(),
+            seed: 1,
+        }
+    }
+
+    /// The most requests that a port has live: the bound of its tags.
+    pub fn tags(&self) -> usize {
+        let mut depths = vec![0; self.ports];
+        for tenant in &self.tenants {
+            tenant.threads.iter().for_each(|&port| depths[port] += tenant.job.depth as usize);
+        }
+        depths.into_iter().max().unwrap_or(0)
+    }
+
+    /// The most flows that there can be: one for each life, since the last requests of one are served in the next.
+    pub fn flows(&self) -> usize {
+        self.tenants.iter().map(|tenant| tenant.lives.len()).sum()
+    }
+
+    /// Whether it can be run; the cure, if it cannot.
+    pub fn check(&self) -> Result<(), ScenarioError> {
+        let refuse = |what: String| Err(ScenarioError::Illegal(what));
+        if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
+            return refuse(format!("{} ports: there must be 1 to {}", self.ports, PortSet::MAX_PORTS));
+        }
+        if self.wake_ns == 0 {
+            return refuse("wake_ns is 0: waking another core takes at least a nanosecond".to_owned());
+        }
+        if self.warmup_ns >= self.duration_ns || self.series_ns == Some(0) {
+            return refuse(
+                "nothing to measure: the warm-up must end before the run, and an interval be above 0".into(),
+            );
+        }
+        for tenant in &self.tenants {
+            tenant.check(self).or_else(|what| refuse(format!("tenant {}: {what}", tenant.name)))?;
+        }
+        let (tags, entries) = (self.tags(), self.profile.host.queue_entries.get() as usize);
+        if tags > entries {
+            return refuse(format!("{tags} requests on one port, of which a queue of the device holds {entries}"));
+        }
+        Ok(())
+    }
+}
+
+impl Tenant {
+    fn check(&self, scenario: &Scenario) -> Result<(), String> {
+        let legal = |weight: u16| Weight::new(weight).is_some();
+        if !legal(self.weight) || !self.reweights.iter().all(|&(_, weight)| legal(weight)) {
+            return Err("weights are 1 to 10000".into());
+        }
+        if let Some(port) = self.threads.iter().find(|&&port| port >= scenario.ports) {
+            return Err(format!("a thread on port {port} of {}", scenario.ports));
+        }
+        let Job { sizes, depth, burst, .. } = &self.job;
+        let capacity = scenario.profile.host.capacity();
+        if *depth == 0 || sizes.is_empty() || sizes.iter().any(|&(bytes, often)| bytes == 0 || often == 0) {
+            return Err("depth, sizes and how often they are chosen must be above 0".into());
+        }
+        if u64::from(self.job.largest()) > capacity {
+            return Err("a request larger than the device".into());
+        }
+        if burst.is_some_and(|burst| burst.on_ns == 0) {
+            return Err("bursts that are never on".into());
+        }
+        let ends = self.lives.iter().flat_map(|&(from, until)| [from, until]);
+        if !ends.is_sorted_by(|a, b| a < b) {
+            return Err("lives begin before they end, one after the other".into());
+        }
+        Ok(())
+    }
+}

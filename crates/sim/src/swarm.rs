@@ -1,0 +1,87 @@
+//! The swarm: random hosts, devices, tenants and mishaps, under every check.
+//!
+//! A seed says everything, so a failure is its seed: [`scenario`] makes the same one again. Each ends with a calm phase in which
+//! nobody asks any more and everything must be served.
+
+use fairq_device::profile::BUILT_IN;
+use fairq_device::{Profile, State};
+
+use crate::random::Random;
+use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
+use crate::subject::{AnyPolicy, Multi, SfqD};
+
+const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
+const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
+const DURATION_NS: u64 = 8 * MS;
+
+/// The stream that scenarios are drawn from; threads have the low ones.
+const STREAM: u64 = 1 << 40;
+
+/// The scenario of a seed, and the policy to run it under.
+pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
+    let random = &mut Random::new(seed, STREAM);
+    let ports = 1 + random.below(8) as usize;
+    let (name, _) = random.pick(&BUILT_IN);
+    let profile = Profile::named(name).expect("it is built in");
+    // All threads, up to twelve, may meet on one port, and their requests must fit its queue: SATA has few.
+    let room = (profile.host.queue_entries.get() / 12).clamp(1, 64);
+    let tenants = (0..1 + random.below(6)).map(|number| tenant(random, &format!("t{number}"), ports, room)).collect();
+    let mut scenario = Scenario::new(profile, ports, tenants, DURATION_NS);
+    scenario.state = random.pick(&[State::Fresh, State::Steady]);
+    scenario.wake_ns = random.pick(&[1, 500, US, 20 * US]);
+    scenario.faults = faults(random);
+    scenario.seed = seed;
+    (scenario, policy(random))
+}
+
+fn policy(random: &mut Random) -> AnyPolicy {
+    let slots = random.pick(&[1, 2, 9, 64, 200]);
+    match random.below(6) {
+        0 => AnyPolicy::FirstCome,
+        1 => AnyPolicy::SfqD(SfqD { slots }),
+        _ => AnyPolicy::Multi(Multi { slots, threshold: random.pick(&[0, 4096, 46_080, 1 << 20]) }),
+    }
+}
+
+fn tenant(random: &mut Random, name: &str, ports: usize, room: u32) -> Tenant {
+    let threads = (0..1 + random.below(2)).map(|_| random.below(ports as u64) as usize).collect();
+    let mut tenant = Tenant::new(name, random.pick(&WEIGHTS), threads, job(random, room));
+    if random.one_in(2) {
+        tenant.lives = lives(random);
+    }
+    if random.one_in(4) {
+        tenant.reweights = vec![(random.below(DURATION_NS), random.pick(&WEIGHTS))];
+    }
+    tenant
+}
+
+fn job(random: &mut Random, room: u32) -> Job {
+    let size = |random: &mut Random| (random.pick(&SIZES), 1 + random.below(4) as u32);
+    let burst = Burst { on_ns: 100 * US, off_ns: random.pick(&[50, 300]) * US };
+    Job {
+        sizes: (0..1 + random.below(2)).map(|_| size(random)).collect(),
+        read_percent: random.pick(&[0, 50, 70, 100, 100]),
+        access: random.pick(&[Access::Random, Access::Sequential]),
+        depth: (1 + random.below(u64::from(room)) as u32).min(if random.one_in(3) { 1 } else { room }),
+        think_ns: if random.one_in(4) { random.below(200 * US) } else { 0 },
+        interval_ns: if random.one_in(6) { random.below(100 * US) } else { 0 },
+        burst: random.one_in(5).then_some(burst),
+    }
+}
+
+/// Up to three times there, with pauses.
+fn lives(random: &mut Random) -> Vec<(u64, u64)> {
+    let mut ends: Vec<u64> = (0..2 + 2 * random.below(3)).map(|_| random.below(DURATION_NS)).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends.chunks_exact(2).map(|life| (life[0], life[1])).collect()
+}
+
+fn faults(random: &mut Random) -> Faults {
+    let from_ns = random.below(DURATION_NS);
+    let stall = (from_ns, from_ns + random.below(3 * MS));
+    Faults {
+        errors_per_million: random.pick(&[0, 0, 1000, 200_000]),
+        stalls: if random.one_in(3) { vec![stall] } else { Vec::new() },
+    }
+}

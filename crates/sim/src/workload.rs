@@ -1,0 +1,148 @@
+//! Threads: what each asks for next, and when.
+//!
+//! A thread has `depth` places. A place asks, waits for the answer, thinks, and asks again; pacing and bursts put off
+//! when it asks. So the load follows the device, as that of fio with libaio does.
+
+use fairq_core::Op;
+
+use crate::random::Random;
+use crate::scenario::{Access, Job};
+
+/// A thread of a tenant.
+pub(crate) struct Thread {
+    pub(crate) tenant: usize,
+    pub(crate) port: usize,
+    /// Places that do nothing, since the tenant is not there.
+    pub(crate) resting: u32,
+    job: Job,
+    /// The sum of how often sizes are chosen.
+    choices: u64,
+    random: Random,
+    capacity: u64,
+    /// Where a sequential thread goes on.
+    position: u64,
+    /// When it may ask again, if it is paced.
+    paced_ns: u64,
+}
+
+/// What a thread asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask {
+    pub(crate) op: Op,
+    pub(crate) offset: u64,
+    pub(crate) length: u32,
+}
+
+/// Sequential threads begin and stay at multiples of this.
+const BLOCK: u64 = 4096;
+
+impl Thread {
+    /// `place` of 2^16 is where a sequential thread begins.
+    pub(crate) fn new(tenant: usize, port: usize, job: &Job, capacity: u64, random: Random, place: u64) -> Self {
+        Thread {
+            tenant,
+            port,
+            resting: job.depth,
+            job: job.clone(),
+            choices: job.sizes.iter().map(|size| u64::from(size.1)).sum(),
+            random,
+            capacity,
+            position: (capacity >> 16) * (place & 0xffff) / BLOCK * BLOCK,
+            paced_ns: 0,
+        }
+    }
+
+    /// When a place that was answered now asks again.
+    #[inline]
+    pub(crate) fn due_ns(&mut self, now_ns: u64) -> u64 {
+        let mut due_ns = now_ns + self.job.think_ns;
+        if self.job.interval_ns > 0 {
+            due_ns = due_ns.max(self.paced_ns);
+            self.paced_ns = due_ns + self.job.interval_ns;
+        }
+        let Some(burst) = self.job.burst else { return due_ns };
+        let cycle_ns = burst.on_ns + burst.off_ns;
+        if due_ns % cycle_ns < burst.on_ns { due_ns } else { (due_ns / cycle_ns + 1) * cycle_ns }
+    }
+
+    #[inline]
+    pub(crate) fn ask(&mut self) -> Ask {
+        let length = self.size();
+        let bytes = u64::from(length);
+        let offset = match self.job.access {
+            Access::Random => self.random.below(self.capacity / bytes) * bytes,
+            Access::Sequential => {
+                let at = if self.position + bytes > self.capacity { 0 } else { self.position };
+                self.position = at + bytes;
+                at
+            }
+        };
+        let reads = match self.job.read_percent {
+            0 => false,
+            100.. => true,
+            percent => self.random.below(100) < u64::from(percent),
+        };
+        Ask { op: if reads { Op::Read } else { Op::Write }, offset, length }
+    }
+
+    #[inline]
+    fn size(&mut self) -> u32 {
+        if let [(bytes, _)] = self.job.sizes[..] {
+            return bytes;
+        }
+        let mut pick = self.random.below(self.choices);
+        for &(bytes, often) in &self.job.sizes {
+            match pick.checked_sub(u64::from(often)) {
+                Some(rest) => pick = rest,
+                None => return bytes,
+            }
+        }
+        unreachable!("the pick is below the sum")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::{Burst, MS};
+
+    fn thread(job: Job) -> Thread {
+        Thread::new(0, 0, &job, 1 << 30, Random::new(1, 1), 1)
+    }
+
+    #[test]
+    fn sizes_and_reads_are_mixed_as_asked() {
+        let job = Job { sizes: vec![(4096, 3), (65_536, 1)], read_percent: 70, ..Job::random_read(4096, 1) };
+        let mut thread = thread(job);
+        let asks: Vec<Ask> = (0..10_000).map(|_| thread.ask()).collect();
+        let share = |of: &dyn Fn(&Ask) -> bool| asks.iter().filter(|ask| of(ask)).count();
+        assert!((7300..7700).contains(&share(&|ask| ask.length == 4096)));
+        assert!((6800..7200).contains(&share(&|ask| ask.op == Op::Read)));
+        assert!(asks.iter().all(|ask| ask.offset + u64::from(ask.length) <= 1 << 30));
+        assert!(asks.iter().all(|ask| ask.offset % u64::from(ask.length) == 0));
+    }
+
+    #[test]
+    fn one_after_the_other_and_round_the_end() {
+        let job = Job { access: Access::Sequential, ..Job::random_read(1 << 20, 1) };
+        let mut thread = thread(job);
+        let first = thread.ask().offset;
+        assert_eq!((first, thread.ask().offset), (16_384, 16_384 + (1 << 20)));
+        let offsets: Vec<u64> = (0..1024).map(|_| thread.ask().offset).collect();
+        assert!(offsets.contains(&0), "it begins again");
+    }
+
+    #[test]
+    fn pauses_paces_and_bursts_put_off() {
+        let mut pausing = thread(Job { think_ns: 10, ..Job::random_read(4096, 1) });
+        assert_eq!((pausing.due_ns(5), pausing.due_ns(6)), (15, 16));
+        let mut paced = thread(Job { interval_ns: 100, ..Job::random_read(4096, 1) });
+        assert_eq!([paced.due_ns(0), paced.due_ns(10), paced.due_ns(500)], [0, 100, 500]);
+        let burst = Some(Burst { on_ns: MS, off_ns: 3 * MS });
+        let mut bursting = thread(Job { burst, ..Job::random_read(4096, 1) });
+        assert_eq!(
+            [bursting.due_ns(MS / 2), bursting.due_ns(2 * MS), bursting.due_ns(4 * MS)],
+            [MS / 2, 4 * MS, 4 * MS]
+        );
+    }
+}

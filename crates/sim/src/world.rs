@@ -1,0 +1,456 @@
+//! The world: a host's cores, a policy, a device and tenants, from event to event.
+//!
+//! **Problem.** To see what a scheduler does on a device that one does not have, and the same every time.
+//! **Model.** Each simulated core has a port. It hands what its threads ask for to the policy, sends what
+//! the policy says, takes completions, and does each at the moment when it is due; verbs take no time. What one core's verb
+//! wakes on another arrives there a wake-up's time later; a core that is about to be woken is not woken twice. Whenever a core has
+//! done anything it asks `next` until there is nothing to issue, as the contract says. The device completes in its own time.
+//!
+//! ```text
+//!   event:  thread asks ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
+//!           wake-up, timer        ├▶ next, next … ─┤
+//!           completion ─▶ complete┘                └▶ wake other cores later; set a timer
+//! ```
+//!
+//! **Order.** Whatever is due first; among equals the device's completions, then events in the order in which they were
+//! set ([`crate::agenda`]). One event is done at a time, to its end.
+
+use fairq_core::{Class, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Submitted, Tag, Weight};
+
+use crate::agenda::Agenda;
+use crate::check::Check;
+use crate::device::{Command, Device};
+use crate::fact::{Fact, Live, Moment};
+use crate::meter::{Meter, Run, Violation};
+use crate::random::Random;
+use crate::scenario::{SECOND, Scenario, ScenarioError};
+use crate::subject::Subject;
+use crate::workload::Thread;
+
+/// How long what was asked for in time may take to be served.
+pub const CALM_NS: u64 = 5 * SECOND;
+
+/// What will happen beside the device.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A place of a thread asks.
+    Ask(u32),
+    /// A wake-up reaches a port.
+    Wake(u8),
+    /// A port's time has come.
+    Timer(u8),
+    Tick,
+    /// A tenant comes, or goes.
+    Begin(u32),
+    End(u32),
+    Reweigh(u32, u16),
+}
+
+/// A port and what its core keeps.
+struct Core<P> {
+    port: P,
+    requests: Box<[Option<Kept>]>,
+    free: Vec<u32>,
+    staged: usize,
+    /// A wake-up is on its way.
+    woken: bool,
+    timer_ns: Option<u64>,
+}
+
+/// A live request.
+#[derive(Clone, Copy)]
+struct Kept {
+    live: Live,
+    thread: u32,
+    op: Op,
+    offset: u64,
+    issued: bool,
+}
+
+/// A tenant's flow while it is there: the policy's name and our number.
+#[derive(Clone, Copy)]
+struct Present {
+    id: FlowId,
+    flow: usize,
+    weight: u16,
+}
+
+struct World<'a, P: Policy> {
+    scenario: &'a Scenario,
+    policy: P,
+    cores: Vec<Core<P::Port>>,
+    device: Device,
+    threads: Vec<Thread>,
+    present: Vec<Option<Present>>,
+    flows: usize,
+    agenda: Agenda<Event>,
+    now_ns: u64,
+    live: usize,
+    wakes_under_way: usize,
+    meter: Meter,
+    checks: Vec<Box<dyn Check>>,
+    violation: Option<Violation>,
+    tags: usize,
+}
+
+/// A stream for each thread; the device has the one after all.
+const DEVICE_STREAM: u64 = u64::MAX;
+
+/// How often a port may wake itself before it is said to do so for ever.
+const MOST_SELF_WAKES: u32 = 1000;
+
+/// Runs a scenario under a policy, with these checks.
+pub fn run<S: Subject>(scenario: &Scenario, subject: &S, checks: Vec<Box<dyn Check>>) -> Result<Run, ScenarioError> {
+    scenario.check()?;
+    let (policy, ports) = subject.build(scenario)?;
+    let mut world = World::new(scenario, policy, ports, checks);
+    world.begin();
+    while world.violation.is_none() && world.step() {}
+    Ok(world.finish())
+}
+
+impl<'a, P: Policy> World<'a, P> {
+    fn new(scenario: &'a Scenario, policy: P, ports: Vec<P::Port>, checks: Vec<Box<dyn Check>>) -> Self {
+        let tags = scenario.tags();
+        let core = |port| Core {
+            port,
+            requests: vec![None; tags].into(),
+            free: (0..tags as u32).rev().collect(),
+            staged: 0,
+            woken: false,
+            timer_ns: None,
+        };
+        let capacity = scenario.profile.host.capacity();
+        let fed = scenario.tenants.iter().enumerate();
+        let all = fed.flat_map(|(tenant, plan)| plan.threads.iter().map(move |&port| (tenant, port, &plan.job)));
+        let count = scenario.tenants.iter().map(|tenant| tenant.threads.len()).sum::<usize>().max(1) as u64;
+        let threads = all.zip(0u64..).map(|((tenant, port, job), number)| {
+            let random = Random::new(scenario.seed, number);
+            Thread::new(tenant, port, job, capacity, random, (number << 16) / count)
+        });
+        let weights = policy.class_weights();
+        let mut meter = Meter::new(scenario);
+        if let Some(weights) = weights {
+            meter.weigh(0, weights);
+        }
+        World {
+            scenario,
+            device: Device::new(scenario, weights, Random::new(scenario.seed, DEVICE_STREAM)),
+            policy,
+            cores: ports.into_iter().map(core).collect(),
+            threads: threads.collect(),
+            present: vec![None; scenario.tenants.len()],
+            flows: 0,
+            agenda: Agenda::new(),
+            now_ns: 0,
+            live: 0,
+            wakes_under_way: 0,
+            meter,
+            checks,
+            violation: None,
+            tags,
+        }
+    }
+
+    /// Sets what is known from the start.
+    fn begin(&mut self) {
+        for (number, tenant) in (0u32..).zip(&self.scenario.tenants) {
+            for &(from_ns, until_ns) in &tenant.lives {
+                self.agenda.add(from_ns, Event::Begin(number));
+                if until_ns < u64::MAX {
+                    self.agenda.add(until_ns, Event::End(number));
+                }
+            }
+            for &(at_ns, weight) in &tenant.reweights {
+                self.agenda.add(at_ns, Event::Reweigh(number, weight));
+            }
+        }
+        self.tick();
+    }
+
+    /// Does what is due next; false when the run is over.
+    fn step(&mut self) -> bool {
+        let (device_ns, agenda_ns) = (self.device.next_ns(), self.agenda.next_ns());
+        let at_ns = device_ns.unwrap_or(u64::MAX).min(agenda_ns.unwrap_or(u64::MAX));
+        let calm = at_ns >= self.scenario.duration_ns;
+        if (calm && self.live == 0) || at_ns > self.scenario.duration_ns + CALM_NS {
+            return false;
+        }
+        self.now_ns = self.now_ns.max(at_ns);
+        if device_ns == Some(at_ns) {
+            if let Some((id, outcome)) = self.device.pop(self.now_ns) {
+                self.complete(id, outcome);
+            }
+        } else if let Some(event) = self.agenda.take() {
+            self.happen(event);
+        }
+        self.fetch();
+        self.settled();
+        true
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Ask(thread) => self.ask(thread),
+            Event::Wake(port) => {
+                self.cores[usize::from(port)].woken = false;
+                self.wakes_under_way -= 1;
+                self.drive(usize::from(port));
+            }
+            Event::Timer(port) => {
+                if self.cores[usize::from(port)].timer_ns == Some(self.now_ns) {
+                    self.drive(usize::from(port));
+                }
+            }
+            Event::Tick => self.tick(),
+            Event::Begin(tenant) => self.come(tenant as usize),
+            Event::End(tenant) => self.go(tenant as usize),
+            Event::Reweigh(tenant, weight) => self.reweigh(tenant as usize, weight),
+        }
+    }
+
+    // Tenants.
+
+    fn come(&mut self, tenant: usize) {
+        let weight = self.scenario.tenants[tenant].weight;
+        let legal = Weight::new(weight).expect("the scenario was checked");
+        let Ok(id) = self.policy.add_flow(legal) else { return self.broken("a flow that fits is refused") };
+        let flow = self.flows;
+        self.flows += 1;
+        self.present[tenant] = Some(Present { id, flow, weight });
+        self.tell(Fact::Added { flow, weight });
+        for number in 0..self.threads.len() {
+            if self.threads[number].tenant == tenant {
+                let resting = std::mem::take(&mut self.threads[number].resting);
+                (0..resting).for_each(|_| self.go_on(number as u32));
+            }
+        }
+    }
+
+    fn go(&mut self, tenant: usize) {
+        let Some(Present { id, flow, .. }) = self.present[tenant].take() else { return };
+        let Ok(ports) = self.policy.remove_flow(id) else {
+            return self.broken("a flow that is there cannot be removed");
+        };
+        self.wake(None, ports);
+        self.tell(Fact::Removed { flow });
+    }
+
+    fn reweigh(&mut self, tenant: usize, weight: u16) {
+        let Some(present) = &mut self.present[tenant] else { return };
+        let legal = Weight::new(weight).expect("the scenario was checked");
+        present.weight = weight;
+        let Present { id, flow, .. } = *present;
+        match self.policy.set_weight(id, legal) {
+            Ok(()) => self.tell(Fact::Weighed { flow, weight }),
+            Err(_) => self.broken("a flow that is there cannot be given a weight"),
+        }
+    }
+
+    /// A place of a thread is free: it asks when it is due.
+    #[inline]
+    fn go_on(&mut self, thread: u32) {
+        let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
+        if due_ns <= self.now_ns { self.ask(thread) } else { self.agenda.add(due_ns, Event::Ask(thread)) }
+    }
+
+    /// A place of a thread asks, if its tenant is there.
+    #[inline]
+    fn ask(&mut self, number: u32) {
+        let thread = &mut self.threads[number as usize];
+        let present = self.present[thread.tenant].filter(|_| self.now_ns < self.scenario.duration_ns);
+        let Some(Present { id, flow, weight }) = present else {
+            thread.resting += 1;
+            return;
+        };
+        let (port, ask) = (thread.port, thread.ask());
+        let core = &mut self.cores[port];
+        let tag = core.free.pop().expect("there is a tag for each place");
+        let cost = self.scenario.cost.cost(ask.op, ask.length);
+        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns: self.now_ns };
+        core.requests[tag as usize] =
+            Some(Kept { live, thread: number, op: ask.op, offset: ask.offset, issued: false });
+        core.staged += 1;
+        self.live += 1;
+        let request = Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
+        let mut wake = PortSet::EMPTY;
+        let submitted = core.port.submit(self.now_ns, &request, &mut wake);
+        self.tell(Fact::Submitted(live));
+        match submitted {
+            Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
+            Ok(Submitted::Staged) => {}
+            Err(_) => self.broken("a request that it owes is refused"),
+        }
+        self.wake(Some(port), wake);
+        self.drive(port);
+    }
+
+    // Cores.
+
+    /// Asks a port what to do until there is nothing to issue.
+    #[inline]
+    fn drive(&mut self, index: usize) {
+        let mut self_wakes = 0;
+        self.cores[index].timer_ns = None;
+        while self.violation.is_none() {
+            let mut wake = PortSet::EMPTY;
+            let next = self.cores[index].port.next(self.now_ns, &mut wake);
+            let woke_itself = self.wake(Some(index), wake);
+            match next {
+                Next::Issue { tag, class } => {
+                    self.issue(index, tag.0, class);
+                    continue;
+                }
+                Next::WaitUntil(at_ns) => {
+                    let at_ns = at_ns.max(self.now_ns + 1);
+                    self.cores[index].timer_ns = Some(at_ns);
+                    self.agenda.add(at_ns, Event::Timer(index as u8));
+                }
+                Next::Blocked => {}
+                Next::Idle => self.tell(Fact::SaidIdle { port: index }),
+            }
+            if !woke_itself {
+                return;
+            }
+            self_wakes += 1;
+            if self_wakes > MOST_SELF_WAKES {
+                self.broken("a port keeps waking itself");
+            }
+        }
+    }
+
+    /// Sends a request to the device.
+    #[inline]
+    fn issue(&mut self, port: usize, tag: u32, class: Class) {
+        let core = &mut self.cores[port];
+        let kept = core.requests.get_mut(tag as usize).and_then(Option::as_mut).filter(|kept| !kept.issued);
+        let Some(kept) = kept else {
+            return self.broken("a port issues what is not staged there");
+        };
+        kept.issued = true;
+        core.staged -= 1;
+        let Kept { live, thread, op, offset, .. } = *kept;
+        let id = (port * self.tags) as u32 + tag;
+        self.device.post(port, class, Command { id, op, offset, length: live.bytes });
+        self.meter.issued(self.now_ns, self.threads[thread as usize].tenant, class, live.bytes);
+        self.tell(Fact::Issued(live));
+    }
+
+    /// Wakes ports other than `me` after a while; says whether `me` is among them.
+    #[inline]
+    fn wake(&mut self, me: Option<usize>, ports: PortSet) -> bool {
+        let mut woke_itself = false;
+        for PortId(port) in ports {
+            if me == Some(usize::from(port)) {
+                woke_itself = true;
+                continue;
+            }
+            let Some(core) = self.cores.get_mut(usize::from(port)) else {
+                self.broken("it wakes a port that there is not");
+                continue;
+            };
+            if !core.woken {
+                core.woken = true;
+                self.wakes_under_way += 1;
+                self.agenda.add(self.now_ns + self.scenario.wake_ns, Event::Wake(port));
+            }
+        }
+        woke_itself
+    }
+
+    fn tick(&mut self) {
+        let mut wake = PortSet::EMPTY;
+        if let Some(at_ns) = self.policy.tick(self.now_ns, &mut wake) {
+            self.agenda.add(at_ns.max(self.now_ns + 1), Event::Tick);
+        }
+        self.wake(None, wake);
+        if let Some(weights) = self.policy.class_weights() {
+            self.device.weigh(weights);
+            self.meter.weigh(self.now_ns, weights);
+        }
+    }
+
+    // The device.
+
+    #[inline]
+    fn complete(&mut self, id: u32, outcome: Outcome) {
+        let (index, tag) = (id as usize / self.tags, id as usize % self.tags);
+        let core = &mut self.cores[index];
+        let Kept { live, thread, .. } = core.requests[tag].take().expect("the device completes what it was sent");
+        core.free.push(tag as u32);
+        self.live -= 1;
+        let mut wake = PortSet::EMPTY;
+        core.port.complete(self.now_ns, Tag(tag as u32), outcome, &mut wake);
+        let tenant = self.threads[thread as usize].tenant;
+        self.meter.completed(self.now_ns, tenant, u64::from(id), live.bytes, live.submitted_ns);
+        self.tell(Fact::Completed(live, outcome));
+        self.wake(Some(index), wake);
+        self.go_on(thread);
+        self.drive(index);
+    }
+
+    #[inline]
+    fn fetch(&mut self) {
+        let World { device, cores, checks, violation, now_ns, tags, .. } = self;
+        device.fetch(*now_ns, |id| {
+            if !checks.is_empty()
+                && let Some(kept) = &cores[id as usize / *tags].requests[id as usize % *tags]
+            {
+                tell(checks, violation, *now_ns, &Fact::Fetched(kept.live));
+            }
+        });
+    }
+
+    // Whoever checks.
+
+    fn settled(&mut self) {
+        if self.checks.is_empty() {
+            return;
+        }
+        let staged = self.cores.iter().map(|core| core.staged).sum();
+        let moment = Moment {
+            wakes_under_way: self.wakes_under_way,
+            staged,
+            outstanding: self.device.outstanding(),
+            unfetched: self.device.waiting(),
+            idle_slots: self.device.idle_slots(),
+            virtual_time: self.policy.stats().virtual_time,
+        };
+        self.tell(Fact::Settled(moment));
+    }
+
+    /// The policy did what the contract forbids.
+    fn broken(&mut self, what: &str) {
+        let violation = Violation { check: "contract", at_ns: self.now_ns, what: what.to_owned() };
+        self.violation.get_or_insert(violation);
+    }
+
+    #[inline]
+    fn tell(&mut self, fact: Fact) {
+        tell(&mut self.checks, &mut self.violation, self.now_ns, &fact);
+    }
+
+    fn finish(mut self) -> Run {
+        let at_ns = self.now_ns;
+        for check in &mut self.checks {
+            if self.violation.is_none()
+                && let Err(what) = check.end(at_ns)
+            {
+                self.violation = Some(Violation { check: check.name(), at_ns, what });
+            }
+        }
+        self.meter.finish(self.violation)
+    }
+}
+
+/// Tells a fact to all checks; the first that finds something wrong ends the run.
+#[inline]
+fn tell(checks: &mut [Box<dyn Check>], violation: &mut Option<Violation>, now_ns: u64, fact: &Fact) {
+    for check in checks {
+        if violation.is_none()
+            && let Err(what) = check.see(now_ns, fact)
+        {
+            *violation = Some(Violation { check: check.name(), at_ns: now_ns, what });
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Policies that are broken on purpose: each check must catch the one that is broken in its way, and pass those that are not.
+
+mod shim;
+mod unfair;
+
+use fairq_core::ConfigError;
+use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
+use fairq_device::Profile;
+use fairq_sim::scenario::MS;
+use fairq_sim::subject::{Built, FirstCome, Multi, SfqD};
+use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
+
+use shim::{Fault, Shim};
+use unfair::{ByWeight, FirstIn};
+
+/// Three tenants on three ports: sizes, depths and weights all differ, and each has more than its part to do.
+fn scenario() -> Scenario {
+    let profile = Profile::named("z-ssd").expect("it is built in");
+    let tenants = vec![
+        Tenant::new("a", 100, vec![0, 1], Job::random_read(4096, 64)),
+        Tenant::new("b", 300, vec![1], Job::random_read(8192, 64)),
+        Tenant::new("c", 200, vec![2], Job::random_read(4096, 128)),
+    ];
+    Scenario::new(profile, 3, tenants, 20 * MS)
+}
+
+fn checked<S: Subject>(subject: &S) -> Run {
+    let scenario = scenario();
+    run(&scenario, subject, check::all(&scenario, &subject.promise())).expect("the scenario is legal")
+}
+
+#[track_caller]
+fn caught<S: Subject>(subject: &S, by: &str) {
+    match checked(subject).violation {
+        Some(violation) => assert_eq!(violation.check, by, "{violation}"),
+        None => panic!("a broken policy passed"),
+    }
+}
+
+const PAPER: Multi = Multi { slots: 64, threshold: 45 << 10 };
+
+/// A policy that promises more than it keeps.
+struct Promising<S>(S, Promise);
+
+impl<S: Subject> Subject for Promising<S> {
+    type Policy = S::Policy;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<S::Policy>, ConfigError> {
+        self.0.build(scenario)
+    }
+
+    fn promise(&self) -> Promise {
+        self.1
+    }
+}
+
+/// A policy behind one lock that is not fair.
+struct Unfair<S>(fn() -> S);
+
+impl<S: SerialPolicy> Subject for Unfair<S> {
+    type Policy = Serial<S>;
+
+    fn build(&self, scenario: &Scenario) -> Result<(Serial<S>, Vec<SerialPort<S>>), ConfigError> {
+        let (ports, flows, tags) = (scenario.ports, scenario.flows(), scenario.tags());
+        let config = fairq_core::serial::SerialConfig { ports, flows, tags, slots: 16, cost: scenario.cost };
+        Serial::with_policy((self.0)(), &config)
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { steady_time: false, ..SfqD { slots: 16 }.promise() }
+    }
+}
+
+#[test]
+fn the_ones_that_are_not_broken_pass() {
+    let sound =
+        [checked(&FirstCome), checked(&SfqD { slots: 64 }), checked(&PAPER), checked(&Shim(PAPER, Fault::Nothing))];
+    for run in sound {
+        assert_eq!(run.violation, None);
+        assert!(run.requests > 5000, "{} requests", run.requests);
+    }
+}
+
+#[test]
+fn conservation_catches_a_lost_request() {
+    caught(&Shim(SfqD { slots: 64 }, Fault::LosesRequests), "conservation");
+}
+
+#[test]
+fn conservation_catches_a_port_that_denies_what_it_has() {
+    caught(&Shim(PAPER, Fault::SaysIdle), "conservation");
+}
+
+#[test]
+fn the_contract_catches_what_is_issued_twice() {
+    caught(&Shim(PAPER, Fault::IssuesTwice), "contract");
+}
+
+#[test]
+fn work_conservation_catches_lost_wake_ups() {
+    caught(&Shim(SfqD { slots: 64 }, Fault::LosesWakeUps), "work conservation");
+}
+
+#[test]
+fn work_conservation_catches_a_slot_too_few() {
+    caught(&Promising(Multi { slots: 63, ..PAPER }, PAPER.promise()), "work conservation");
+}
+
+#[test]
+fn slots_catches_a_slot_too_many() {
+    caught(&Promising(Multi { slots: 65, ..PAPER }, PAPER.promise()), "slots");
+}
+
+#[test]
+fn virtual_time_catches_time_that_goes_back() {
+    caught(&Shim(PAPER, Fault::TimeGoesBack), "virtual time");
+}
+
+#[test]
+fn bounds_catches_a_threshold_that_is_not_kept() {
+    let strict = Multi { threshold: 4096, ..PAPER };
+    caught(&Promising(Multi { threshold: 1 << 20, ..PAPER }, strict.promise()), "bounds");
+}
+
+#[test]
+fn share_catches_first_come_first_served() {
+    caught(&Unfair(FirstIn::default), "share");
+}
+
+#[test]
+fn starvation_catches_strict_priority() {
+    // Of which `share` would say the same, sooner.
+    let promise = Promise { shares: false, ..Unfair(ByWeight::default).promise() };
+    caught(&Promising(Unfair(ByWeight::default), promise), "starvation");
+}

@@ -1,0 +1,48 @@
+//! Golden digests: the same scenario, policy and seed give the same run, on any machine and in any build.
+//!
+//! A digest changes with every completion's time and place. When it changes for a reason (a policy decides otherwise, a
+//! profile is calibrated anew), the new one belongs into the commit that says why.
+
+use fairq_device::Profile;
+use fairq_sim::scenario::{Access, Burst, MS, US};
+use fairq_sim::subject::{AnyPolicy, Multi, SfqD};
+use fairq_sim::{Job, Scenario, Tenant, swarm};
+
+fn scenario() -> Scenario {
+    let profile = Profile::named("z-ssd").expect("it is built in");
+    let mixed = Job {
+        sizes: vec![(4096, 3), (65_536, 1)],
+        read_percent: 70,
+        access: Access::Sequential,
+        think_ns: 20 * US,
+        burst: Some(Burst { on_ns: MS, off_ns: MS }),
+        ..Job::random_read(4096, 16)
+    };
+    let tenants = vec![
+        Tenant::new("reader", 300, vec![0, 1], Job::random_read(4096, 32)),
+        Tenant::new("mixed", 100, vec![1, 2], mixed),
+        Tenant::new("late", 200, vec![2], Job::random_read(8192, 32)).from(3 * MS),
+    ];
+    Scenario::new(profile, 3, tenants, 10 * MS)
+}
+
+#[test]
+fn the_same_run_for_ever() {
+    let policies = [
+        (AnyPolicy::FirstCome, 0xd51d_22b2_d74a_b4ae),
+        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x0001_8eb6_48d8_c671),
+        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0x6209_51dc_0ecb_c5ad),
+    ];
+    let digests = policies.map(|(policy, _)| policy.run(&scenario()).expect("it is legal").digest);
+    assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
+}
+
+#[test]
+fn twice_the_same_and_another_seed_another_run() {
+    let digest = |seed| {
+        let (scenario, policy) = swarm::scenario(seed);
+        policy.run(&scenario).expect("it is legal").digest
+    };
+    assert_eq!(digest(5), digest(5));
+    assert_ne!(digest(5), digest(6));
+}

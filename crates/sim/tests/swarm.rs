@@ -1,0 +1,29 @@
+//! The swarm: many seeds, every check. `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
+
+use fairq_sim::swarm;
+
+/// How many seeds a usual run of the tests takes.
+const SEEDS: u64 = 1500;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+#[test]
+fn nothing_is_wrong_under_any_seed() {
+    let seeds = match number("FAIRQ_SWARM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FAIRQ_SWARM_SEEDS").unwrap_or(SEEDS),
+    };
+    let mut requests = 0;
+    for seed in seeds.clone() {
+        let (scenario, policy) = swarm::scenario(seed);
+        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        if let Some(violation) = run.violation {
+            panic!("FAIRQ_SWARM_SEED={seed} under {policy:?}: {violation}\n{scenario:#?}");
+        }
+        requests += run.requests;
+    }
+    println!("{requests} requests under seeds {seeds:?}");
+    assert!(requests > 0);
+}
