@@ -67,6 +67,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DeviceCommand,
     },
+    /// Put the papers' claims to the test, in virtual time
+    ///
+    /// Runs the schedulers on models of the papers' devices and says of each claim what the paper says, what came out and
+    /// whether it holds. The same seed gives the same answers on any machine.
+    #[command(after_help = lab_examples(), subcommand_required = true)]
+    Lab(LabArgs),
 }
 
 /// What to do with profiles.
@@ -87,6 +93,19 @@ pub(crate) enum DeviceCommand {
     /// It reads at growing depths. In a directory it makes a scratch file without a name and writes too.
     #[command(after_help = device_examples())]
     Probe(ProbeArgs),
+}
+
+fn lab_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq lab list
+  fairq lab run M-5a M-T1
+  fairq lab run --paper mqfq --json
+  fairq lab run all --jobs 2
+
+{EXIT_STATUS}"
+    )
 }
 
 fn serve_examples() -> String {
@@ -353,6 +372,43 @@ pub(crate) struct ProbeArgs {
     /// Where to run.
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
+}
+
+/// `fairq lab`.
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: LabCommand,
+}
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Print every claim, and whether there is an experiment for it yet
+    List,
+    /// Run experiments and print what came out
+    Run(LabRunArgs),
+}
+
+/// `fairq lab run`.
+#[derive(Debug, Args)]
+pub(crate) struct LabRunArgs {
+    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all
+    #[arg(value_name = "ID", required_unless_present = "paper")]
+    pub(crate) ids: Vec<String>,
+    /// All claims of a paper
+    #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq"], conflicts_with = "ids")]
+    pub(crate) paper: Option<String>,
+    /// Names the run: another seed, other random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// How many experiments at a time [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) jobs: Option<u16>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// One list of policies.

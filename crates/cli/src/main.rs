@@ -22,6 +22,7 @@ mod device;
 mod engine;
 mod fiojob;
 mod job;
+mod lab;
 mod pairs;
 mod report;
 mod series;
@@ -58,6 +59,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Device { command } => {
             start_log(cli.log, "warn")?;
             device::run(command)
+        }
+        Command::Lab(args) => {
+            start_log(cli.log, "warn")?;
+            lab::run(args)
         }
     }
 }
