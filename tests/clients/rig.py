@@ -130,7 +130,7 @@ class Server(Process):
         super().__init__([fairq(), "serve", "--listen", f"unix:{self.socket}", *args], folder, **more)
         try:
             self.await_greeting()
-        except Failed:
+        except BaseException:  # an interrupt too: nobody has a hold of the server yet
             self.kill()
             raise
 

@@ -17,7 +17,7 @@ use fairq_core::Op;
 use percent_encoding::percent_decode_str;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::load::{Measured, Times, process_cpu};
@@ -28,6 +28,8 @@ use crate::stats::TenantStats;
 const RECEIVE: usize = 512 << 10;
 /// How long connecting and the handshake may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same, for `poll`: how long the last replies may take.
+const PATIENCE_TIME: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Which export of which server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,11 +193,6 @@ impl Connection {
                 STOP if !stopping => {
                     stopping = true;
                     counted = std::mem::take(&mut self.stats);
-                    rustix::net::sockopt::set_socket_timeout(
-                        &self.socket,
-                        rustix::net::sockopt::Timeout::Recv,
-                        Some(PATIENCE),
-                    )?;
                 }
                 MEASURE if !counting => {
                     counting = true;
@@ -209,19 +206,22 @@ impl Connection {
                 self.say_good_bye();
                 return Ok(counted);
             }
-            let all_sent = self.send()?;
-            let flags = if all_sent { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-            match recv(&self.socket, &mut self.incoming[have..], flags) {
+            // Not by a receive that blocks: that is woken whenever the server takes a request, too.
+            let wanted = if self.send()? { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+            let mut ready = [PollFd::new(&self.socket, wanted)];
+            let patience = if stopping { Some(&PATIENCE_TIME) } else { None };
+            match poll(&mut ready, patience) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match recv(&self.socket, &mut self.incoming[have..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => {
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
                 }
                 Ok((_, count)) => have += count,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::AGAIN) => {
-                    let mut ready = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)];
-                    poll(&mut ready, None)?;
-                    continue;
-                }
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
                 Err(error) => return Err(error.into()),
             }
             have = self.take_replies(have, &mut skip)?;

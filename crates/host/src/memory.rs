@@ -9,6 +9,7 @@
 //! touches nor frees it until the completion has been taken. Nothing here is shared between shards.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use offset_allocator::{Allocation, Allocator};
@@ -135,11 +136,34 @@ impl Buffer {
         self.memory
     }
 
+    /// The same, for an operation on a part of it.
+    pub fn memory_of(&self, part: &Range<u32>) -> Memory {
+        assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
+        let address = self.memory.address.wrapping_add(part.start as usize);
+        Memory { address, length: part.end - part.start, fixed: self.memory.fixed }
+    }
+
+    /// The bytes, while no operation writes to the buffer.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as for `part_mut`, of the whole buffer.
+        unsafe { std::slice::from_raw_parts(self.memory.address, self.memory.length as usize) }
+    }
+
     /// The bytes, while no operation has the buffer.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the holder of the buffer has exclusive access to these mapped bytes while no operation names them,
-        // which is the module's rule of ownership; pages not yet used read as zero, so all are initialised.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.address, self.memory.length as usize) }
+        self.part_mut(0..self.memory.length)
+    }
+
+    /// Some of the bytes, while no operation has these.
+    pub fn part_mut(&mut self, part: Range<u32>) -> &mut [u8] {
+        assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
+        // SAFETY: the part is inside the buffer, as was just seen. The holder of the buffer has exclusive access to these
+        // mapped bytes while no operation names them, which is the module's rule of ownership; pages not yet used read as
+        // zero, so all are initialised.
+        unsafe {
+            let address = self.memory.address.add(part.start as usize);
+            std::slice::from_raw_parts_mut(address, (part.end - part.start) as usize)
+        }
     }
 }
 

@@ -18,6 +18,11 @@ use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 use crate::stats::TenantStats;
 
+/// Requests issued before completions are looked at and replies leave again: so much that a send for it costs little beside,
+/// and so little that a client with a deep queue works on the first replies while the device, or this thread in the
+/// device's place, works on the rest.
+const BATCH: u32 = 8;
+
 /// What a front end asks of the data path.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
@@ -81,6 +86,8 @@ pub struct DataPath<P: Port, D: Device> {
     wait_until_ns: Option<u64>,
     /// Something was issued since the last `dispatch`.
     issued: bool,
+    /// Requests issued since the last `reap`.
+    batch: u32,
 }
 
 impl<P: Port, D: Device> DataPath<P, D> {
@@ -99,6 +106,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             stats: vec![TenantStats::default(); tenants],
             wait_until_ns: None,
             issued: false,
+            batch: 0,
         }
     }
 
@@ -107,9 +115,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         &self.device
     }
 
-    /// Whether `submit` would find a tag.
+    /// Whether to `submit` now: there is a tag, and the batch is not full.
     pub fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        !self.free.is_empty() && self.batch < BATCH
     }
 
     /// Whether no request is live, and the device's queue has nothing to do for other shards.
@@ -157,11 +165,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         Ok(())
     }
 
-    /// Issues what the policy lets go, and rings the device. True if anything was issued since the last call, by
+    /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was issued since the last call, by
     /// `submit` or here: the device may have completed it already.
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
-        loop {
+        while self.batch < BATCH {
             match self.port.next(now_ns, &mut self.wake) {
                 Next::Issue { tag, class } => {
                     self.issue(now_ns, ring, tag, class);
@@ -182,6 +190,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         live.command.class = class;
         live.issued_ns = now_ns;
         self.issued = true;
+        self.batch += 1;
         // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
         // not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &live.command) };
@@ -194,6 +203,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// Takes completions from the device; [`Self::finished`] then gives them. True if there were any.
     pub fn reap(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.batch = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();

@@ -99,12 +99,24 @@ impl Ring {
     /// Memory that the operation names must stay valid, and unused by others as the operation demands, until its
     /// [`Event`] has been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
-        let entry = entry.user_data(data.to_word());
-        loop {
-            // SAFETY: the caller vouches for the memory that the entry names.
-            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
-                return;
-            }
+        // SAFETY: passed on as the caller gave it.
+        unsafe { self.push_chain([(entry, data)]) }
+    }
+
+    /// Queues operations each of which begins when the one before it has succeeded, and is cancelled if that failed.
+    ///
+    /// # Safety
+    /// As for [`Self::push`], for each of them.
+    pub unsafe fn push_chain<const N: usize>(&mut self, chain: [(squeue::Entry, UserData); N]) {
+        let mut left = N;
+        let chain = chain.map(|(entry, data)| {
+            left -= 1;
+            let entry = entry.user_data(data.to_word());
+            if left == 0 { entry } else { entry.flags(squeue::Flags::IO_LINK) }
+        });
+        // A chain ends where a submission ends, so that it has to be queued whole.
+        // SAFETY: the caller vouches for the memory that the entries name.
+        while unsafe { self.uring.submission().push_multiple(&chain) }.is_err() {
             // The queue is full: hand it to the kernel and try again.
             self.enter(0, None);
         }

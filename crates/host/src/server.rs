@@ -29,6 +29,7 @@ use crate::nbd::conn::{Limits, Volume};
 use crate::nbd::exports::{Export, Exports, ExportsError};
 use crate::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::{HandshakeOptions, Outcome, handshake};
+use crate::nbd::pace::SEND_BUFFER;
 use crate::nbd::proto::BlockSizes;
 use crate::nbd::tls::Established;
 use crate::shard::{Clock, Common, Message, Wakers};
@@ -423,6 +424,8 @@ impl IntoFd for UnixStream {
     fn into_fd(self) -> io::Result<OwnedFd> {
         let stream = self.into_std()?;
         stream.set_nonblocking(false)?;
+        // Without it (the kernel grants less) replies leave in more pieces.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER);
         Ok(stream.into())
     }
 }

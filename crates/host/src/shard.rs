@@ -1,7 +1,7 @@
 //! A shard: one pinned thread with its own ring, port, device queue and front end.
 //!
 //! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap completions, take arrivals,
-//! issue while the port says so, ring, flush replies, deliver wake-ups, park. Nothing on it is shared with other
+//! flush replies, issue while the port says so, ring, deliver wake-ups, park. Nothing on it is shared with other
 //! shards except what the policy itself shares, and the [`Wakers`].
 //!
 //! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `parked` flag is
@@ -26,8 +26,8 @@ use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::TenantStats;
 
-/// Turns of the inner loop before replies are flushed whatever happens: bounds how long a reply can be held back by
-/// a device that completes as fast as requests are issued.
+/// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long events can be held back
+/// by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
 
 /// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a process, so that a device
@@ -116,7 +116,7 @@ pub trait Front: 'static {
     /// Takes an order that has been carried out.
     fn finished(&mut self, now_ns: u64, finished: Finished);
 
-    /// Sends the replies of this turn. True if that made room for what has already arrived.
+    /// Sends the replies there are. True if that made room for what has already arrived.
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool;
 
     /// When to run again though no event comes.
@@ -217,8 +217,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         tracing::debug!(shard = self.index, "stopped");
     }
 
-    /// Completions in, replies and new commands out; again while the device completes on the spot. True if there may
-    /// be more to do at once.
+    /// Completions in, replies and a batch of new commands out; again while the device completes on the spot. True if
+    /// there may be more to do at once.
     fn turn(&mut self) -> bool {
         let mut busy = true;
         for _ in 0..INNER_TURNS {
@@ -228,13 +228,14 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 self.front.finished(now_ns, finished);
             }
             self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
+            let has_more = self.front.flush(now_ns, &mut self.ring);
             let issued = self.path.dispatch(now_ns, &mut self.ring);
-            busy = reaped || issued;
+            busy = reaped || has_more || issued;
             if !busy {
                 break;
             }
         }
-        self.front.flush(self.clock.now_ns(), &mut self.ring) || busy
+        busy
     }
 
     fn take_events(&mut self) {

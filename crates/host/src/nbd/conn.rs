@@ -13,11 +13,13 @@
 //! small pieces and one client's 32 MiB do not stand before another's 512 bytes. Operations without data (discard,
 //! zeroes) run one piece at a time.
 //!
-//! **Ownership.** A chunk's buffer belongs to the op. It is the socket's while a receive names it, the device's
-//! between submit and finish, the socket's again while the reply is sent; the op frees it when the reply has left.
+//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its payload that has come. A
+//! chunk's part of it is the socket's while a receive names it, the device's between submit and finish, the socket's
+//! again while the reply is sent; the op frees the buffer when the reply has left.
 //! Ops live in a boxed slice that never moves, because replies are sent from the headers inside them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use fairq_core::{FlowId, Op as CoreOp, Port};
@@ -25,6 +27,7 @@ use io_uring::{opcode, types};
 
 use crate::device::Device;
 use crate::memory::{Buffer, Memory, Region};
+use crate::nbd::pace::{PATIENCE, Pace};
 use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, validate};
 use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::nbd::wire::{Incoming, Outbox};
@@ -80,19 +83,13 @@ impl Default for Limits {
     }
 }
 
-/// A piece of a read or write.
-struct Chunk {
-    buffer: Buffer,
-    length: u32,
-}
-
 /// What an op answers.
 enum Reply {
     /// Not known yet.
     Pending,
     /// A header alone.
     Header(HeaderBuf),
-    /// A header and the chunks' data.
+    /// A header and the data.
     Data(HeaderBuf),
     /// A reply of its own making.
     Bytes(Box<[u8]>),
@@ -101,9 +98,10 @@ enum Reply {
 /// A request in flight.
 struct Op {
     request: Request,
-    chunks: Vec<Chunk>,
-    /// Chunks whose data are there, so that they may be submitted.
-    filled: usize,
+    /// All data of a read or write.
+    buffer: Option<Buffer>,
+    /// Bytes of the data that are there, so that chunks of them may be submitted.
+    filled: u32,
     /// Chunks submitted (for requests without data: bytes submitted).
     submitted: u64,
     outstanding: u32,
@@ -118,7 +116,7 @@ impl Op {
         let request = Request { flags: CommandFlags(0), command: Command::Disconnect, cookie: 0, offset: 0, length: 0 };
         Op {
             request,
-            chunks: Vec::new(),
+            buffer: None,
             filled: 0,
             submitted: 0,
             outstanding: 0,
@@ -132,13 +130,32 @@ impl Op {
         matches!(self.request.command, Command::Read | Command::Write)
     }
 
+    /// How many chunks its data make.
+    fn chunks(&self) -> u64 {
+        self.request.length.div_ceil(u64::from(CHUNK))
+    }
+
+    /// Where in the data a chunk begins and ends.
+    fn chunk(&self, index: u64) -> Range<u32> {
+        let start = index * u64::from(CHUNK);
+        start as u32..(start + u64::from(CHUNK)).min(self.request.length) as u32
+    }
+
+    /// The data that are yet to come, which nobody else has.
+    fn unfilled(&mut self) -> &mut [u8] {
+        let rest = self.filled..self.request.length as u32;
+        self.buffer.as_mut().map_or(&mut [], |buffer| buffer.part_mut(rest))
+    }
+
     /// Whether another order can be submitted now.
     fn is_submittable(&self) -> bool {
         if self.errno != 0 {
             return false;
         }
         match self.request.command {
-            Command::Read | Command::Write => (self.submitted as usize) < self.filled,
+            Command::Read | Command::Write => {
+                self.submitted < self.chunks() && self.chunk(self.submitted).end <= self.filled
+            }
             Command::Flush => self.submitted == 0,
             _ => self.outstanding == 0 && self.submitted < self.request.length,
         }
@@ -147,7 +164,7 @@ impl Op {
     /// Whether nothing more will happen to it.
     fn is_finished(&self) -> bool {
         let all = match self.request.command {
-            Command::Read | Command::Write => self.submitted as usize == self.chunks.len(),
+            Command::Read | Command::Write => self.submitted == self.chunks(),
             Command::Flush => self.submitted == 1,
             _ => self.submitted == self.request.length,
         };
@@ -161,8 +178,8 @@ enum Intake {
     Header,
     /// A request for which there was no room.
     Stalled(Request),
-    /// In the payload of a write: this op, and bytes of its current chunk that have come.
-    Payload { op: u16, have: u32 },
+    /// In the payload of a write: this op.
+    Payload { op: u16 },
     /// In the payload of a refused request: bytes to skip, then answer with the error.
     Refused { request: Request, error: NbdError, skip: u64 },
 }
@@ -194,21 +211,24 @@ pub struct Conn {
     /// Ops whose reply is ready.
     ready: VecDeque<u16>,
     outbox: Outbox,
+    pace: Pace,
     state: State,
 }
 
 /// Kinds of ring operations of a connection, in the low bits of their user data.
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
+/// What a receive waits for before it begins; nobody waits for its end.
+const PAUSE: u64 = 2;
 
 /// The user data's value of an operation of connection `index`.
 fn event_value(index: u32, kind: u64) -> u64 {
-    u64::from(index) << 1 | kind
+    u64::from(index) << 2 | kind
 }
 
 /// The connection that an event's value names.
 pub(super) fn event_index(value: u64) -> usize {
-    (value >> 1) as usize
+    (value >> 2) as usize
 }
 
 /// The connection that a finished order's cookie names.
@@ -241,6 +261,7 @@ impl Conn {
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
             outbox: Outbox::default(),
+            pace: Pace::default(),
             state: State::Open,
         }
     }
@@ -270,7 +291,7 @@ impl Conn {
                 }
             },
             Intake::Stalled(request) => self.begin(device, request),
-            Intake::Payload { op, have } => self.take_payload(op, have),
+            Intake::Payload { op } => self.take_payload(op),
             Intake::Refused { request, error, skip } => self.skip(request, error, skip),
         }
     }
@@ -289,16 +310,19 @@ impl Conn {
             return false;
         };
         let op = &mut self.ops[usize::from(index)];
-        *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
-        if op.has_data() && !allocate_chunks(op, &mut self.region) {
-            self.free.push(index);
-            self.intake = Intake::Stalled(request);
-            return false;
+        *op = Op { request, ..Op::idle() };
+        if op.has_data() {
+            op.buffer = self.region.allocate(request.length as u32);
+            if op.buffer.is_none() {
+                self.free.push(index);
+                self.intake = Intake::Stalled(request);
+                return false;
+            }
         }
         match request.command {
-            Command::Write => self.intake = Intake::Payload { op: index, have: 0 },
+            Command::Write => self.intake = Intake::Payload { op: index },
             Command::Read => {
-                op.filled = op.chunks.len();
+                op.filled = request.length as u32;
                 self.enqueue(index);
             }
             // Reading ahead is advice that a server with direct I/O has no use for.
@@ -318,26 +342,24 @@ impl Conn {
         }
     }
 
-    /// Copies payload that has come into the op's current chunk; false if more has to come first.
-    fn take_payload(&mut self, index: u16, mut have: u32) -> bool {
-        let op = &mut self.ops[usize::from(index)];
-        let Some(chunk) = op.chunks.get_mut(op.filled) else { return true };
-        have += self.incoming.read(&mut chunk.buffer.bytes_mut()[have as usize..chunk.length as usize]) as u32;
-        if have == chunk.length {
-            self.chunk_filled(index);
-            return true;
-        }
-        self.intake = Intake::Payload { op: index, have };
-        self.incoming.refill()
+    /// Copies payload that has come into the op's buffer; false if more has to come first.
+    fn take_payload(&mut self, index: u16) -> bool {
+        let count = self.incoming.read(self.ops[usize::from(index)].unfilled());
+        self.payload_came(index, count as u32) || self.incoming.refill()
     }
 
-    /// The current chunk of a write is complete: it may be submitted, and the next one comes.
-    fn chunk_filled(&mut self, index: u16) {
+    /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be submitted. True if that
+    /// was all.
+    fn payload_came(&mut self, index: u16, count: u32) -> bool {
         let op = &mut self.ops[usize::from(index)];
-        op.filled += 1;
-        self.intake =
-            if op.filled == op.chunks.len() { Intake::Header } else { Intake::Payload { op: index, have: 0 } };
-        self.enqueue(index);
+        op.filled += count;
+        let is_complete = u64::from(op.filled) == op.request.length;
+        self.intake = if is_complete { Intake::Header } else { Intake::Payload { op: index } };
+        // A write that has already failed is answered when its payload has come to its end.
+        if is_complete || op.is_submittable() {
+            self.enqueue(index);
+        }
+        is_complete
     }
 
     /// Skips the payload of a refused request and answers it.
@@ -346,8 +368,7 @@ impl Conn {
         if skip == 0
             && let Some(index) = self.free.pop()
         {
-            let op = &mut self.ops[usize::from(index)];
-            *op = Op { request, chunks: std::mem::take(&mut op.chunks), ..Op::idle() };
+            self.ops[usize::from(index)] = Op { request, ..Op::idle() };
             self.answer(index, Reply::Header(self.style.error(&request, error)));
             return true;
         }
@@ -420,7 +441,7 @@ impl Conn {
     /// Answers an op if nothing more will happen to it.
     fn settle(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
-        let in_payload = matches!(self.intake, Intake::Payload { op, .. } if op == index);
+        let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
         if !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
@@ -443,8 +464,8 @@ impl Conn {
     fn release(&mut self, index: u16) {
         let op = &mut self.ops[usize::from(index)];
         op.reply = Reply::Pending;
-        for chunk in op.chunks.drain(..) {
-            self.region.free(chunk.buffer);
+        if let Some(buffer) = op.buffer.take() {
+            self.region.free(buffer);
         }
         self.free.push(index);
     }
@@ -463,7 +484,7 @@ impl Conn {
             }
             while let Some(&index) = self.ready.front() {
                 let op = &self.ops[usize::from(index)];
-                if !self.outbox.has_room_for(op.chunks.len() + 1) {
+                if !self.outbox.has_room_for(2) {
                     break;
                 }
                 self.ready.pop_front();
@@ -471,6 +492,7 @@ impl Conn {
                 self.outbox.sending.push(index);
             }
             self.outbox.seal(self.incoming.tls());
+            self.pace.replying(self.outbox.sending.len(), self.outbox.bytes());
             self.send(ring);
         }
         if self.state == State::Dead {
@@ -513,17 +535,15 @@ impl Conn {
         self.outbox.clear();
     }
 
-    /// Asks for more bytes, if there is room for them and use.
+    /// Asks for more bytes, if there is room for them and use: at once, or when the client has read most of its replies.
     fn receive(&mut self, ring: &mut Ring) {
         if self.state != State::Open || self.incoming.in_ring {
             return;
         }
         let target = match self.intake {
             Intake::Stalled(_) => return,
-            Intake::Payload { op, have } if !self.incoming.is_tls() && self.incoming.bytes().is_empty() => {
-                let op = &mut self.ops[usize::from(op)];
-                let chunk = &mut op.chunks[op.filled];
-                let rest = &mut chunk.buffer.bytes_mut()[have as usize..chunk.length as usize];
+            Intake::Payload { op } if !self.incoming.is_tls() && self.incoming.bytes().is_empty() => {
+                let rest = self.ops[usize::from(op)].unfilled();
                 if rest.len() >= DIRECT_PAYLOAD { Some((rest.as_mut_ptr(), rest.len())) } else { None }
             }
             _ => None,
@@ -531,16 +551,27 @@ impl Conn {
         self.incoming.direct = target.is_some();
         let Some((address, length)) = target.or_else(|| self.incoming.space()) else { return };
         let entry = opcode::Recv::new(types::Fd(self.fd.as_raw_fd()), address, length as u32).build();
-        let value = event_value(self.index, RECEIVE);
-        // SAFETY: the bytes are free space of `incoming`, or the rest of the chunk that the payload goes to; neither
-        // is touched or freed while `in_ring` is set, which the event of this operation clears.
-        unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
+        let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
+        // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the payload goes to; neither
+        // is touched or freed while `in_ring` is set, which the event of this operation clears. The time is a static.
+        unsafe {
+            if self.pace.can_pause() && !self.incoming.direct {
+                let writable = opcode::PollAdd::new(types::Fd(self.fd.as_raw_fd()), libc::POLLOUT as u32).build();
+                let patience = opcode::LinkTimeout::new(&PATIENCE).build();
+                ring.push_chain([(writable, name(PAUSE)), (patience, name(PAUSE)), (entry, name(RECEIVE))]);
+            } else {
+                ring.push(entry, name(RECEIVE));
+            }
+        }
         self.incoming.in_ring = true;
     }
 
     /// Takes the event of a ring operation.
     pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
-        if value & 1 == SEND {
+        if value & 3 == PAUSE {
+            return;
+        }
+        if value & 3 == SEND {
             self.outbox.in_ring = false;
             if result < 0 || self.state == State::Dead {
                 self.sent();
@@ -558,25 +589,19 @@ impl Conn {
             // A client may leave without saying so; what it has asked for is still done.
             0 => self.drain(),
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
+            errno if errno == -libc::ECANCELED => self.pace.gave_up(),
             errno if errno < 0 => self.hang_up(),
-            count if self.incoming.direct => self.payload_received(count as u32),
+            count if self.incoming.direct => {
+                if let Intake::Payload { op } = self.intake {
+                    self.payload_came(op, count as u32);
+                }
+            }
             count => {
                 if let Err(error) = self.incoming.received(count as usize) {
                     tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
                     self.hang_up();
                 }
             }
-        }
-    }
-
-    /// Payload has arrived straight in its buffer.
-    fn payload_received(&mut self, count: u32) {
-        let Intake::Payload { op, have } = self.intake else { return };
-        let chunk = &self.ops[usize::from(op)].chunks[self.ops[usize::from(op)].filled];
-        if have + count == chunk.length {
-            self.chunk_filled(op);
-        } else {
-            self.intake = Intake::Payload { op, have: have + count };
         }
     }
 
@@ -600,9 +625,9 @@ impl Conn {
 
     /// A write whose payload will never be complete is dropped; chunks of it that were submitted run to their end.
     fn abandon_payload(&mut self) {
-        if let Intake::Payload { op: index, .. } = self.intake {
+        if let Intake::Payload { op: index } = self.intake {
             if self.incoming.in_ring && self.incoming.direct {
-                // The kernel may still write into the chunk: the event of the receive, which the shutdown
+                // The kernel may still write into the buffer: the event of the receive, which the shutdown
                 // brings about, comes first. See `is_closed`.
                 let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
                 return;
@@ -651,31 +676,16 @@ fn cookie(conn: u32, op: u16) -> u64 {
     u64::from(conn) << 16 | u64::from(op)
 }
 
-/// Gives an op the buffers for all its data, or none.
-fn allocate_chunks(op: &mut Op, region: &mut Region) -> bool {
-    let mut left = op.request.length as u32;
-    while left > 0 {
-        let length = left.min(CHUNK);
-        let Some(buffer) = region.allocate(length) else {
-            op.chunks.drain(..).for_each(|chunk| region.free(chunk.buffer));
-            return false;
-        };
-        op.chunks.push(Chunk { buffer, length });
-        left -= length;
-    }
-    true
-}
-
 /// Makes the next order of a submittable op.
 fn next_order(op: &mut Op, volume: &Volume, cookie: u64) -> Order {
     let request = &op.request;
     let (core_op, at, length, memory) = match request.command {
         Command::Read | Command::Write => {
-            let index = op.submitted as usize;
-            let chunk = &op.chunks[index];
+            let chunk = op.chunk(op.submitted);
             let core_op = if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
+            let memory = op.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
             op.submitted += 1;
-            (core_op, index as u64 * u64::from(CHUNK), chunk.length, chunk.buffer.memory())
+            (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
         }
         Command::Flush => {
             op.submitted = 1;
@@ -713,11 +723,8 @@ fn add_reply(op: &Op, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerCo
         Reply::Bytes(bytes) => outbox.add(bytes, tls),
         Reply::Data(header) => {
             outbox.add(header.as_bytes(), tls);
-            for chunk in &op.chunks {
-                let memory = chunk.buffer.memory();
-                // SAFETY: the device has finished with the buffer, and the op holds it until the reply has been sent.
-                let bytes = unsafe { std::slice::from_raw_parts(memory.address, chunk.length as usize) };
-                outbox.add(bytes, tls);
+            if let Some(buffer) = &op.buffer {
+                outbox.add(buffer.bytes(), tls);
             }
         }
     }

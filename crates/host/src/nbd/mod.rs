@@ -18,6 +18,7 @@ pub mod exports;
 pub mod front;
 pub mod handshake;
 pub mod option;
+pub(crate) mod pace;
 pub mod proto;
 pub mod reply;
 pub mod tls;

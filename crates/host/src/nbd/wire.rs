@@ -190,6 +190,11 @@ impl Outbox {
         self.pieces.is_empty()
     }
 
+    /// How much the replies in it are, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(super) fn has_room_for(&self, pieces: usize) -> bool {
         self.pieces.is_empty() && self.cipher.is_empty() && self.sending.is_empty()
             || (self.pieces.len() + pieces <= MAX_PIECES && self.bytes < MAX_BATCH)
