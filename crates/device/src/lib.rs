@@ -8,16 +8,18 @@
 //!
 //! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no thread, nothing is
 //! allocated per command, and the same calls give the same answers. The software controller drives it in real time, the
-//! laboratory in virtual time.
+//! laboratory in virtual time. The one exception is the [`gate`], which decides which of several threads drives it.
 #![forbid(unsafe_code)]
 
 pub mod arbiter;
 pub mod closed;
+pub mod gate;
 pub mod profile;
 pub mod ssd;
 pub mod window;
 
 pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+pub use gate::Gate;
 pub use profile::{Profile, ProfileError, State, derive};
 pub use ssd::{Completed, Setup, Ssd};
 pub use window::Window;
