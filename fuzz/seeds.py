@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds: what real clients send, as the drivers in src/nbd.rs want it. Run it in this directory."""
+"""Writes the seeds: what real clients send, as the drivers in src/ want it. Run it in this directory."""
 
 import struct
 from pathlib import Path
@@ -77,3 +77,52 @@ transmission("endless", 0b000010, 0x00, compact(WRITE, 0, 0xFFFFFFFF))
 # Found by the fuzzer: extents that together are longer than 64 bits can say.
 transmission("extents-overflow", 0b010101, 0x00, extended(STATUS, 0, (1 << 64) - 1),
              b"\5" + struct.pack(">Q", 1 << 63), b"\0" + struct.pack(">Q", 1 << 63))
+
+
+BUS = 0x10000
+
+
+def sqe(opcode, cid=0, nsid=0, data=(0, 0), words=(), flags=0):
+    words = list(words) + [0] * (6 - len(words))
+    return struct.pack("<BBHIQQQQ6I", opcode, flags, cid, nsid, 0, 0, *data, *words)
+
+
+def admin(*entry, **more):
+    return b"\0\0" + sqe(*entry, **more)
+
+
+def io(queue, *entry, **more):
+    return bytes([1, queue - 1]) + sqe(*entry, **more)
+
+
+def register(offset, value):
+    return b"\2\0" + struct.pack("<HI", offset, value) + bytes(58)
+
+
+def memory(address, *words):
+    return b"\3\0" + struct.pack("<H", (address - BUS) // 64) + struct.pack(f"<{len(words)}Q", *words)[2:].ljust(62, b"\0")
+
+
+def queues(queue, priority=1):
+    at = BUS + queue * 0x2000
+    return (admin(5, 1, data=(at + 0x1000, 0), words=(15 << 16 | queue, queue << 16 | 3))
+            + admin(1, 2, data=(at, 0), words=(15 << 16 | queue, queue << 16 | priority << 1 | 1)))
+
+
+def controller(name, *records):
+    save("nvme_controller", name, b"".join(records))
+
+
+PAGE = BUS + 0x40000
+controller("identify", *(admin(6, cns, nsid, (PAGE, 0), (cns,)) for cns, nsid in ((1, 0), (0, 1), (2, 0), (3, 1), (9, 9))))
+controller("features", admin(9, words=(7, 3 << 16 | 3)), admin(9, words=(1, 0x08020000)), admin(10, words=(1,)),
+           admin(9, words=(1 << 31 | 1,)), admin(2, data=(PAGE, 0), words=(127 << 16 | 2,)), admin(8), admin(12))
+controller("io", queues(1), io(1, 2, 1, 1, (PAGE, PAGE + 4096), (0, 0, 15)), io(1, 1, 2, 1, (PAGE + 512, PAGE + 4096), (7,)),
+           io(1, 2, 3, 2, (PAGE + 3, 4096), (0, 0, 7), flags=64), io(1, 0, 4, 0xFFFFFFFF), io(1, 8, 5, 1, words=(5, 0, 99)),
+           io(1, 9, 6, 1, (PAGE, 0), (0, 4)), io(1, 2, 7, 1, (PAGE, 0), (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFF)))
+controller("delete", queues(1), queues(2, 3), admin(4, words=(1,)), admin(0, words=(1,)), admin(4, words=(1,)),
+           io(1, 2, 1, 1, (PAGE, 0)), io(2, 2, 1, 1, (PAGE, 0)))
+controller("lists", queues(1), memory(PAGE, PAGE + 4096, PAGE + 8192), io(1, 2, 1, 1, (PAGE, PAGE), (0, 0, 31)),
+           io(1, 2, 2, 1, (PAGE, 32 | 0x20 << 56), (0, 0, 31), flags=64), io(1, 1, 3, 1, (PAGE, 16 | 0x30 << 56), flags=64))
+controller("registers", register(0x14, 0), register(0x24, 0), register(0x14, 1), register(0x1000, 99), register(0x14, 0),
+           register(0x28, 1), register(0x14, 0x460001), register(0x1004, 7), register(0x10F8, 3))

@@ -2,3 +2,4 @@
 //! stable and to try generated scripts.
 
 pub mod nbd;
+pub mod nvme;

@@ -8,6 +8,7 @@ pub mod device;
 pub mod load;
 pub mod memory;
 pub mod nbd;
+pub mod nvme;
 pub mod path;
 pub mod ring;
 pub mod server;

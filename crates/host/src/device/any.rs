@@ -7,13 +7,14 @@ use fairq_core::{ClassWeights, PortSet};
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
 use crate::device::null::{NullDevice, NullQueue};
+use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
 use crate::ring::{Event, Ring};
 
 /// Which device to open, as plain data.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub enum DeviceSpec {
     /// Completes at once and stores nothing.
     Null {
@@ -39,6 +40,8 @@ pub enum DeviceSpec {
         /// Whether to pass the page cache by.
         direct: Direct,
     },
+    /// A software NVMe controller before memory or files.
+    NvmeSoft(Box<NvmeSoftSpec>),
 }
 
 /// One of the devices.
@@ -51,10 +54,11 @@ pub enum AnyDevice {
     Paced(PacedDevice),
     /// The file device.
     File(FileDevice),
+    /// The software NVMe controller.
+    NvmeSoft(NvmeSoft),
 }
 
 /// One shard's queue on it.
-#[expect(clippy::large_enum_variant, reason = "there is one for each shard, and it is not moved")]
 pub enum AnyQueue {
     /// On the null device.
     Null(NullQueue),
@@ -64,6 +68,8 @@ pub enum AnyQueue {
     Paced(PacedQueue),
     /// On the file device.
     File(FileQueue),
+    /// On the software NVMe controller.
+    NvmeSoft(NvmeQueue),
 }
 
 impl DeviceSpec {
@@ -75,6 +81,7 @@ impl DeviceSpec {
             &DeviceSpec::Ram { size } => AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?),
             &DeviceSpec::Paced { size, pace } => AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?),
             DeviceSpec::File { files, direct } => AnyDevice::File(FileDevice::open(files, *direct)?),
+            DeviceSpec::NvmeSoft(spec) => AnyDevice::NvmeSoft(NvmeSoft::open(spec)?),
         })
     }
 }
@@ -87,6 +94,7 @@ macro_rules! each {
             $kind::Ram($one) => $run,
             $kind::Paced($one) => $run,
             $kind::File($one) => $run,
+            $kind::NvmeSoft($one) => $run,
         }
     };
 }
@@ -104,6 +112,7 @@ impl Device for AnyDevice {
             AnyDevice::Ram(device) => AnyQueue::Ram(device.open_queue(place, ring)?),
             AnyDevice::Paced(device) => AnyQueue::Paced(device.open_queue(place, ring)?),
             AnyDevice::File(device) => AnyQueue::File(device.open_queue(place, ring)?),
+            AnyDevice::NvmeSoft(device) => AnyQueue::NvmeSoft(device.open_queue(place, ring)?),
         })
     }
 

@@ -80,6 +80,15 @@ pub enum DeviceError {
         /// What stands against it.
         why: String,
     },
+    /// A software controller with an option that makes no sense.
+    #[error("nvme-soft: {0}")]
+    NvmeOption(String),
+    /// A software controller that could not be set up.
+    #[error("nvme-soft: cannot be set up: {source}")]
+    Nvme {
+        /// What went wrong.
+        source: io::Error,
+    },
     /// Anything else that the kernel said while the file was being opened.
     #[error("{}: cannot {what}: {source}", path.display())]
     Io {

@@ -103,8 +103,10 @@ impl<Q: Queue> Driver<Q> {
         self.queue.reap(self.now_ns, &mut self.ring, &mut done, &mut wake);
         if was_idle && done.is_empty() {
             match self.queue.deadline_ns() {
-                Some(deadline) => self.now_ns = self.now_ns.max(deadline),
-                None => self.ring.enter(1, Some(1_000_000)),
+                // Who says that it is due stays awake for it: time goes on.
+                Some(deadline) => self.now_ns = deadline.max(self.now_ns + 1000),
+                None if self.is_busy() || !self.queue.is_idle() => self.ring.enter(1, Some(1_000_000)),
+                None => {}
             }
         }
         done.into_iter().map(|completion| self.end(completion)).collect()

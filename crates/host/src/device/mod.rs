@@ -20,12 +20,14 @@ use crate::shard::Wakers;
 pub mod any;
 pub mod error;
 pub mod file;
+mod guard;
 #[cfg(test)]
 pub(crate) mod harness;
 pub mod null;
+pub mod nvme_soft;
 pub mod paced;
 pub mod ram;
-mod store;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
 use crate::device::file::{Direct, FileSpec};
 use crate::device::harness::{Driver, Tamper, command, place};
+use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
 use crate::device::paced::Pace;
 use crate::device::{Command, Device};
 use crate::ring::Event;
@@ -24,6 +25,11 @@ pub(super) fn scratch() -> tempfile::TempDir {
 
 pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> DeviceSpec {
     DeviceSpec::File { files: vec![FileSpec { path: path.into(), create_size: Some(size) }], direct }
+}
+
+/// A software controller with few queues and a small window, so that commands wait everywhere.
+pub(super) fn nvme_soft(backing: BackingSpec) -> NvmeSoftSpec {
+    NvmeSoftSpec { backing, timing: None, window: 3, queues: 9, wrr: true, poller: Poller::Inline }
 }
 
 #[derive(Clone, Debug)]
@@ -136,11 +142,11 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
     }
 }
 
-/// Turns all queues in turn until all is done: what one holds another may wait for.
+/// Turns all queues in turn until all is done: what one holds, or carries out, another may wait for.
 fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::harness::Ended)) {
     let start = std::time::Instant::now();
     while drivers.iter().any(Driver::is_busy) {
-        for driver in drivers.iter_mut().filter(|driver| driver.is_busy()) {
+        for driver in drivers.iter_mut() {
             driver.turn().into_iter().for_each(&mut each);
         }
         assert!(start.elapsed().as_secs() < 20, "commands that never end");
@@ -215,5 +221,23 @@ proptest! {
         let direct = if direct { Direct::Auto } else { Direct::Off };
         let device = file_spec(scratch.path().join("disk"), SIZE as u64, direct).open().unwrap();
         compare(&device, &batches, Some(troubled));
+    }
+
+    #[test]
+    fn nvme_soft_over_ram_is_an_array(batches in batches(), queues in 3..=9u16, is_timed in any::<bool>()) {
+        let profile = fairq_device::Profile::named("z-ssd").unwrap();
+        let timing = is_timed.then_some((profile, fairq_device::State::Steady));
+        let spec = NvmeSoftSpec { queues, timing, ..nvme_soft(BackingSpec::Ram { size: SIZE as u64 }) };
+        compare(&DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap(), &batches, None);
+    }
+
+    #[test]
+    fn nvme_soft_over_a_file_is_an_array(batches in batches(), queues in 3..=9u16, is_core in any::<bool>()) {
+        let scratch = scratch();
+        let files = vec![FileSpec { path: scratch.path().join("disk"), create_size: Some(SIZE as u64) }];
+        let backing = BackingSpec::File { files, direct: Direct::Auto };
+        let poller = if is_core { Poller::Core } else { Poller::Inline };
+        let spec = NvmeSoftSpec { queues, poller, ..nvme_soft(backing) };
+        compare(&DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap(), &batches, None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::drivers::nbd;
+use crate::drivers::{nbd, nvme};
 
 /// Gives every seed of a target to its driver, which panics if a law is broken.
 fn replay(target: &str, driver: fn(&[u8]), at_least: usize) {
@@ -25,4 +25,9 @@ fn handshake() {
 #[test]
 fn transmission() {
     replay("nbd_transmission", nbd::transmission, 5);
+}
+
+#[test]
+fn nvme_controller() {
+    replay("nvme_controller", nvme::controller, 6);
 }

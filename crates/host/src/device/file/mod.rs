@@ -6,7 +6,7 @@
 //! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
 //! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
 //! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
-//! and write it back, under the guard of `guard.rs`. Through the page cache the kernel does all this, and each
+//! and write it back, under the guard of [`crate::device::guard`]. Through the page cache the kernel does all this, and each
 //! command is one part. Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end
@@ -31,7 +31,6 @@ use crate::device::error::DeviceError;
 use crate::device::{Device, Extent, Info, Place};
 use crate::ring::Ring;
 
-mod guard;
 mod open;
 mod part;
 mod queue;
@@ -39,9 +38,10 @@ mod queue;
 mod tests;
 
 pub use open::{Direct, FileSpec};
+pub(super) use part::{around, inside};
 pub use queue::FileQueue;
 
-use guard::Guard;
+use crate::device::guard::Guard;
 use open::Backing;
 
 /// The most that one command bounces at once.

@@ -62,14 +62,14 @@ impl Step {
 }
 
 /// The blocks around a range: offset and length.
-pub(super) fn around(offset: u64, length: u32, block: u32) -> (u64, u32) {
+pub(in crate::device) fn around(offset: u64, length: u32, block: u32) -> (u64, u32) {
     let block = u64::from(block);
     let start = offset / block * block;
     (start, ((offset + u64::from(length)).next_multiple_of(block) - start) as u32)
 }
 
 /// The blocks inside a range: offset and length, 0 if there are none.
-pub(super) fn inside(offset: u64, length: u32, block: u32) -> (u64, u32) {
+pub(in crate::device) fn inside(offset: u64, length: u32, block: u32) -> (u64, u32) {
     let block = u64::from(block);
     let start = offset.next_multiple_of(block);
     let end = (offset + u64::from(length)) / block * block;

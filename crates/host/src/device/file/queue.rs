@@ -25,10 +25,10 @@ use std::sync::atomic::Ordering;
 use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
-use crate::device::file::guard::Access;
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
+use crate::device::guard::Access;
 use crate::device::{Command, Completion, Queue};
 use crate::memory::{Buffer, Memory, Region};
 use crate::ring::{Asker, Event, Ring, UserData};

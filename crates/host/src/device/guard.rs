@@ -34,7 +34,7 @@ const STRIPES: u32 = u64::BITS;
 const REGION_SHIFT: u32 = 20;
 
 /// The stripes of one device.
-pub(super) struct Guard {
+pub(in crate::device) struct Guard {
     stripes: [CachePadded<Stripe>; STRIPES as usize],
 }
 
@@ -50,7 +50,7 @@ struct Stripe {
 
 /// One write's way through the guard.
 #[derive(Debug, Default)]
-pub(super) struct Access {
+pub(in crate::device) struct Access {
     is_exclusive: bool,
     /// Stripes yet to enter.
     wanted: u64,
@@ -62,15 +62,15 @@ pub(super) struct Access {
 
 impl Access {
     /// An access that needs nothing.
-    pub(super) const NONE: Access = Access { is_exclusive: false, wanted: 0, held: 0, ticket: None };
+    pub(in crate::device) const NONE: Access = Access { is_exclusive: false, wanted: 0, held: 0, ticket: None };
 
     /// For a write of whole blocks.
-    pub(super) fn shared(file: u16, offset: u64, length: u64) -> Access {
+    pub(in crate::device) fn shared(file: u16, offset: u64, length: u64) -> Access {
         Access { wanted: stripes_of(file, offset, length), ..Access::NONE }
     }
 
     /// For the read-modify-write cycle of one block.
-    pub(super) fn exclusive(file: u16, offset: u64, length: u64) -> Access {
+    pub(in crate::device) fn exclusive(file: u16, offset: u64, length: u64) -> Access {
         debug_assert!(offset >> REGION_SHIFT == (offset + length - 1) >> REGION_SHIFT);
         Access { is_exclusive: true, ..Access::shared(file, offset, length) }
     }
@@ -84,7 +84,7 @@ impl Default for Guard {
 
 impl Guard {
     /// Goes on as far as possible; true when the access holds all it needs.
-    pub(super) fn poll(&self, access: &mut Access) -> bool {
+    pub(in crate::device) fn poll(&self, access: &mut Access) -> bool {
         while access.wanted != 0 {
             let index = access.wanted.trailing_zeros();
             let stripe = &self.stripes[index as usize];
@@ -108,7 +108,7 @@ impl Guard {
     }
 
     /// Gives back what the access holds.
-    pub(super) fn leave(&self, access: &mut Access) {
+    pub(in crate::device) fn leave(&self, access: &mut Access) {
         debug_assert!(access.wanted == 0, "an access that waits has a ticket, which it must use");
         while access.held != 0 {
             let stripe = &self.stripes[access.held.trailing_zeros() as usize];

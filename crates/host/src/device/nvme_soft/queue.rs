@@ -1,0 +1,315 @@
+//! One shard's queue on the device: commands in, completions out, and the controller polled on the way.
+//!
+//! A command on whole blocks is one command of the controller's. Others, and those longer than 32 MiB, are jobs, which
+//! [`super::job`] cuts into pieces. A command for which its class has no slot waits here, in the order of its class, and
+//! never goes by way of another.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fairq_core::{Class, Op, PortSet};
+
+use super::Shared;
+use super::job::{Blocks, Job, Jobs, NextPart};
+use super::lane::Lane;
+use super::set::{Ended, Owner, Part, Set};
+use crate::device::file::inside;
+use crate::device::guard::Access;
+use crate::device::{Command, Completion, Queue};
+use crate::nvme::controller::AWAKE_NS;
+use crate::nvme::spec::{BLOCKS_MAX, LBA};
+use crate::ring::{Event, Ring};
+
+/// The most bytes of one read, write or zeroing.
+pub(super) const BYTES_MAX: u32 = BLOCKS_MAX * LBA;
+const CLASSES: usize = 4;
+
+/// The set of queues of a shard: its own, or shared with its neighbours.
+pub(super) enum Hold {
+    Own(Box<Set>),
+    Shared(Arc<Mutex<Set>>),
+}
+
+/// A set that may be used now.
+pub(super) enum Held<'a> {
+    Own(&'a mut Set),
+    Shared(MutexGuard<'a, Set>),
+}
+
+impl Hold {
+    #[inline]
+    pub(super) fn get(&mut self) -> Held<'_> {
+        match self {
+            Hold::Own(set) => Held::Own(set),
+            // A shard that panics ends the process.
+            Hold::Shared(set) => Held::Shared(set.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = Set;
+    #[inline]
+    fn deref(&self) -> &Set {
+        match self {
+            Held::Own(set) => set,
+            Held::Shared(set) => set,
+        }
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Set {
+        match self {
+            Held::Own(set) => set,
+            Held::Shared(set) => set,
+        }
+    }
+}
+
+/// One shard's queue on a [`super::NvmeSoft`].
+pub struct NvmeQueue {
+    shared: Arc<Shared>,
+    /// Taken only when the queue is closed.
+    hold: Option<Hold>,
+    set: usize,
+    member: u8,
+    /// What carries commands out when this shard polls; nothing if the controller has a core of its own.
+    lane: Option<Lane>,
+    jobs: Jobs,
+    /// Commands for which their class has no slot.
+    overflow: [VecDeque<(Command, Owner)>; CLASSES],
+    /// Commands of this shard that are in the set.
+    in_flight: usize,
+    done: Vec<Completion>,
+    ended: Vec<Ended>,
+}
+
+impl NvmeQueue {
+    pub(super) fn open(
+        shared: Arc<Shared>,
+        hold: Hold,
+        (set, member): (usize, usize),
+        lane: Option<Lane>,
+    ) -> io::Result<NvmeQueue> {
+        Ok(NvmeQueue {
+            shared,
+            hold: Some(hold),
+            set,
+            member: member as u8,
+            lane,
+            jobs: Jobs::new()?,
+            overflow: Default::default(),
+            in_flight: 0,
+            done: Vec::new(),
+            ended: Vec::new(),
+        })
+    }
+
+    /// Puts a command in its class's queue, or behind those that wait for it.
+    #[inline]
+    fn push(&mut self, command: &Command, owner: Owner) {
+        let Some(hold) = &mut self.hold else { return };
+        let waiting = &mut self.overflow[class_index(command.class)];
+        if !waiting.is_empty() {
+            return waiting.push_back((*command, owner));
+        }
+        match hold.get().push(self.shared.controller.dma(), command, owner) {
+            Ok(()) => self.in_flight += 1,
+            Err(owner) => waiting.push_back((*command, owner)),
+        }
+    }
+
+    /// Puts what waits in the queues, as far as there are slots.
+    fn refill(&mut self) {
+        let Some(hold) = &mut self.hold else { return };
+        let mut set = hold.get();
+        for waiting in &mut self.overflow {
+            while let Some((command, owner)) = waiting.pop_front() {
+                match set.push(self.shared.controller.dma(), &command, owner) {
+                    Ok(()) => self.in_flight += 1,
+                    Err(owner) => {
+                        waiting.push_front((command, owner));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+        if let Some(lane) = &mut self.lane {
+            lane.poll(&self.shared.controller, now_ns, ring, wake);
+        }
+    }
+
+    /// Goes on with a job as far as possible.
+    fn advance(&mut self, now_ns: u64, id: u32) {
+        let (guard, blocks) = (&self.shared.guard, Blocks { size: LBA, most: BYTES_MAX });
+        match self.jobs.advance(now_ns, guard, blocks, id) {
+            NextPart::Issue(piece) => {
+                let owner = Owner { member: self.member, part: Part::Piece(id), access: Access::NONE };
+                self.push(&piece, owner);
+            }
+            NextPart::Wait => {}
+            NextPart::End(tag, errno) => self.done.push(Completion { tag, errno }),
+        }
+    }
+
+    /// Takes in a command that has ended.
+    #[inline]
+    fn end(&mut self, now_ns: u64, ended: Ended) {
+        let Ended { mut owner, errno } = ended;
+        self.in_flight -= 1;
+        match owner.part {
+            Part::Whole(tag) => {
+                self.shared.guard.leave(&mut owner.access);
+                self.done.push(Completion { tag, errno });
+            }
+            Part::Piece(id) => {
+                self.jobs.finished(&self.shared.guard, id, errno);
+                self.advance(now_ns, id);
+            }
+        }
+    }
+
+    fn begin_job(&mut self, now_ns: u64, command: &Command) {
+        let id = self.jobs.add(Job::new(command));
+        self.advance(now_ns, id);
+    }
+}
+
+#[inline]
+fn class_index(class: Class) -> usize {
+    match class {
+        Class::Urgent => 0,
+        Class::High => 1,
+        Class::Medium => 2,
+        Class::Low => 3,
+    }
+}
+
+impl Queue for NvmeQueue {
+    #[inline]
+    unsafe fn issue(&mut self, now_ns: u64, _ring: &mut Ring, command: &Command) {
+        let mut command = *command;
+        let end = command.offset.checked_add(u64::from(command.length));
+        let size = self.shared.sizes.get(usize::from(command.file)).copied();
+        let is_inside = size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
+        if !is_inside {
+            return self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+        }
+        if command.op == Op::Discard {
+            (command.offset, command.length) = inside(command.offset, command.length, LBA);
+        }
+        if command.length == 0 && command.op != Op::Flush {
+            return self.done.push(Completion { tag: command.tag, errno: 0 });
+        }
+        let is_aligned = (command.offset | u64::from(command.length)).is_multiple_of(LBA.into());
+        let is_whole = match command.op {
+            Op::Flush | Op::Discard => true,
+            _ => is_aligned && command.length <= BYTES_MAX,
+        };
+        let mut access = Access::NONE;
+        if is_whole && !matches!(command.op, Op::Flush | Op::Read) {
+            access = Access::shared(command.file, command.offset, command.length.into());
+            if !self.shared.guard.poll(&mut access) {
+                // Somebody changes a part of a block there: wait for it, and use what has been drawn.
+                let id = self.jobs.add(Job::waiting(&command, access));
+                return self.jobs.block(now_ns, id);
+            }
+        }
+        if !is_whole {
+            return self.begin_job(now_ns, &command);
+        }
+        let owner = Owner { member: self.member, part: Part::Whole(command.tag), access };
+        self.push(&command, owner);
+    }
+
+    #[inline]
+    fn ring(&mut self, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+        if self.jobs.wait() {
+            while let Some(id) = self.jobs.next_ready(now_ns, &self.shared.guard) {
+                self.advance(now_ns, id);
+            }
+        }
+        if self.overflow.iter().any(|waiting| !waiting.is_empty()) {
+            self.refill();
+        }
+        let Some(hold) = &mut self.hold else { return };
+        hold.get().ring(&self.shared.controller);
+        if self.lane.is_some() && self.shared.controller.wants_poll(now_ns) {
+            self.poll(now_ns, ring, wake);
+        }
+    }
+
+    fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
+        if let Some(lane) = &mut self.lane {
+            lane.event(now_ns, ring, event);
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet) {
+        let lane_wants = self.lane.as_mut().is_some_and(|lane| lane.wants_poll(now_ns, ring));
+        if lane_wants || self.lane.is_some() && self.shared.controller.wants_poll(now_ns) {
+            self.poll(now_ns, ring, wake);
+        }
+        let Some(hold) = &mut self.hold else { return };
+        let (mut ended, member) = (std::mem::take(&mut self.ended), self.member);
+        let mut set = hold.get();
+        if let Some(mail) = set.mail.get_mut(usize::from(member)) {
+            ended.append(mail);
+        }
+        while let Some(one) = set.reap() {
+            if one.owner.member == member {
+                ended.push(one);
+            } else {
+                let other = usize::from(one.owner.member);
+                set.mail[other].push(one);
+            }
+        }
+        set.taken(&self.shared.controller);
+        drop(set);
+        ended.drain(..).for_each(|one| self.end(now_ns, one));
+        self.ended = ended;
+        done.append(&mut self.done);
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        const NOW: Option<u64> = Some(0);
+        let has_ended = match &self.hold {
+            Some(Hold::Own(set)) => set.has_ended(),
+            Some(Hold::Shared(set)) => {
+                let set = set.lock().unwrap_or_else(PoisonError::into_inner);
+                set.has_ended() || set.mail.get(usize::from(self.member)).is_some_and(|mail| !mail.is_empty())
+            }
+            None => false,
+        };
+        if has_ended || !self.done.is_empty() {
+            return NOW;
+        }
+        // With a core of its own the controller wakes us.
+        let lane_ns = self.lane.as_ref().and_then(|lane| {
+            let event_ns = self.shared.controller.next_ns().filter(|_| self.in_flight > 0);
+            let event_ns = event_ns.map(|event_ns| event_ns.saturating_sub(AWAKE_NS));
+            [event_ns, lane.deadline_ns()].into_iter().flatten().min()
+        });
+        [lane_ns, self.jobs.deadline_ns()].into_iter().flatten().min()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lane.as_ref().is_none_or(Lane::is_idle)
+    }
+}
+
+impl Drop for NvmeQueue {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.shared.close(self.set, hold);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! One set of queues: a submission queue for each class and the completion queue they share, seen from the driver.
+//!
+//! **Slots.** Each class has one slot less than its queue has entries. A command needs a slot from when it is put in the
+//! queue until its completion is taken, so a queue never overflows, the completion queue has a place for every slot, and
+//! what one class has outstanding takes nothing from another. The slot is the command identifier, and
+//! names the window on the command's memory and the place of its range if it discards.
+//!
+//! **Sharing.** A set of one shard belongs to that shard. A set that several shards share is behind a mutex, which each of
+//! them takes once per batch; who takes completions leaves the others theirs in a mailbox, and as the vector wakes all
+//! members, each comes for them.
+
+use fairq_core::{Class, Op, Tag};
+
+use super::bus::Bus;
+use super::layout::Layout;
+use crate::device::Command;
+use crate::device::guard::Access;
+use crate::memory::PAGE;
+use crate::nvme::controller::Controller;
+use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
+use crate::nvme::spec::{CQE, LBA_SHIFT, SQE, Sqe, nvm};
+
+/// Entries of each submission queue.
+pub(super) const ENTRIES: u16 = 1024;
+/// Slots of each class.
+const SLOTS: usize = ENTRIES as usize - 1;
+/// Classes of a set at most.
+const CLASSES: usize = 4;
+/// Slots of a set at most; also how many windows it has on the bus.
+pub(super) const SET_SLOTS: usize = SLOTS * CLASSES;
+/// Entries of the completion queue.
+pub(super) const CQ_ENTRIES: u16 = SET_SLOTS as u16 + 1;
+
+/// Bytes of the ranges of a set's discards.
+const RANGES: usize = (SET_SLOTS * nvm::RANGE as usize).next_multiple_of(PAGE);
+const SQ_BYTES: usize = ENTRIES as usize * SQE;
+const CQ_BYTES: usize = (CQ_ENTRIES as usize * CQE).next_multiple_of(PAGE);
+/// Bytes of a set in the part of the bus that is mapped for good.
+pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES;
+
+/// Whose a command is, and what is to be done when it has ended.
+#[derive(Debug)]
+pub(super) struct Owner {
+    /// Which of the shards that share the set.
+    pub(super) member: u8,
+    pub(super) part: Part,
+    /// What it holds of the guard.
+    pub(super) access: Access,
+}
+
+/// What a command of the controller's is of a command of a shard's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// All of it.
+    Whole(Tag),
+    /// A piece of the job of this index.
+    Piece(u32),
+}
+
+/// A command that has ended.
+pub(super) struct Ended {
+    pub(super) owner: Owner,
+    pub(super) errno: i32,
+}
+
+/// See the [module's text](self).
+pub(super) struct Set {
+    queues: Vec<ClassQueue>,
+    cq: CqHead,
+    cqid: u16,
+    owners: Box<[Option<Owner>]>,
+    /// Where its windows begin.
+    window: usize,
+    /// Where its ranges are, in the fixed part of the bus.
+    ranges: usize,
+    /// Submission queues with commands that have not been rung, as bits of their identifiers.
+    dirty: u64,
+    taken: bool,
+    /// What has ended for each member while another one looked.
+    pub(super) mail: Vec<Vec<Ended>>,
+}
+
+struct ClassQueue {
+    sq: SqTail,
+    sqid: u16,
+    tail: u16,
+    /// Slots not in use.
+    free: Vec<u16>,
+}
+
+/// Where a set has what, in the fixed part of the bus: `base` is its first byte.
+pub(super) fn sq_offset(base: usize, class: usize) -> usize {
+    base + class * SQ_BYTES
+}
+
+pub(super) fn cq_offset(base: usize) -> usize {
+    base + CLASSES * SQ_BYTES
+}
+
+fn ranges_offset(base: usize) -> usize {
+    cq_offset(base) + CQ_BYTES
+}
+
+impl Set {
+    /// The driver's end of a set whose queues are about to be created, at `base` of the fixed part of the bus, for
+    /// so many members.
+    pub(super) fn new(bus: &Bus, layout: Layout, set: usize, base: usize, members: usize) -> Set {
+        let at = |offset: usize, length: usize| bus.memory(Bus::fixed(offset), length);
+        let queue = |class: usize| {
+            let memory = at(sq_offset(base, class), SQ_BYTES).cast();
+            // SAFETY: the bus keeps the memory, and this set is the only driver of this queue.
+            let entries = unsafe { SqEntries::new(memory, ENTRIES) };
+            let free = (class * SLOTS..(class + 1) * SLOTS).rev().map(|slot| slot as u16).collect();
+            ClassQueue { sq: SqTail::new(entries), sqid: layout.sqid(set, class), tail: 0, free }
+        };
+        let memory = at(cq_offset(base), CQ_BYTES);
+        // SAFETY: as above; the queue does not exist yet, so the controller does not write here.
+        unsafe { memory.as_ptr().write_bytes(0, CQ_BYTES) };
+        // SAFETY: as above.
+        let cq = unsafe { CqEntries::new(memory.cast(), CQ_ENTRIES) };
+        Set {
+            queues: (0..layout.classes().len()).map(queue).collect(),
+            cq: CqHead::new(cq),
+            cqid: layout.cqid(set),
+            owners: (0..SET_SLOTS).map(|_| None).collect(),
+            window: set * SET_SLOTS,
+            ranges: ranges_offset(base),
+            dirty: 0,
+            taken: false,
+            mail: (0..members).map(|_| Vec::new()).collect(),
+        }
+    }
+
+    /// The queue of a class; urgent commands go with the high ones where there is no urgent queue.
+    fn index(&self, class: Class) -> usize {
+        match class {
+            Class::High => 0,
+            Class::Medium => 1,
+            Class::Low => 2,
+            Class::Urgent => {
+                if self.queues.len() > 3 {
+                    3
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    /// Puts a command in the queue of its class, if that has room: it gives the owner back if not. The range is whole
+    /// blocks.
+    #[inline]
+    pub(super) fn push(&mut self, bus: &Bus, command: &Command, owner: Owner) -> Result<(), Owner> {
+        let class = self.index(command.class);
+        let queue = &mut self.queues[class];
+        let Some(slot) = queue.free.pop() else { return Err(owner) };
+        let mut sqe = entry(command, slot);
+        match command.op {
+            Op::Read | Op::Write => {
+                let address = bus.open(self.window + usize::from(slot), command.memory);
+                sqe.point_sgl(address, command.length);
+            }
+            Op::Discard => {
+                let address = Bus::fixed(self.ranges + usize::from(slot) * nvm::RANGE as usize);
+                let range = [u64::from(command.length >> LBA_SHIFT) << 32, command.offset >> LBA_SHIFT];
+                let memory = bus.memory(address, nvm::RANGE as usize);
+                // SAFETY: the place of this slot, which nobody else uses until its completion.
+                unsafe { memory.as_ptr().cast::<[u64; 2]>().write_volatile(range) };
+                sqe.point_sgl(address, nvm::RANGE);
+            }
+            Op::Flush | Op::WriteZeroes => {}
+        }
+        queue.tail = queue.sq.push(&sqe);
+        self.dirty |= 1 << queue.sqid;
+        self.owners[usize::from(slot)] = Some(owner);
+        Ok(())
+    }
+
+    /// Rings every doorbell that has to be.
+    #[inline]
+    pub(super) fn ring(&mut self, controller: &Controller<Bus>) {
+        if self.dirty == 0 {
+            return;
+        }
+        for queue in self.queues.iter().filter(|queue| self.dirty >> queue.sqid & 1 != 0) {
+            controller.set_tail(queue.sqid, queue.tail.into());
+        }
+        controller.announce(std::mem::take(&mut self.dirty));
+    }
+
+    /// Whether there is something for [`Self::reap`] to take.
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        self.cq.has_entry()
+    }
+
+    /// Takes the next command that has ended.
+    #[inline]
+    pub(super) fn reap(&mut self) -> Option<Ended> {
+        let cqe = self.cq.pop()?;
+        self.taken = true;
+        let owner = self.owners[usize::from(cqe.cid)].take().expect("the controller completes what it was given");
+        self.queues[usize::from(cqe.cid) / SLOTS].free.push(cqe.cid);
+        Some(Ended { owner, errno: cqe.status.to_errno() })
+    }
+
+    /// Tells the controller what has been taken.
+    #[inline]
+    pub(super) fn taken(&mut self, controller: &Controller<Bus>) {
+        if std::mem::take(&mut self.taken) {
+            controller.ring_cq(self.cqid, self.cq.head().into());
+        }
+    }
+
+    /// Whether nothing is on its way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queues.iter().all(|queue| queue.free.len() == SLOTS)
+    }
+}
+
+/// The entry of a command on whole blocks, without its data.
+#[inline]
+fn entry(command: &Command, cid: u16) -> Sqe {
+    let (lba, blocks) = (command.offset >> LBA_SHIFT, command.length >> LBA_SHIFT);
+    let flag = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
+    let fua = flag(command.fua, nvm::FUA);
+    let (opcode, cdw12) = match command.op {
+        Op::Read => (nvm::READ, blocks - 1),
+        Op::Write => (nvm::WRITE, (blocks - 1) | fua),
+        Op::WriteZeroes => {
+            let deallocate = flag(!command.no_hole, nvm::DEALLOCATE);
+            (nvm::WRITE_ZEROES, (blocks - 1) | fua | deallocate | flag(command.fast_only, nvm::LIMITED_RETRY))
+        }
+        Op::Flush => return Sqe { opcode: nvm::FLUSH, cid, nsid: u32::from(command.file) + 1, ..Sqe::default() },
+        Op::Discard => {
+            let (opcode, cdw11) = (nvm::DATASET_MANAGEMENT, nvm::ATTRIBUTE_DEALLOCATE);
+            return Sqe { opcode, cid, nsid: u32::from(command.file) + 1, cdw11, ..Sqe::default() };
+        }
+    };
+    Sqe {
+        opcode,
+        cid,
+        nsid: u32::from(command.file) + 1,
+        cdw10: lba as u32,
+        cdw11: (lba >> 32) as u32,
+        cdw12,
+        ..Sqe::default()
+    }
+}

@@ -1,0 +1,245 @@
+//! What is special about the software controller as a device: classes, weights, shared queues, several shards at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fairq_core::none::NonePolicy;
+use fairq_core::{Class, ClassWeights, Native, Op, Policy, Weight};
+use fairq_device::{Profile, State};
+
+use super::*;
+use crate::device::any::{AnyDevice, DeviceSpec};
+use crate::device::harness::{Driver as Harness, command, place};
+use crate::device::tests::{nvme_soft, scratch};
+use crate::device::{Command, Queue};
+use crate::load::{self, Job, Times};
+use crate::nvme::spec::{Sqe, admin, feature};
+use crate::shard::Common;
+
+const SIZE: u64 = 16 << 20;
+
+fn ram() -> NvmeSoftSpec {
+    nvme_soft(BackingSpec::Ram { size: SIZE })
+}
+
+fn timed(window: u16) -> NvmeSoftSpec {
+    let timing = Some((Profile::named("z-ssd").unwrap(), State::Fresh));
+    NvmeSoftSpec { timing, window, ..ram() }
+}
+
+fn weights(high: u16, medium: u16, low: u16) -> ClassWeights {
+    ClassWeights { high, medium, low }
+}
+
+/// What the controller says it has, high, medium and low.
+fn weights_of(device: &NvmeSoft) -> [u32; 3] {
+    let get = Sqe { opcode: admin::GET_FEATURES, cdw10: feature::ARBITRATION.into(), ..Sqe::default() };
+    let cdw11 = device.shared.driver().command(&device.shared, "Get Features", get).unwrap();
+    [24, 16, 8].map(|shift| (cdw11 >> shift & 0xff) + 1)
+}
+
+#[test]
+fn weights_are_set_checked_and_set_again_after_a_reset() {
+    let device = NvmeSoft::open(&ram()).unwrap();
+    assert!(device.info().has_classes);
+    device.set_class_weights(weights(256, 16, 1)).unwrap();
+    assert_eq!(weights_of(&device), [256, 16, 1]);
+    device.reset().unwrap();
+    assert_eq!(weights_of(&device), [256, 16, 1]);
+    assert!(device.set_class_weights(weights(257, 1, 1)).is_err());
+    assert!(device.set_class_weights(weights(1, 0, 1)).is_err());
+    assert_eq!(weights_of(&device), [256, 16, 1]);
+    let harness = Harness::open(&device);
+    device.set_class_weights(weights(9, 3, 1)).unwrap();
+    assert_eq!(weights_of(&device), [9, 3, 1], "while a shard is there");
+    assert!(device.reset().unwrap_err().to_string().contains("close them first"));
+    drop(harness);
+    device.reset().unwrap();
+    let plain = NvmeSoft::open(&NvmeSoftSpec { wrr: false, ..ram() }).unwrap();
+    assert!(!plain.info().has_classes);
+    let error = plain.set_class_weights(weights(9, 3, 1)).unwrap_err();
+    assert!(error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("CAP.AMS"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let refusal = |spec: NvmeSoftSpec| NvmeSoft::open(&spec).map(|_| ()).unwrap_err().to_string();
+    assert!(refusal(NvmeSoftSpec { queues: 2, ..ram() }).contains("choose 3 to 61"));
+    assert!(refusal(NvmeSoftSpec { window: 0, ..ram() }).contains("choose 1 to 4096"));
+    assert!(refusal(nvme_soft(BackingSpec::Ram { size: 1000 })).contains("blocks of 512"));
+    let device = NvmeSoft::open(&ram()).unwrap();
+    let mut ring = Ring::new(0).unwrap();
+    let first = device.open_queue(&place(0, 2), &mut ring).unwrap();
+    let twice = device.open_queue(&place(0, 2), &mut ring).map(|_| ()).unwrap_err();
+    assert!(twice.to_string().contains("has its queue already"), "{twice}");
+    let other = device.open_queue(&place(0, 3), &mut ring).map(|_| ()).unwrap_err();
+    assert!(other.to_string().contains("another number of shards"), "{other}");
+    drop(first);
+    drop(device.open_queue(&place(2, 3), &mut ring).unwrap());
+}
+
+/// High, medium and low, backlogged by far more than their queues have slots for: they share as the weights say, what has
+/// no slot waits in its class, and everything ends.
+#[test]
+fn classes_share_by_weight_and_keep_to_themselves() {
+    const EACH: usize = 2500;
+    let device = NvmeSoft::open(&timed(4)).unwrap();
+    device.set_class_weights(weights(8, 4, 1)).unwrap();
+    let mut harness = Harness::open(&device);
+    for index in 0..EACH as u64 {
+        for class in [Class::Low, Class::Medium, Class::High] {
+            let read = Command { class, ..command(Op::Read, index % 1000 * 4096, 512) };
+            harness.issue(read, &[], 0);
+        }
+    }
+    let (mut done, mut total) = ([0usize; 3], 0);
+    let mut at_two_thousand = None;
+    while harness.is_busy() {
+        for ended in harness.turn() {
+            assert_eq!(ended.errno, 0);
+            done[ended.command.class as usize - 1] += 1;
+            total += 1;
+            if done[0] == 2000 && at_two_thousand.is_none() {
+                at_two_thousand = Some(done);
+            }
+        }
+    }
+    assert_eq!(total, 3 * EACH);
+    let [_, medium, low] = at_two_thousand.expect("high ones were done");
+    assert!((980..=1020).contains(&medium) && (240..=260).contains(&low), "{medium} and {low} for 1000 and 250");
+}
+
+/// The urgent class goes before all others.
+#[test]
+fn urgent_commands_go_first() {
+    let device = NvmeSoft::open(&timed(1)).unwrap();
+    let mut harness = Harness::open(&device);
+    for class in [Class::High, Class::Low, Class::Urgent, Class::Medium, Class::Urgent] {
+        harness.issue(Command { class, ..command(Op::Read, 0, 512) }, &[], 0);
+    }
+    let order: Vec<Class> = harness.finish().into_iter().map(|ended| ended.command.class).collect();
+    assert_eq!(order[..2], [Class::Urgent, Class::Urgent], "{order:?}");
+}
+
+fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
+    let wakers = Arc::new(Wakers::new(shards).unwrap());
+    Common { device, wakers, clock: Clock::default(), tags: 256, tenants: 1, fixed_buffers: 0 }
+}
+
+/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for ever.
+fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap());
+        for round in 0..6u64 {
+            let (policy, ports) = NonePolicy::<Native>::new(shards, 1, 256).unwrap();
+            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+            let job = |shard: usize| Job {
+                tenant: 0,
+                flow,
+                file: 0,
+                base: 0,
+                size: SIZE,
+                block: 4096,
+                depth: if shard.is_multiple_of(2) { 1 } else { 3 },
+                read_percent: 50,
+                random: true,
+                rate: None,
+                think_ns: 2000 * (round % 3),
+                starts_ns: 0,
+                stops_ns: u64::MAX,
+                seed: shard as u64,
+            };
+            let jobs = (0..shards).map(|shard| vec![job(shard)]).collect();
+            let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(60), interval: None };
+            let common = common(device.clone(), shards);
+            let measured = load::run(&policy, ports, &common, &[], jobs, times, |_| true).unwrap();
+            assert!(measured.tenants[0].operations() > 0 && measured.tenants[0].errors == 0);
+        }
+        sender.send(()).unwrap();
+    });
+    done.recv_timeout(Duration::from_secs(60)).expect("every run ends");
+}
+
+#[test]
+fn no_wake_up_is_lost_over_memory() {
+    no_wake_up_is_lost(ram(), 2);
+    no_wake_up_is_lost(NvmeSoftSpec { queues: 3, ..ram() }, 3);
+}
+
+#[test]
+fn no_wake_up_is_lost_in_time() {
+    no_wake_up_is_lost(timed(1), 3);
+    no_wake_up_is_lost(NvmeSoftSpec { queues: 3, ..timed(2) }, 2);
+}
+
+#[test]
+fn no_wake_up_is_lost_with_a_core_of_its_own() {
+    no_wake_up_is_lost(NvmeSoftSpec { poller: Poller::Core, ..timed(2) }, 2);
+}
+
+#[test]
+fn no_wake_up_is_lost_over_a_file() {
+    let scratch = scratch();
+    let files = vec![FileSpec { path: scratch.path().join("disk"), create_size: Some(SIZE) }];
+    let spec = nvme_soft(BackingSpec::File { files, direct: Direct::Auto });
+    no_wake_up_is_lost(NvmeSoftSpec { window: 1, ..spec.clone() }, 3);
+    no_wake_up_is_lost(NvmeSoftSpec { poller: Poller::Core, ..spec }, 2);
+}
+
+/// Weights are changed while shards work.
+#[test]
+fn weights_change_under_load() {
+    let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(timed(8))).open().unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut changes = 0;
+            while !stop.load(Ordering::Relaxed) {
+                changes += 1;
+                device.set_class_weights(weights(changes % 256 + 1, 2, 1)).unwrap();
+            }
+            assert!(changes > 10, "{changes}");
+        });
+        let (policy, ports) = NonePolicy::<Native>::new(2, 1, 256).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let job = Job {
+            tenant: 0,
+            flow,
+            file: 0,
+            base: 0,
+            size: SIZE,
+            block: 4096,
+            depth: 16,
+            read_percent: 100,
+            random: true,
+            rate: None,
+            think_ns: 0,
+            starts_ns: 0,
+            stops_ns: u64::MAX,
+            seed: 1,
+        };
+        let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(200), interval: None };
+        let jobs = vec![vec![job.clone()], vec![job]];
+        let measured = load::run(&policy, ports, &common(device.clone(), 2), &[], jobs, times, |_| true).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        assert!(measured.tenants[0].operations() > 100);
+    });
+}
+
+/// Shards that share a set leave each other's completions in its mailbox.
+#[test]
+fn shards_that_share_a_set_get_their_own_completions() {
+    let device = NvmeSoft::open(&NvmeSoftSpec { queues: 3, ..ram() }).unwrap();
+    let mut drivers: Vec<Harness<NvmeQueue>> = (0..3).map(|port| Harness::open_at(&device, &place(port, 3))).collect();
+    for (index, driver) in drivers.iter_mut().enumerate() {
+        driver.issue(command(Op::Write, index as u64 * 4096, 4096), &[index as u8 + 1; 4096], 0);
+        driver.queue.ring(0, &mut driver.ring, &mut PortSet::default());
+    }
+    // The last one takes all there is, and keeps only its own.
+    assert_eq!(drivers[2].turn().len(), 1);
+    assert!(drivers[..2].iter().all(|driver| driver.queue.deadline_ns() == Some(0)), "mail is waiting");
+    assert!(drivers[..2].iter_mut().all(|driver| driver.turn().len() == 1));
+    assert_eq!(drivers[0].read(4096, 4096), [2; 4096]);
+}
