@@ -202,7 +202,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
 
 /// A load that writes to a file destroys what is in it.
 fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
-    let DeviceConfig::File { file: Some(file), .. } = device else { return Ok(()) };
+    let Some(file) = device.shared_file() else { return Ok(()) };
     match jobs.iter().find(|job| job.read_percent < 100) {
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
             "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or use rw:randread",

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::args::CalibrateArgs;
 use crate::bench::{Bench, Target, write_out};
 use crate::config::Refusal;
-use crate::config::device::{DeviceConfig, Kind};
+use crate::config::device::{Backing, DeviceConfig, Kind, NvmeConfig};
 use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::engine::{shard_cpus, shards_in_words};
 use crate::job::{Job, JobTable, Pattern};
@@ -129,7 +129,8 @@ pub(crate) fn run(args: CalibrateArgs) -> anyhow::Result<()> {
 
 fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
     match device {
-        DeviceConfig::Null { .. } => Err(Refusal::new(
+        DeviceConfig::Null { .. }
+        | DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::Null { .. }, profile: None, .. }) => Err(Refusal::new(
             "the null device has no parallelism to find, it completes everything at once: name another",
         )),
         DeviceConfig::File { file: None, .. } => {

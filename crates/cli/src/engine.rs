@@ -10,9 +10,10 @@ use fairq_core::sfqd::Sfqd;
 use fairq_core::{Native, Policy};
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{self, FileSpec};
+use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
 use fairq_host::device::paced::Pace;
 
-use crate::config::device::{DeviceConfig, Direct, FileConfig};
+use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
 use crate::config::policy::{self, PolicyConfig, PolicyName};
 use crate::config::{CpuList, Refusal, complete_cpus};
 use crate::units::{exact_size, show_count, show_duration};
@@ -144,7 +145,49 @@ fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
     Ok(FileSpec { path: file.path, create_size: file.size })
 }
 
+fn pass_by(direct: Direct) -> file::Direct {
+    match direct {
+        Direct::Auto => file::Direct::Auto,
+        Direct::On => file::Direct::On,
+        Direct::Off => file::Direct::Off,
+    }
+}
+
+fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, Refusal> {
+    let backing = match &config.backing {
+        &Backing::Null { size } => BackingSpec::Null { size },
+        &Backing::Ram { size } => BackingSpec::Ram { size },
+        Backing::File { file, direct } => {
+            let files = std::iter::once(file.clone()).chain(own).map(file_spec).collect::<Result<_, _>>()?;
+            BackingSpec::File { files, direct: pass_by(*direct) }
+        }
+    };
+    let timing = |(name, state): &(String, State)| {
+        let state = match state {
+            State::Fresh => fairq_device::State::Fresh,
+            State::Steady => fairq_device::State::Steady,
+        };
+        Ok::<_, Refusal>((load_profile(name)?, state))
+    };
+    let poller = match config.poller {
+        Poller::Inline => nvme_soft::Poller::Inline,
+        Poller::Core => nvme_soft::Poller::Core,
+    };
+    let timing = config.profile.as_ref().map(timing).transpose()?;
+    let &NvmeConfig { window, queues, wrr, .. } = config;
+    Ok(NvmeSoftSpec { backing, timing, window, queues, wrr, poller })
+}
+
 impl DeviceConfig {
+    /// The file that is shared, if it is one.
+    pub(crate) fn shared_file(&self) -> Option<&FileConfig> {
+        match self {
+            DeviceConfig::File { file, .. } => file.as_ref(),
+            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { file, .. }, .. }) => Some(file),
+            _ => None,
+        }
+    }
+
     /// Opens the device.
     ///
     /// `own` are the files of tenants, which follow the shared one.
@@ -158,21 +201,18 @@ impl DeviceConfig {
             DeviceConfig::File { file, direct } => {
                 let shared = file.iter().cloned().collect::<Vec<_>>();
                 let files = shared.into_iter().chain(own).map(file_spec).collect::<Result<_, _>>()?;
-                let direct = match direct {
-                    Direct::Auto => file::Direct::Auto,
-                    Direct::On => file::Direct::On,
-                    Direct::Off => file::Direct::Off,
-                };
-                DeviceSpec::File { files, direct }
+                DeviceSpec::File { files, direct: pass_by(*direct) }
             }
+            DeviceConfig::NvmeSoft(config) => DeviceSpec::NvmeSoft(Box::new(nvme_spec(config, own)?)),
         };
         Ok(Arc::new(spec.open()?))
     }
 
-    /// D if nobody says: what fits inside a paced device, 64 otherwise.
+    /// D if nobody says: what fits inside a paced device or a controller's window, 64 otherwise.
     pub(crate) fn default_slots(&self) -> u32 {
         match self {
             DeviceConfig::Paced { parallelism, .. } if *parallelism > 0 => *parallelism,
+            DeviceConfig::NvmeSoft(config) => config.window.into(),
             _ => DEFAULT_SLOTS,
         }
     }
@@ -200,6 +240,16 @@ impl DeviceConfig {
             }
             DeviceConfig::File { file: Some(file), .. } => format!("file {}", file.path.display()),
             DeviceConfig::File { file: None, .. } => "files of the tenants".into(),
+            DeviceConfig::NvmeSoft(config) => {
+                let backing = match &config.backing {
+                    Backing::Null { size } => format!("null {}", exact_size(*size)),
+                    Backing::Ram { size } => format!("ram {}", exact_size(*size)),
+                    Backing::File { file, .. } => format!("file {}", file.path.display()),
+                };
+                let like = config.profile.as_ref().map_or(String::new(), |(name, _)| format!(" like {name}"));
+                let arbiter = if config.wrr { "weighted round robin" } else { "round robin" };
+                format!("nvme-soft over {backing}{like} (window {}, {arbiter})", config.window)
+            }
         }
     }
 }

@@ -1,8 +1,12 @@
 //! `--device KIND,key=value,…` and `[device]`: the store behind the tenants.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use fairq_device::Profile;
+use fairq_device::profile::Wrr;
+use fairq_host::device::nvme_soft;
 use serde::Deserialize;
 
 use super::Refusal;
@@ -34,6 +38,8 @@ pub(crate) enum Kind {
     Paced,
     /// A file or block device.
     File,
+    /// A software NVMe controller before memory or a file.
+    NvmeSoft,
 }
 
 impl Kind {
@@ -43,6 +49,9 @@ impl Kind {
             Kind::Null | Kind::Ram => &["size"],
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
             Kind::File => &["path", "size", "create", "direct"],
+            Kind::NvmeSoft => {
+                &["backing", "size", "create", "direct", "profile", "state", "window", "queues", "wrr", "poller"]
+            }
         }
     }
 
@@ -52,8 +61,31 @@ impl Kind {
             Kind::Ram => "ram",
             Kind::Paced => "paced",
             Kind::File => "file",
+            Kind::NvmeSoft => "nvme-soft",
         }
     }
+}
+
+/// Who polls a software controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Poller {
+    /// The shards, on the way.
+    #[default]
+    Inline,
+    /// A thread of its own.
+    Core,
+}
+
+/// What has been written to a device before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum State {
+    /// Nothing.
+    #[default]
+    Fresh,
+    /// Everything, at random.
+    Steady,
 }
 
 /// Whether to go around the page cache.
@@ -84,6 +116,13 @@ pub(crate) struct DeviceTable {
     pub(crate) path: Option<PathBuf>,
     pub(crate) create: Option<bool>,
     pub(crate) direct: Option<Direct>,
+    pub(crate) backing: Option<String>,
+    pub(crate) profile: Option<String>,
+    pub(crate) state: Option<State>,
+    pub(crate) window: Option<u16>,
+    pub(crate) queues: Option<u16>,
+    pub(crate) wrr: Option<bool>,
+    pub(crate) poller: Option<Poller>,
 }
 
 /// The device, complete.
@@ -97,6 +136,31 @@ pub(crate) enum DeviceConfig {
     Paced { size: u64, iops: u64, bandwidth: u64, latency_ns: u64, parallelism: u32 },
     /// See [`Kind::File`]. With tenants that bring files of their own there may be none here.
     File { file: Option<FileConfig>, direct: Direct },
+    /// See [`Kind::NvmeSoft`].
+    NvmeSoft(NvmeConfig),
+}
+
+/// A software NVMe controller.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NvmeConfig {
+    pub(crate) backing: Backing,
+    /// What it is as slow as: a built-in profile's name or a file, and what has been written to that before.
+    pub(crate) profile: Option<(String, State)>,
+    pub(crate) window: u16,
+    pub(crate) queues: u16,
+    pub(crate) wrr: bool,
+    pub(crate) poller: Poller,
+}
+
+/// What is behind a software controller.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Backing {
+    /// Nothing.
+    Null { size: u64 },
+    /// Memory.
+    Ram { size: u64 },
+    /// A file or block device.
+    File { file: FileConfig, direct: Direct },
 }
 
 /// One file of a file device.
@@ -124,7 +188,7 @@ impl FromStr for DeviceTable {
             }
             Some(first) if first.value.is_none() => *first = Pair::new("kind", &first.key),
             Some(_) => {}
-            None => return Err("a device is wanted: null, ram, paced or file,path=…".into()),
+            None => return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into()),
         }
         pairs::read(pairs)
     }
@@ -146,6 +210,13 @@ impl DeviceTable {
             path: flags.path.or(self.path),
             create: flags.create.or(self.create),
             direct: flags.direct.or(self.direct),
+            backing: flags.backing.or(self.backing),
+            profile: flags.profile.or(self.profile),
+            state: flags.state.or(self.state),
+            window: flags.window.or(self.window),
+            queues: flags.queues.or(self.queues),
+            wrr: flags.wrr.or(self.wrr),
+            poller: flags.poller.or(self.poller),
         }
     }
 
@@ -167,6 +238,7 @@ impl DeviceTable {
             Kind::Null => DeviceConfig::Null { size },
             Kind::Ram => DeviceConfig::Ram { size },
             Kind::Paced => self.complete_paced(size),
+            Kind::NvmeSoft => DeviceConfig::NvmeSoft(self.complete_nvme(size)?),
             Kind::File => {
                 let size = self.size.map(|Size(bytes)| bytes);
                 let create = self.create.unwrap_or(false);
@@ -192,6 +264,58 @@ impl DeviceTable {
         }
     }
 
+    fn complete_nvme(self, size: u64) -> Result<NvmeConfig, Refusal> {
+        let backing = match self.backing.as_deref().unwrap_or("ram") {
+            "ram" => Backing::Ram { size },
+            "null" => Backing::Null { size },
+            path if path.contains('/') => {
+                let (size, create) = (self.size.map(|Size(bytes)| bytes), self.create.unwrap_or(false));
+                if create && size.is_none() {
+                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
+                }
+                let file = FileConfig { path: path.into(), size, create };
+                Backing::File { file, direct: self.direct.unwrap_or_default() }
+            }
+            other => {
+                return Err(Refusal::new(format!(
+                    "device: backing {other} is nothing known: write ram, null, or a path with a / in it (./{other})"
+                )));
+            }
+        };
+        let in_memory = !matches!(backing, Backing::File { .. });
+        if in_memory && (self.create.is_some() || self.direct.is_some()) {
+            return Err(Refusal::new("device: create and direct are for files: leave them out, or add backing=PATH"));
+        }
+        let name = self.profile.filter(|name| name != "none");
+        if !in_memory && name.is_some() {
+            return Err(Refusal::new(
+                "device: a profile makes memory as slow as a device, and a file takes its own time: leave one of \
+                 profile and backing out",
+            ));
+        }
+        if name.is_none() && self.state.is_some() {
+            return Err(Refusal::new("device: state is a profile's: add profile=z-ssd, say, or leave it out"));
+        }
+        let profile = name.as_deref().map(load_profile).transpose()?;
+        let of_profile =
+            |get: fn(&Profile) -> u32, most: u16| profile.as_ref().map(|one| get(one).min(most.into()) as u16);
+        let window = of_profile(|profile| profile.host.window.get(), *nvme_soft::WINDOW_RANGE.end());
+        let window = self.window.or(window).unwrap_or(nvme_soft::WINDOW);
+        let queues = of_profile(|profile| profile.host.queues.get(), *nvme_soft::QUEUES_RANGE.end());
+        let queues = self.queues.or(queues).unwrap_or(nvme_soft::QUEUES);
+        within("window", window, nvme_soft::WINDOW_RANGE)?;
+        within("queues", queues, nvme_soft::QUEUES_RANGE)?;
+        let has_wrr = profile.as_ref().is_none_or(|profile| profile.host.wrr == Wrr::Yes);
+        Ok(NvmeConfig {
+            backing,
+            profile: name.map(|name| (name, self.state.unwrap_or_default())),
+            window,
+            queues,
+            wrr: self.wrr.unwrap_or(has_wrr),
+            poller: self.poller.unwrap_or_default(),
+        })
+    }
+
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let given = [
             ("size", self.size.is_some()),
@@ -202,10 +326,18 @@ impl DeviceTable {
             ("path", self.path.is_some()),
             ("create", self.create.is_some()),
             ("direct", self.direct.is_some()),
+            ("backing", self.backing.is_some()),
+            ("profile", self.profile.is_some()),
+            ("state", self.state.is_some()),
+            ("window", self.window.is_some()),
+            ("queues", self.queues.is_some()),
+            ("wrr", self.wrr.is_some()),
+            ("poller", self.poller.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !kind.keys().contains(&key);
         let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
-        let other = if Kind::File.keys().contains(key) { Kind::File } else { Kind::Paced };
+        let has_key = |kind: &Kind| kind.keys().contains(key);
+        let other = [Kind::File, Kind::Paced, Kind::NvmeSoft].into_iter().find(has_key).unwrap_or(Kind::File);
         Err(Refusal::new(format!(
             "device: kind {} takes no `{key}` (it takes: {}): leave it out, or use kind {}",
             kind.name(),
@@ -213,6 +345,23 @@ impl DeviceTable {
             other.name(),
         )))
     }
+}
+
+fn within(key: &str, value: u16, range: RangeInclusive<u16>) -> Result<(), Refusal> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(Refusal::new(format!("device: {key} {value} is out of range: {} to {}", range.start(), range.end())))
+}
+
+/// A built-in profile, or that in a file.
+pub(crate) fn load_profile(name: &str) -> Result<Profile, Refusal> {
+    let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("device: profile {name}: {error}"));
+    if !name.contains('/') && !name.ends_with(".toml") {
+        return Profile::named(name).map_err(|error| refuse(&error));
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| refuse(&error))?;
+    Profile::parse(&text).map_err(|error| refuse(&error))
 }
 
 #[cfg(test)]
@@ -255,9 +404,41 @@ mod tests {
     }
 
     #[test]
+    fn a_software_controller_takes_after_its_profile() {
+        let nvme = |text: &str| match complete(text) {
+            Ok(DeviceConfig::NvmeSoft(config)) => config,
+            other => panic!("{text}: {other:?}"),
+        };
+        let plain = nvme("nvme-soft");
+        assert_eq!((plain.backing, plain.window, plain.queues), (Backing::Ram { size: 4 << 30 }, 64, 32));
+        assert!(plain.wrr && plain.profile.is_none() && plain.poller == Poller::Inline);
+        let slow = nvme("nvme-soft,backing=ram,size=1G,profile=z-ssd,state=steady,window=32,poller=core");
+        assert_eq!((slow.profile, slow.window), (Some(("z-ssd".into(), State::Steady)), 32));
+        assert_eq!((slow.backing, slow.queues, slow.poller), (Backing::Ram { size: 1 << 30 }, 32, Poller::Core));
+        assert!(!nvme("nvme-soft,wrr=false").wrr);
+        assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
+        let file = FileConfig { path: "/srv/a.img".into(), size: Some(1 << 30), create: true };
+        let backing = nvme("nvme-soft,backing=/srv/a.img,size=1G,create").backing;
+        assert_eq!(backing, Backing::File { file, direct: Direct::Auto });
+    }
+
+    #[test]
+    fn what_a_software_controller_cannot_be() {
+        let refusal = |text: &str| complete(text).unwrap_err();
+        assert!(refusal("nvme-soft,backing=/a,profile=z-ssd").contains("leave one of profile and backing out"));
+        assert!(refusal("nvme-soft,backing=disk").contains("(./disk)"));
+        assert!(refusal("nvme-soft,profile=y-ssd").contains("z-ssd"));
+        assert!(refusal("nvme-soft,queues=2").ends_with("queues 2 is out of range: 3 to 61"));
+        assert!(refusal("nvme-soft,window=0").ends_with("window 0 is out of range: 1 to 4096"));
+        assert!(refusal("nvme-soft,state=fresh").contains("add profile=z-ssd"));
+        assert!(refusal("nvme-soft,direct=on").contains("add backing=PATH"));
+        assert!(refusal("ram,window=3").ends_with("or use kind nvme-soft"));
+    }
+
+    #[test]
     fn refusals_name_the_key_and_the_cure() {
         let refusal = |text: &str| complete(text).unwrap_err();
-        assert_eq!(refusal("nvme"), "kind: unknown value `nvme` (allowed: null, ram, paced, file)");
+        assert_eq!(refusal("nvme"), "kind: unknown value `nvme` (allowed: null, ram, paced, file, nvme-soft)");
         assert_eq!(
             refusal("ram,iops=5k"),
             "device: kind ram takes no `iops` (it takes: size): leave it out, or use kind paced"
@@ -270,7 +451,7 @@ mod tests {
         assert_eq!(refusal("ram,size=1000"), "device: size 1000 is not a multiple of 512 above 0: round it up to 1k");
         assert_eq!(refusal("file,path=/a,create"), "device: create needs to know how large: add size=10G, say");
         assert_eq!(refusal("file,size=1G"), "device: a file needs a path: add path=/srv/disk.img, say");
-        assert_eq!(refusal(""), "a device is wanted: null, ram, paced or file,path=…");
+        assert_eq!(refusal(""), "a device is wanted: null, ram, paced, nvme-soft or file,path=…");
     }
 
     #[test]

@@ -413,11 +413,12 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
              the device",
             tenant.origin, tenant.name
         ))),
-        (DeviceConfig::File { file: Some(file), .. }, _, None) => Err(Refusal::new(format!(
+        (device, _, None) if device.shared_file().is_some_and(|_| !tenants.is_empty()) => Err(Refusal::new(format!(
             "device: every tenant has a file of its own, so nobody would use {}: leave the device's path out",
-            file.path.display()
+            device.shared_file().map_or(String::new(), |file| file.path.display().to_string())
         ))),
         (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
+        (device, ..) if device.shared_file().is_some() => Ok(()),
         (_, Some(tenant), _) => Err(Refusal::new(format!(
             "{}: tenant {} has a file of its own, but the device keeps everything in memory: use device file, or leave \
              out path",

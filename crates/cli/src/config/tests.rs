@@ -80,7 +80,7 @@ fn a_wrong_line_is_shown() {
     assert_eq!(
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
         "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, bandwidth, latency, \
-         parallelism, path, create, direct)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
+         parallelism, path, create, direct, backing, profile, state, window, queues, wrr, poller)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
         refusal("# two tenants\n\n[[tenant]]\nname = \"db\"\nweight = 0\n"),
