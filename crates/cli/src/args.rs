@@ -186,10 +186,12 @@ pub(crate) struct ServeArgs {
     /// Read this TOML file first; flags win over it
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The store: null | ram | paced | file, then keys
+    /// The store: null | ram | paced | file | nvme-soft, then keys
     ///
     /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path, create (with a size, if it is
-    /// not there), direct=auto|on|off (file). A path alone is a file.
+    /// not there), direct=auto|on|off (file). A path alone is a file. nvme-soft, a software controller with weighted round
+    /// robin: backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
+    /// poller=inline|core.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times

@@ -64,6 +64,8 @@ pub struct Event {
 /// A shard's io_uring.
 pub struct Ring {
     uring: IoUring,
+    /// A flag tells when the kernel has something to run, so that nobody need ask in vain.
+    tells: bool,
 }
 
 impl Ring {
@@ -77,10 +79,10 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(SUBMISSION_ENTRIES);
-        let uring = match modern {
-            Ok(uring) => uring,
+        let (uring, tells) = match modern {
+            Ok(uring) => (uring, true),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES)?
+                (IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES)?, false)
             }
             Err(error) => return Err(error),
         };
@@ -90,7 +92,7 @@ impl Ring {
                 tracing::debug!(%error, "no registered buffers");
             }
         }
-        Ok(Ring { uring })
+        Ok(Ring { uring, tells })
     }
 
     /// Queues an operation.
@@ -122,8 +124,15 @@ impl Ring {
         }
     }
 
-    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has passed.
+    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has passed. No system call
+    /// if there is nothing to wait for, to hand over, or to run.
     pub fn enter(&mut self, want: usize, timeout_ns: Option<u64>) {
+        if want == 0 && self.tells {
+            let submission = self.uring.submission();
+            if submission.is_empty() && !submission.taskrun() && !submission.cq_overflow() {
+                return;
+            }
+        }
         let result = match timeout_ns {
             Some(ns) if want > 0 => {
                 let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
