@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
@@ -88,6 +89,38 @@ pub(crate) fn with_policy<W: WithPolicy>(
             let (policy, ports) = Mqfq::<Native>::new(mqfq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
+        PolicyName::D2fq => {
+            let d2fq = d2fq(config, shape.cpus, flows, shape.tags);
+            let (policy, ports) = D2fq::<Native>::new(d2fq).map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
+        }
+    }
+}
+
+/// D2FQ as it is configured.
+fn d2fq(config: &PolicyConfig, cpus: &[usize], flows: usize, tags: usize) -> D2fqConfig {
+    let keys = &config.d2fq;
+    let defaults = D2fqConfig::new(topology(cpus), flows, tags);
+    D2fqConfig {
+        tau_l: keys.tau_l.unwrap_or(defaults.tau_l),
+        tau_m: keys.tau_m,
+        tau_w: keys.tau_w,
+        grace_ns: keys.grace_ns.unwrap_or(defaults.grace_ns),
+        period_ns: keys.period_ns.unwrap_or(defaults.period_ns),
+        ratio: match (keys.hl, keys.initial) {
+            (policy::Hl::Static(ratio), _) => Ratio::Static(ratio),
+            (policy::Hl::Dynamic, Some(initial)) => Ratio::Dynamic { initial },
+            (policy::Hl::Dynamic, None) => defaults.ratio,
+        },
+        tracker: match keys.tracker {
+            policy::Tracker::Sloppy => TrackerKind::Sloppy,
+            policy::Tracker::Scan => TrackerKind::Scan,
+            policy::Tracker::Mindicator => TrackerKind::Mindicator,
+        },
+        strict_paper: keys.strict_paper,
+        urgent_percent: keys.urgent_percent,
+        cost: config.cost,
+        ..defaults
     }
 }
 
@@ -101,6 +134,15 @@ pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             let threshold = config.threshold.unwrap_or(MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes);
             format!("{name} D={slots} T={}", exact_size(threshold))
+        }
+        PolicyName::D2fq => {
+            let d2fq = d2fq(config, &[], 1, 1);
+            let ratio = match d2fq.ratio {
+                Ratio::Dynamic { .. } => "dynamic".into(),
+                Ratio::Static(ratio) => format!("static-{ratio}"),
+            };
+            let paper = if d2fq.strict_paper { " strict-paper" } else { "" };
+            format!("{name} tau-l={} hl={ratio}{paper}", exact_size(d2fq.tau_l))
         }
     }
 }

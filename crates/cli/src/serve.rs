@@ -96,6 +96,7 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
         base: range.offset,
         size: range.size,
         read_only: tenant.read_only,
+        urgent: tenant.urgent,
         identity: tenant.identity.clone(),
     };
     let mut listen: Vec<server::Listen> = Vec::new();

@@ -32,6 +32,34 @@ pub enum ConfigError {
     /// Polling without a pause would spin.
     #[error("the polling period must not be 0")]
     Period,
+    /// More flows than the holder of global virtual time can name.
+    #[error("{0} flows, but d2fq takes at most {max}", max = crate::d2fq::MAX_FLOWS)]
+    HolderFlows(usize),
+    /// The thresholds of d2fq are out of range or out of order.
+    #[error(
+        "thresholds tau_m {medium}, tau_l {low}, tau_w {unfair} bytes, but tau_m <= tau_l <= tau_w must hold, with tau_l \
+         from 65536 to {MAX_THRESHOLD}"
+    )]
+    Thresholds {
+        /// tau_m.
+        medium: u64,
+        /// tau_l.
+        low: u64,
+        /// tau_w.
+        unfair: u64,
+    },
+    /// The weights of two NVMe queue classes cannot differ by that much.
+    #[error("an H/L ratio of {0}, but it must be 1 to 256")]
+    Ratio(u16),
+    /// The period of the H/L adjustment is out of range.
+    #[error("a period of {0} ns for the H/L ratio, but it must be 1 ms to 1 minute")]
+    AdjustPeriod(u64),
+    /// The grace period is out of range.
+    #[error("a grace period of {0} ns, but it must be at most 1 minute")]
+    Grace(u64),
+    /// Urgent requests could starve the others.
+    #[error("{0} % of the bytes for urgent requests, but it must be at most 50 %")]
+    Urgent(u8),
 }
 
 /// Checks what every policy has.

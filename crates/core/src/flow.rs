@@ -70,6 +70,12 @@ impl FlowId {
     pub const fn slot(self) -> usize {
         self.slot as usize
     }
+
+    /// The generation.
+    #[inline]
+    pub(crate) const fn generation(self) -> u32 {
+        self.generation
+    }
 }
 
 /// Why the control side refused.
@@ -81,6 +87,9 @@ pub enum FlowError {
     /// The flow was removed, or never was.
     #[error("no such flow: it was removed or never added")]
     NoSuchFlow,
+    /// The policy never uses the urgent class, or was built without a budget for it.
+    #[error("no urgent class: only d2fq has one, and only with a budget (urgent=10%, say)")]
+    NotUrgent,
 }
 
 /// The control word: generation in the upper 32 bits, then weight (16 bits) and state (lowest bits).
@@ -175,6 +184,19 @@ impl<P: Platform> FlowTable<P> {
         control.is_open_as(flow).then(|| control.weight())
     }
 
+    /// The weight of the flow in `slot`, open or closed, while a port holds requests of it.
+    #[inline]
+    pub(crate) fn weight_in(&self, slot: usize) -> Weight {
+        self.words.get(slot).map_or(Weight::DEFAULT, |word| Control(word.load(Ordering::Relaxed)).weight())
+    }
+
+    /// The flow in `slot` and its weight, if it is open.
+    pub(crate) fn open_in(&self, slot: usize) -> Option<(FlowId, Weight)> {
+        let control = Control(self.words.get(slot)?.load(Ordering::Acquire));
+        let flow = FlowId { slot: slot as u32, generation: control.generation() };
+        (control.state() == OPEN).then(|| (flow, control.weight()))
+    }
+
     /// The slots of open flows.
     pub fn open_slots(&self) -> impl Iterator<Item = usize> + '_ {
         self.words
@@ -227,6 +249,12 @@ impl PortFlows {
             None => return Err(SubmitError::NoSuchFlow),
         }
         Ok(weight)
+    }
+
+    /// How many requests of `slot` this port holds.
+    #[inline]
+    pub fn live(&self, slot: usize) -> u32 {
+        self.live.get(slot).copied().unwrap_or(0)
     }
 
     /// Counts a request of `slot` as gone.

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
+//! | [`d2fq::D2fq`] | fair shares by the device's own queue classes: submit is dispatch | Woo et al., USENIX FAST 2021 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
@@ -22,6 +23,7 @@ extern crate std;
 
 pub mod config;
 pub mod cost;
+pub mod d2fq;
 pub mod flow;
 pub mod mqfq;
 pub mod none;

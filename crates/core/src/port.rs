@@ -160,6 +160,11 @@ pub trait Policy: Send + Sync + 'static {
     /// Changes a flow's weight, for requests submitted from now on.
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError>;
 
+    /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
+    fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
+        Err(FlowError::NotUrgent)
+    }
+
     /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are refused. Its
     /// slot is free again when all ports have seen the removal and completed what they had: the
     /// caller wakes the ports returned.

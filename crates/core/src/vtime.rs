@@ -107,6 +107,9 @@ pub struct Normalizer {
 }
 
 impl Normalizer {
+    /// Without a remainder.
+    pub(crate) const NEW: Normalizer = Normalizer { remainder: 0, weight: 0 };
+
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
     #[inline]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {

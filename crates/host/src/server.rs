@@ -58,6 +58,8 @@ pub struct Tenant {
     pub size: u64,
     /// Whether it may only read.
     pub read_only: bool,
+    /// Whether it may use the urgent class, within the policy's budget.
+    pub urgent: bool,
     /// The only client that may open it, by its certificate's name.
     pub identity: Option<String>,
 }
@@ -226,7 +228,14 @@ struct Server {
 
 fn add_flows<L: Policy>(policy: &L, tenants: &[Tenant]) -> Result<Vec<FlowId>, ServerError> {
     let add = |tenant: &Tenant| {
-        policy.add_flow(tenant.weight).map_err(|error| ServerError::Flow { name: tenant.name.clone(), error })
+        let add = || {
+            let flow = policy.add_flow(tenant.weight)?;
+            if tenant.urgent {
+                policy.set_urgent(flow, true)?;
+            }
+            Ok(flow)
+        };
+        add().map_err(|error| ServerError::Flow { name: tenant.name.clone(), error })
     };
     tenants.iter().map(add).collect()
 }

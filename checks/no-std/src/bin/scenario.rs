@@ -15,6 +15,7 @@ use core::cell::UnsafeCell;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
@@ -143,6 +144,13 @@ extern "C" fn main() -> ! {
             exit(3);
         }
     }
-    print("none even, sfqd and mqfq 1:3, nothing allocated once built\n");
+    // The device here has no classes, so nobody is slowed down: that requests come and go is what can be shown.
+    let config = D2fqConfig::new(Topology::flat(PORTS), FLOWS, FLOWS * DEPTH);
+    let d2fq = D2fq::<Native>::new(config).ok().and_then(closed_loop);
+    if d2fq.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
+        print("d2fq: wrong\n");
+        exit(4);
+    }
+    print("none and d2fq without classes even, sfqd and mqfq 1:3, nothing allocated once built\n");
     exit(0)
 }

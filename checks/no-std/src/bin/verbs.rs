@@ -11,6 +11,7 @@ mod freestanding;
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
+use fairq_core::d2fq::D2fqPort;
 use fairq_core::mqfq::MqfqPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
@@ -82,7 +83,8 @@ macro_rules! verbs {
 verbs!(
     NonePort<Native>: none_submit none_next none_complete,
     SfqdPort<Native>: sfqd_submit sfqd_next sfqd_complete,
-    MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete
+    MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete,
+    D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete
 );
 
 /// What `run` must notice.

@@ -21,6 +21,8 @@ pub(crate) enum PolicyName {
     Mqfq,
     /// MQFQ behind one lock.
     MqfqSerial,
+    /// D2FQ.
+    D2fq,
 }
 
 impl PolicyName {
@@ -31,6 +33,7 @@ impl PolicyName {
             PolicyName::Sfqd => "sfqd",
             PolicyName::Mqfq => "mqfq",
             PolicyName::MqfqSerial => "mqfq-serial",
+            PolicyName::D2fq => "d2fq",
         }
     }
 
@@ -43,6 +46,20 @@ impl PolicyName {
             PolicyName::Mqfq => {
                 &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
             }
+            PolicyName::D2fq => &[
+                "tau-l",
+                "tau-m",
+                "tau-w",
+                "grace",
+                "period",
+                "hl",
+                "initial",
+                "tracker",
+                "strict-paper",
+                "urgent",
+                "read-cost",
+                "write-cost",
+            ],
         }
     }
 }
@@ -104,6 +121,73 @@ impl<'de> Deserialize<'de> for Unthrottle {
     }
 }
 
+/// The ratio of D2FQ's high class to its low one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Hl {
+    /// Adjusted once a period.
+    #[default]
+    Dynamic,
+    /// Always this.
+    Static(u16),
+}
+
+impl FromStr for Hl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Hl, String> {
+        let ratio = text.strip_prefix("static-").and_then(|ratio| ratio.parse().ok());
+        match ratio.filter(|ratio| (1..=256).contains(ratio)) {
+            Some(ratio) => Ok(Hl::Static(ratio)),
+            None if text == "dynamic" => Ok(Hl::Dynamic),
+            None => Err(format!("`{text}` is neither dynamic nor static-N with N from 1 to 256, as in static-3")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Hl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hl, D::Error> {
+        deserializer.deserialize_str(TextOrNumber { expecting: "\"dynamic\" or \"static-3\"", parse: str::parse })
+    }
+}
+
+/// How D2FQ finds its global virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tracker {
+    /// One word with a holder.
+    #[default]
+    Sloppy,
+    /// A look at every flow.
+    Scan,
+    /// The tree of minima.
+    Mindicator,
+}
+
+/// What only D2FQ takes; what is not said is left to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct D2fqKeys {
+    /// From here on the low class, in bytes.
+    pub(crate) tau_l: Option<u64>,
+    /// From here on the medium class, in bytes.
+    pub(crate) tau_m: Option<u64>,
+    /// From here on unfair, in bytes.
+    pub(crate) tau_w: Option<u64>,
+    /// How long a flow may pause before it is idle.
+    pub(crate) grace_ns: Option<u64>,
+    /// Of the adjustment.
+    pub(crate) period_ns: Option<u64>,
+    /// The ratio.
+    pub(crate) hl: Hl,
+    /// The ratio before the first adjustment.
+    pub(crate) initial: Option<u16>,
+    /// How global virtual time is found.
+    pub(crate) tracker: Tracker,
+    /// Exactly what the paper says.
+    pub(crate) strict_paper: bool,
+    /// How much may be urgent, in percent.
+    pub(crate) urgent_percent: u8,
+}
+
 /// The policy as it is written.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -116,6 +200,16 @@ pub(crate) struct PolicyTable {
     pub(crate) virtual_time: Option<VirtualTime>,
     pub(crate) slot_kind: Option<SlotKind>,
     pub(crate) unthrottle: Option<Unthrottle>,
+    pub(crate) tau_l: Option<Size>,
+    pub(crate) tau_m: Option<Size>,
+    pub(crate) tau_w: Option<Size>,
+    pub(crate) grace: Option<Nanos>,
+    pub(crate) period: Option<Nanos>,
+    pub(crate) hl: Option<Hl>,
+    pub(crate) initial: Option<u16>,
+    pub(crate) tracker: Option<Tracker>,
+    pub(crate) strict_paper: Option<bool>,
+    pub(crate) urgent: Option<Factor>,
     pub(crate) read_cost: Option<Factor>,
     pub(crate) write_cost: Option<Factor>,
 }
@@ -135,6 +229,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) slot_kind: SlotKind,
     /// For mqfq.
     pub(crate) unthrottle: Unthrottle,
+    /// For d2fq.
+    pub(crate) d2fq: D2fqKeys,
     /// What a request costs.
     pub(crate) cost: CostModel,
 }
@@ -180,6 +276,16 @@ impl PolicyTable {
             virtual_time: flags.virtual_time.or(self.virtual_time),
             slot_kind: flags.slot_kind.or(self.slot_kind),
             unthrottle: flags.unthrottle.or(self.unthrottle),
+            tau_l: flags.tau_l.or(self.tau_l),
+            tau_m: flags.tau_m.or(self.tau_m),
+            tau_w: flags.tau_w.or(self.tau_w),
+            grace: flags.grace.or(self.grace),
+            period: flags.period.or(self.period),
+            hl: flags.hl.or(self.hl),
+            initial: flags.initial.or(self.initial),
+            tracker: flags.tracker.or(self.tracker),
+            strict_paper: flags.strict_paper.or(self.strict_paper),
+            urgent: flags.urgent.or(self.urgent),
             read_cost: flags.read_cost.or(self.read_cost),
             write_cost: flags.write_cost.or(self.write_cost),
         }
@@ -206,11 +312,35 @@ impl PolicyTable {
             virtual_time: self.virtual_time.unwrap_or_default(),
             slot_kind: self.slot_kind.unwrap_or_default(),
             unthrottle: self.unthrottle.unwrap_or_default(),
+            d2fq: self.d2fq_keys()?,
             cost: CostModel {
                 read_percent: percent(self.read_cost, cost.read_percent),
                 write_percent: percent(self.write_cost, cost.write_percent),
                 ..cost
             },
+        })
+    }
+
+    fn d2fq_keys(&self) -> Result<D2fqKeys, Refusal> {
+        let hl = self.hl.unwrap_or_default();
+        if let (Hl::Static(ratio), Some(initial)) = (hl, self.initial) {
+            return Err(Refusal::new(format!(
+                "policy: initial {initial} is where a dynamic ratio begins, but hl is static-{ratio}: leave one out"
+            )));
+        }
+        let bytes = |size: Option<Size>| size.map(|Size(bytes)| bytes);
+        let ns = |duration: Option<Nanos>| duration.map(|Nanos(ns)| ns);
+        Ok(D2fqKeys {
+            tau_l: bytes(self.tau_l),
+            tau_m: bytes(self.tau_m),
+            tau_w: bytes(self.tau_w),
+            grace_ns: ns(self.grace),
+            period_ns: ns(self.period),
+            hl,
+            initial: self.initial,
+            tracker: self.tracker.unwrap_or_default(),
+            strict_paper: self.strict_paper.unwrap_or(false),
+            urgent_percent: self.urgent.map_or(0, |Factor(percent)| u8::try_from(percent).unwrap_or(u8::MAX)),
         })
     }
 
@@ -221,6 +351,16 @@ impl PolicyTable {
             ("virtual-time", self.virtual_time.is_some()),
             ("slot-kind", self.slot_kind.is_some()),
             ("unthrottle", self.unthrottle.is_some()),
+            ("tau-l", self.tau_l.is_some()),
+            ("tau-m", self.tau_m.is_some()),
+            ("tau-w", self.tau_w.is_some()),
+            ("grace", self.grace.is_some()),
+            ("period", self.period.is_some()),
+            ("hl", self.hl.is_some()),
+            ("initial", self.initial.is_some()),
+            ("tracker", self.tracker.is_some()),
+            ("strict-paper", self.strict_paper.is_some()),
+            ("urgent", self.urgent.is_some()),
             ("read-cost", self.read_cost.is_some()),
             ("write-cost", self.write_cost.is_some()),
         ];
@@ -228,8 +368,9 @@ impl PolicyTable {
         let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
         let takes = if name.keys().is_empty() { "no keys at all".into() } else { name.keys().join(", ") };
         Err(Refusal::new(format!(
-            "policy: {} takes no `{key}` (it takes: {takes}): leave it out, or use mqfq",
+            "policy: {} takes no `{key}` (it takes: {takes}): leave it out, or use {}",
             name.name(),
+            if PolicyName::Mqfq.keys().contains(key) { "mqfq" } else { "d2fq" },
         )))
     }
 }
@@ -267,9 +408,29 @@ mod tests {
             virtual_time: VirtualTime::Scan,
             slot_kind: SlotKind::Bitmap,
             unthrottle: Unthrottle::Poll(2_000),
+            d2fq: D2fqKeys::default(),
             cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
         };
         assert_eq!(policy, expected);
+        let d2fq = complete(
+            "d2fq:tau-l=1M,tau-m=512k,tau-w=4M,grace=2ms,period=200ms,hl=dynamic,initial=3,tracker=mindicator,\
+             strict-paper=true,urgent=10%,read-cost=1.5",
+        )
+        .unwrap();
+        let expected = D2fqKeys {
+            tau_l: Some(1 << 20),
+            tau_m: Some(512 << 10),
+            tau_w: Some(4 << 20),
+            grace_ns: Some(2_000_000),
+            period_ns: Some(200_000_000),
+            hl: Hl::Dynamic,
+            initial: Some(3),
+            tracker: Tracker::Mindicator,
+            strict_paper: true,
+            urgent_percent: 10,
+        };
+        assert_eq!((d2fq.d2fq, d2fq.cost.read_percent), (expected, 150));
+        assert_eq!(complete("d2fq:hl=static-3").unwrap().d2fq.hl, Hl::Static(3));
         assert_eq!(complete("mqfq-serial:slots=3,threshold=0").unwrap().threshold, Some(0));
         assert_eq!(complete("none").unwrap().cost, CostModel::default());
         assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
@@ -291,7 +452,7 @@ mod tests {
         let refusal = |text: &str| complete(text).unwrap_err();
         assert_eq!(
             refusal("mqf"),
-            "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial)"
+            "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq)"
         );
         assert_eq!(
             refusal("none:slots=4"),
@@ -300,6 +461,19 @@ mod tests {
         assert_eq!(
             refusal("sfqd:T=4k"),
             "policy: sfqd takes no `threshold` (it takes: slots, read-cost, write-cost): leave it out, or use mqfq"
+        );
+        assert!(refusal("d2fq:slots=4").starts_with("policy: d2fq takes no `slots` (it takes: tau-l, tau-m,"));
+        assert_eq!(
+            refusal("none:hl=static-3"),
+            "policy: none takes no `hl` (it takes: no keys at all): leave it out, or use d2fq"
+        );
+        assert_eq!(
+            refusal("d2fq:hl=static-300"),
+            "hl: `static-300` is neither dynamic nor static-N with N from 1 to 256, as in static-3"
+        );
+        assert_eq!(
+            refusal("d2fq:hl=static-3,initial=4"),
+            "policy: initial 4 is where a dynamic ratio begins, but hl is static-3: leave one out"
         );
         assert_eq!(
             refusal("mqfq:slots=0"),
@@ -313,7 +487,8 @@ mod tests {
         assert_eq!(
             refusal("mqfq:threshhold=4k"),
             "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, T, threshold, virtual-time, \
-             slot-kind, unthrottle, read-cost, write-cost)"
+             slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
+             read-cost, write-cost)"
         );
         assert_eq!(
             parse_weight("0").unwrap_err(),

@@ -80,12 +80,12 @@ mod end_tags;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
-mod queue;
+pub(crate) mod queue;
 mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod topology;
-mod virtual_time;
+pub(crate) mod virtual_time;
 mod wheel;
 
 use alloc::boxed::Box;

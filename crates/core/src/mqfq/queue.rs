@@ -45,7 +45,7 @@ const STATE: u32 = 3 << 30;
 /// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits of units, 48 bits of
 /// arrival number, 24 bits of tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Key(u128);
+pub(crate) struct Key(u128);
 
 const TAG_BITS: u32 = 24;
 const START_SHIFT: u32 = 64;
@@ -56,14 +56,14 @@ const ARRIVAL_MASK: u64 = (1 << (UNITS_SHIFT - TAG_BITS)) - 1;
 impl Key {
     const NONE: Key = Key(0);
 
-    fn new(start: VTime, arrival: u64, tag: Tag) -> Key {
+    pub(crate) fn new(start: VTime, arrival: u64, tag: Tag) -> Key {
         Key(u128::from(start.to_word()) << START_SHIFT
             | u128::from(arrival & ARRIVAL_MASK) << TAG_BITS
             | u128::from(tag.0))
     }
 
     #[inline]
-    fn start(self) -> VTime {
+    pub(crate) fn start(self) -> VTime {
         VTime::from_word((self.0 >> START_SHIFT) as u64)
     }
 
@@ -224,7 +224,7 @@ impl Relative {
 
 /// A tree over the flows' slots whose nodes hold the first of the two keys below. The children of node `n` are `2 n`
 /// and `2 n + 1`; the leaves are the second half.
-struct Tournament {
+pub(crate) struct Tournament {
     nodes: Box<[Relative]>,
     /// The node above all slots that have been used so far: lower than the root as long as only low slots are.
     top: usize,
@@ -232,21 +232,21 @@ struct Tournament {
 }
 
 impl Tournament {
-    fn new(flows: usize) -> Self {
+    pub(crate) fn new(flows: usize) -> Self {
         let leaves = flows.next_power_of_two();
         Tournament { nodes: (0..2 * leaves).map(|_| ABSENT).collect(), top: leaves, origin: 0 }
     }
 
     /// The first of all keys.
     #[inline]
-    fn get(&self) -> Option<Key> {
+    pub(crate) fn get(&self) -> Option<Key> {
         let first = self.node(self.top);
         if first.is_absent() { None } else { Some(Key((first.0 as u128).wrapping_add(self.origin))) }
     }
 
     /// Gives the flow this key.
     #[inline]
-    fn put(&mut self, slot: usize, key: Key) {
+    pub(crate) fn put(&mut self, slot: usize, key: Key) {
         let mut relative = Relative::new(key, self.origin);
         if !(0..3 * MARGIN).contains(&relative.0) {
             self.move_origin(key);
@@ -263,7 +263,7 @@ impl Tournament {
     }
 
     /// Takes the flow's key out.
-    fn remove(&mut self, slot: usize) {
+    pub(crate) fn remove(&mut self, slot: usize) {
         self.play(self.nodes.len() / 2 + slot, ABSENT);
     }
 

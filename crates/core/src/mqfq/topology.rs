@@ -46,7 +46,7 @@ impl Topology {
     }
 
     /// The tree of cores and sockets.
-    pub(super) fn tree(&self) -> Tree {
+    pub(crate) fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
         let levels: [&dyn Fn(usize) -> (u16, u16); 2] = [&|port| (self.places[port].0, 0), &|port| self.places[port]];
@@ -66,7 +66,7 @@ impl Topology {
 /// A tree over the ports. Nodes are numbered: the root is 0, the other inner nodes follow, the leaves are last,
 /// by port index.
 #[derive(Clone, Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     parents: Box<[u16]>,
     children: Box<[Box<[u16]>]>,
     /// The ports below each inner node.

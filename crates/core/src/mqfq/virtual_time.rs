@@ -57,7 +57,7 @@ const EMPTY: u64 = 1 << (STAMP_BITS - 1);
 const STAMP: u64 = EMPTY - 1;
 
 /// The tree of minima. Each leaf is written by its own port alone.
-pub(super) struct VirtualTime<P: Platform> {
+pub(crate) struct VirtualTime<P: Platform> {
     tree: Tree,
     words: Box<[CachePadded<P::U64>]>,
 }
@@ -85,20 +85,20 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
 
 impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
-    pub(super) fn new(tree: Tree) -> Self {
+    pub(crate) fn new(tree: Tree) -> Self {
         let word = |node| CachePadded::new(P::U64::new(if node == Tree::ROOT { 0 } else { EMPTY }));
         VirtualTime { words: (0..tree.nodes()).map(word).collect(), tree }
     }
 
     /// Virtual time.
     #[inline]
-    pub(super) fn now(&self) -> VTime {
+    pub(crate) fn now(&self) -> VTime {
         VTime::from_word(self.load(Tree::ROOT))
     }
 
     /// Lowers the port's leaf to `at`, which is not after virtual time or was not when it was read, and gives
     /// virtual time, which stays as it is at least until the port raises its leaf.
-    pub(super) fn pin(&self, port: PortId, at: VTime) -> VTime {
+    pub(crate) fn pin(&self, port: PortId, at: VTime) -> VTime {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(at));
         P::fence();
@@ -115,7 +115,7 @@ impl<P: Platform> VirtualTime<P> {
     }
 
     /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that moved it on.
-    pub(super) fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
+    pub(crate) fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, lead);
         P::fence();

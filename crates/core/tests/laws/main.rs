@@ -17,6 +17,7 @@ mod reference;
 mod script;
 mod world;
 
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
@@ -188,6 +189,36 @@ mod none {
     #[test]
     fn is_not_fair() {
         law_shares::five_to_one_over_two_ports(&None, 0).unwrap_err();
+    }
+}
+
+/// D2FQ. What it owes in shares it owes on a device with classes: see `tests/d2fq`.
+struct Direct(TrackerKind, bool);
+
+impl Subject for Direct {
+    type Policy = D2fq;
+    fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
+        let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
+        (config.tracker, config.strict_paper) = (self.0, self.1);
+        config.cost = shape.cost;
+        D2fq::new(config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// D2FQ stages nothing and has no slots: the laws of requests, with each tracker.
+#[test]
+fn d2fq_requests() {
+    for tracker in [TrackerKind::Sloppy, TrackerKind::Scan, TrackerKind::Mindicator] {
+        for strict in [false, true] {
+            law_requests::holds(&Direct(tracker, strict)).unwrap();
+            law_work::holds(&Direct(tracker, strict)).unwrap();
+        }
     }
 }
 

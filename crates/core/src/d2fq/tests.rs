@@ -1,0 +1,347 @@
+//! The decisions on what the paper leaves open, one by one, on one thread.
+
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::ratio::{class_weights, next};
+use super::*;
+use crate::mqfq::Topology;
+use crate::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
+
+const MS: u64 = 1_000_000;
+
+struct Rig {
+    policy: D2fq,
+    ports: Vec<D2fqPort>,
+    flows: Vec<FlowId>,
+    free: Vec<u32>,
+    now_ns: u64,
+}
+
+impl Rig {
+    fn new(ports: usize, weights: &[u16], change: impl Fn(&mut D2fqConfig)) -> Rig {
+        let mut config = D2fqConfig::new(Topology::flat(ports), weights.len() + 1, 4096);
+        change(&mut config);
+        let (policy, ports) = D2fq::new(config).unwrap();
+        let flows = weights.iter().map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap()).collect();
+        Rig { policy, ports, flows, free: (0..4096).rev().collect(), now_ns: 1000 * MS }
+    }
+
+    fn submit(&mut self, port: usize, flow: usize, length: u32) -> (Class, u32) {
+        let tag = self.free.pop().unwrap();
+        let request = Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let answer = self.ports[port].submit(self.now_ns, &request, &mut { PortSet::EMPTY });
+        let Ok(Submitted::Issue { class }) = answer else { panic!("{answer:?}") };
+        (class, tag)
+    }
+
+    fn complete(&mut self, port: usize, tag: u32) {
+        self.ports[port].complete(self.now_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+        self.free.push(tag);
+    }
+
+    /// Makes the flow, which has one more request in flight, hold gvt at 256 KiB.
+    fn hold(&mut self, flow: usize) -> u32 {
+        let tags = [0; 2].map(|_: u32| self.submit(0, flow, 256 << 10).1);
+        self.complete(0, tags[0]);
+        tags[1]
+    }
+
+    /// So many requests of a MiB, one at a time; gives the classes.
+    fn serve(&mut self, flow: usize, mib: usize) -> Vec<Class> {
+        let one = |_| {
+            let (class, tag) = self.submit(0, flow, 1 << 20);
+            self.complete(0, tag);
+            class
+        };
+        (0..mib).map(one).collect()
+    }
+
+    fn vt(&self, flow: usize) -> u64 {
+        self.policy.shared.states[self.flows[flow].slot()].vt().units()
+    }
+}
+
+/// Decisions 1 and 13: bytes at weight 100, remainders kept, and a failed request is charged, once.
+#[test]
+fn virtual_time_is_exact_and_charged_at_completion() {
+    let mut rig = Rig::new(1, &[7777], |_| ());
+    let tags: Vec<u32> = (0..1000).map(|_| rig.submit(0, 0, 512).1).collect();
+    assert_eq!(rig.vt(0), 0);
+    for &tag in &tags {
+        rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Failed, &mut { PortSet::EMPTY });
+        rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Failed, &mut { PortSet::EMPTY });
+    }
+    assert_eq!(rig.vt(0), 1000 * 512 * 100 / 7777);
+}
+
+/// Eq. 1, and decision 4: a flow behind gvt is high.
+#[test]
+fn the_gap_chooses_the_class() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(1);
+    let classes = rig.serve(0, 12);
+    assert_eq!(classes[..4], [Class::High; 4]);
+    assert_eq!(classes[4..8], [Class::Medium; 4]);
+    assert_eq!(classes[8..], [Class::Low; 4]);
+    // A flow that is behind gvt.
+    rig.policy.shared.states[1].shift(|vt| Some(vt.minus(1 << 30)));
+    assert_eq!(rig.submit(0, 1, 4096).0, Class::High);
+}
+
+/// Decision 2: a holder is a slot and a generation, so a new flow in the slot is another.
+#[test]
+fn a_new_flow_in_the_holders_slot_is_not_the_holder() {
+    let gvt = gvt::Gvt::<Native>::new();
+    let (old, new) = (Holder::new(3, 1), Holder::new(3, 2));
+    assert!(gvt.update(old, VTime::ZERO, VTime::from_units(1 << 20)));
+    gvt.release(new);
+    assert_eq!(gvt.holder_slot(), Some(3));
+    gvt.update(new, VTime::ZERO, VTime::from_units(4 << 20));
+    assert_eq!(gvt.units(), 1 << 20, "only the holder moves it on");
+    gvt.release_slot(3);
+    assert_eq!(gvt.holder_slot(), None);
+}
+
+/// Decision 3: thresholds grow with what a flow has in flight; the paper's do not.
+#[test]
+fn thresholds_are_above_what_is_in_flight() {
+    for (strict, expected) in [(false, Class::High), (true, Class::Low)] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
+        rig.hold(1);
+        rig.serve(0, 20);
+        for _ in 0..60 {
+            rig.submit(0, 0, 1 << 20);
+        }
+        assert_eq!(rig.submit(0, 0, 4096).0, expected, "strict {strict}");
+    }
+}
+
+/// Decisions 5 and 7: a flow ahead of gvt stays there over idleness, in the paper's mode it does not; within the grace period
+/// it is not idle in either.
+#[test]
+fn idling_does_not_erase_debt() {
+    for (strict, pause_ns, erased) in [(false, 100 * MS, false), (true, 100 * MS, true), (true, 4 * MS, false)] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
+        rig.hold(1);
+        rig.serve(0, 10);
+        rig.now_ns += pause_ns;
+        let (class, _) = rig.submit(0, 0, 4096);
+        assert_eq!(class == Class::High, erased, "strict {strict}, {pause_ns} ns: {class:?}");
+    }
+}
+
+/// Decision 6: the holder lets go at once and its value stays; the least takes it, not the first.
+#[test]
+fn gvt_without_a_holder_is_the_least_active() {
+    let mib = |mib: u64| VTime::from_units(mib << 20);
+    let [a, b, c] = [0, 1, 2].map(|slot| Holder::new(slot, 1));
+    let gvt = gvt::Gvt::<Native>::new();
+    assert!(gvt.update(a, mib(0), mib(1)));
+    gvt.release(a);
+    assert_eq!((gvt.holder_slot(), gvt.units()), (None, 1 << 20), "the value stays");
+    assert!(!gvt.update(b, mib(4), mib(6)), "it was not the least");
+    gvt.raise_unheld(mib(3));
+    assert_eq!((gvt.holder_slot(), gvt.units()), (None, 3 << 20));
+    assert!(gvt.update(c, mib(2), mib(2)), "the least takes it");
+    assert_eq!((gvt.holder_slot(), gvt.units()), (Some(2), 3 << 20), "it never goes back");
+    gvt.release(c);
+    gvt.update_as_in_paper(b, mib(6));
+    assert_eq!((gvt.holder_slot(), gvt.units()), (Some(1), 6 << 20), "the paper's: the first to come");
+}
+
+/// Decision 8: a flow that comes back far behind the backlogged ones is brought near.
+#[test]
+fn lag_is_limited() {
+    for strict in [false, true] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
+        rig.submit(0, 0, 4096);
+        let (_, tag) = rig.submit(0, 1, 4096);
+        rig.complete(0, tag);
+        rig.now_ns += MS;
+        for _ in 0..20 {
+            rig.now_ns += MS / 2;
+            let (_, one) = rig.submit(0, 1, 4096);
+            rig.complete(0, one);
+            let (_, large) = rig.submit(0, 0, 1 << 20);
+            rig.complete(0, large);
+        }
+        let lag = rig.vt(0) - rig.vt(1);
+        assert_eq!(lag > 10 << 20, strict, "{lag}");
+    }
+}
+
+fn sample(vt_mib: u64, progress: u64, backlogged: bool, bytes: [u64; 3]) -> Sample {
+    Sample { vt: VTime::from_units(vt_mib << 20), progress, backlogged, bytes, in_flight: 0 }
+}
+
+/// Eq. 2 and decisions 9 and 10.
+#[test]
+fn the_ratio_increases_by_equation_2() {
+    let unfair = 16 << 20;
+    let most = sample(40, 700, true, [0, 0, 1]);
+    let least = sample(10, 100, true, [1, 0, 0]);
+    assert_eq!(next(3, &[most, least], unfair, false), 22, "Figure 6: 7 x 3 + 1");
+    let stuck = sample(0, 0, true, [1, 0, 0]);
+    assert_eq!(next(3, &[most, least, stuck], unfair, false), 256);
+    let one_at_a_time = sample(0, 1, false, [1, 0, 0]);
+    assert_eq!(next(3, &[most, least, one_at_a_time], unfair, false), 22, "no ratio helps it");
+    assert_eq!(next(3, &[most, least, one_at_a_time], unfair, true), 256, "the paper's f_min is any flow");
+    assert_eq!(next(3, &[most, sample(0, 0, false, [0; 3])], unfair, true), 3, "nothing to divide by");
+    assert_eq!(next(77, &[], unfair, false), 77, "no samples, no change");
+    let deep = Sample { in_flight: 4 << 20, ..most };
+    assert_eq!(next(9, &[deep, least], unfair, false), 9, "30 MiB are no gap for who has 4 MiB in flight");
+}
+
+/// Eq. 3: rounded up, floor 3, the largest of all.
+#[test]
+fn the_ratio_decreases_to_the_largest_slowdown() {
+    let high = sample(0, 1, true, [1 << 30, 0, 0]);
+    assert_eq!(next(256, &[high], u64::MAX, false), 3);
+    let half = sample(0, 1, true, [1 << 30, 0, 1 << 30]);
+    assert_eq!(next(21, &[high, half], u64::MAX, false), 11);
+    assert_eq!(next(16, &[sample(0, 1, true, [0, 1 << 60, 0])], u64::MAX, false), 4);
+    assert_eq!(next(18, &[sample(0, 1, true, [0, 0, u64::MAX])], u64::MAX, false), 18);
+}
+
+#[test]
+fn class_weights_are_as_derived() {
+    let at = |ratio| {
+        let ClassWeights { high, medium, low } = class_weights(ratio);
+        (high, medium, low)
+    };
+    let expected =
+        [(1, (256, 256, 256)), (3, (255, 170, 85)), (6, (252, 126, 42)), (18, (252, 70, 14)), (256, (256, 16, 1))];
+    expected.into_iter().for_each(|(ratio, weights)| assert_eq!(at(ratio), weights));
+    for ratio in 1..=256 {
+        let (high, medium, low) = at(ratio);
+        assert!(high == ratio * low && high <= 256 && medium >= low && medium <= high);
+    }
+}
+
+/// Decision 11: a new weight counts for later completions, also those of requests submitted before.
+#[test]
+fn a_weight_counts_for_later_completions() {
+    let mut rig = Rig::new(1, &[100], |_| ());
+    let tags: Vec<u32> = (0..3).map(|_| rig.submit(0, 0, 4096).1).collect();
+    rig.complete(0, tags[0]);
+    rig.policy.set_weight(rig.flows[0], Weight::new(400).unwrap()).unwrap();
+    rig.complete(0, tags[1]);
+    rig.complete(0, tags[2]);
+    assert_eq!(rig.vt(0), 4096 + 2 * 1024);
+}
+
+/// Decision 12, as far as it is the policy's: a throttled flow is never given another class because its own is full.
+#[test]
+fn a_low_flow_stays_low_however_much_it_submits() {
+    let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = true);
+    rig.hold(1);
+    rig.serve(0, 20);
+    assert!((0..3000).all(|_| rig.submit(0, 0, 4096).0 == Class::Low));
+}
+
+/// What is published lags by less than a batch per port, and nothing lags once nothing is in flight.
+#[test]
+fn virtual_time_is_published_in_batches() {
+    let mut rig = Rig::new(2, &[100], |_| ());
+    let batch = rig.policy.shared.batch;
+    assert_eq!(batch, (8 << 20) / 64);
+    let tags: Vec<(usize, u32)> = (0..400).map(|n| (n % 2, rig.submit(n % 2, 0, 4096).1)).collect();
+    for (done, &(port, tag)) in tags.iter().enumerate() {
+        rig.complete(port, tag);
+        let lag = (done as u64 + 1) * 4096 - rig.vt(0);
+        assert!(lag < 2 * batch && (done < 399 || lag == 0), "{lag}");
+    }
+}
+
+#[test]
+fn a_removed_flow_leaves_nothing_behind() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    let (_, tag) = rig.submit(0, 0, 64 << 20);
+    rig.policy.remove_flow(rig.flows[0]).unwrap();
+    rig.ports[0].next(rig.now_ns, &mut { PortSet::EMPTY });
+    rig.complete(0, tag);
+    rig.flows[0] = rig.policy.add_flow(Weight::DEFAULT).unwrap();
+    assert_eq!(rig.submit(0, 0, 4096).0, Class::High, "the old flow's debt is not the new one's");
+}
+
+#[test]
+fn urgent_is_off_by_default_and_never_beyond_a_share() {
+    let rig = Rig::new(1, &[100], |_| ());
+    assert_eq!(rig.policy.set_urgent(rig.flows[0], true), Err(FlowError::NotUrgent));
+    let mut rig = Rig::new(1, &[100, 100], |config| config.urgent_percent = 50);
+    rig.policy.set_urgent(rig.flows[0], true).unwrap();
+    rig.hold(1);
+    let classes = rig.serve(0, 20);
+    assert!(classes.contains(&Class::Urgent) && classes[12..].iter().all(|&class| class == Class::Low), "{classes:?}");
+}
+
+proptest! {
+    /// Law: in any interval urgent bytes are at most the budget's part of all bytes submitted by its end and not counted at
+    /// its beginning, plus the burst.
+    #[test]
+    fn urgent_keeps_its_budget(
+        percent in 1u8..=50,
+        steps in prop::collection::vec((0usize..2, 1u32..200_000, any::<bool>()), 1..300),
+    ) {
+        let mut rig = Rig::new(2, &[10_000, 10_000], |config| {
+            config.urgent_percent = percent;
+            config.tau_l = 1 << 20;
+        });
+        rig.policy.set_urgent(rig.flows[0], true).unwrap();
+        let (mut all, mut urgent, mut live) = (0u64, 0u64, Vec::new());
+        // The worst interval: the largest rise of urgent bytes above their part.
+        let mut least = 0i64;
+        for (flow, length, completes) in steps {
+            let length = length.max(512);
+            let (class, tag) = rig.submit(flow, flow, length);
+            live.push((flow, tag));
+            all += u64::from(length);
+            urgent += u64::from(length) * u64::from(class == Class::Urgent);
+            prop_assert!(flow == 0 || class != Class::Urgent);
+            let above = urgent as i64 * 100 - all as i64 * i64::from(percent);
+            prop_assert!(above - least <= 100 * ((512 << 10) + 300 * 200_000 * i64::from(percent) / 100));
+            prop_assert!(urgent * 100 <= all * u64::from(percent), "never more than was earned");
+            least = least.min(above);
+            if completes {
+                let (port, tag) = live.remove(0);
+                rig.complete(port, tag);
+            }
+        }
+    }
+
+    /// After a publication gvt is not ahead of the publisher, unless nobody held it; and a flow without requests never
+    /// holds it. Any history, also across the wrap.
+    #[test]
+    fn gvt_is_not_ahead_of_who_publishes(
+        origin in prop_oneof![Just(0u64), Just((1 << 50) - (1 << 20)), Just((1 << 56) - (1 << 20))],
+        steps in prop::collection::vec((0usize..4, 0u64..5000, any::<bool>()), 1..300),
+    ) {
+        let gvt = gvt::Gvt::<Native>::new();
+        let mut vts = [VTime::from_units(origin); 4];
+        gvt.update(Holder::new(0, 1), VTime::ZERO, VTime::ZERO);
+        gvt.release_slot(0);
+        if origin > 0 {
+            // Half the circle is the farthest that it can go in one step.
+            (1..8).for_each(|step| gvt.raise_unheld(VTime::from_units(origin / 8 * step)));
+            gvt.raise_unheld(vts[0]);
+        }
+        for (flow, kiu, releases) in steps {
+            let (me, before) = (Holder::new(flow, 7), vts[flow]);
+            vts[flow] = before.plus(kiu << 10);
+            let unheld = gvt.holder_slot().is_none();
+            let mine = gvt.holder_slot() == Some(flow);
+            let took = gvt.update(me, before, vts[flow]);
+            prop_assert!(unheld || mine || (took && gvt.ahead(vts[flow]) >= 0));
+            if !took {
+                prop_assert!(unheld && gvt.holder_slot().is_none());
+                gvt.raise_unheld(*vts.iter().reduce(|a, b| if b.is_before(*a) { b } else { a }).unwrap());
+            }
+            if releases {
+                gvt.release(me);
+                prop_assert!(gvt.holder_slot() != Some(flow));
+            }
+        }
+    }
+}
