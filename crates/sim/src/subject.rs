@@ -1,5 +1,6 @@
 //! Policies as scenarios name them, and what each promises, which is what it is checked for.
 
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, Topology};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialConfig;
@@ -48,6 +49,8 @@ pub enum AnyPolicy {
     SfqD(SfqD),
     /// MQFQ.
     Multi(Multi),
+    /// D2FQ.
+    Direct(Direct),
 }
 
 impl AnyPolicy {
@@ -60,6 +63,7 @@ impl AnyPolicy {
             AnyPolicy::FirstCome => checked(scenario, &FirstCome),
             AnyPolicy::SfqD(policy) => checked(scenario, policy),
             AnyPolicy::Multi(policy) => checked(scenario, policy),
+            AnyPolicy::Direct(policy) => checked(scenario, policy),
         }
     }
 }
@@ -82,6 +86,17 @@ pub struct Multi {
     pub slots: u32,
     /// T, in units.
     pub threshold: u64,
+}
+
+/// D2FQ.
+#[derive(Clone, Copy, Debug)]
+pub struct Direct {
+    /// The H/L ratio.
+    pub ratio: Ratio,
+    /// The threshold of the low class, in units.
+    pub tau_l: u64,
+    /// Whether the medium class is used.
+    pub medium: bool,
 }
 
 impl Subject for FirstCome {
@@ -130,5 +145,24 @@ impl Subject for Multi {
 
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), threshold: Some(self.threshold), steady_time: true, shares: true }
+    }
+}
+
+impl Subject for Direct {
+    type Policy = D2fq;
+
+    fn build(&self, scenario: &Scenario) -> Result<(D2fq, Vec<D2fqPort>), ConfigError> {
+        let mut config = D2fqConfig::new(Topology::flat(scenario.ports), scenario.flows(), scenario.tags());
+        config.ratio = self.ratio;
+        config.tau_l = self.tau_l;
+        config.tau_m = (!self.medium).then_some(self.tau_l);
+        config.cost = scenario.cost;
+        D2fq::new(config)
+    }
+
+    /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for the lab. Global virtual
+    /// time may go back: whoever is behind it lowers it (Figure 9).
+    fn promise(&self) -> Promise {
+        Promise { slots: None, threshold: None, steady_time: false, shares: false }
     }
 }

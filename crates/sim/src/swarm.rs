@@ -3,12 +3,13 @@
 //! A seed says everything, so a failure is its seed: [`scenario`] makes the same one again. Each ends with a calm phase in which
 //! nobody asks any more and everything must be served.
 
+use fairq_core::d2fq::Ratio;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 
 use crate::random::Random;
 use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
-use crate::subject::{AnyPolicy, Multi, SfqD};
+use crate::subject::{AnyPolicy, Direct, Multi, SfqD};
 
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
@@ -36,9 +37,15 @@ pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
 
 fn policy(random: &mut Random) -> AnyPolicy {
     let slots = random.pick(&[1, 2, 9, 64, 200]);
-    match random.below(6) {
+    let ratio = random.pick(&[Ratio::Dynamic { initial: 256 }, Ratio::Static(3), Ratio::Static(256)]);
+    match random.below(8) {
         0 => AnyPolicy::FirstCome,
         1 => AnyPolicy::SfqD(SfqD { slots }),
+        2..4 => AnyPolicy::Direct(Direct {
+            ratio,
+            tau_l: random.pick(&[1 << 16, 1 << 20, 8 << 20]),
+            medium: random.one_in(2),
+        }),
         _ => AnyPolicy::Multi(Multi { slots, threshold: random.pick(&[0, 4096, 46_080, 1 << 20]) }),
     }
 }

@@ -14,6 +14,7 @@ use crate::scenario::Scenario;
 use crate::subject::AnyPolicy;
 
 mod catalogue;
+mod d2fq;
 mod device;
 mod mqfq;
 
@@ -91,7 +92,7 @@ pub fn is_built(row: &Row) -> bool {
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
-    device::EXPERIMENTS.iter().chain(mqfq::EXPERIMENTS)
+    device::EXPERIMENTS.iter().chain(d2fq::EXPERIMENTS).chain(mqfq::EXPERIMENTS)
 }
 
 /// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its like); `all` is all.
