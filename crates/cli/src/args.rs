@@ -45,7 +45,7 @@ pub(crate) enum Command {
     /// Without arguments: a paced device in memory (4G, 20k IOPS, 400M/s, 100us) for two tenants, gold and silver, three
     /// to one, on a Unix socket; it prints the commands to attach with.
     #[command(after_help = serve_examples())]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
     ///
     /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs there is a table for
@@ -201,11 +201,14 @@ pub(crate) struct ServeArgs {
     /// value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
-    /// How to share: none | sfqd | mqfq | mqfq-serial, then keys
+    /// How to share: none | sfqd | mqfq | mqfq-serial | cfq | cfq-na | bfq | bfq-na | flashfq | fiops, or nass+ and one
+    /// of cfq, bfq, flashfq, fiops; then keys
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
     /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
-    /// read-cost, write-cost (factors).
+    /// read-cost, write-cost (factors); cfq: slice, target, quantum, idle; bfq: budget, timeout, idle; flashfq: idle,
+    /// request-cost; nass: channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
+    /// idleness.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times

@@ -3,12 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fairq_core::bfq::{Bfq, Budgets};
+use fairq_core::cfq::{Cfq, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use fairq_core::fiops::{Fiops, VirtualIops};
+use fairq_core::flashfq::{FlashFq, Throttled};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
-use fairq_core::serial::SerialConfig;
+use fairq_core::serial::{Serial, SerialConfig, SerialPolicy, SerialPort};
 use fairq_core::sfqd::Sfqd;
-use fairq_core::{Native, Policy};
+use fairq_core::{ConfigError, Native, Policy};
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
@@ -16,6 +21,7 @@ use fairq_host::device::paced::Pace;
 
 use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
 use crate::config::policy::{self, PolicyConfig, PolicyName};
+use crate::config::serial::SerialKnobs;
 use crate::config::{CpuList, Refusal, complete_cpus};
 use crate::units::{exact_size, show_count, show_duration};
 
@@ -62,10 +68,19 @@ pub(crate) fn with_policy<W: WithPolicy>(
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
-        PolicyName::Sfqd => {
-            let config = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
-            let (policy, ports) = Sfqd::<Native>::new(&config).map_err(|error| refuse(&error))?;
-            Ok(with.run(policy, ports))
+        PolicyName::Sfqd
+        | PolicyName::Cfq
+        | PolicyName::CfqNa
+        | PolicyName::Bfq
+        | PolicyName::BfqNa
+        | PolicyName::FlashFq
+        | PolicyName::Fiops
+        | PolicyName::NassCfq
+        | PolicyName::NassBfq
+        | PolicyName::NassFlashFq
+        | PolicyName::NassFiops => {
+            let bounds = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
+            with_serial(config, &bounds, with).map_err(|error| refuse(&error))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             let mut mqfq = MqfqConfig::new(topology(shape.cpus), flows, shape.tags);
@@ -124,13 +139,45 @@ fn d2fq(config: &PolicyConfig, cpus: &[usize], flows: usize, tags: usize) -> D2f
     }
 }
 
+/// The same for those behind one lock.
+fn with_serial<W: WithPolicy>(config: &PolicyConfig, bounds: &SerialConfig, with: W) -> Result<W::Output, ConfigError> {
+    let SerialKnobs { cfq, bfq, flashfq, nass } = &config.serial;
+    match config.name {
+        PolicyName::Cfq | PolicyName::CfqNa => Ok(run(with, Cfq::new(bounds, cfq)?)),
+        PolicyName::Bfq | PolicyName::BfqNa => Ok(run(with, Bfq::new(bounds, bfq)?)),
+        PolicyName::FlashFq => Ok(run(with, FlashFq::new(bounds, flashfq)?)),
+        PolicyName::Fiops => Ok(run(with, Fiops::new(bounds)?)),
+        PolicyName::NassCfq => within_limits(TimeSlices::new(bounds, cfq)?, bounds, nass, with),
+        PolicyName::NassBfq => within_limits(Budgets::new(bounds, bfq)?, bounds, nass, with),
+        PolicyName::NassFlashFq => within_limits(Throttled::new(bounds, flashfq)?, bounds, nass, with),
+        PolicyName::NassFiops => within_limits(VirtualIops::new(bounds), bounds, nass, with),
+        _ => Ok(run(with, Sfqd::new(bounds)?)),
+    }
+}
+
+/// NASS around a scheduler.
+fn within_limits<S: SerialPolicy, W: WithPolicy>(
+    inner: S,
+    bounds: &SerialConfig,
+    nass: &NassConfig,
+    with: W,
+) -> Result<W::Output, ConfigError> {
+    Ok(run(with, NassOver::new(inner, bounds, nass)?))
+}
+
+fn run<S: SerialPolicy, W: WithPolicy>(with: W, (policy, ports): (Serial<S>, Vec<SerialPort<S>>)) -> W::Output {
+    with.run(policy, ports)
+}
+
 /// A policy in a few words: `mqfq D=64 T=45k`.
 pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
     let slots = config.slots.unwrap_or(slots);
     let name = config.name.name();
     match config.name {
         PolicyName::None => name.into(),
-        PolicyName::Sfqd => format!("{name} D={slots}"),
+        PolicyName::FlashFq | PolicyName::NassFlashFq => {
+            format!("{name} D={slots} T={}", exact_size(config.serial.flashfq.threshold_bytes))
+        }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             let threshold = config.threshold.unwrap_or(MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes);
             format!("{name} D={slots} T={}", exact_size(threshold))
@@ -144,6 +191,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
             let paper = if d2fq.strict_paper { " strict-paper" } else { "" };
             format!("{name} tau-l={} hl={ratio}{paper}", exact_size(d2fq.tau_l))
         }
+        _ => format!("{name} D={slots}"),
     }
 }
 

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let settings = serve::settings(args)?;
+            let settings = serve::settings(*args)?;
             start_log(cli.log.or(settings.log.clone()), "info")?;
             serve::run(settings)
         }

@@ -11,6 +11,9 @@ pub const MAX_SLOTS: u32 = 65_536;
 /// The largest threshold T, in bytes at weight 100: 1 TiB, far inside the window of virtual time.
 pub const MAX_THRESHOLD: u64 = 1 << 40;
 
+/// The longest time that a knob may say: a minute.
+pub const MAX_KNOB_NS: u64 = 60_000_000_000;
+
 /// Why a policy cannot be built, or not be changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -60,6 +63,18 @@ pub enum ConfigError {
     /// Urgent requests could starve the others.
     #[error("{0} % of the bytes for urgent requests, but it must be at most 50 %")]
     Urgent(u8),
+    /// A knob of one policy.
+    #[error("{knob} is {value}, but it must be {least} to {most}")]
+    Knob {
+        /// Which.
+        knob: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The least there may be.
+        least: u64,
+        /// The most there may be.
+        most: u64,
+    },
 }
 
 /// Checks what every policy has.
@@ -77,4 +92,9 @@ pub(crate) fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Resu
         return Err(ConfigError::Slots(slots));
     }
     Ok(())
+}
+
+/// Refuses a knob outside its range.
+pub(crate) fn in_range(knob: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) { Ok(()) } else { Err(ConfigError::Knob { knob, value, least, most }) }
 }

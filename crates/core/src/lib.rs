@@ -10,6 +10,11 @@
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
 //! | [`d2fq::D2fq`] | fair shares by the device's own queue classes: submit is dispatch | Woo et al., USENIX FAST 2021 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
+//! | [`cfq::Cfq`] | slices of time, one flow at a time, one lock | Linux 3.10 |
+//! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
+//! | [`flashfq::FlashFq`] | device time, with throttled dispatch and anticipation, one lock | Shen, Park, USENIX ATC 2013 |
+//! | [`fiops::Fiops`] | requests, one a turn, one lock | Li 2012 |
+//! | [`nass::NassOver`] | limits on what each flow has on the device, around the four before | MSST 2020 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
@@ -21,11 +26,16 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
+pub mod bfq;
+pub mod cfq;
 pub mod config;
 pub mod cost;
 pub mod d2fq;
+pub mod fiops;
+pub mod flashfq;
 pub mod flow;
 pub mod mqfq;
+pub mod nass;
 pub mod none;
 pub mod platform;
 pub mod port;

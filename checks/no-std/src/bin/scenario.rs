@@ -16,7 +16,11 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_core::d2fq::{D2fq, D2fqConfig};
+use fairq_core::bfq::{Bfq, BfqConfig};
+use fairq_core::fiops::{Fiops, VirtualIops};
+use fairq_core::flashfq::{FlashFq, FlashFqConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
+use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
@@ -134,6 +138,22 @@ extern "C" fn main() -> ! {
         print("sfqd: wrong\n");
         exit(2);
     }
+    let bfq = BfqConfig { budget_bytes: 16_384, idle_ns: 0, ..BfqConfig::default() };
+    let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
+    let baselines = [
+        Bfq::<Native>::new(&config, &bfq).ok().and_then(closed_loop),
+        FlashFq::<Native>::new(&config, &flashfq).ok().and_then(closed_loop),
+        Fiops::<Native>::new(&config).ok().and_then(closed_loop),
+    ];
+    if !baselines.into_iter().all(|served| served.is_some_and(is_one_to_three)) {
+        print("bfq, flashfq or fiops: wrong\n");
+        exit(4);
+    }
+    let inner = VirtualIops::new(&config);
+    if NassOver::<_, Native>::new(inner, &config, &NassConfig::default()).ok().and_then(closed_loop).is_none() {
+        print("nass: wrong\n");
+        exit(5);
+    }
     for serial in [false, true] {
         let mut config = MqfqConfig::new(Topology::flat(PORTS), FLOWS, FLOWS * DEPTH);
         config.slots = SLOTS as u32;
@@ -149,8 +169,8 @@ extern "C" fn main() -> ! {
     let d2fq = D2fq::<Native>::new(config).ok().and_then(closed_loop);
     if d2fq.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
         print("d2fq: wrong\n");
-        exit(4);
+        exit(6);
     }
-    print("none and d2fq without classes even, sfqd and mqfq 1:3, nothing allocated once built\n");
+    print("none and d2fq without classes even; sfqd, bfq, flashfq, fiops and mqfq 1:3; nothing allocated once built\n");
     exit(0)
 }

@@ -12,7 +12,12 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
 use fairq_core::d2fq::D2fqPort;
+use fairq_core::bfq::{BfqPort, Budgets};
+use fairq_core::cfq::{CfqPort, TimeSlices};
+use fairq_core::fiops::{FiopsPort, VirtualIops};
+use fairq_core::flashfq::{FlashFqPort, Throttled};
 use fairq_core::mqfq::MqfqPort;
+use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
@@ -83,6 +88,14 @@ macro_rules! verbs {
 verbs!(
     NonePort<Native>: none_submit none_next none_complete,
     SfqdPort<Native>: sfqd_submit sfqd_next sfqd_complete,
+    CfqPort<Native>: cfq_submit cfq_next cfq_complete,
+    BfqPort<Native>: bfq_submit bfq_next bfq_complete,
+    FlashFqPort<Native>: flashfq_submit flashfq_next flashfq_complete,
+    FiopsPort<Native>: fiops_submit fiops_next fiops_complete,
+    NassPort<TimeSlices, Native>: nass_cfq_submit nass_cfq_next nass_cfq_complete,
+    NassPort<Budgets, Native>: nass_bfq_submit nass_bfq_next nass_bfq_complete,
+    NassPort<Throttled, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete,
+    NassPort<VirtualIops, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete,
     MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete,
     D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete
 );

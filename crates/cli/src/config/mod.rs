@@ -23,6 +23,7 @@ use crate::units::{Size, exact_size};
 pub(crate) mod device;
 pub(crate) mod listen;
 pub(crate) mod policy;
+pub(crate) mod serial;
 pub(crate) mod tenant;
 
 use device::{DeviceConfig, DeviceTable, Kind};

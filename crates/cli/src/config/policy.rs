@@ -6,6 +6,7 @@ use fairq_core::CostModel;
 use serde::{Deserialize, Deserializer};
 
 use super::Refusal;
+use super::serial::SerialKnobs;
 use crate::pairs::{self, Pair};
 use crate::units::{Factor, Nanos, Size, TextOrNumber};
 
@@ -23,6 +24,31 @@ pub(crate) enum PolicyName {
     MqfqSerial,
     /// D2FQ.
     D2fq,
+    /// CFQ: slices of time.
+    Cfq,
+    /// CFQ without anticipation.
+    CfqNa,
+    /// BFQ: budgets of bytes.
+    Bfq,
+    /// BFQ without anticipation.
+    BfqNa,
+    /// FlashFQ.
+    #[serde(rename = "flashfq")]
+    FlashFq,
+    /// FIOPS.
+    Fiops,
+    /// NASS around CFQ.
+    #[serde(rename = "nass+cfq")]
+    NassCfq,
+    /// NASS around BFQ.
+    #[serde(rename = "nass+bfq")]
+    NassBfq,
+    /// NASS around FlashFQ.
+    #[serde(rename = "nass+flashfq")]
+    NassFlashFq,
+    /// NASS around FIOPS.
+    #[serde(rename = "nass+fiops")]
+    NassFiops,
 }
 
 impl PolicyName {
@@ -34,15 +60,43 @@ impl PolicyName {
             PolicyName::Mqfq => "mqfq",
             PolicyName::MqfqSerial => "mqfq-serial",
             PolicyName::D2fq => "d2fq",
+            PolicyName::Cfq => "cfq",
+            PolicyName::CfqNa => "cfq-na",
+            PolicyName::Bfq => "bfq",
+            PolicyName::BfqNa => "bfq-na",
+            PolicyName::FlashFq => "flashfq",
+            PolicyName::Fiops => "fiops",
+            PolicyName::NassCfq => "nass+cfq",
+            PolicyName::NassBfq => "nass+bfq",
+            PolicyName::NassFlashFq => "nass+flashfq",
+            PolicyName::NassFiops => "nass+fiops",
         }
     }
 
+    /// Whether NASS is around it.
+    pub(crate) fn is_limited(self) -> bool {
+        matches!(self, PolicyName::NassCfq | PolicyName::NassBfq | PolicyName::NassFlashFq | PolicyName::NassFiops)
+    }
+
     /// The keys that mean something for it.
-    fn keys(self) -> &'static [&'static str] {
+    fn keys(self) -> Vec<&'static str> {
+        let limits: &[&str] = if self.is_limited() { NASS_KEYS } else { &[] };
+        [self.own_keys(), limits].concat()
+    }
+
+    fn own_keys(self) -> &'static [&'static str] {
         match self {
             PolicyName::None => &[],
             PolicyName::Sfqd => &["slots", "read-cost", "write-cost"],
             PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
+            PolicyName::Cfq | PolicyName::NassCfq => &["slots", "slice", "target", "quantum", "idle"],
+            PolicyName::CfqNa => &["slots", "slice", "target", "quantum"],
+            PolicyName::Bfq | PolicyName::NassBfq => &["slots", "budget", "timeout", "idle", "read-cost", "write-cost"],
+            PolicyName::BfqNa => &["slots", "budget", "timeout", "read-cost", "write-cost"],
+            PolicyName::FlashFq | PolicyName::NassFlashFq => {
+                &["slots", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
+            }
+            PolicyName::Fiops | PolicyName::NassFiops => &["slots", "read-cost", "write-cost"],
             PolicyName::Mqfq => {
                 &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
             }
@@ -63,6 +117,19 @@ impl PolicyName {
         }
     }
 }
+
+/// What NASS takes beside the keys of the scheduler inside.
+const NASS_KEYS: &[&str] = &[
+    "channels",
+    "sub-request",
+    "history",
+    "decay",
+    "reserve",
+    "queue-length",
+    "aggressiveness",
+    "sequentiality",
+    "idleness",
+];
 
 /// How MQFQ finds its virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -212,6 +279,22 @@ pub(crate) struct PolicyTable {
     pub(crate) urgent: Option<Factor>,
     pub(crate) read_cost: Option<Factor>,
     pub(crate) write_cost: Option<Factor>,
+    pub(crate) slice: Option<Nanos>,
+    pub(crate) target: Option<Nanos>,
+    pub(crate) quantum: Option<u32>,
+    pub(crate) idle: Option<Nanos>,
+    pub(crate) budget: Option<Size>,
+    pub(crate) timeout: Option<Nanos>,
+    pub(crate) request_cost: Option<Size>,
+    pub(crate) channels: Option<u32>,
+    pub(crate) sub_request: Option<Size>,
+    pub(crate) history: Option<u32>,
+    pub(crate) decay: Option<u32>,
+    pub(crate) reserve: Option<u32>,
+    pub(crate) queue_length: Option<u32>,
+    pub(crate) aggressiveness: Option<bool>,
+    pub(crate) sequentiality: Option<bool>,
+    pub(crate) idleness: Option<bool>,
 }
 
 /// The policy, complete but for what depends on the device.
@@ -233,6 +316,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) d2fq: D2fqKeys,
     /// What a request costs.
     pub(crate) cost: CostModel,
+    /// For the schedulers behind one lock.
+    pub(crate) serial: SerialKnobs,
 }
 
 impl FromStr for PolicyTable {
@@ -288,6 +373,22 @@ impl PolicyTable {
             urgent: flags.urgent.or(self.urgent),
             read_cost: flags.read_cost.or(self.read_cost),
             write_cost: flags.write_cost.or(self.write_cost),
+            slice: flags.slice.or(self.slice),
+            target: flags.target.or(self.target),
+            quantum: flags.quantum.or(self.quantum),
+            idle: flags.idle.or(self.idle),
+            budget: flags.budget.or(self.budget),
+            timeout: flags.timeout.or(self.timeout),
+            request_cost: flags.request_cost.or(self.request_cost),
+            channels: flags.channels.or(self.channels),
+            sub_request: flags.sub_request.or(self.sub_request),
+            history: flags.history.or(self.history),
+            decay: flags.decay.or(self.decay),
+            reserve: flags.reserve.or(self.reserve),
+            queue_length: flags.queue_length.or(self.queue_length),
+            aggressiveness: flags.aggressiveness.or(self.aggressiveness),
+            sequentiality: flags.sequentiality.or(self.sequentiality),
+            idleness: flags.idleness.or(self.idleness),
         }
     }
 
@@ -306,6 +407,7 @@ impl PolicyTable {
         let percent = |factor: Option<Factor>, default: u32| factor.map_or(default, |Factor(hundredths)| hundredths);
         let cost = CostModel::default();
         Ok(PolicyConfig {
+            serial: SerialKnobs::new(name, &self),
             name,
             slots: self.slots,
             threshold: self.threshold.map(|Size(bytes)| bytes),
@@ -363,6 +465,22 @@ impl PolicyTable {
             ("urgent", self.urgent.is_some()),
             ("read-cost", self.read_cost.is_some()),
             ("write-cost", self.write_cost.is_some()),
+            ("slice", self.slice.is_some()),
+            ("target", self.target.is_some()),
+            ("quantum", self.quantum.is_some()),
+            ("idle", self.idle.is_some()),
+            ("budget", self.budget.is_some()),
+            ("timeout", self.timeout.is_some()),
+            ("request-cost", self.request_cost.is_some()),
+            ("channels", self.channels.is_some()),
+            ("sub-request", self.sub_request.is_some()),
+            ("history", self.history.is_some()),
+            ("decay", self.decay.is_some()),
+            ("reserve", self.reserve.is_some()),
+            ("queue-length", self.queue_length.is_some()),
+            ("aggressiveness", self.aggressiveness.is_some()),
+            ("sequentiality", self.sequentiality.is_some()),
+            ("idleness", self.idleness.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !name.keys().contains(&key);
         let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
@@ -390,6 +508,10 @@ pub(crate) fn parse_weight(text: &str) -> Result<fairq_core::Weight, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fairq_core::bfq::BfqConfig;
+    use fairq_core::cfq::CfqConfig;
+    use fairq_core::flashfq::FlashFqConfig;
+    use fairq_core::nass::NassConfig;
 
     fn complete(text: &str) -> Result<PolicyConfig, String> {
         text.parse::<PolicyTable>()?.complete().map_err(|refusal| refusal.to_string())
@@ -410,6 +532,7 @@ mod tests {
             unthrottle: Unthrottle::Poll(2_000),
             d2fq: D2fqKeys::default(),
             cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
+            serial: complete("mqfq:T=256k").unwrap().serial,
         };
         assert_eq!(policy, expected);
         let d2fq = complete(
@@ -437,6 +560,44 @@ mod tests {
     }
 
     #[test]
+    fn the_keys_of_the_serial_schedulers_are_read() {
+        let knobs = |text: &str| complete(text).unwrap().serial;
+        assert_eq!(knobs("cfq"), SerialKnobs::default());
+        let cfq = knobs("cfq:slice=20ms,target=60ms,quantum=4,idle=1ms").cfq;
+        let expected = CfqConfig { slice_ns: 20_000_000, target_ns: 60_000_000, quantum: 4, idle_ns: 1_000_000 };
+        assert_eq!((cfq, knobs("cfq-na").cfq.idle_ns), (expected, 0));
+        let bfq = knobs("bfq:budget=1M,timeout=10ms,idle=2ms").bfq;
+        let expected = BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000 };
+        assert_eq!((bfq, knobs("bfq-na").bfq.idle_ns), (expected, 0));
+        let flashfq = knobs("flashfq:T=64k,idle=1ms,request-cost=8k").flashfq;
+        let expected = FlashFqConfig { threshold_bytes: 65_536, idle_ns: 1_000_000, request_bytes: 8192 };
+        assert_eq!(flashfq, expected);
+        let limited = knobs(
+            "nass+bfq:channels=8,sub-request=4k,history=64,decay=3,reserve=6,queue-length=64,aggressiveness=off,\
+             sequentiality,idleness=off,idle=3ms",
+        );
+        let expected = NassConfig {
+            channels: 8,
+            sub_request_bytes: 4096,
+            history: 64,
+            decay: 3,
+            reserve: 6,
+            queue_length: 64,
+            aggressiveness: false,
+            sequentiality: true,
+            idleness: false,
+        };
+        assert_eq!((limited.nass, limited.bfq.idle_ns), (expected, 3_000_000));
+        for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops"] {
+            let SerialKnobs { cfq, bfq, flashfq, .. } = knobs(name);
+            assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
+            assert_eq!(complete(name).unwrap().name.name(), name);
+        }
+        let refused = complete("fiops:idle=1ms").unwrap_err();
+        assert!(refused.contains("fiops takes no `idle` (it takes: slots, read-cost, write-cost)"), "{refused}");
+    }
+
+    #[test]
     fn a_list_gives_each_key_to_the_policy_before_it() {
         let list = parse_list("none,mqfq:slots=64,threshold=64k,unthrottle=poll:1us,sfqd,mqfq-serial:slots=8").unwrap();
         let names: Vec<_> = list.iter().map(|policy| policy.name.unwrap().name()).collect();
@@ -452,7 +613,8 @@ mod tests {
         let refusal = |text: &str| complete(text).unwrap_err();
         assert_eq!(
             refusal("mqf"),
-            "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq)"
+            "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq, cfq, cfq-na, bfq, \
+             bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops)"
         );
         assert_eq!(
             refusal("none:slots=4"),
@@ -488,7 +650,8 @@ mod tests {
             refusal("mqfq:threshhold=4k"),
             "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, T, threshold, virtual-time, \
              slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
-             read-cost, write-cost)"
+             read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
+             history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness)"
         );
         assert_eq!(
             parse_weight("0").unwrap_err(),

@@ -51,23 +51,39 @@ impl FlowHeap {
         }
     }
 
-    /// The position of the first entry whose flow is eligible. The very first is found at once; only
-    /// when it is not eligible are the others looked at, one by one.
+    /// The position of the first entry whose flow is eligible: the very first at once, and no others are looked at
+    /// than what is below entries that are not eligible.
     #[inline]
     pub fn first(&self, eligible: impl Fn(usize) -> bool) -> Option<usize> {
-        let mut live = self.entries.iter().take(self.len).enumerate();
-        let (_, top) = live.next()?;
+        let top = self.get(0)?;
         if eligible(top.flow as usize) {
             return Some(0);
         }
-        let mut best: Option<(usize, &Entry)> = None;
-        for (at, entry) in live {
-            let better = best.is_none_or(|(_, best)| entry.is_before(best));
-            if better && eligible(entry.flow as usize) {
+        let mut best: Option<(usize, Entry)> = None;
+        let mut at = 1;
+        while let Some(entry) = self.get(at) {
+            let candidate = best.is_none_or(|(_, best)| entry.is_before(&best));
+            let found = candidate && eligible(entry.flow as usize);
+            if found {
                 best = Some((at, entry));
             }
+            let below = at * 2 + 1;
+            at = if candidate && !found && below < self.len { below } else { self.beside(at) };
         }
         best.map(|(at, _)| at)
+    }
+
+    /// The position after `at` and all below it, from left to right and from top to bottom; beyond the end if there is none.
+    #[inline]
+    fn beside(&self, mut at: usize) -> usize {
+        while at > 0 {
+            let is_left = at % 2 == 1;
+            if is_left && at + 1 < self.len {
+                return at + 1;
+            }
+            at = (at - 1) / 2;
+        }
+        usize::MAX
     }
 
     /// The entry at a position that [`Self::first`] gave.

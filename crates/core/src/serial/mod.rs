@@ -21,8 +21,12 @@
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over all ports
 //! ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in [`fifo::Links`].
 
+pub mod anticipation;
 pub mod fifo;
 pub mod heap;
+pub mod staged;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod testing;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

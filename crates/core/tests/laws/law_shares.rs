@@ -53,8 +53,9 @@ pub(crate) fn five_to_one_over_two_ports(subject: &impl Subject, threshold: u64)
         [Loop::new(500, 0, 64, 4096), Loop::new(100, 1, 64, 4096).also(0, 64)],
         [Loop::new(500, 0, 64, 4096).also(1, 64), Loop::new(100, 1, 64, 65_536)],
     ];
-    for loops in layouts {
-        let (_, bytes) = run(subject, 2, threshold, &loops, 30_000)?;
+    let of_one_length = layouts.len() - usize::from(subject.counts_requests());
+    for loops in &layouts[..of_one_length] {
+        let (_, bytes) = run(subject, 2, threshold, loops, 30_000)?;
         expect_ratio(&bytes, 0, 1, 5.0, 0.02)?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! Each `law_*` module states one law, checks it for any [`world::Subject`], and shows that it catches a policy that is
 //! [broken on purpose](canary). Here the laws are applied, and the exemptions stated.
 
+mod baselines;
 mod canary;
 mod closed;
 mod law_fairness;
@@ -99,6 +100,9 @@ impl Subject for Multi {
 /// The laws that fair, work-conserving policies keep, whatever their order.
 macro_rules! laws_of_fair_queueing {
     ($subject:expr, thresholds: $thresholds:expr) => {
+        crate::laws_of_fair_queueing!($subject, thresholds: $thresholds, exempt: |kind| kind);
+    };
+    ($subject:expr, thresholds: $thresholds:expr, exempt: $exempt:expr) => {
         use super::*;
 
         fn with_thresholds(law: impl Fn(u64) -> Result<(), String>) {
@@ -109,7 +113,7 @@ macro_rules! laws_of_fair_queueing {
 
         #[test]
         fn bounded_unfairness() {
-            law_fairness::holds(&$subject).unwrap();
+            law_fairness::holds_for(&$subject, $exempt).unwrap();
         }
         #[test]
         fn slots() {
@@ -162,6 +166,8 @@ macro_rules! laws_of_fair_queueing {
         }
     };
 }
+
+pub(crate) use laws_of_fair_queueing;
 
 /// SFQ(D): all laws.
 mod sfqd {

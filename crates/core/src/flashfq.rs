@@ -1,0 +1,283 @@
+//! `flashfq`: start-time fair queueing of device time, with throttled dispatch and anticipation.
+//!
+//! **Problem.** Start-time fair queueing needs flows that always have something queued. A flow that waits for each
+//! answer has not: virtual time passes it by, and it starts anew at virtual time with every request. Slices of time
+//! cure that by keeping the whole device for one flow at a time, and waste what an SSD does in parallel.
+//!
+//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::sfqd) and go in the order of start tags. Virtual
+//! time is the least tag among the flows that have requests staged *or are [expected](anticipation) to*: an expected flow
+//! holds it at its last finish tag, which is where its next request will start.
+//!
+//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time. So while a flow
+//!   is expected the others go on, in parallel, but only so far.
+//! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after the last answer.
+//! - *Device time.* A request costs `request_bytes` and its length: what a device takes for a request grows with its size
+//!   from a fixed part, which is said here in bytes of transfer. That writes are dearer is for the cost model.
+//! - *Flows that are not eligible* do not hold virtual time: they could not go if they were first.
+//!
+//! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs by at most
+//! `2 T + l_f / w_f + l_g / w_g`, in the costs above.
+//!
+//! **Left out**: the calibration that finds a device's costs.
+//!
+//! **Knobs.** `threshold_bytes` (T; 1 MiB at weight 100): more lets others fill the device while one flow thinks, less
+//! keeps services together; 0 lets them do nothing at all. `idle_ns` (2 ms; 0 is no anticipation). `request_bytes`
+//! (4096). `slots` (D, requests); the cost model. The defaults are ours: SSDs answer within a millisecond.
+//!
+//! **Papers.** Shen, Park: FlashFQ: A Fair Queueing I/O Scheduler for Flash-Based SSDs, USENIX ATC 2013; Jin, Chase, Kaur,
+//! SIGMETRICS 2004.
+//!
+//! [anticipation]: crate::serial::anticipation
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::config::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD, in_range};
+use crate::flow::Weight;
+use crate::platform::{Native, Platform};
+use crate::port::{Op, Outcome};
+use crate::serial::anticipation::Anticipation;
+use crate::serial::heap::{Entry, FlowHeap};
+use crate::serial::staged::Staged;
+use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+
+/// FlashFQ behind the port contract.
+pub type FlashFq<P = Native> = Serial<Throttled, P>;
+
+/// A port of [`FlashFq`].
+pub type FlashFqPort<P = Native> = SerialPort<Throttled, P>;
+
+/// The knobs of FlashFQ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlashFqConfig {
+    /// How far after virtual time a request may start (T), in bytes at weight 100; default 1 MiB.
+    pub threshold_bytes: u64,
+    /// How long a flow is expected after an answer, in nanoseconds; 0 switches anticipation off; default 2 ms.
+    pub idle_ns: u64,
+    /// What a request costs beside its length, in bytes; default 4096.
+    pub request_bytes: u32,
+}
+
+impl Default for FlashFqConfig {
+    fn default() -> Self {
+        FlashFqConfig { threshold_bytes: 1 << 20, idle_ns: 2_000_000, request_bytes: 4096 }
+    }
+}
+
+impl FlashFqConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.threshold_bytes > MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(self.threshold_bytes));
+        }
+        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+    }
+}
+
+impl<P: Platform> Serial<Throttled, P> {
+    /// The policy and its ports.
+    pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<(Self, Vec<FlashFqPort<P>>), ConfigError> {
+        Serial::with_policy(Throttled::new(config, flashfq)?, config)
+    }
+}
+
+/// FlashFQ as a [`SerialPolicy`].
+pub struct Throttled {
+    config: FlashFqConfig,
+    virtual_time: VTime,
+    flows: Box<[FlowState]>,
+    /// The flows that have requests staged, by their first, and those that were expected to when last looked at, by
+    /// where that would start.
+    heap: FlowHeap,
+    staged: Staged<JobState>,
+    arrivals: u64,
+    next_lift_ns: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct FlowState {
+    end: VTime,
+    normalizer: Normalizer,
+    anticipation: Anticipation,
+    is_in_heap: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct JobState {
+    start: VTime,
+    arrival: u64,
+    flow: u32,
+    read: bool,
+}
+
+impl Throttled {
+    /// A scheduler without flows.
+    pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        flashfq.check()?;
+        Ok(Throttled {
+            config: *flashfq,
+            virtual_time: VTime::ZERO,
+            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            heap: FlowHeap::new(config.flows),
+            staged: Staged::new(config.flows, config.jobs()),
+            arrivals: 0,
+            next_lift_ns: 0,
+        })
+    }
+
+    /// Until when a flow with nothing staged is expected.
+    #[inline]
+    fn expected_until(&self, now_ns: u64, flow: usize) -> Option<u64> {
+        self.flows.get(flow)?.anticipation.until(now_ns, self.config.idle_ns)
+    }
+
+    /// Where a flow stands after its first request has left.
+    #[inline]
+    fn following(&self, now_ns: u64, slot: usize) -> Option<Entry> {
+        if let Some(first) = self.staged.first(slot) {
+            return Some(Entry { tag: first.start, arrival: first.arrival, flow: slot as u32 });
+        }
+        self.expected_until(now_ns, slot)?;
+        Some(Entry { tag: self.flows.get(slot)?.end, arrival: self.arrivals, flow: slot as u32 })
+    }
+
+    /// Flows at the head of the order that are not expected any more make way.
+    #[inline]
+    fn forget_absent(&mut self, now_ns: u64) {
+        while let Some(Entry { flow, .. }) = self.heap.get(0) {
+            let flow = flow as usize;
+            if !self.staged.is_empty(flow) || self.expected_until(now_ns, flow).is_some() {
+                return;
+            }
+            self.heap.replace(0, None);
+            if let Some(flow) = self.flows.get_mut(flow) {
+                flow.is_in_heap = false;
+            }
+        }
+    }
+}
+
+impl SerialPolicy for Throttled {
+    /// Where the slot's last life is still expected its place is taken over: it is the same slot's.
+    fn add_flow(&mut self, slot: usize, _weight: Weight) {
+        if let Some(flow) = self.flows.get_mut(slot) {
+            *flow = FlowState { end: self.virtual_time, is_in_heap: flow.is_in_heap, ..FlowState::default() };
+        }
+    }
+
+    /// Nothing to do: every arrival carries its weight.
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
+
+    /// Nothing to do: what is staged keeps its place.
+    fn remove_flow(&mut self, _flow: usize) {}
+
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        let slot = arrival.flow;
+        let alone = self.staged.is_empty(slot);
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
+        let start = self.virtual_time.max(flow.end);
+        let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
+        flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
+        let read = arrival.op == Op::Read;
+        self.staged.push(slot, arrival.job, JobState { start, arrival: self.arrivals, flow: slot as u32, read });
+        if !core::mem::replace(&mut flow.is_in_heap, true) {
+            self.heap.push(Entry { tag: start, arrival: self.arrivals, flow: slot as u32 });
+        }
+        self.arrivals = self.arrivals.wrapping_add(1);
+    }
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+        self.forget_absent(now_ns);
+        let has_staged = |flow: usize| !self.staged.is_empty(flow);
+        let holds = |flow: usize| match has_staged(flow) {
+            true => eligible(flow),
+            false => self.expected_until(now_ns, flow).is_some(),
+        };
+        let holder = self.heap.first(holds).and_then(|at| self.heap.get(at));
+        let Some(holder) = holder else { return Selection::Nothing };
+        self.virtual_time = self.virtual_time.max(holder.tag);
+        let first = self.heap.first(|flow| has_staged(flow) && eligible(flow));
+        let Some((at, entry)) = first.and_then(|at| Some((at, self.heap.get(at)?))) else { return Selection::Nothing };
+        let ahead = entry.tag.since(self.virtual_time);
+        if ahead > 0 && ahead.unsigned_abs() > self.config.threshold_bytes {
+            // Only one that is expected holds others up; if it waits for an answer, that will call.
+            return match self.expected_until(now_ns, holder.flow as usize) {
+                Some(until_ns) if until_ns < u64::MAX => Selection::WaitUntil(until_ns),
+                _ => Selection::Nothing,
+            };
+        }
+        let slot = entry.flow as usize;
+        let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
+        }
+        let following = self.following(now_ns, slot);
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.is_in_heap = following.is_some();
+        }
+        self.heap.replace(at, following);
+        Selection::Serve(job)
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, _outcome: Outcome) {
+        let flow = self.staged.kept(job).map_or(usize::MAX, |kept| kept.flow as usize);
+        if let Some(flow) = self.flows.get_mut(flow) {
+            flow.anticipation.completed(now_ns);
+        }
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        if now_ns >= self.next_lift_ns {
+            for flow in &mut self.flows {
+                flow.end = flow.end.max(self.virtual_time);
+            }
+            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
+        }
+        Some(self.next_lift_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        Some(self.virtual_time.units())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::serial::testing::{Loop, config, counts, run};
+
+    fn flashfq(knobs: FlashFqConfig) -> Throttled {
+        Throttled::new(&config(8), &knobs).unwrap()
+    }
+
+    /// Device time is shared by weight, however long requests are.
+    #[test]
+    fn shares_device_time() {
+        let knobs = FlashFqConfig::default();
+        let loops = [Loop { weight: 100, length: 4096, depth: 32 }, Loop { weight: 300, length: 131_072, depth: 32 }];
+        let served = run(&mut flashfq(knobs), &loops, 8, 2_000_000_000, |length| 8_000 + u64::from(length));
+        let counts = counts(&served, 2);
+        let time = |flow: usize| counts[flow] as f64 * f64::from(loops[flow].length + knobs.request_bytes);
+        let ratio = time(1) / time(0);
+        assert!((ratio - 3.0).abs() < 0.03, "{ratio}");
+    }
+
+    /// Beside a flood, one that waits for its answers has its share of service if it is expected; and the flood goes
+    /// on in the meantime.
+    #[test]
+    fn an_expected_flow_holds_virtual_time() {
+        let tenant = |weight, depth| Loop { weight, length: 4096, depth };
+        let share = |idle_ns, threshold_bytes| {
+            let knobs = FlashFqConfig { idle_ns, threshold_bytes, ..FlashFqConfig::default() };
+            let served = run(&mut flashfq(knobs), &[tenant(300, 1), tenant(100, 32)], 8, 1_000_000_000, |_| 100_000);
+            (counts(&served, 2)[0] as f64 / served.len() as f64, served.len())
+        };
+        let ((expected, few), (na, many)) = (share(2_000_000, 65_536), share(0, 65_536));
+        assert!(expected > 0.72 && na < 0.2 && few * 3 < many, "{expected} of {few}, {na} of {many}");
+    }
+}

@@ -1,0 +1,610 @@
+//! `nass`: a limit for each flow on what it has in the device's queue, around any serial scheduler.
+//!
+//! **Problem.** A scheduler decides who goes next, but the device has a queue of its own, SATA's NCQ with 32 places for
+//! instance. A flow of large requests, or of many, fills it and the channels behind it. The requests of others then wait
+//! where no scheduler sees them: the shares that it gave are not what they get.
+//!
+//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, which it asks with fewer flows eligible; the other knows nothing of
+//! it. Each flow has a limit on its requests on the device, MDN in the paper, and so have all together. Three mechanisms
+//! set them, and each can be switched off:
+//!
+//! 1. *Aggressiveness* (Eq. 4, 5). A request occupies one channel if it is no longer than `sub_request_bytes`, else
+//!    `floor(length / sub_request_bytes) + 1`; a flow's aggressiveness is the sum over its requests on the device. When one is
+//!    sent or completed while all together occupy more than `channels` channels, for more than one flow, and its flow
+//!    occupies more than the average of those flows, the flow's limit is halved.
+//! 2. *Sequentiality* (Eq. 6, 7). `S = decay^-(T - T_last) S + 1` for an arrival that could be merged with a staged request,
+//!    `- 1` for another. With `S > 0` each arrival lowers the flow's limit by one while its aggressiveness rises, so that
+//!    requests wait and can be merged; and raises it by one when it fell.
+//! 3. *Deceptive idleness*, instead of anticipation: build the scheduler inside without. A flow that has sent all that it
+//!    had, and of which there is a request among the last `history` arrivals, is about to send more. While there is one,
+//!    the others together may fill only `reserve` places: what comes finds room at once, and nothing waits.
+//!
+//! A new flow sets all limits to `queue_length / flows`.
+//!
+//! # What the paper leaves open
+//! - *How a limit recovers.* The paper only halves, and sets limits anew when a flow comes; after a burst, a flow would be
+//!   at 1 until then. Here a limit is raised by one with each completion of its flow that finds no cause to halve it. It is
+//!   the rule that makes many senders share one queue evenly (additive increase, multiplicative decrease), it asks for no time
+//!   and no parameter, it is at most as fast as the flow itself, and it stops where the conflict begins again. A limit is at
+//!   least 1, since a flow at 0 would have no completion to recover by, and at most `queue_length`.
+//! - *Weights.* The paper has none. A flow is above the average here if it occupies more than its weight's part of all
+//!   channels, and a new flow gives each its weight's part of the queue. With equal weights both are the paper's. Around
+//!   CFQ, weights count twice: a flow that is held back in its own slice leaves it to the others.
+//! - *Whom the total limit binds.* Lines 16 to 22 set one number, and set it back only when a flow leaves that has not
+//!   been seen for long. The text wants requests of deceptively idle flows "issued on their arrival", so the limit is not
+//!   for them; and it lasts while there is such a flow other than the one that asks.
+//! - *Who counts as a flow of the scheduler*, `W(n)`: those with requests staged, on the device, or among the last arrivals.
+//! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
+//! - *What could be merged*: a request that begins where the flow's last one ended, if that is still staged and of the same
+//!   kind. Nothing is merged here: each request is a command of its own. Then the second mechanism only holds streams
+//!   back, so it is off by default (which is the paper's variant NM).
+//!
+//! **Beyond the paper.** Over NVMe, give `queue_length` the number of commands that the device works on at a time.
+//!
+//! **Work conserving** it is not: places are kept free on purpose.
+//!
+//! **Knobs.** `channels` (10), `sub_request_bytes` (8 KiB), `history` (128 requests), `decay` (2), `reserve` (8 requests),
+//! `queue_length` (32 requests): the paper's for an Intel 530. The three switches.
+//!
+//! **Paper.** NASS, an NCQ-aware I/O scheduling scheme, MSST 2020, sections II and III.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::config::{ConfigError, MAX_SLOTS, in_range};
+use crate::flow::Weight;
+use crate::platform::{Native, Platform};
+use crate::port::{Op, Outcome};
+use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+
+/// The unit of time in which sequentiality decays, in nanoseconds.
+pub const DECAY_UNIT_NS: u64 = 1_000_000;
+
+/// Sequentiality 1 in fixed point.
+const ONE: i64 = 1 << 16;
+
+/// NASS around a scheduler, behind the port contract.
+pub type NassOver<S, P = Native> = Serial<Nass<S>, P>;
+
+/// A port of [`NassOver`].
+pub type NassPort<S, P = Native> = SerialPort<Nass<S>, P>;
+
+/// The parameters of NASS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NassConfig {
+    /// η: channels of the device; default 10.
+    pub channels: u32,
+    /// Size(sub): what one channel takes of a request, in bytes; default 8192.
+    pub sub_request_bytes: u32,
+    /// α: how many arrivals are remembered; default 128.
+    pub history: u32,
+    /// µ: by what sequentiality is divided in each [`DECAY_UNIT_NS`]; default 2.
+    pub decay: u32,
+    /// β: how many requests may be on the device while one of another flow is expected; default 8.
+    pub reserve: u32,
+    /// NCQ length: the most requests on the device; default 32.
+    pub queue_length: u32,
+    /// Whether aggressive flows are limited; default true.
+    pub aggressiveness: bool,
+    /// Whether sequential flows are held back or let go; default false, see the [module's text](self).
+    pub sequentiality: bool,
+    /// Whether room is kept for flows that are deceptively idle; default true.
+    pub idleness: bool,
+}
+
+impl Default for NassConfig {
+    fn default() -> Self {
+        NassConfig {
+            channels: 10,
+            sub_request_bytes: 8192,
+            history: 128,
+            decay: 2,
+            reserve: 8,
+            queue_length: 32,
+            aggressiveness: true,
+            sequentiality: false,
+            idleness: true,
+        }
+    }
+}
+
+impl NassConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        in_range("the number of channels", self.channels.into(), 1, 1 << 20)?;
+        in_range("the size of a sub-request", self.sub_request_bytes.into(), 512, 1 << 30)?;
+        in_range("the length of the history", self.history.into(), 1, 1 << 20)?;
+        in_range("the decay factor", self.decay.into(), 2, 1 << 20)?;
+        in_range("the reserve", self.reserve.into(), 1, MAX_SLOTS.into())?;
+        in_range("the queue's length", self.queue_length.into(), 1, MAX_SLOTS.into())
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Serial<Nass<S>, P> {
+    /// NASS around `inner`, made for the same bounds, and the ports.
+    pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<(Self, Vec<NassPort<S, P>>), ConfigError> {
+        Serial::with_policy(Nass::new(inner, config, nass)?, config)
+    }
+}
+
+/// NASS around another [`SerialPolicy`].
+pub struct Nass<S> {
+    inner: S,
+    control: Control,
+}
+
+/// Evaluation model and dispatch control.
+struct Control {
+    config: NassConfig,
+    flows: Box<[FlowState]>,
+    jobs: Box<[JobState]>,
+    /// The flows of the last arrivals, in a ring.
+    history: Box<[u32]>,
+    newest: usize,
+    /// The weights of the flows that are there, W(n).
+    present_weight: u64,
+    /// The weights of the flows that have requests on the device, and how many they are.
+    served_weight: u64,
+    served_flows: u32,
+    /// Of all requests on the device.
+    dispatched: u32,
+    channels: u64,
+    /// Flows that are deceptively idle.
+    expected: u32,
+    /// Raised when a new flow sets all limits.
+    round: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct FlowState {
+    weight: Weight,
+    staged: u32,
+    dispatched: u32,
+    /// Among the last arrivals.
+    recent: u32,
+    is_present: bool,
+    is_expected: bool,
+    /// Aggressiveness, and what it was before the last request was sent or completed.
+    channels: u64,
+    channels_before: u64,
+    /// MDN, if set in this round.
+    limit: u32,
+    round: u64,
+    /// In fixed point, as of `decayed`.
+    sequentiality: i64,
+    /// In [`DECAY_UNIT_NS`].
+    decayed: u64,
+    last_end: u64,
+    last_was_read: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct JobState {
+    flow: u32,
+    channels: u32,
+}
+
+impl<S: SerialPolicy> Nass<S> {
+    /// Puts the limits around `inner`.
+    pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        nass.check()?;
+        let control = Control {
+            config: *nass,
+            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            jobs: (0..config.jobs()).map(|_| JobState::default()).collect(),
+            history: (0..nass.history).map(|_| u32::MAX).collect(),
+            newest: 0,
+            present_weight: 0,
+            served_weight: 0,
+            served_flows: 0,
+            dispatched: 0,
+            channels: 0,
+            expected: 0,
+            round: 0,
+        };
+        Ok(Nass { inner, control })
+    }
+
+    /// The most requests that the flow may have on the device now.
+    pub fn limit(&self, flow: usize) -> u32 {
+        self.control.flows.get(flow).map_or(0, |flow| self.control.limit(flow))
+    }
+}
+
+impl Control {
+    /// Whether the flow may send another request.
+    #[inline]
+    fn admits(&self, flow: usize) -> bool {
+        let Some(flow) = self.flows.get(flow) else { return false };
+        let others_expected = self.expected > u32::from(flow.is_expected);
+        let kept_free = others_expected && !flow.is_expected && self.dispatched >= self.config.reserve;
+        !kept_free && flow.dispatched < self.limit(flow)
+    }
+
+    /// MDN of a flow.
+    #[inline]
+    fn limit(&self, flow: &FlowState) -> u32 {
+        if flow.round == self.round { flow.limit } else { self.part(flow) }
+    }
+
+    /// A flow's part of the queue.
+    #[inline]
+    fn part(&self, flow: &FlowState) -> u32 {
+        let weight = u64::from(flow.weight.get());
+        let part = u64::from(self.config.queue_length) * weight / self.present_weight.max(weight).max(1);
+        (part as u32).max(1)
+    }
+
+    /// How many channels a request occupies (Eq. 4).
+    #[inline]
+    fn channels_of(&self, op: Op, length: u32) -> u32 {
+        let size = self.config.sub_request_bytes;
+        match op {
+            Op::Read | Op::Write if length > size => length.checked_div(size).unwrap_or(0) + 1,
+            _ => 1,
+        }
+    }
+
+    /// A request arrives: lines 1 to 14.
+    #[inline]
+    fn arrived(&mut self, now_ns: u64, arrival: &Arrival) {
+        let channels = self.channels_of(arrival.op, arrival.length);
+        if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
+            *job = JobState { flow: arrival.flow as u32, channels };
+        }
+        self.remember(arrival.flow);
+        let Some(mut flow) = self.flows.get(arrival.flow).copied() else { return };
+        let (counted, served) = (flow.weight.get(), flow.dispatched > 0);
+        let weight = arrival.weight.get();
+        flow.weight = arrival.weight;
+        flow.staged = flow.staged.wrapping_add(1);
+        if served {
+            self.served_weight = (self.served_weight + u64::from(weight)).saturating_sub(counted.into());
+        }
+        let counted = if flow.is_present { counted } else { 0 };
+        self.present_weight = (self.present_weight + u64::from(weight)).saturating_sub(counted.into());
+        if !core::mem::replace(&mut flow.is_present, true) {
+            self.round = self.round.wrapping_add(1);
+        }
+        if self.config.sequentiality {
+            self.perceive(now_ns, arrival, &mut flow);
+        }
+        if let Some(place) = self.flows.get_mut(arrival.flow) {
+            *place = flow;
+        }
+    }
+
+    /// Puts an arrival into the history; what falls out of it may have been its flow's last sign.
+    #[inline]
+    fn remember(&mut self, flow: usize) {
+        if let Some(flow) = self.flows.get_mut(flow) {
+            flow.recent = flow.recent.wrapping_add(1);
+        }
+        self.newest = if self.newest + 1 < self.history.len() { self.newest + 1 } else { 0 };
+        let Some(place) = self.history.get_mut(self.newest) else { return };
+        let oldest = core::mem::replace(place, flow as u32) as usize;
+        if let Some(flow) = self.flows.get_mut(oldest) {
+            flow.recent = flow.recent.saturating_sub(1);
+        }
+        self.look_for(oldest);
+    }
+
+    /// Sees whether the flow is expected, and whether it is there at all.
+    #[inline]
+    fn look_for(&mut self, slot: usize) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        if flow.is_expected && flow.recent == 0 {
+            flow.is_expected = false;
+            self.expected = self.expected.saturating_sub(1);
+        }
+        if flow.is_present && flow.recent == 0 && flow.staged == 0 && flow.dispatched == 0 {
+            flow.is_present = false;
+            self.present_weight = self.present_weight.saturating_sub(flow.weight.get().into());
+        }
+    }
+
+    /// The flow's sequentiality with this arrival (Eq. 7), and what follows for its limit.
+    #[inline]
+    fn perceive(&mut self, now_ns: u64, arrival: &Arrival, flow: &mut FlowState) {
+        let now = now_ns / DECAY_UNIT_NS;
+        let mut units = now.saturating_sub(flow.decayed);
+        flow.decayed = now;
+        while units > 0 && flow.sequentiality != 0 {
+            flow.sequentiality = flow.sequentiality.checked_div(self.config.decay.into()).unwrap_or(0);
+            units -= 1;
+        }
+        let is_read = arrival.op == Op::Read;
+        let continues = arrival.offset == flow.last_end && is_read == flow.last_was_read;
+        let moves_data = matches!(arrival.op, Op::Read | Op::Write);
+        // It counts itself among the staged ones by now.
+        let merges = moves_data && continues && flow.staged > 1;
+        flow.last_end = arrival.offset.saturating_add(arrival.length.into());
+        flow.last_was_read = is_read;
+        flow.sequentiality = flow.sequentiality.saturating_add(if merges { ONE } else { -ONE });
+        if flow.sequentiality > 0 {
+            let limit = self.limit(flow);
+            flow.limit = match flow.channels_before <= flow.channels {
+                true => limit.saturating_sub(1).max(1),
+                false => (limit + 1).min(self.config.queue_length),
+            };
+            flow.round = self.round;
+        }
+    }
+
+    /// A request enters the device: lines 15 to 30.
+    #[inline]
+    fn sent(&mut self, job: Job) {
+        let Some(JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize).copied() else { return };
+        let Some(flow) = self.flows.get_mut(slot as usize) else { return };
+        flow.staged = flow.staged.saturating_sub(1);
+        let expected = self.config.idleness && flow.staged == 0 && flow.recent > 0;
+        let was_expected = core::mem::replace(&mut flow.is_expected, expected);
+        self.expected = (self.expected + u32::from(expected)).saturating_sub(was_expected.into());
+        if flow.dispatched == 0 {
+            self.served_flows = self.served_flows.wrapping_add(1);
+            self.served_weight += u64::from(flow.weight.get());
+        }
+        flow.dispatched = flow.dispatched.wrapping_add(1);
+        flow.channels_before = flow.channels;
+        flow.channels += u64::from(channels);
+        self.dispatched = self.dispatched.wrapping_add(1);
+        self.channels += u64::from(channels);
+        self.judge(slot as usize, false);
+    }
+
+    /// A request is completed: lines 23 to 30.
+    #[inline]
+    fn came_back(&mut self, job: Job) {
+        let Some(JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize).copied() else { return };
+        let Some(flow) = self.flows.get_mut(slot as usize) else { return };
+        flow.dispatched = flow.dispatched.saturating_sub(1);
+        flow.channels_before = flow.channels;
+        flow.channels = flow.channels.saturating_sub(channels.into());
+        if flow.dispatched == 0 {
+            self.served_flows = self.served_flows.saturating_sub(1);
+            self.served_weight = self.served_weight.saturating_sub(flow.weight.get().into());
+        }
+        self.dispatched = self.dispatched.saturating_sub(1);
+        self.channels = self.channels.saturating_sub(channels.into());
+        self.judge(slot as usize, true);
+        self.look_for(slot as usize);
+    }
+
+    /// Halves the flow's limit if it is aggressive where channels are short; lets it recover by what comes back if not.
+    #[inline]
+    fn judge(&mut self, slot: usize, recovers: bool) {
+        let Some(flow) = self.flows.get(slot) else { return };
+        let limit = self.limit(flow);
+        let conflict = self.channels > u64::from(self.config.channels) && self.served_flows > 1;
+        // Above the average: more than its weight's part of all channels.
+        let above = flow.channels * self.served_weight > self.channels * u64::from(flow.weight.get());
+        let limit = match conflict && above && self.config.aggressiveness {
+            true => (limit / 2).max(1),
+            false if recovers => (limit + 1).min(self.config.queue_length),
+            false => return,
+        };
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.limit = limit;
+            flow.round = self.round;
+        }
+    }
+}
+
+impl<S: SerialPolicy> SerialPolicy for Nass<S> {
+    /// The slot's last life may still be in the history: it falls out of it as it would have.
+    fn add_flow(&mut self, slot: usize, weight: Weight) {
+        if let Some(flow) = self.control.flows.get_mut(slot) {
+            let FlowState { weight, recent, is_present, is_expected, .. } = *flow;
+            *flow = FlowState { weight, recent, is_present, is_expected, ..FlowState::default() };
+        }
+        self.inner.add_flow(slot, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        self.inner.set_weight(flow, weight);
+    }
+
+    /// Nobody waits for it any more.
+    fn remove_flow(&mut self, slot: usize) {
+        if let Some(flow) = self.control.flows.get_mut(slot)
+            && core::mem::take(&mut flow.is_expected)
+        {
+            self.control.expected = self.control.expected.saturating_sub(1);
+        }
+        self.inner.remove_flow(slot);
+    }
+
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.control.arrived(now_ns, arrival);
+        self.inner.insert(now_ns, arrival);
+    }
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+        let Nass { inner, control } = self;
+        if control.dispatched >= control.config.queue_length {
+            return Selection::Nothing;
+        }
+        let selection = inner.select(now_ns, |flow| control.admits(flow) && eligible(flow));
+        if let Selection::Serve(job) = selection {
+            control.sent(job);
+        }
+        selection
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+        self.control.came_back(job);
+        self.inner.completed(now_ns, job, outcome);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        self.inner.tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        self.inner.virtual_time()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::fiops::VirtualIops;
+    use crate::serial::testing::{config, read};
+
+    type Limited = Nass<VirtualIops>;
+
+    fn nass(nass: NassConfig) -> Limited {
+        let config = config(64);
+        Nass::new(VirtualIops::new(&config), &config, &nass).unwrap()
+    }
+
+    fn only(aggressiveness: bool, sequentiality: bool, idleness: bool) -> NassConfig {
+        NassConfig { aggressiveness, sequentiality, idleness, ..NassConfig::default() }
+    }
+
+    /// Takes what may be sent. Jobs `100 i..` are flow `i`'s.
+    fn send(nass: &mut Limited) -> Vec<u32> {
+        let mut sent = Vec::new();
+        while let Selection::Serve(Job(job)) = nass.select(0, |_| true) {
+            sent.push(job);
+        }
+        sent
+    }
+
+    /// How many of them are of each flow.
+    fn counts(jobs: &[u32]) -> [usize; 2] {
+        [0, 1].map(|flow| jobs.iter().filter(|&&job| job / 100 == flow).count())
+    }
+
+    fn stage(nass: &mut Limited, flow: u32, jobs: core::ops::Range<u32>, length: u32) {
+        jobs.for_each(|job| nass.insert(0, &read(100 * flow + job, flow as usize, 100, length)));
+    }
+
+    fn complete(nass: &mut Limited, jobs: &[u32]) {
+        jobs.iter().for_each(|&job| nass.completed(0, Job(job), Outcome::Done));
+    }
+
+    #[test]
+    fn channels_as_equation_4_has_them() {
+        let mut nass = nass(NassConfig::default());
+        let channels = [0, 4096, 8192, 8193, 16_384, 131_072].map(|length| nass.control.channels_of(Op::Read, length));
+        assert_eq!(channels, [1, 1, 1, 2, 3, 17]);
+        assert_eq!(nass.control.channels_of(Op::Discard, 1 << 30), 1);
+        stage(&mut nass, 0, 0..16, 4096);
+        assert_eq!(counts(&send(&mut nass)), [16, 0]);
+        assert_eq!(nass.control.flows[0].channels, 16);
+    }
+
+    #[test]
+    fn a_new_flow_sets_every_limit_to_its_part() {
+        let mut nass = nass(NassConfig::default());
+        stage(&mut nass, 0, 0..40, 4096);
+        assert_eq!(nass.limit(0), 32);
+        stage(&mut nass, 1, 0..40, 4096);
+        assert_eq!((nass.limit(0), nass.limit(1)), (16, 16));
+        // Three times the weight, three times the part.
+        nass.insert(0, &Arrival { weight: Weight::new(300).unwrap(), ..read(199, 1, 100, 4096) });
+        assert_eq!((nass.limit(0), nass.limit(1)), (8, 24));
+    }
+
+    /// The life of a limit: an aggressive flow is limited, keeps one request, and recovers when the other has gone.
+    #[test]
+    fn an_aggressive_flow_is_limited_and_recovers() {
+        let mut nass = nass(only(true, false, false));
+        stage(&mut nass, 0, 0..16, 4096);
+        stage(&mut nass, 1, 0..64, 131_072);
+        let first = send(&mut nass);
+        let [small, large] = counts(&first);
+        assert!(small == 16 && large <= 3, "{first:?}");
+        let (small, mut large): (Vec<u32>, Vec<u32>) = first.into_iter().partition(|job| job / 100 == 0);
+        for _ in 0..10 {
+            complete(&mut nass, &large);
+            large = send(&mut nass);
+            assert!((1..=2).contains(&large.len()) && nass.limit(1) <= 2, "{large:?}");
+        }
+        assert!(nass.limit(0) >= 16, "the other is not limited");
+        complete(&mut nass, &small);
+        let mut most = 0;
+        for _ in 0..200 {
+            complete(&mut nass, &large);
+            large.iter().for_each(|&job| stage(&mut nass, 1, job - 100..job - 99, 131_072));
+            large = send(&mut nass);
+            most = most.max(large.len());
+        }
+        assert_eq!((most, nass.limit(1)), (32, 32));
+    }
+
+    /// Switched off, the mechanism limits nobody further than to their part.
+    #[test]
+    fn without_aggressiveness_nobody_is_halved() {
+        let mut nass = nass(only(false, false, false));
+        stage(&mut nass, 0, 0..40, 4096);
+        stage(&mut nass, 1, 0..40, 131_072);
+        assert_eq!(counts(&send(&mut nass)), [16, 16]);
+        assert_eq!((nass.limit(0), nass.limit(1)), (16, 16));
+    }
+
+    #[test]
+    fn room_is_kept_for_a_flow_that_is_about_to_send() {
+        let mut nass = nass(only(false, false, true));
+        stage(&mut nass, 0, 0..2, 4096);
+        assert_eq!(counts(&send(&mut nass)), [2, 0]);
+        stage(&mut nass, 1, 0..80, 4096);
+        assert_eq!(counts(&send(&mut nass)), [0, 6], "8 in all");
+        stage(&mut nass, 0, 2..3, 4096);
+        assert_eq!(counts(&send(&mut nass)), [1, 0], "what comes finds room at once");
+        complete(&mut nass, &[0, 1, 2]);
+        assert_eq!(counts(&send(&mut nass)), [0, 2]);
+        // 128 arrivals later it is taken to be gone.
+        stage(&mut nass, 1, 80..100, 4096);
+        stage(&mut nass, 2, 0..110, 4096);
+        assert_eq!(nass.control.expected, 0);
+        assert!(nass.select(0, |flow| flow == 1) != Selection::Nothing);
+    }
+
+    #[test]
+    fn without_idleness_no_room_is_kept() {
+        let mut nass = nass(only(false, false, false));
+        stage(&mut nass, 0, 0..2, 4096);
+        stage(&mut nass, 1, 0..80, 4096);
+        assert_eq!(counts(&send(&mut nass)), [2, 16]);
+    }
+
+    #[test]
+    fn a_stream_is_held_back_while_its_aggressiveness_rises() {
+        let stream = |job: u32| Arrival { offset: u64::from(job) * 4096, ..read(job, 0, 100, 4096) };
+        let mut nass = nass(only(false, true, false));
+        (0..10).for_each(|job| nass.insert(0, &stream(job)));
+        // The first could not be merged; the third is the first that makes it sequential.
+        assert_eq!(nass.control.flows[0].sequentiality, 8 * ONE);
+        assert_eq!(nass.limit(0), 32 - 8);
+        assert_eq!(send(&mut nass).len(), 10);
+        complete(&mut nass, &[0]);
+        let limit = nass.limit(0);
+        // Nothing of it is staged to be merged with: less sequential, but still; and it has just had one back.
+        nass.insert(0, &stream(10));
+        assert_eq!((nass.control.flows[0].sequentiality, nass.limit(0)), (7 * ONE, (limit + 1).min(32)));
+        // It decays to a half with each unit of time, rounded to zero.
+        nass.insert(3 * DECAY_UNIT_NS, &stream(11));
+        assert_eq!(nass.control.flows[0].sequentiality, 7 * ONE / 8 + ONE);
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_refused() {
+        let config = config(64);
+        let refused = |nass: NassConfig| Nass::new(VirtualIops::new(&config), &config, &nass).is_err();
+        assert!(!refused(NassConfig::default()));
+        let zeroes = [
+            NassConfig { channels: 0, ..NassConfig::default() },
+            NassConfig { sub_request_bytes: 0, ..NassConfig::default() },
+            NassConfig { history: 0, ..NassConfig::default() },
+            NassConfig { decay: 1, ..NassConfig::default() },
+            NassConfig { reserve: 0, ..NassConfig::default() },
+            NassConfig { queue_length: 0, ..NassConfig::default() },
+        ];
+        assert!(zeroes.into_iter().all(refused));
+    }
+}

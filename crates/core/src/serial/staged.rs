@@ -1,0 +1,58 @@
+//! Staged requests, a queue for each flow, with what a scheduler keeps of each request.
+
+use alloc::boxed::Box;
+
+use super::Job;
+use super::fifo::{Fifo, Links};
+
+/// The queues of all flows. What was kept of a request stays until its number is used again.
+pub struct Staged<T> {
+    queues: Box<[Fifo]>,
+    links: Links,
+    jobs: Box<[T]>,
+}
+
+impl<T: Copy + Default> Staged<T> {
+    /// Empty queues of `flows` flows over the jobs `0..jobs`.
+    pub fn new(flows: usize, jobs: usize) -> Self {
+        Staged {
+            queues: (0..flows).map(|_| Fifo::default()).collect(),
+            links: Links::new(jobs),
+            jobs: (0..jobs).map(|_| T::default()).collect(),
+        }
+    }
+
+    /// Appends a request to its flow's queue; ignored if there is no such flow or job.
+    #[inline]
+    pub fn push(&mut self, flow: usize, job: Job, kept: T) {
+        let Some(queue) = self.queues.get_mut(flow) else { return };
+        let Some(place) = self.jobs.get_mut(job.0 as usize) else { return };
+        *place = kept;
+        self.links.push(queue, job.0);
+    }
+
+    /// Takes the flow's first request out.
+    #[inline]
+    pub fn pop(&mut self, flow: usize) -> Option<(Job, T)> {
+        let job = self.links.pop(self.queues.get_mut(flow)?)?;
+        Some((Job(job), *self.jobs.get(job as usize)?))
+    }
+
+    /// What is kept of the flow's first request.
+    #[inline]
+    pub fn first(&self, flow: usize) -> Option<T> {
+        self.kept(Job(self.queues.get(flow)?.first()?))
+    }
+
+    /// What is kept of a request.
+    #[inline]
+    pub fn kept(&self, job: Job) -> Option<T> {
+        self.jobs.get(job.0 as usize).copied()
+    }
+
+    /// Whether the flow has nothing staged.
+    #[inline]
+    pub fn is_empty(&self, flow: usize) -> bool {
+        self.queues.get(flow).is_none_or(Fifo::is_empty)
+    }
+}
