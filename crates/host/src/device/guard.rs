@@ -74,6 +74,21 @@ impl Access {
         debug_assert!(offset >> REGION_SHIFT == (offset + length - 1) >> REGION_SHIFT);
         Access { is_exclusive: true, ..Access::shared(file, offset, length) }
     }
+
+    /// What a shared access holds once [`Guard::poll`] has said that it has all.
+    pub(in crate::device) fn into_held(self) -> Held {
+        debug_assert!(!self.is_exclusive && self.wanted == 0, "it has entered everywhere, and not alone");
+        Held(self.held)
+    }
+}
+
+/// What a write of whole blocks holds, in a word: its access once it has entered everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::device) struct Held(u64);
+
+impl Held {
+    /// Nothing.
+    pub(in crate::device) const NONE: Held = Held(0);
 }
 
 impl Default for Guard {
@@ -118,6 +133,14 @@ impl Guard {
                 stripe.turn.fetch_add(1, Ordering::AcqRel);
             }
             stripe.left.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Gives back what a write of whole blocks holds.
+    #[inline]
+    pub(in crate::device) fn leave_shared(&self, held: Held) {
+        if held != Held::NONE {
+            self.leave(&mut Access { held: held.0, ..Access::NONE });
         }
     }
 }

@@ -42,15 +42,19 @@ impl SqEntries {
     /// The driver's side: writes an entry that the controller will not read before the doorbell.
     #[inline]
     pub(crate) fn write(self, index: u16, sqe: &Sqe) {
-        // SAFETY: inside the queue; a volatile write, as the other side may look whenever it wants.
-        unsafe { self.at(index).cast::<[u64; 8]>().write_volatile(sqe.to_words()) };
+        let at = self.at(index);
+        for (word, value) in sqe.to_words().into_iter().enumerate() {
+            // SAFETY: inside the queue; volatile writes, as the other side may look whenever it wants.
+            unsafe { at.add(word).write_volatile(value) };
+        }
     }
 
     /// The controller's side: reads an entry, once.
     #[inline]
     pub(crate) fn read(self, index: u16) -> Sqe {
-        // SAFETY: inside the queue; a volatile read, as the other side may write whenever it wants.
-        Sqe::from_words(unsafe { self.at(index).cast::<[u64; 8]>().read_volatile() })
+        let at = self.at(index);
+        // SAFETY: inside the queue; volatile reads, as the other side may write whenever it wants.
+        Sqe::from_words(std::array::from_fn(|word| unsafe { at.add(word).read_volatile() }))
     }
 }
 

@@ -224,11 +224,16 @@ impl Status {
     }
 
     /// The errno that a user of the device gets.
+    #[inline]
     pub fn to_errno(self) -> i32 {
+        if self.is_success() { 0 } else { self.to_error() }
+    }
+
+    #[cold]
+    fn to_error(self) -> i32 {
         let plain = Status(self.0 & 0x7ff);
         let is = |status: Status| status.0 & 0x7ff == plain.0;
         match plain {
-            _ if self.is_success() => 0,
             _ if plain.0 & Status::VENDOR == Status::VENDOR => i32::from(plain.0 & 0xff),
             _ if is(Status::CAPACITY_EXCEEDED) => libc::ENOSPC,
             _ if is(Status::LBA_OUT_OF_RANGE) || is(Status::INVALID_NAMESPACE) => libc::EINVAL,

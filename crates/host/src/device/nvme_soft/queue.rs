@@ -15,7 +15,7 @@ use super::job::{Blocks, Job, Jobs, NextPart};
 use super::lane::Lane;
 use super::set::{Ended, Owner, Part, Set};
 use crate::device::file::inside;
-use crate::device::guard::Access;
+use crate::device::guard::{Access, Held as Guarded};
 use crate::device::{Command, Completion, Queue};
 use crate::nvme::controller::AWAKE_NS;
 use crate::nvme::spec::{BLOCKS_MAX, LBA};
@@ -116,9 +116,10 @@ impl NvmeQueue {
         if !waiting.is_empty() {
             return waiting.push_back((*command, owner));
         }
-        match hold.get().push(self.shared.controller.dma(), command, owner) {
-            Ok(()) => self.in_flight += 1,
-            Err(owner) => waiting.push_back((*command, owner)),
+        if hold.get().push(self.shared.controller.dma(), command, owner) {
+            self.in_flight += 1;
+        } else {
+            waiting.push_back((*command, owner));
         }
     }
 
@@ -128,13 +129,11 @@ impl NvmeQueue {
         let mut set = hold.get();
         for waiting in &mut self.overflow {
             while let Some((command, owner)) = waiting.pop_front() {
-                match set.push(self.shared.controller.dma(), &command, owner) {
-                    Ok(()) => self.in_flight += 1,
-                    Err(owner) => {
-                        waiting.push_front((command, owner));
-                        break;
-                    }
+                if !set.push(self.shared.controller.dma(), &command, owner) {
+                    waiting.push_front((command, owner));
+                    break;
                 }
+                self.in_flight += 1;
             }
         }
     }
@@ -151,7 +150,7 @@ impl NvmeQueue {
         let (guard, blocks) = (&self.shared.guard, Blocks { size: LBA, most: BYTES_MAX });
         match self.jobs.advance(now_ns, guard, blocks, id) {
             NextPart::Issue(piece) => {
-                let owner = Owner { member: self.member, part: Part::Piece(id), access: Access::NONE };
+                let owner = Owner::new(self.member, Part::Piece(id), Guarded::NONE);
                 self.push(&piece, owner);
             }
             NextPart::Wait => {}
@@ -160,13 +159,12 @@ impl NvmeQueue {
     }
 
     /// Takes in a command that has ended.
-    #[inline]
     fn end(&mut self, now_ns: u64, ended: Ended) {
-        let Ended { mut owner, errno } = ended;
+        let Ended { owner, errno } = ended;
         self.in_flight -= 1;
-        match owner.part {
+        match owner.part() {
             Part::Whole(tag) => {
-                self.shared.guard.leave(&mut owner.access);
+                self.shared.guard.leave_shared(owner.held);
                 self.done.push(Completion { tag, errno });
             }
             Part::Piece(id) => {
@@ -195,16 +193,20 @@ fn class_index(class: Class) -> usize {
 impl Queue for NvmeQueue {
     #[inline]
     unsafe fn issue(&mut self, now_ns: u64, _ring: &mut Ring, command: &Command) {
-        let mut command = *command;
         let end = command.offset.checked_add(u64::from(command.length));
         let size = self.shared.sizes.get(usize::from(command.file)).copied();
         let is_inside = size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
         if !is_inside {
             return self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
         }
-        if command.op == Op::Discard {
-            (command.offset, command.length) = inside(command.offset, command.length, LBA);
-        }
+        let blocks;
+        let command = if command.op == Op::Discard {
+            let (offset, length) = inside(command.offset, command.length, LBA);
+            blocks = Command { offset, length, ..*command };
+            &blocks
+        } else {
+            command
+        };
         if command.length == 0 && command.op != Op::Flush {
             return self.done.push(Completion { tag: command.tag, errno: 0 });
         }
@@ -213,20 +215,20 @@ impl Queue for NvmeQueue {
             Op::Flush | Op::Discard => true,
             _ => is_aligned && command.length <= BYTES_MAX,
         };
-        let mut access = Access::NONE;
+        let mut held = Guarded::NONE;
         if is_whole && !matches!(command.op, Op::Flush | Op::Read) {
-            access = Access::shared(command.file, command.offset, command.length.into());
+            let mut access = Access::shared(command.file, command.offset, command.length.into());
             if !self.shared.guard.poll(&mut access) {
                 // Somebody changes a part of a block there: wait for it, and use what has been drawn.
-                let id = self.jobs.add(Job::waiting(&command, access));
+                let id = self.jobs.add(Job::waiting(command, access));
                 return self.jobs.block(now_ns, id);
             }
+            held = access.into_held();
         }
         if !is_whole {
-            return self.begin_job(now_ns, &command);
+            return self.begin_job(now_ns, command);
         }
-        let owner = Owner { member: self.member, part: Part::Whole(command.tag), access };
-        self.push(&command, owner);
+        self.push(command, Owner::new(self.member, Part::Whole(command.tag), held));
     }
 
     #[inline]
@@ -265,11 +267,14 @@ impl Queue for NvmeQueue {
             ended.append(mail);
         }
         while let Some(one) = set.reap() {
-            if one.owner.member == member {
-                ended.push(one);
-            } else {
-                let other = usize::from(one.owner.member);
-                set.mail[other].push(one);
+            match one.owner.part() {
+                _ if one.owner.member() != member => set.mail[usize::from(one.owner.member())].push(one),
+                Part::Whole(tag) => {
+                    self.in_flight -= 1;
+                    self.shared.guard.leave_shared(one.owner.held);
+                    done.push(Completion { tag, errno: one.errno });
+                }
+                Part::Piece(_) => ended.push(one),
             }
         }
         set.taken(&self.shared.controller);

@@ -14,7 +14,7 @@ use fairq_core::{Class, Op, Tag};
 use super::bus::Bus;
 use super::layout::Layout;
 use crate::device::Command;
-use crate::device::guard::Access;
+use crate::device::guard::Held;
 use crate::memory::PAGE;
 use crate::nvme::controller::Controller;
 use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
@@ -38,14 +38,14 @@ const CQ_BYTES: usize = (CQ_ENTRIES as usize * CQE).next_multiple_of(PAGE);
 /// Bytes of a set in the part of the bus that is mapped for good.
 pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES;
 
-/// Whose a command is, and what is to be done when it has ended.
-#[derive(Debug)]
+/// Whose a command is, and what is to be done when it has ended: two words, so that it travels in registers. Copied field
+/// by field and read back whole it would wait for its own stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
-    /// Which of the shards that share the set.
-    pub(super) member: u8,
-    pub(super) part: Part,
+    /// The number of the part (bits 31:0), the member (39:32) and whether it is a piece (40).
+    name: u64,
     /// What it holds of the guard.
-    pub(super) access: Access,
+    pub(super) held: Held,
 }
 
 /// What a command of the controller's is of a command of a shard's.
@@ -57,7 +57,37 @@ pub(super) enum Part {
     Piece(u32),
 }
 
+const IS_PIECE: u64 = 1 << 40;
+
+impl Owner {
+    /// Of a slot that is not in use.
+    const NOBODY: Owner = Owner { name: u64::MAX, held: Held::NONE };
+
+    /// One of the shards that share the set, for a part of its command.
+    #[inline]
+    pub(super) fn new(member: u8, part: Part, held: Held) -> Owner {
+        let part = match part {
+            Part::Whole(tag) => u64::from(tag.0),
+            Part::Piece(job) => IS_PIECE | u64::from(job),
+        };
+        Owner { name: u64::from(member) << 32 | part, held }
+    }
+
+    /// Which of the shards that share the set.
+    #[inline]
+    pub(super) fn member(self) -> u8 {
+        (self.name >> 32) as u8
+    }
+
+    #[inline]
+    pub(super) fn part(self) -> Part {
+        let number = self.name as u32;
+        if self.name & IS_PIECE == 0 { Part::Whole(Tag(number)) } else { Part::Piece(number) }
+    }
+}
+
 /// A command that has ended.
+#[derive(Clone, Copy)]
 pub(super) struct Ended {
     pub(super) owner: Owner,
     pub(super) errno: i32,
@@ -68,7 +98,7 @@ pub(super) struct Set {
     queues: Vec<ClassQueue>,
     cq: CqHead,
     cqid: u16,
-    owners: Box<[Option<Owner>]>,
+    owners: Box<[Owner]>,
     /// Where its windows begin.
     window: usize,
     /// Where its ranges are, in the fixed part of the bus.
@@ -122,7 +152,7 @@ impl Set {
             queues: (0..layout.classes().len()).map(queue).collect(),
             cq: CqHead::new(cq),
             cqid: layout.cqid(set),
-            owners: (0..SET_SLOTS).map(|_| None).collect(),
+            owners: vec![Owner::NOBODY; SET_SLOTS].into(),
             window: set * SET_SLOTS,
             ranges: ranges_offset(base),
             dirty: 0,
@@ -147,13 +177,12 @@ impl Set {
         }
     }
 
-    /// Puts a command in the queue of its class, if that has room: it gives the owner back if not. The range is whole
-    /// blocks.
+    /// Puts a command in the queue of its class; false if that has no room. The range is whole blocks.
     #[inline]
-    pub(super) fn push(&mut self, bus: &Bus, command: &Command, owner: Owner) -> Result<(), Owner> {
+    pub(super) fn push(&mut self, bus: &Bus, command: &Command, owner: Owner) -> bool {
         let class = self.index(command.class);
         let queue = &mut self.queues[class];
-        let Some(slot) = queue.free.pop() else { return Err(owner) };
+        let Some(slot) = queue.free.pop() else { return false };
         let mut sqe = entry(command, slot);
         match command.op {
             Op::Read | Op::Write => {
@@ -172,8 +201,8 @@ impl Set {
         }
         queue.tail = queue.sq.push(&sqe);
         self.dirty |= 1 << queue.sqid;
-        self.owners[usize::from(slot)] = Some(owner);
-        Ok(())
+        self.owners[usize::from(slot)] = owner;
+        true
     }
 
     /// Rings every doorbell that has to be.
@@ -199,7 +228,8 @@ impl Set {
     pub(super) fn reap(&mut self) -> Option<Ended> {
         let cqe = self.cq.pop()?;
         self.taken = true;
-        let owner = self.owners[usize::from(cqe.cid)].take().expect("the controller completes what it was given");
+        let owner = std::mem::replace(&mut self.owners[usize::from(cqe.cid)], Owner::NOBODY);
+        assert!(owner != Owner::NOBODY, "the controller completes what it was given, once");
         self.queues[usize::from(cqe.cid) / SLOTS].free.push(cqe.cid);
         Some(Ended { owner, errno: cqe.status.to_errno() })
     }
