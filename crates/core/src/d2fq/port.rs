@@ -2,9 +2,16 @@
 //!
 //! A flow's record on a port is one cache line that nobody else touches: what it has in flight, what has been completed but
 //! not published, what it submitted to each class. [`Local::publish`] writes it where others see it.
+//!
+//! **A batch of completions is not a break.** A shard takes completions in batches and answers each with a request; in between a
+//! flow of any depth may have nothing in flight for no time at all. If that counted, a busy shard would make its
+//! hungriest flows look as if they asked for little: no measure for Eq. 2, and brought up to the others each time. So a flow
+//! that was [`DEEP`] leaves at the port's next `next` and not before, by when its requests have come. A
+//! shallow flow leaves at once: it waits for its client, and that is what leaving is to tell.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
@@ -28,11 +35,16 @@ struct Local {
     /// Per tag: cost less 1 in the upper 48 bits, slot plus 1 in the lower 16; 0 where the tag is not in use.
     live: Box<[u64]>,
     flows: Box<[PortFlow]>,
+    /// Slots of deep flows with nothing in flight here since the last `next`.
+    leaving: Vec<u16>,
     /// For the mindicator.
     leads: Option<Box<Leads>>,
 }
 
 const SLOT_BITS: u32 = 16;
+
+/// A flow with so many requests in flight on one port waits for the device, not for its client.
+const DEEP: u32 = 8;
 
 /// A flow on one port.
 #[derive(Clone, Copy)]
@@ -48,6 +60,10 @@ struct PortFlow {
     published_ns: u64,
     /// Of the flow that the record is about; 0: of none.
     generation: u32,
+    /// The most requests it has had in flight here since it came.
+    deepest: u32,
+    /// It is in `leaving`.
+    is_leaving: bool,
     normalizer: Normalizer,
     /// At which `pending` is charged.
     weight: Weight,
@@ -59,6 +75,8 @@ const UNUSED: PortFlow = PortFlow {
     bytes: [0; 3],
     published_ns: 0,
     generation: 0,
+    deepest: 0,
+    is_leaving: false,
     normalizer: Normalizer::NEW,
     weight: Weight::DEFAULT,
 };
@@ -71,6 +89,7 @@ impl<P: Platform> D2fqPort<P> {
             account: PortFlows::new(port, &shared.flows),
             live: (0..tags).map(|_| 0).collect(),
             flows: (0..flows).map(|_| UNUSED).collect(),
+            leaving: Vec::with_capacity(flows),
             leads: matches!(*shared.tracker, Tracker::Mindicator(_)).then(|| Box::new(Leads::new(flows))),
         };
         D2fqPort { shared, local }
@@ -85,7 +104,9 @@ impl<P: Platform> Port for D2fqPort<P> {
     }
 
     #[inline]
-    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
+    fn next(&mut self, now_ns: u64, _wake: &mut PortSet) -> Next {
+        // First: a slot that this port lets go may be another flow's at once.
+        self.local.leave(&self.shared, now_ns);
         self.local.account.poll(&self.shared.flows);
         Next::Idle
     }
@@ -110,7 +131,8 @@ impl Local {
             return Err(SubmitError::BadTag);
         }
         let weight = self.account.admit(&shared.flows, request.flow)?;
-        if self.account.live(slot) == 1 {
+        let live = self.account.live(slot);
+        if live == 1 {
             self.activate(shared, request.flow, now_ns);
         }
         let cost = shared.cost.cost(request.op, request.length);
@@ -128,6 +150,7 @@ impl Local {
         {
             class = Class::Urgent;
         }
+        flow.deepest = flow.deepest.max(live);
         flow.in_flight = flow.in_flight.wrapping_add(cost);
         let [high, medium, low] = &mut flow.bytes;
         let bytes = match class {
@@ -167,6 +190,11 @@ impl Local {
     fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, now_ns: u64) {
         let slot = id.slot();
         let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { return };
+        if flow.is_leaving {
+            // It has not left, so it is the same flow still.
+            return;
+        }
+        flow.deepest = 0;
         if flow.generation != id.generation() {
             flow.generation = id.generation();
             flow.normalizer = Normalizer::NEW;
@@ -209,6 +237,13 @@ impl Local {
                 budget.earn(submitted);
             }
         }
+        // A closed flow leaves at once: `finish` may give its slot away.
+        let stays = last && flow.deepest >= DEEP && shared.flows.open_in(slot).is_some();
+        if stays && !flow.is_leaving && self.leaving.len() < self.leaving.capacity() {
+            flow.is_leaving = true;
+            self.leaving.push(slot as u16);
+        }
+        let last = last && !flow.is_leaving;
         let holder = Holder::new(slot, flow.generation);
         match (&*shared.tracker, &mut self.leads) {
             (Tracker::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
@@ -217,6 +252,26 @@ impl Local {
         }
         if last && state.leave(now_ns) {
             shared.left(holder);
+        }
+    }
+}
+
+impl Local {
+    /// The deep flows that were done and have got no request since leave.
+    #[inline]
+    fn leave<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
+        while let Some(slot) = self.leaving.pop().map(usize::from) {
+            let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { continue };
+            flow.is_leaving = false;
+            if self.account.live(slot) > 0 {
+                continue;
+            }
+            if let (Tracker::Mindicator(time), Some(leads)) = (&*shared.tracker, &mut self.leads) {
+                leads.put(time, self.port, slot, None);
+            }
+            if state.leave(now_ns) {
+                shared.left(Holder::new(slot, flow.generation));
+            }
         }
     }
 }

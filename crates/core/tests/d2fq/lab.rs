@@ -194,6 +194,8 @@ impl<P: Policy> Lab<P> {
         self.fetch();
         if self.running[thread] {
             self.submit(thread);
+        } else {
+            self.ports[port].next(done_ns, &mut wake);
         }
     }
 
