@@ -65,6 +65,8 @@ pub struct Arbiter {
     rounds: u64,
     queues: Box<[Queue]>,
     rings: [Ring; 4],
+    /// The rings with commands, as bits.
+    busy: u8,
 }
 
 #[derive(Clone, Copy)]
@@ -103,6 +105,7 @@ impl Arbiter {
             rounds: 0,
             queues: vec![Queue { waiting: 0, ring: NOWHERE }; queues].into(),
             rings: std::array::from_fn(|_| Ring::new(queues)),
+            busy: 0,
         };
         arbiter.set(arbitration);
         arbiter
@@ -131,7 +134,7 @@ impl Arbiter {
     pub fn remove(&mut self, queue: QueueIndex) -> u32 {
         let index = usize::from(queue.0);
         let Queue { waiting, ring } = self.queues[index];
-        self.rings[usize::from(ring)].deactivate(index);
+        self.deactivate(usize::from(ring), index);
         self.queues[index] = Queue { waiting: 0, ring: NOWHERE };
         waiting
     }
@@ -147,6 +150,7 @@ impl Arbiter {
         slot.waiting += commands;
         if slot.waiting > 0 {
             self.rings[usize::from(slot.ring)].activate(index);
+            self.busy |= 1 << slot.ring;
         }
     }
 
@@ -154,13 +158,12 @@ impl Arbiter {
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "commands may be posted after it has said None")]
     pub fn next(&mut self) -> Option<QueueIndex> {
-        let ring = if self.rings[URGENT].has_commands() { URGENT } else { self.weighted()? };
-        let ring = &mut self.rings[ring];
-        let index = ring.pick(self.burst);
+        let ring = if self.is_busy(URGENT) { URGENT } else { self.weighted()? };
+        let index = self.rings[ring].pick(self.burst);
         let slot = &mut self.queues[index];
         slot.waiting -= 1;
         if slot.waiting == 0 {
-            ring.deactivate(index);
+            self.deactivate(ring, index);
         }
         Some(QueueIndex(index as u16))
     }
@@ -168,30 +171,31 @@ impl Arbiter {
     /// The weighted class that starts a command now.
     #[inline]
     fn weighted(&mut self) -> Option<usize> {
-        if !self.rings[HIGH..].iter().any(Ring::has_commands) {
+        if self.busy == 0 {
             return None;
         }
-        // A whole round gives every class its credits, and some class has commands.
-        while self.credits == 0 || !self.rings[self.turn].has_commands() {
-            self.end_turn();
+        if self.credits == 0 || !self.is_busy(self.turn) {
+            self.begin_turn();
         }
         self.credits -= 1;
         Some(self.turn)
     }
 
+    /// Goes on to the next weighted class that has commands; there is one, and no urgent queue has any.
     #[inline]
-    fn end_turn(&mut self) {
-        self.rings[self.turn].end_turn();
-        if self.turn == LOW {
+    fn begin_turn(&mut self) {
+        let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
+        let classes = if later_in_round != 0 {
+            later_in_round
+        } else {
             self.weights = self.next_weights;
             self.rounds += 1;
-        }
-        let (turn, credits) = match self.turn {
-            HIGH => (MEDIUM, self.weights.medium),
-            MEDIUM => (LOW, self.weights.low),
-            _ => (HIGH, self.weights.high),
+            self.busy
         };
-        (self.turn, self.credits) = (turn, u32::from(credits));
+        self.turn = classes.trailing_zeros() as usize;
+        let ClassWeights { high, medium, low } = self.weights;
+        self.credits = u32::from([high, medium, low][self.turn - HIGH]);
+        self.rings[self.turn].begin_turn();
     }
 
     /// Changes the burst, and the weights from the next round on.
@@ -219,7 +223,18 @@ impl Arbiter {
     /// Whether [`next`](Self::next) would give a queue.
     #[inline]
     pub fn has_commands(&self) -> bool {
-        self.rings.iter().any(Ring::has_commands)
+        self.busy != 0
+    }
+
+    #[inline]
+    fn is_busy(&self, ring: usize) -> bool {
+        self.busy >> ring & 1 != 0
+    }
+
+    #[inline]
+    fn deactivate(&mut self, ring: usize, index: usize) {
+        self.rings[ring].deactivate(index);
+        self.busy &= !(u8::from(!self.rings[ring].has_commands()) << ring);
     }
 
     /// The weights in force, which are those of the round that has begun.

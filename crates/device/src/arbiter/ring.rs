@@ -58,9 +58,9 @@ impl Ring {
         self.current
     }
 
-    /// The turn of the class is over, and with it that of the queue, even in the middle of its burst.
+    /// A turn of the class begins. The turn of the queue ended with the last one, even in the middle of its burst.
     #[inline]
-    pub(super) fn end_turn(&mut self) {
+    pub(super) fn begin_turn(&mut self) {
         self.left = 0;
     }
 

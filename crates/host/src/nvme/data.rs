@@ -61,6 +61,12 @@ impl Transfer {
         Ok(Transfer { left: length, budget: ENTRIES_MAX, source })
     }
 
+    /// Whether all has been given out.
+    #[inline]
+    pub(super) fn is_at_end(&self) -> bool {
+        self.left == 0
+    }
+
     /// The next piece, of at least one byte; `None` at the end.
     #[inline]
     pub(super) fn next(&mut self, dma: &impl Dma) -> Option<Result<Memory, Status>> {
@@ -77,7 +83,11 @@ impl Transfer {
         if self.left == 0 {
             return None;
         }
-        Some(self.find(dma).map(|(address, length)| {
+        let found = match self.source {
+            Source::Range(address) => Ok((address, self.left)),
+            _ => self.find(dma),
+        };
+        Some(found.map(|(address, length)| {
             let length = length.min(self.left);
             self.left -= length;
             (address, length)
@@ -85,7 +95,6 @@ impl Transfer {
     }
 
     /// The next range, not empty; there is something left.
-    #[inline]
     fn find(&mut self, dma: &impl Dma) -> Result<(u64, u32), Status> {
         loop {
             match self.source {
