@@ -104,9 +104,9 @@ struct FileStorage<'a> {
 }
 
 impl Storage for FileStorage<'_> {
-    unsafe fn start(&mut self, now_ns: u64, owners: PortSet, piece: &Command) -> Option<i32> {
+    unsafe fn start(&mut self, now_ns: u64, owners: impl Fn() -> PortSet, piece: &Command) -> Option<i32> {
         // Buffers are registered with the ring of the shard that they belong to, and with no other.
-        let is_own = self.lane.port.is_some_and(|port| owners == PortSet::only(port));
+        let is_own = self.lane.port.is_some_and(|port| owners() == PortSet::only(port));
         let fixed = piece.memory.fixed.filter(|_| is_own);
         let piece = Command { memory: Memory { fixed, ..piece.memory }, ..*piece };
         self.lane.in_flight += 1;

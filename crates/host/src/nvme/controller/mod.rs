@@ -161,7 +161,6 @@ enum Phase {
 struct Slot {
     sqid: u16,
     cid: u16,
-    owners: PortSet,
     /// The next piece of it: what is left.
     command: Command,
     transfer: Transfer,
@@ -564,10 +563,8 @@ impl State {
             let _ = self.window.take();
             let sqe = sq.fetch();
             sq.in_flight += 1;
-            let cqid = usize::from(sq.cqid);
-            let owners = self.cqs[cqid].as_ref().map_or(PortSet::EMPTY, |cq| context.controller.ports_of(cq));
             let record = &mut self.slots[usize::from(slot)];
-            (record.sqid, record.cid, record.owners) = (sqid, sqe.cid, owners);
+            (record.sqid, record.cid) = (sqid, sqe.cid);
             match record.decode(&sqe, &self.options.sizes, &context.controller.dma) {
                 Err(status) => self.complete(context, slot, status),
                 Ok(()) => match &mut self.ssd {
@@ -593,26 +590,30 @@ impl State {
     /// Hands the storage piece after piece until it needs time for one, or the command is done.
     #[inline]
     fn advance<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, now_ns: u64, slot: u16) {
-        loop {
-            let record = &mut self.slots[usize::from(slot)];
+        let record = &mut self.slots[usize::from(slot)];
+        let (sqs, cqs, sqid) = (&self.sqs, &self.cqs, usize::from(record.sqid));
+        let owners = || {
+            let cq = sqs[sqid].as_ref().and_then(|sq| cqs[usize::from(sq.cqid)].as_ref());
+            cq.map_or(PortSet::EMPTY, |cq| context.controller.ports_of(cq))
+        };
+        let status = loop {
             let piece = match record.step(&context.controller.dma) {
                 Step::Piece(piece) => piece,
-                Step::End(status) => return self.complete(context, slot, status),
+                Step::End(status) => break status,
             };
             // SAFETY: the memory was resolved, and stays valid until the command completes, as `Dma` promises.
-            match unsafe { context.storage.start(now_ns, record.owners, &piece) } {
+            match unsafe { context.storage.start(now_ns, owners, &piece) } {
                 None => return,
                 Some(0) => {}
-                Some(errno) => {
-                    let status = Status::of_errno(errno, piece.op == Op::Read);
-                    return self.complete(context, slot, status);
-                }
+                Some(errno) => break Status::of_errno(errno, piece.op == Op::Read),
             }
-        }
+        };
+        self.complete(context, slot, status);
     }
 
     /// The command has ended: its slot is free, and its completion is posted.
-    #[inline]
+    // Always: nearly every call is the last step of `advance`.
+    #[inline(always)]
     fn complete<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, slot: u16, status: Status) {
         let record = &self.slots[usize::from(slot)];
         let (sqid, cid) = (record.sqid, record.cid);
@@ -683,6 +684,6 @@ impl Slot {
             memory: Memory::NONE,
         };
         let (transfer, ranges) = (Transfer::NONE, Vec::new());
-        Slot { sqid: 0, cid: 0, owners: PortSet::EMPTY, command, transfer, ranges, flushes: 0 }
+        Slot { sqid: 0, cid: 0, command, transfer, ranges, flushes: 0 }
     }
 }
