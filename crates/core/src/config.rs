@@ -32,8 +32,8 @@ pub enum ConfigError {
     /// The threshold is too large.
     #[error("a threshold of {0} bytes, but it must be at most {MAX_THRESHOLD}")]
     Threshold(u64),
-    /// Polling without a pause would spin.
-    #[error("the polling period must not be 0")]
+    /// Without a pause it would spin.
+    #[error("the period must not be 0")]
     Period,
     /// More flows than the holder of global virtual time can name.
     #[error("{0} flows, but d2fq takes at most {max}", max = crate::d2fq::MAX_FLOWS)]
@@ -75,6 +75,15 @@ pub enum ConfigError {
         /// The most there may be.
         most: u64,
     },
+    /// A domain without depth would wait for ever.
+    #[error("a depth of {0} requests, but it must be 1 to {MAX_SLOTS}")]
+    Depth(u32),
+    /// A latency target is 0 or above an hour.
+    #[error("a latency target of {0} ns, but it must be 1 ns to 1 hour")]
+    Target(u64),
+    /// The bounds of the tokens of a period contradict each other or are too large.
+    #[error("{0} tokens a period, but there must be 1 to {max}, and the least no more than the most", max = 1u64 << 38)]
+    Tokens(u64),
 }
 
 /// Checks what every policy has.

@@ -206,6 +206,13 @@ impl<P: Platform> FlowTable<P> {
             .map(|(slot, _)| slot)
     }
 
+    /// The slots and weights of open flows.
+    pub fn open_weights(&self) -> impl Iterator<Item = (usize, Weight)> + '_ {
+        let control = |word: &P::U64| Control(word.load(Ordering::Acquire));
+        let open = self.words.iter().map(control).enumerate().filter(|(_, control)| control.state() == OPEN);
+        open.map(|(slot, control)| (slot, control.weight()))
+    }
+
     /// Rewrites the word of an open flow; the caller holds the control lock.
     fn replace(&self, flow: FlowId, weight: Weight, state: u64) -> Result<(), FlowError> {
         self.weight(flow).ok_or(FlowError::NoSuchFlow)?;

@@ -9,6 +9,8 @@
 //! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
 //! | [`d2fq::D2fq`] | fair shares by the device's own queue classes: submit is dispatch | Woo et al., USENIX FAST 2021 |
+//! | [`kyber::Kyber`] | reads and writes within latency targets, no shares | Linux's scheduler of that name |
+//! | [`kyber::fair::KyberFair`] | shares by tokens handed out once a period | Son, Oh and Ahn, JSTS 2020 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
 //! | [`cfq::Cfq`] | slices of time, one flow at a time, one lock | Linux 3.10 |
 //! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
@@ -34,6 +36,7 @@ pub mod d2fq;
 pub mod fiops;
 pub mod flashfq;
 pub mod flow;
+pub mod kyber;
 pub mod mqfq;
 pub mod nass;
 pub mod none;

@@ -15,10 +15,12 @@ use core::cell::UnsafeCell;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::bfq::{Bfq, BfqConfig};
+use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::fiops::{Fiops, VirtualIops};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
+use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
@@ -171,6 +173,21 @@ extern "C" fn main() -> ! {
         print("d2fq: wrong\n");
         exit(6);
     }
-    print("none and d2fq without classes even; sfqd, bfq, flashfq, fiops and mqfq 1:3; nothing allocated once built\n");
+    let kyber = Kyber::<Native>::new(&KyberConfig::new(PORTS, FLOWS, FLOWS * DEPTH)).ok().and_then(closed_loop);
+    if kyber.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
+        print("kyber: wrong\n");
+        exit(7);
+    }
+    let fair = KyberFairConfig {
+        busy: SLOTS as u32,
+        tokens: Totals::fixed(1 << 16),
+        ..KyberFairConfig::new(PORTS, FLOWS, FLOWS * DEPTH)
+    };
+    let fair = KyberFair::<Native>::new(&fair).ok().and_then(closed_loop);
+    if !fair.is_some_and(is_one_to_three) {
+        print("kyber-fair: wrong\n");
+        exit(8);
+    }
+    print("none, kyber and d2fq without classes even; the others 1:3; nothing allocated once built\n");
     exit(0)
 }

@@ -11,11 +11,13 @@ mod freestanding;
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
-use fairq_core::d2fq::D2fqPort;
 use fairq_core::bfq::{BfqPort, Budgets};
 use fairq_core::cfq::{CfqPort, TimeSlices};
+use fairq_core::d2fq::D2fqPort;
 use fairq_core::fiops::{FiopsPort, VirtualIops};
 use fairq_core::flashfq::{FlashFqPort, Throttled};
+use fairq_core::kyber::KyberPort;
+use fairq_core::kyber::fair::KyberFairPort;
 use fairq_core::mqfq::MqfqPort;
 use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
@@ -97,7 +99,9 @@ verbs!(
     NassPort<Throttled, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete,
     NassPort<VirtualIops, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete,
     MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete,
-    D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete
+    D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete,
+    KyberPort<Native>: kyber_submit kyber_next kyber_complete,
+    KyberFairPort<Native>: kyber_fair_submit kyber_fair_next kyber_fair_complete
 );
 
 /// What `run` must notice.

@@ -78,7 +78,7 @@
 mod config;
 mod end_tags;
 #[cfg(all(test, loom))]
-mod models;
+pub(crate) mod models;
 mod port;
 pub(crate) mod queue;
 mod slots;

@@ -24,7 +24,7 @@ use crate::port::{Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Tag
 use crate::vtime::VTime;
 
 /// What a broken machine does with an access.
-trait Fault: Send + Sync + 'static {
+pub(crate) trait Fault: Send + Sync + 'static {
     /// The order that it takes instead.
     fn order(order: Ordering) -> Ordering;
     /// The bits in which a compare-and-swap may differ unnoticed.
@@ -34,7 +34,7 @@ trait Fault: Send + Sync + 'static {
 }
 
 /// A machine without a total order: its accesses are acquire and release, no more.
-struct NoOrder;
+pub(crate) struct NoOrder;
 
 impl Fault for NoOrder {
     fn order(order: Ordering) -> Ordering {
@@ -92,7 +92,7 @@ impl Platform for Torn {
     }
 }
 
-struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
+pub(crate) struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
 
 impl<F: Fault> Faulty<F> {
     fn load_order(order: Ordering) -> Ordering {
@@ -145,7 +145,7 @@ impl<F: Fault> AtomicWord for Faulty<F> {
 }
 
 /// Runs the model in every interleaving with at most so many preemptions.
-fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 20_000;

@@ -54,6 +54,20 @@ impl Links {
         }
         Some(first)
     }
+
+    /// Appends all of `other`, which is empty afterwards.
+    #[inline]
+    pub fn append(&mut self, queue: &mut Fifo, other: &mut Fifo) {
+        if other.is_empty() {
+            return;
+        }
+        match self.after.get_mut(queue.tail as usize) {
+            Some(link) => *link = other.head,
+            None => queue.head = other.head,
+        }
+        queue.tail = other.tail;
+        *other = Fifo::default();
+    }
 }
 
 impl Fifo {
@@ -93,5 +107,14 @@ mod tests {
         links.push(&mut b, 2);
         assert_eq!([(); 3].map(|()| links.pop(&mut a)), [Some(0), Some(5), None]);
         assert_eq!(links.pop(&mut b), Some(2));
+        links.push(&mut a, 4);
+        links.push(&mut b, 1);
+        links.push(&mut b, 0);
+        links.append(&mut a, &mut b);
+        assert!(b.is_empty());
+        links.append(&mut b, &mut a);
+        links.append(&mut b, &mut a);
+        links.push(&mut b, 5);
+        assert_eq!([(); 5].map(|()| links.pop(&mut b)), [Some(4), Some(1), Some(0), Some(5), None]);
     }
 }

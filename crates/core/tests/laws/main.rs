@@ -9,6 +9,7 @@ mod closed;
 mod law_fairness;
 mod law_idle;
 mod law_order;
+mod law_periods;
 mod law_requests;
 mod law_shares;
 mod law_slots;
@@ -19,6 +20,8 @@ mod script;
 mod world;
 
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
+use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
@@ -273,3 +276,147 @@ laws_of_mqfq!(
     mqfq_serial: Multi::Serial,
     mqfq_sockets: Multi::Sockets
 );
+
+/// What a policy without virtual time says of its lead over it: anything. The laws' bounds in units then say nothing; what
+/// remains of them are the shares and waits that they ask for.
+const NO_VIRTUAL_TIME: u64 = 1 << 50;
+
+/// Kyber with depths of D in each domain, and with targets that nothing misses.
+struct Depths;
+
+impl Subject for Depths {
+    type Policy = Kyber;
+    fn build(&self, shape: &Shape) -> (Kyber, Vec<KyberPort>) {
+        let hour_ns = 3_600_000_000_000;
+        let config = KyberConfig {
+            depths: [shape.slots; 4],
+            read_target_ns: hour_ns,
+            write_target_ns: hour_ns,
+            discard_target_ns: hour_ns,
+            ..KyberConfig::new(shape.ports, shape.flows, shape.tags)
+        };
+        Kyber::new(&config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// Kyber: it has depths by domain instead of D (so there are more requests outstanding than D, and its own tests look at
+/// its depths), has no virtual time, and is not weight-fair: the laws of requests, and work conserving within its depths.
+mod kyber {
+    use super::*;
+
+    #[test]
+    fn requests() {
+        law_requests::holds(&Depths).unwrap();
+    }
+    #[test]
+    fn work_conserving() {
+        law_work::holds(&Depths).unwrap();
+    }
+    #[test]
+    fn is_not_fair() {
+        law_shares::five_to_one_over_two_ports(&Depths, 0).unwrap_err();
+        law_periods::bounded_deviation(&Depths, 1, 1 << 18).unwrap_err();
+    }
+}
+
+/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the device is busy with D.
+#[derive(Clone, Copy, Debug)]
+struct Tokens(u64);
+
+impl Subject for Tokens {
+    type Policy = KyberFair;
+    fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
+        let config = KyberFairConfig {
+            busy: shape.slots,
+            cost: shape.cost,
+            tokens: Totals::fixed(self.0),
+            measured_writes: false,
+            ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
+        };
+        KyberFair::new(&config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// Kyber-fairness: it limits tokens, not requests outstanding, and has no virtual time: the laws of slots and virtual time say
+/// nothing of it. Its unfairness is bounded by what a period hands out (`law_periods`). All else holds, work
+/// conserving with D as what keeps the device busy.
+mod kyber_fair {
+    use super::*;
+
+    const FEW: Tokens = Tokens(1 << 18);
+
+    #[test]
+    fn requests() {
+        for tokens in [1, 10_000, 1 << 18, 1 << 38] {
+            law_requests::holds(&Tokens(tokens)).unwrap();
+        }
+    }
+    #[test]
+    fn work_conserving() {
+        for tokens in [1, 10_000, 1 << 18, 1 << 38] {
+            law_work::holds(&Tokens(tokens)).unwrap();
+        }
+    }
+    #[test]
+    fn two_shards_at_depth_one() {
+        law_idle::two_shards_at_depth_one(&FEW, 0).unwrap();
+    }
+    #[test]
+    fn five_to_one_over_two_ports() {
+        law_shares::five_to_one_over_two_ports(&FEW, 0).unwrap();
+    }
+    #[test]
+    fn three_to_one_whatever_the_sum() {
+        law_shares::three_to_one_whatever_the_sum(&FEW, 0).unwrap();
+    }
+    #[test]
+    fn scaling_weights_changes_nothing() {
+        for ports in [1, 2] {
+            law_shares::scaling_weights_changes_nothing(&FEW, ports, 1).unwrap();
+        }
+    }
+    #[test]
+    fn remainders_are_kept() {
+        law_shares::remainders_are_kept(&Tokens(8192)).unwrap();
+    }
+    #[test]
+    fn bounded_deviation() {
+        for ports in [1, 2] {
+            for tokens in [1 << 16, 1 << 18, 1 << 20] {
+                law_periods::bounded_deviation(&Tokens(tokens), ports, tokens).unwrap();
+            }
+        }
+    }
+    #[test]
+    fn no_credit_beyond_a_period() {
+        for ports in [1, 2] {
+            law_periods::no_credit_beyond_a_period(&FEW, ports, 1 << 18).unwrap();
+        }
+    }
+    #[test]
+    fn catches_more_tokens_than_it_says() {
+        canary::caught(law_periods::bounded_deviation(&Tokens(1 << 21), 1, 1 << 18), "units within");
+    }
+    /// K-w.1. A hundred times what is served in the whole run: nobody ever runs out, and weights mean nothing. A 64th
+    /// of what serves well: as fair, with 64 times as many periods.
+    #[test]
+    fn over_prediction_costs_fairness_and_under_prediction_periods() {
+        let [over, right, under] =
+            [1 << 36, 1 << 18, 1 << 12].map(|tokens| law_periods::shares_and_periods(&Tokens(tokens)));
+        assert!(over.0 < 1.1 && over.1 <= 3, "{over:?}");
+        assert!((right.0 / 3.0 - 1.0).abs() < 0.01 && (right.1 - 625).unsigned_abs() < 50, "{right:?}");
+        assert!((under.0 / 3.0 - 1.0).abs() < 0.01 && under.1 > 30 * right.1, "{under:?}");
+    }
+}

@@ -1,0 +1,160 @@
+//! The paper's rules, one by one, on the whole policy.
+
+use std::vec::Vec;
+
+use super::*;
+use crate::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
+
+const MS: u64 = 1_000_000;
+const TOKENS: u64 = 4000;
+
+/// One port, so many flows of these weights, 4000 tokens a period, busy with 1, and requests that cost their length.
+fn setup<const N: usize>(weights: [u16; N]) -> (KyberFair, Vec<KyberFairPort>, [FlowId; N]) {
+    let config = KyberFairConfig {
+        busy: 1,
+        tokens: Totals::fixed(TOKENS),
+        cost: CostModel { min_bytes: 1, ..CostModel::default() },
+        ..KyberFairConfig::new(2, N, 256)
+    };
+    let (policy, ports) = KyberFair::<Native>::new(&config).unwrap();
+    let flows = weights.map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+    (policy, ports, flows)
+}
+
+fn submit(port: &mut KyberFairPort, tag: u32, flow: FlowId, op: Op, length: u32) -> Result<Submitted, SubmitError> {
+    port.submit(0, &Request { tag: Tag(tag), flow, op, offset: 0, length }, &mut { PortSet::EMPTY })
+}
+
+fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
+    let mut issued = Vec::new();
+    while let Next::Issue { tag, .. } = port.next(now_ns, &mut { PortSet::EMPTY }) {
+        issued.push(tag.0);
+    }
+    issued
+}
+
+/// Lets both flows send once in one period, so that they count in the next, which begins at `now_ns`.
+fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
+    policy.tick(0, &mut { PortSet::EMPTY });
+    for &flow in flows {
+        submit(port, 0, flow, Op::Read, 1).unwrap();
+        assert_eq!(issue_all(port, 0), [0]);
+        port.complete(0, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    }
+    assert_eq!(policy.tick(now_ns, &mut { PortSet::EMPTY }), Some(now_ns + 100 * MS));
+}
+
+#[test]
+fn tokens_follow_weights_and_a_period_ends_when_all_have_run_out() {
+    let (policy, mut ports, [a, b]) = setup([100, 300]);
+    let port = &mut ports[0];
+    warm_up(&policy, port, &[a, b], 100 * MS);
+    let periods = policy.account().periods;
+    for tag in 0..20 {
+        submit(port, tag, a, Op::Read, 200).unwrap();
+    }
+    // 1000 tokens: five requests; a sixth would be the next period's, which is not due while these are on the device.
+    assert_eq!(issue_all(port, 100 * MS).len(), 5);
+    assert_eq!(port.next(100 * MS, &mut { PortSet::EMPTY }), Next::Blocked);
+    for tag in 100..114 {
+        submit(port, tag, b, Op::Read, 200).unwrap();
+    }
+    assert_eq!(issue_all(port, 100 * MS), (100..114).collect::<Vec<_>>());
+    assert_eq!(policy.account().periods, periods);
+    // b has 202 tokens left, two of them from the warm-up. With these gone a new period begins at once, for both.
+    (114..117).for_each(|tag| assert!(submit(port, tag, b, Op::Read, 200).is_ok()));
+    let issued = issue_all(port, 100 * MS);
+    assert_eq!(policy.account().periods, periods + 1);
+    assert!(issued.starts_with(&[114, 115]) && issued.contains(&116) && issued.len() >= 6, "{issued:?}");
+}
+
+#[test]
+fn a_period_ends_in_time_whoever_has_tokens_left() {
+    let (policy, mut ports, [a, b]) = setup([100, 300]);
+    let port = &mut ports[0];
+    warm_up(&policy, port, &[a, b], 100 * MS);
+    (0..20).for_each(|tag| assert!(submit(port, tag, a, Op::Read, 500).is_ok()));
+    assert_eq!(issue_all(port, 100 * MS), [0, 1]);
+    assert_eq!(issue_all(port, 200 * MS - 1), []);
+    let wake = &mut { PortSet::EMPTY };
+    assert_eq!(policy.tick(200 * MS - 1, wake), Some(200 * MS));
+    assert!(wake.is_empty());
+    assert_eq!(policy.tick(200 * MS, wake), Some(300 * MS));
+    assert!(wake.contains(PortId(0)));
+    // b was not active: a has all the tokens, and whenever it has run out all have, and a new period begins.
+    let periods = policy.account().periods;
+    assert_eq!(issue_all(port, 200 * MS).len(), 18);
+    assert_eq!(policy.account().periods, periods + 2);
+}
+
+#[test]
+fn nobody_waits_beside_an_idle_device() {
+    let (policy, mut ports, [a, b]) = setup([100, 10_000]);
+    warm_up(&policy, &mut ports[0], &[a, b], 100 * MS);
+    let [first, second] = &mut ports[..] else { panic!("two ports") };
+    // b has one request at a time, and nearly all tokens.
+    submit(second, 0, b, Op::Read, 10).unwrap();
+    assert_eq!(issue_all(second, 100 * MS), [0]);
+    (0..3).for_each(|tag| assert!(submit(first, tag, a, Op::Read, 4000).is_ok()));
+    assert_eq!(issue_all(first, 100 * MS), [0]);
+    first.complete(100 * MS, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    assert_eq!(first.next(100 * MS, &mut { PortSet::EMPTY }), Next::Blocked, "b has the device");
+    let wake = &mut { PortSet::EMPTY };
+    second.complete(100 * MS, Tag(0), Outcome::Done, wake);
+    assert_eq!(*wake, PortSet::only(PortId(0)));
+    assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
+}
+
+#[test]
+fn what_a_request_uses_beyond_its_tokens_is_owed() {
+    let (policy, mut ports, [a, b]) = setup([100, 100]);
+    let port = &mut ports[0];
+    warm_up(&policy, port, &[a, b], 100 * MS);
+    // 2000 tokens each. a's first takes nearly three periods' worth.
+    submit(port, 0, a, Op::Read, 5900).unwrap();
+    submit(port, 1, a, Op::Read, 100).unwrap();
+    assert_eq!(issue_all(port, 100 * MS), [0]);
+    for (number, tag) in (2..4).zip(10..) {
+        // b keeps active.
+        submit(port, tag, b, Op::Read, 100).unwrap();
+        assert_eq!(issue_all(port, number * 100 * MS - 1), [tag]);
+        policy.tick(number * 100 * MS, &mut { PortSet::EMPTY });
+    }
+    assert_eq!(issue_all(port, 300 * MS), [1], "two periods have paid for it");
+}
+
+#[test]
+fn writes_cost_the_measured_ratio() {
+    let (policy, mut ports, [a, b]) = setup([100, 100]);
+    let port = &mut ports[0];
+    let (mut now_ns, mut began_ns) = (0, 0);
+    for _ in 0..8 {
+        submit(port, 64, b, Op::Read, 10).unwrap();
+        for tag in 0..64 {
+            submit(port, tag, a, if tag % 2 == 0 { Op::Read } else { Op::Write }, 10).unwrap();
+        }
+        assert_eq!(issue_all(port, now_ns).len(), 65);
+        for tag in 0..65 {
+            let latency_ns = if tag % 2 == 0 { 100_000 } else { 350_000 };
+            port.complete(now_ns + latency_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+        }
+        began_ns = now_ns;
+        now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
+    }
+    assert_eq!(policy.account().write_percent, 350);
+    // 2000 tokens are 20 reads of 100 bytes, or 6 writes; b still has its own.
+    (0..50).for_each(|tag| assert!(submit(port, tag, a, Op::Write, 100).is_ok()));
+    let issued = issue_all(port, began_ns);
+    assert!((5..=7).contains(&issued.len()), "{issued:?}");
+}
+
+#[test]
+fn idle_time_saves_up_no_tokens() {
+    let (policy, mut ports, [a, b]) = setup([100, 300]);
+    for period in 0..50 {
+        policy.tick(period * 100 * MS, &mut { PortSet::EMPTY });
+    }
+    warm_up(&policy, &mut ports[0], &[a, b], 5000 * MS);
+    (0..50).for_each(|tag| assert!(submit(&mut ports[0], tag, a, Op::Read, 200).is_ok()));
+    assert_eq!(issue_all(&mut ports[0], 5000 * MS).len(), 5);
+}
