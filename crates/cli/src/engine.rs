@@ -8,6 +8,8 @@ use fairq_core::cfq::{Cfq, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
 use fairq_core::fiops::{Fiops, VirtualIops};
 use fairq_core::flashfq::{FlashFq, Throttled};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
+use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
@@ -109,6 +111,21 @@ pub(crate) fn with_policy<W: WithPolicy>(
             let (policy, ports) = D2fq::<Native>::new(d2fq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
+        PolicyName::Kyber => {
+            let mut kyber = KyberConfig::new(shape.cpus.len(), flows, shape.tags);
+            [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
+            let (policy, ports) = Kyber::<Native>::new(&kyber).map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
+        }
+        PolicyName::KyberFair => {
+            let mut fair = KyberFairConfig::new(shape.cpus.len(), flows, shape.tags);
+            fair.cost = config.cost;
+            fair.measured_writes = config.measured_writes;
+            fair.period_ns = config.period_ns.unwrap_or(fair.period_ns);
+            fair.busy = kyber_fair_busy(config, shape.slots);
+            let (policy, ports) = KyberFair::<Native>::new(&fair).map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
+        }
     }
 }
 
@@ -170,8 +187,8 @@ fn run<S: SerialPolicy, W: WithPolicy>(with: W, (policy, ports): (Serial<S>, Vec
 }
 
 /// A policy in a few words: `mqfq D=64 T=45k`.
-pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
-    let slots = config.slots.unwrap_or(slots);
+pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> String {
+    let slots = config.slots.unwrap_or(device_slots);
     let name = config.name.name();
     match config.name {
         PolicyName::None => name.into(),
@@ -191,8 +208,29 @@ pub(crate) fn describe_policy(config: &PolicyConfig, slots: u32) -> String {
             let paper = if d2fq.strict_paper { " strict-paper" } else { "" };
             format!("{name} tau-l={} hl={ratio}{paper}", exact_size(d2fq.tau_l))
         }
+        PolicyName::Kyber => {
+            let [read, write] = kyber_targets(config).map(|ns| show_duration(ns as f64));
+            format!("{name} read={read} write={write}")
+        }
+        PolicyName::KyberFair => {
+            let period = config.period_ns.unwrap_or(KyberFairConfig::new(1, 1, 1).period_ns);
+            let busy = kyber_fair_busy(config, device_slots);
+            format!("{name} period={} busy={busy}", show_duration(period as f64))
+        }
         _ => format!("{name} D={slots}"),
     }
+}
+
+/// The latency targets of reads and writes.
+fn kyber_targets(config: &PolicyConfig) -> [u64; 2] {
+    let default = KyberConfig::new(1, 1, 1);
+    let [read, write] = config.targets;
+    [read.unwrap_or(default.read_target_ns), write.unwrap_or(default.write_target_ns)]
+}
+
+/// Half of what the device takes: so that tenants who keep no more than that outstanding still get their shares.
+fn kyber_fair_busy(config: &PolicyConfig, device_slots: u32) -> u32 {
+    config.busy.unwrap_or((device_slots / 2).max(1))
 }
 
 /// The socket and core of each shard's CPU, as the kernel tells them.

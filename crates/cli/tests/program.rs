@@ -156,14 +156,14 @@ fn a_bench_compares_policies_in_one_object() {
         "50ms",
         "--alone",
         "--policy",
-        "none,sfqd:slots=8,mqfq,mqfq-serial",
+        "none,sfqd:slots=8,mqfq,mqfq-serial,kyber:read-target=1ms,kyber-fair:period=20ms",
         "--json",
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("standard output is one object");
     let runs = report["runs"].as_array().unwrap();
     let policies: Vec<_> = runs.iter().map(|run| run["policy"].as_str().unwrap()).collect();
-    assert_eq!(policies, ["none", "sfqd", "mqfq", "mqfq-serial"]);
+    assert_eq!(policies, ["none", "sfqd", "mqfq", "mqfq-serial", "kyber", "kyber-fair"]);
     for run in runs {
         assert!(run["iops"].as_f64().unwrap() > 100.0 && run["cpu_ns_per_io"].as_f64().unwrap() > 0.0, "{run}");
         let flows = run["flows"].as_array().unwrap();

@@ -49,6 +49,10 @@ pub(crate) enum PolicyName {
     /// NASS around FIOPS.
     #[serde(rename = "nass+fiops")]
     NassFiops,
+    /// Kyber.
+    Kyber,
+    /// Kyber-fairness.
+    KyberFair,
 }
 
 impl PolicyName {
@@ -70,6 +74,8 @@ impl PolicyName {
             PolicyName::NassBfq => "nass+bfq",
             PolicyName::NassFlashFq => "nass+flashfq",
             PolicyName::NassFiops => "nass+fiops",
+            PolicyName::Kyber => "kyber",
+            PolicyName::KyberFair => "kyber-fair",
         }
     }
 
@@ -114,6 +120,8 @@ impl PolicyName {
                 "read-cost",
                 "write-cost",
             ],
+            PolicyName::Kyber => &["read-target", "write-target"],
+            PolicyName::KyberFair => &["period", "busy", "read-cost", "write-cost"],
         }
     }
 }
@@ -295,6 +303,9 @@ pub(crate) struct PolicyTable {
     pub(crate) aggressiveness: Option<bool>,
     pub(crate) sequentiality: Option<bool>,
     pub(crate) idleness: Option<bool>,
+    pub(crate) read_target: Option<Nanos>,
+    pub(crate) write_target: Option<Nanos>,
+    pub(crate) busy: Option<u32>,
 }
 
 /// The policy, complete but for what depends on the device.
@@ -318,6 +329,14 @@ pub(crate) struct PolicyConfig {
     pub(crate) cost: CostModel,
     /// For the schedulers behind one lock.
     pub(crate) serial: SerialKnobs,
+    /// For kyber: the latencies that reads and writes should have, in nanoseconds.
+    pub(crate) targets: [Option<u64>; 2],
+    /// For kyber-fair: the longest period, in nanoseconds.
+    pub(crate) period_ns: Option<u64>,
+    /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half of what it takes.
+    pub(crate) busy: Option<u32>,
+    /// For kyber-fair: whether writes cost what is measured, since nobody says what they cost.
+    pub(crate) measured_writes: bool,
 }
 
 impl FromStr for PolicyTable {
@@ -389,6 +408,9 @@ impl PolicyTable {
             aggressiveness: flags.aggressiveness.or(self.aggressiveness),
             sequentiality: flags.sequentiality.or(self.sequentiality),
             idleness: flags.idleness.or(self.idleness),
+            read_target: flags.read_target.or(self.read_target),
+            write_target: flags.write_target.or(self.write_target),
+            busy: flags.busy.or(self.busy),
         }
     }
 
@@ -402,6 +424,14 @@ impl PolicyTable {
             return Err(Refusal::new(format!(
                 "policy: slots {slots} is not in 1..65536: it is how many requests the device may hold at once; \
                  `fairq calibrate` finds it"
+            )));
+        }
+        if let Some(busy) = self.busy
+            && !(1..=65_536).contains(&busy)
+        {
+            return Err(Refusal::new(format!(
+                "policy: busy {busy} is not in 1..65536: it is how many requests the device must hold at least before \
+                 anybody is throttled"
             )));
         }
         let percent = |factor: Option<Factor>, default: u32| factor.map_or(default, |Factor(hundredths)| hundredths);
@@ -420,6 +450,10 @@ impl PolicyTable {
                 write_percent: percent(self.write_cost, cost.write_percent),
                 ..cost
             },
+            targets: [self.read_target, self.write_target].map(|target| target.map(|Nanos(ns)| ns)),
+            period_ns: self.period.map(|Nanos(ns)| ns),
+            busy: self.busy,
+            measured_writes: self.write_cost.is_none(),
         })
     }
 
@@ -481,6 +515,9 @@ impl PolicyTable {
             ("aggressiveness", self.aggressiveness.is_some()),
             ("sequentiality", self.sequentiality.is_some()),
             ("idleness", self.idleness.is_some()),
+            ("read-target", self.read_target.is_some()),
+            ("write-target", self.write_target.is_some()),
+            ("busy", self.busy.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !name.keys().contains(&key);
         let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
@@ -533,6 +570,10 @@ mod tests {
             d2fq: D2fqKeys::default(),
             cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
             serial: complete("mqfq:T=256k").unwrap().serial,
+            targets: [None; 2],
+            period_ns: None,
+            busy: None,
+            measured_writes: false,
         };
         assert_eq!(policy, expected);
         let d2fq = complete(
@@ -557,6 +598,11 @@ mod tests {
         assert_eq!(complete("mqfq-serial:slots=3,threshold=0").unwrap().threshold, Some(0));
         assert_eq!(complete("none").unwrap().cost, CostModel::default());
         assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
+        let kyber = complete("kyber:read-target=500us,write-target=5ms").unwrap();
+        assert_eq!(kyber.targets, [Some(500_000), Some(5_000_000)]);
+        let fair = complete("kyber-fair:period=20ms,busy=8").unwrap();
+        assert_eq!((fair.period_ns, fair.busy, fair.measured_writes), (Some(20_000_000), Some(8), true));
+        assert!(!complete("kyber-fair:write-cost=2").unwrap().measured_writes);
     }
 
     #[test]
@@ -614,7 +660,7 @@ mod tests {
         assert_eq!(
             refusal("mqf"),
             "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq, cfq, cfq-na, bfq, \
-             bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops)"
+             bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, kyber, kyber-fair)"
         );
         assert_eq!(
             refusal("none:slots=4"),
@@ -643,6 +689,11 @@ mod tests {
              `fairq calibrate` finds it"
         );
         assert_eq!(
+            refusal("kyber-fair:busy=0"),
+            "policy: busy 0 is not in 1..65536: it is how many requests the device must hold at least before anybody is \
+             throttled"
+        );
+        assert_eq!(
             refusal("mqfq:unthrottle=never"),
             "unthrottle: `never` is neither wheel nor poll:DURATION, as in poll:1us"
         );
@@ -651,7 +702,8 @@ mod tests {
             "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, T, threshold, virtual-time, \
              slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
              read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
-             history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness)"
+             history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \
+             write-target, busy)"
         );
         assert_eq!(
             parse_weight("0").unwrap_err(),
