@@ -50,6 +50,10 @@
 //! not: a depth is a counter that all flows share at each dispatch, which is just what the paper does away with; and its
 //! throttle is the tokens. So what is outstanding is bounded by what tenants may keep live, as it is with `none`.
 //!
+//! **Measured** (as for `kyber`, weights 1000:500:250:100, `busy` 16): 54.3/26.9/13.5/5.4 % of the requests, weighted Jain 1.000,
+//! and all of `none`'s throughput. The waits are whole periods: p99.9 of the tenant of 5 % is 194 ms. The goal of the
+//! benchmark for two threads (1.2 times one) is not shown to be met.
+//!
 //! **Knobs** ([`KyberFairConfig`]).
 
 #[cfg(all(test, loom))]
