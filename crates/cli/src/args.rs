@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use toml::Spanned;
 
 use crate::config::device::DeviceTable;
@@ -131,6 +131,7 @@ Examples:
   fairq bench --policy none,mqfq --tenant small=weight:300,bs:4k,depth:64 --tenant large=bs:64k,depth:32
   fairq bench --device ram --tenant a=depth:128,jobs:4 --tenant b=rw:randwrite,rate:100M/s --json
   fairq bench --device file,path=/srv/test.img,size=1G,create --overwrite --alone --fio tenants.fio
+  fairq bench --device nvme-soft,backing=ram --policy none,d2fq --path direct --tenant a=depth:1
   fairq bench --seconds 30 --series 10ms --tenant base --tenant guest=weight:300,start:10s,stop:20s
   fairq bench --connect 'nbd+unix:///?socket=/run/fairq.sock' --tenant gold=depth:64 --tenant silver=depth:64
 
@@ -272,6 +273,13 @@ pub(crate) struct BenchArgs {
     /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
     #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_policies)]
     pub(crate) policy: Vec<Policies>,
+    /// The way to the device [default: shards]
+    ///
+    /// shards is the loop that serve runs, too. direct is a client's own: its thread rings the device's class queues itself
+    /// and polls for completions, for policies that never hold a request back (none, d2fq) on devices that are polled (all
+    /// but files).
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<Way>,
     /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
     #[arg(long, value_name = "NAME[=KEY:VALUE,…]")]
     pub(crate) tenant: Vec<Job>,
@@ -302,6 +310,16 @@ pub(crate) struct BenchArgs {
     /// Where to run.
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
+}
+
+/// Which way requests take to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Way {
+    /// By a shard's loop
+    #[default]
+    Shards,
+    /// By the class queues, rung and polled by the client
+    Direct,
 }
 
 /// `fairq calibrate`.

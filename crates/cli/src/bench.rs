@@ -14,7 +14,7 @@ use fairq_host::load::{self, Measured, Times};
 use fairq_host::shard::{Clock, Common, Wakers};
 use fairq_host::stats::TenantStats;
 
-use crate::args::{BenchArgs, Policies};
+use crate::args::{BenchArgs, Policies, Way};
 use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::{PolicyConfig, PolicyName, PolicyTable};
@@ -44,7 +44,7 @@ struct Plan {
 
 /// Where to run it.
 enum Place {
-    Device { device: DeviceConfig, cpus: Vec<usize> },
+    Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path },
     Server { target: client::Target, uri: String },
 }
 
@@ -66,9 +66,12 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
     let target = match &plan.place {
-        Place::Device { device, cpus } => {
-            Target::Device { device: device.open(Vec::new())?, cpus: cpus.clone(), slots: device.default_slots() }
-        }
+        Place::Device { device, cpus, path } => Target::Device {
+            device: device.open(Vec::new())?,
+            cpus: cpus.clone(),
+            slots: device.default_slots(),
+            path: *path,
+        },
         Place::Server { target, .. } => Target::Server(target.clone()),
     };
     let bench = Bench { target, is_quiet };
@@ -138,8 +141,33 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let usual = || vec![Policies::usual()];
     let lists = if args.policy.is_empty() { usual() } else { args.policy.clone() };
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
-    let policies = lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
-    Ok(Plan { place: Place::Device { device, cpus }, policies, jobs, times })
+    let policies: Vec<_> =
+        lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
+    let path = path(args.path.unwrap_or_default(), &device, &policies)?;
+    Ok(Plan { place: Place::Device { device, cpus, path }, policies, jobs, times })
+}
+
+/// The way to the device, if all policies and the device can go it.
+fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<load::Path, Refusal> {
+    if way == Way::Shards {
+        return Ok(load::Path::Shards);
+    }
+    let stages = |policy: &&PolicyConfig| !matches!(policy.name, PolicyName::None | PolicyName::D2fq);
+    if let Some(policy) = policies.iter().find(stages) {
+        return Err(Refusal::new(format!(
+            "path: the direct path needs a policy that never holds a request back, and {} does: use --policy none,d2fq, \
+             or --path shards",
+            policy.name.name()
+        )));
+    }
+    if !device.is_polled() {
+        return Err(Refusal::new(format!(
+            "path: the direct path polls for completions, and those of {} come as events: use --device \
+             nvme-soft,backing=ram, say, or add poller=core to nvme-soft over a file, or use --path shards",
+            device.describe()
+        )));
+    }
+    Ok(load::Path::Direct)
 }
 
 /// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in 10 ms.
@@ -181,6 +209,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     let here = [
         ("--device", args.device.is_some()),
         ("--policy", !args.policy.is_empty()),
+        ("--path", args.path.is_some()),
         ("--shards", args.shards.shards.is_some()),
         ("--cpus", args.shards.cpus.is_some()),
         ("--series", args.series.is_some()),
@@ -217,10 +246,11 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
 fn introduction(plan: &Plan) -> String {
     let mut text = match &plan.place {
         Place::Server { uri, .. } => format!("{uri}\n"),
-        Place::Device { device, cpus } => {
+        Place::Device { device, cpus, path } => {
             let describe = |policy| describe_policy(policy, device.default_slots());
             let policies: Vec<_> = plan.policies.iter().map(describe).collect();
-            format!("{} · {} · {}\n", device.describe(), shards_in_words(cpus.len()), policies.join(", "))
+            let way = if *path == load::Path::Direct { " on the direct path" } else { "" };
+            format!("{} · {}{way} · {}\n", device.describe(), shards_in_words(cpus.len()), policies.join(", "))
         }
     };
     let width = plan.jobs.iter().map(|job| job.name.len()).max().unwrap_or(0);
@@ -239,6 +269,8 @@ pub(crate) enum Target {
         cpus: Vec<usize>,
         /// D where a policy's configuration does not say.
         slots: u32,
+        /// The way to the device.
+        path: load::Path,
     },
     /// An NBD server.
     Server(client::Target),
@@ -285,7 +317,7 @@ impl Bench {
                 let connections = connections(jobs, target);
                 client::run(&connections, times, |part| progress.show(part)).context("cannot run the load")
             }
-            Target::Device { device, cpus, slots } => {
+            Target::Device { device, cpus, slots, path } => {
                 let ranges = ranges(jobs, &device.info().sizes)?;
                 let hands = deal(jobs, cpus.len());
                 let tags =
@@ -299,7 +331,8 @@ impl Bench {
                     fixed_buffers: 0,
                 };
                 let shape = Shape { cpus, flows: jobs.len(), tags: common.tags, slots: *slots };
-                let load = Load { jobs, ranges, hands, common, cpus, times, progress };
+                let threads = load::Threads { cpus, path: *path };
+                let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();
                 with_policy(policy, shape, load)?.with_context(|| format!("cannot run the load under {name}"))
             }
@@ -343,7 +376,7 @@ struct Load<'a> {
     /// The jobs of each shard: the tenant, and which of its copies.
     hands: Vec<Vec<(usize, u16)>>,
     common: Common<AnyDevice>,
-    cpus: &'a [usize],
+    threads: load::Threads<'a>,
     times: Times,
     progress: Progress,
 }
@@ -361,7 +394,7 @@ impl WithPolicy for Load<'_> {
         };
         let jobs = self.hands.iter().map(|hand| hand.iter().map(job).collect()).collect();
         let watch = |part| self.progress.show(part);
-        Ok(load::run(&policy, ports, &self.common, self.cpus, jobs, self.times, watch)?)
+        Ok(load::run(&policy, ports, &self.common, self.threads, jobs, self.times, watch)?)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::engine::{shard_cpus, shards_in_words};
 use crate::job::{Job, JobTable, Pattern};
 use crate::report::{align_right, plain_table};
 use crate::units::{Count, Nanos, Size, exact_size, show_bandwidth, show_count, show_duration};
-use fairq_host::load::{Measured, Times};
+use fairq_host::load::{self, Measured, Times};
 use fairq_host::stats::TenantStats;
 
 /// T to try, in bytes.
@@ -86,7 +86,12 @@ pub(crate) fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     check(&args, &device)?;
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
     let shards = cpus.len();
-    let target = Target::Device { device: device.open(Vec::new())?, cpus, slots: device.default_slots() };
+    let target = Target::Device {
+        device: device.open(Vec::new())?,
+        cpus,
+        slots: device.default_slots(),
+        path: load::Path::Shards,
+    };
     let Nanos(ns) = args.seconds;
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {

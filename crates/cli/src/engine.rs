@@ -316,6 +316,15 @@ impl DeviceConfig {
         }
     }
 
+    /// Whether polling is all that its completions need, as [`fairq_host::device::Device::is_polled`] says of it when it is open.
+    pub(crate) fn is_polled(&self) -> bool {
+        match self {
+            DeviceConfig::File { .. } => false,
+            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { .. }, poller, .. }) => *poller == Poller::Core,
+            _ => true,
+        }
+    }
+
     /// Opens the device.
     ///
     /// `own` are the files of tenants, which follow the shared one.

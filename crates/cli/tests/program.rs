@@ -93,6 +93,13 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["bench", "--tenant", "a", "--tenant", "a"], 2, "tenant a is given twice".into()),
         (vec!["bench", "--connect", &uri, "--policy", "mqfq"], 2, "--policy is the server's matter".into()),
         (vec!["bench", "--connect", &uri], 1, "No such file or directory".into()),
+        (vec!["bench", "--path", "direct", "--policy", "none,mqfq"], 2, "and mqfq does: use --policy none,d2fq".into()),
+        (
+            vec!["bench", "--path", "direct", "--policy", "none", "--device", "file,path=/x,size=1M,create"],
+            2,
+            "those of file /x come as events: use --device nvme-soft,backing=ram".into(),
+        ),
+        (vec!["bench", "--connect", &uri, "--path", "direct"], 2, "--path is the server's matter".into()),
         (vec!["calibrate", "--device", "null"], 2, "has no parallelism to find".into()),
         (vec!["device", "show", "floppy"], 2, "no profile is called `floppy`: there are z-ssd, p3700".into()),
         (vec!["device", "show", file], 2, format!("{file}: TOML parse error at line 1")),
@@ -104,6 +111,19 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         let heard = text(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{args:?}: {heard}");
         assert!(heard.contains(&said), "{args:?}: {heard}");
+    }
+}
+
+#[test]
+fn bench_goes_by_either_path() {
+    for (path, says_so) in [("shards", false), ("direct", true)] {
+        let device = ["--device", "nvme-soft,backing=ram,size=64M", "--policy", "none,d2fq", "--shards", "1"];
+        let load = ["--tenant", "a=depth:1,rw:randrw", "--seconds", "50ms", "--warmup", "10ms", "--path", path];
+        let output = run(&[&["bench"], &device[..], &load[..]].concat());
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(said.contains("· 1 shard on the direct path · none, d2fq"), says_so, "{said}");
+        assert_eq!(said.matches("100.0 %   100.0 %").count(), 2, "{said}");
     }
 }
 

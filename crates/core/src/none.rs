@@ -67,6 +67,8 @@ impl<P: Platform> Policy for NonePolicy<P> {
 }
 
 impl<P: Platform> Port for NonePort<P> {
+    const IS_DIRECT: bool = true;
+
     #[inline]
     fn submit(&mut self, _now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let live = self.live.get_mut(request.tag.0 as usize).filter(|live| **live == 0).ok_or(SubmitError::BadTag)?;

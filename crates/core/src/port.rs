@@ -139,6 +139,9 @@ pub enum SubmitError {
 
 /// One shard's exclusive handle into a policy. See the [module's text](self) for what each side owes.
 pub trait Port: Send {
+    /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has nothing to give.
+    const IS_DIRECT: bool = false;
+
     /// Takes a request.
     fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError>;
 

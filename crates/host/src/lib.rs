@@ -5,6 +5,7 @@
 pub mod client;
 pub mod control;
 pub mod device;
+pub mod direct;
 pub mod load;
 pub mod memory;
 pub mod nbd;

@@ -87,6 +87,13 @@ impl Wakers {
         }
     }
 
+    /// Whether a shard has been woken since the last call.
+    #[inline]
+    pub(crate) fn take_pending(&self, shard: usize) -> bool {
+        let pending = &self.shards[shard].pending;
+        pending.load(Ordering::Relaxed) && pending.swap(false, Ordering::SeqCst)
+    }
+
     /// Makes the shards of `ports` run their loops once more.
     pub fn wake_all(&self, ports: PortSet) {
         ports.for_each(|port| self.wake(usize::from(port.0)));
@@ -250,8 +257,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     }
 
     fn take_messages(&mut self) {
-        let pending = &self.wakers.shards[self.index].pending;
-        if !pending.load(Ordering::Relaxed) || !pending.swap(false, Ordering::SeqCst) {
+        if !self.wakers.take_pending(self.index) {
             return;
         }
         while let Ok(message) = self.inbox.try_recv() {

@@ -27,12 +27,35 @@ impl<M: Send + 'static> Shards<M> {
         ports: Vec<P>,
         common: &Common<D>,
         cpus: &[usize],
-        mut front: impl FnMut(usize) -> io::Result<F>,
+        front: impl FnMut(usize) -> io::Result<F>,
     ) -> io::Result<Self>
     where
         P: Port + 'static,
         D: Device,
         F: Front<Message = M> + Send,
+    {
+        let open = |id, port, common: &Common<D>, front, inbox| {
+            let shard = Shard::open(id, port, common, front, inbox)?;
+            Ok(move || shard.run())
+        };
+        Shards::start_with(ports, common, cpus, front, open)
+    }
+
+    /// The same with threads that do something else: `open` is called in each, and what it gives is run there. It
+    /// answers its inbox as a [`Shard`] does.
+    pub(crate) fn start_with<P, D, F, O, R>(
+        ports: Vec<P>,
+        common: &Common<D>,
+        cpus: &[usize],
+        mut front: impl FnMut(usize) -> io::Result<F>,
+        open: O,
+    ) -> io::Result<Self>
+    where
+        P: Port + 'static,
+        D: Device,
+        F: Send + 'static,
+        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<M>>) -> io::Result<R> + Copy + Send + 'static,
+        R: FnOnce(),
     {
         let mut shards = Shards { inboxes: Vec::new(), wakers: common.wakers.clone(), threads: Vec::new() };
         let (opened, openings) = channel();
@@ -41,7 +64,8 @@ impl<M: Send + 'static> Shards<M> {
             let (sender, inbox) = channel();
             let front = front(index)?;
             let (common, opened, cpu) = (common.clone(), opened.clone(), cpus.get(index).copied());
-            let body = move || run(index, port, &common, front, inbox, cpu, &opened);
+            let open = move || open(PortId(index as u8), port, &common, front, inbox);
+            let body = move || run(index, cpu, open, &opened);
             let thread = std::thread::Builder::new().name(format!("shard-{index}")).spawn(body)?;
             shards.inboxes.push(sender);
             shards.threads.push(thread);
@@ -105,13 +129,10 @@ impl<M: Send + 'static> Shards<M> {
 }
 
 /// The body of a shard's thread.
-fn run<P: Port, D: Device, F: Front>(
+fn run<R: FnOnce()>(
     index: usize,
-    port: P,
-    common: &Common<D>,
-    front: F,
-    inbox: Receiver<Message<F::Message>>,
     cpu: Option<usize>,
+    open: impl FnOnce() -> io::Result<R>,
     opened: &Sender<io::Result<()>>,
 ) {
     // A shard that panics leaves its clients and the slots it holds behind. Ending the process is the honest answer:
@@ -128,10 +149,10 @@ fn run<P: Port, D: Device, F: Front>(
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "timer slack stays as it is");
     }
-    match Shard::open(PortId(index as u8), port, common, front, inbox) {
-        Ok(shard) => {
+    match open() {
+        Ok(run) => {
             let _ = opened.send(Ok(()));
-            shard.run();
+            run();
         }
         Err(error) => drop(opened.send(Err(error))),
     }

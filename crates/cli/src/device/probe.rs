@@ -16,7 +16,7 @@ use anyhow::Context;
 use fairq_device::profile::{Count, Derivation, Derived, Load, Point, State, derive};
 
 use fairq_host::device::Device;
-use fairq_host::load::Times;
+use fairq_host::load::{self, Times};
 use fairq_host::stats::TenantStats;
 use rand::{RngCore, SeedableRng};
 
@@ -58,7 +58,7 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let Nanos(ns) = args.seconds;
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {
-        bench: Bench { target: Target::Device { device, cpus, slots }, is_quiet: args.json },
+        bench: Bench { target: Target::Device { device, cpus, slots, path: load::Path::Shards }, is_quiet: args.json },
         none: "none".parse::<PolicyTable>().map_err(Refusal::new)?.complete()?,
         times: Times { warmup: measured / 5, measured, interval: None },
         shards,

@@ -97,6 +97,8 @@ impl<P: Platform> D2fqPort<P> {
 }
 
 impl<P: Platform> Port for D2fqPort<P> {
+    const IS_DIRECT: bool = true;
+
     #[inline]
     fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let class = self.local.submit(&self.shared, now_ns, request)?;

@@ -131,6 +131,10 @@ impl Device for AnyDevice {
     fn has_fixed_buffers(&self) -> bool {
         each!(AnyDevice, self, device => device.has_fixed_buffers())
     }
+
+    fn is_polled(&self) -> bool {
+        each!(AnyDevice, self, device => device.is_polled())
+    }
 }
 
 impl Queue for AnyQueue {

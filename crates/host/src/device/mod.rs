@@ -29,7 +29,7 @@ pub mod paced;
 pub mod ram;
 pub(crate) mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What a device is and can do.
 #[derive(Clone, Debug)]
@@ -126,6 +126,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Whether it is faster with buffers that are registered with the ring.
     fn has_fixed_buffers(&self) -> bool {
+        false
+    }
+
+    /// Whether its queues need polling only: `ring` and `reap` do it all, without an event of the ring's.
+    fn is_polled(&self) -> bool {
         false
     }
 

@@ -43,6 +43,10 @@ impl Device for NullDevice {
         &self.info
     }
 
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<NullQueue> {
         Ok(NullQueue::default())
     }

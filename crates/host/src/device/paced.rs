@@ -100,6 +100,10 @@ impl Device for PacedDevice {
         Ok(PacedQueue { shared: self.shared.clone(), fresh: Vec::new(), pending: VecDeque::new() })
     }
 
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         self.shared.store.extents(offset, length, most)
     }

@@ -54,6 +54,10 @@ impl Device for RamDevice {
         Ok(RamQueue { store: self.store.clone(), done: Vec::new() })
     }
 
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         self.store.extents(offset, length, most)
     }

@@ -18,7 +18,7 @@ const SIZE: usize = (2 << 20) + (64 << 10);
 const QUEUES: usize = 3;
 
 /// A directory on the file system that the build is on, which more likely has direct I/O than `/tmp`.
-pub(super) fn scratch() -> tempfile::TempDir {
+pub(crate) fn scratch() -> tempfile::TempDir {
     let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     tempfile::tempdir_in(target).unwrap()
 }
@@ -28,7 +28,7 @@ pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> 
 }
 
 /// A software controller with few queues and a small window, so that commands wait everywhere.
-pub(super) fn nvme_soft(backing: BackingSpec) -> NvmeSoftSpec {
+pub(crate) fn nvme_soft(backing: BackingSpec) -> NvmeSoftSpec {
     NvmeSoftSpec { backing, timing: None, window: 3, queues: 9, wrr: true, poller: Poller::Inline }
 }
 

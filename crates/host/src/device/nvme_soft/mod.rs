@@ -247,6 +247,11 @@ impl Device for NvmeSoft {
         matches!(self.shared.backing, Backing::File(_))
     }
 
+    fn is_polled(&self) -> bool {
+        // Files answer by events on the ring of who polls the controller.
+        self.shared.poller == Poller::Core || !matches!(self.shared.backing, Backing::File(_))
+    }
+
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         match &self.shared.backing {
             Backing::Null => Ok(vec![Extent { length, is_hole: false }]),

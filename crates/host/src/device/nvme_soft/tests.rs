@@ -13,7 +13,7 @@ use crate::device::any::{AnyDevice, DeviceSpec};
 use crate::device::harness::{Driver as Harness, command, place};
 use crate::device::tests::{nvme_soft, scratch};
 use crate::device::{Command, Queue};
-use crate::load::{self, Job, Times};
+use crate::load::{self, Job, Path, Threads, Times};
 use crate::nvme::spec::{Sqe, admin, feature};
 use crate::shard::Common;
 
@@ -127,7 +127,8 @@ fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
     Common { device, wakers, clock: Clock::default(), tags: 256, tenants: 1, fixed_buffers: 0 }
 }
 
-/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for ever.
+/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for ever. And on several
+/// direct paths that carry out each other's commands, where the device is polled.
 fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -151,10 +152,12 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
                 stops_ns: u64::MAX,
                 seed: shard as u64,
             };
+            let path = if round >= 3 && device.is_polled() { Path::Direct } else { Path::Shards };
             let jobs = (0..shards).map(|shard| vec![job(shard)]).collect();
             let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(60), interval: None };
             let common = common(device.clone(), shards);
-            let measured = load::run(&policy, ports, &common, &[], jobs, times, |_| true).unwrap();
+            let measured =
+                load::run(&policy, ports, &common, Threads { cpus: &[], path }, jobs, times, |_| true).unwrap();
             assert!(measured.tenants[0].operations() > 0 && measured.tenants[0].errors == 0);
         }
         sender.send(()).unwrap();
@@ -222,7 +225,8 @@ fn weights_change_under_load() {
         };
         let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(200), interval: None };
         let jobs = vec![vec![job.clone()], vec![job]];
-        let measured = load::run(&policy, ports, &common(device.clone(), 2), &[], jobs, times, |_| true).unwrap();
+        let measured =
+            load::run(&policy, ports, &common(device.clone(), 2), Threads::default(), jobs, times, |_| true).unwrap();
         stop.store(true, Ordering::Relaxed);
         assert!(measured.tenants[0].operations() > 100);
     });
