@@ -7,10 +7,17 @@
 //! in flight without a break, or since when it has not been. A flow that has had nothing in flight for longer than the
 //! **grace period** is idle; before that it may just be thinking (deceptive idleness, Section 3.5).
 //!
+//! **A pause between two bursts is not a break.** A shard takes completions in batches, and a client answers many replies with
+//! many requests at once; a flow of any depth may have nothing in flight for a moment in between. If that counted, the
+//! hungriest flows would look as if they asked for little: no measure for Eq. 2, and brought up to the others each time
+//! they come back. So a flow that was deep and comes back after a small part of the time for which it was in flight
+//! has been in flight *all along*. One that is shallow, or away for longer, waits for its client: that is a break.
+//!
 //! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has never been active.
 //!
 //! **Memory ordering.** Leaving is Release and Acquire: who takes the number to 0 has seen all that ports did while they
-//! were counted. Virtual time is a counter of its own and is accessed with Relaxed; nothing is published through it.
+//! were counted. When a spell in flight began and since when it counts are written by the port that begins one; they are
+//! Relaxed, as they decide no more than a threshold. Virtual time is a counter of its own and is accessed with Relaxed; nothing is published through it.
 
 use crate::platform::{AtomicWord, Ordering, Platform};
 use crate::vtime::VTime;
@@ -24,6 +31,10 @@ const PORTS: u64 = (1 << PORT_BITS) - 1;
 pub(super) struct FlowState<P: Platform> {
     vt: P::U64,
     activity: P::U64,
+    /// Since when it has been in flight all along, as in the word.
+    since: P::U64,
+    /// When it last came to have something in flight, likewise.
+    entered: P::U64,
     /// Units by which `vt` has been moved without service, so that what was served can be told.
     moved: P::U64,
     /// 1 if it may be urgent.
@@ -32,42 +43,50 @@ pub(super) struct FlowState<P: Platform> {
 
 /// Whether a flow is active, and since when it is or is not in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Activity(u64);
+pub(super) struct Activity {
+    word: u64,
+    since: u64,
+}
+
+/// A break is longer than this part of the time in flight before it.
+const PAUSE: u64 = 8;
 
 impl Activity {
     /// The ports on which it has requests.
     #[inline]
     pub(super) fn ports(self) -> u64 {
-        self.0 & PORTS
+        self.word & PORTS
     }
 
     /// How long it has been in flight, or not been.
     fn lasts_ns(self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.0 & !PORTS)
+        now_ns.saturating_sub(self.word & !PORTS)
     }
 
     /// Whether it is in flight, or was so lately.
     #[inline]
     pub(super) fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
-        self.ports() > 0 || (self.0 != 0 && self.lasts_ns(now_ns) <= grace_ns)
+        self.ports() > 0 || (self.word != 0 && self.lasts_ns(now_ns) <= grace_ns)
     }
 
     /// Whether it has been in flight without a break for this long.
     pub(super) fn is_backlogged(self, now_ns: u64, for_ns: u64) -> bool {
-        self.ports() > 0 && self.lasts_ns(now_ns) >= for_ns
+        self.ports() > 0 && now_ns.saturating_sub(self.since) >= for_ns
     }
 }
 
 impl<P: Platform> FlowState<P> {
     pub(super) fn new() -> Self {
         let zero = || P::U64::new(0);
-        FlowState { vt: zero(), activity: zero(), moved: zero(), urgent: zero() }
+        FlowState { vt: zero(), activity: zero(), since: zero(), entered: zero(), moved: zero(), urgent: zero() }
     }
 
     /// Prepares the slot for a new flow, which no port uses yet.
     pub(super) fn reset(&self, vt: VTime) {
         self.vt.store(vt.to_word(), Ordering::Relaxed);
         self.activity.store(0, Ordering::Relaxed);
+        self.since.store(0, Ordering::Relaxed);
+        self.entered.store(0, Ordering::Relaxed);
         self.moved.store(0, Ordering::Relaxed);
         self.urgent.store(0, Ordering::Relaxed);
     }
@@ -115,7 +134,22 @@ impl<P: Platform> FlowState<P> {
 
     #[inline]
     pub(super) fn activity(&self) -> Activity {
-        Activity(self.activity.load(Ordering::Acquire))
+        let word = self.activity.load(Ordering::Acquire);
+        Activity { word, since: self.since.load(Ordering::Relaxed) }
+    }
+
+    /// The flow is in flight again, and `was` before; true if that was a pause, and it has been in flight all along. For
+    /// the port that brought it back: another that sees the flow before this is done takes it for what it was before.
+    pub(super) fn resume(&self, was: Activity, was_deep: bool, now_ns: u64, grace_ns: u64) -> bool {
+        let left_ns = was.word & !PORTS;
+        let served_ns = left_ns.saturating_sub(self.entered.load(Ordering::Relaxed));
+        let away_ns = now_ns.saturating_sub(left_ns);
+        self.entered.store(now_ns, Ordering::Relaxed);
+        let paused = was_deep && was.is_active(now_ns, grace_ns) && away_ns <= served_ns / PAUSE;
+        if !paused {
+            self.since.store(now_ns, Ordering::Relaxed);
+        }
+        paused
     }
 
     /// A port has a request in flight again. If no other had, gives what the flow was before.
@@ -124,7 +158,7 @@ impl<P: Platform> FlowState<P> {
         loop {
             let new = if old & PORTS == 0 { (now_ns & !PORTS) | 1 } else { old + 1 };
             match self.activity.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return (old & PORTS == 0).then_some(Activity(old)),
+                Ok(_) => return (old & PORTS == 0).then_some(Activity { word: old, since: 0 }),
                 Err(now) => old = now,
             }
         }

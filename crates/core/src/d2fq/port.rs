@@ -2,16 +2,9 @@
 //!
 //! A flow's record on a port is one cache line that nobody else touches: what it has in flight, what has been completed but
 //! not published, what it submitted to each class. [`Local::publish`] writes it where others see it.
-//!
-//! **A batch of completions is not a break.** A shard takes completions in batches and answers each with a request; in between a
-//! flow of any depth may have nothing in flight for no time at all. If that counted, a busy shard would make its
-//! hungriest flows look as if they asked for little: no measure for Eq. 2, and brought up to the others each time. So a flow
-//! that was [`DEEP`] leaves at the port's next `next` and not before, by when its requests have come. A
-//! shallow flow leaves at once: it waits for its client, and that is what leaving is to tell.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
@@ -35,8 +28,6 @@ struct Local {
     /// Per tag: cost less 1 in the upper 48 bits, slot plus 1 in the lower 16; 0 where the tag is not in use.
     live: Box<[u64]>,
     flows: Box<[PortFlow]>,
-    /// Slots of deep flows with nothing in flight here since the last `next`.
-    leaving: Vec<u16>,
     /// For the mindicator.
     leads: Option<Box<Leads>>,
 }
@@ -60,10 +51,8 @@ struct PortFlow {
     published_ns: u64,
     /// Of the flow that the record is about; 0: of none.
     generation: u32,
-    /// The most requests it has had in flight here since it came.
+    /// The most requests it has had in flight here since it last had none.
     deepest: u32,
-    /// It is in `leaving`.
-    is_leaving: bool,
     normalizer: Normalizer,
     /// At which `pending` is charged.
     weight: Weight,
@@ -76,7 +65,6 @@ const UNUSED: PortFlow = PortFlow {
     published_ns: 0,
     generation: 0,
     deepest: 0,
-    is_leaving: false,
     normalizer: Normalizer::NEW,
     weight: Weight::DEFAULT,
 };
@@ -89,7 +77,6 @@ impl<P: Platform> D2fqPort<P> {
             account: PortFlows::new(port, &shared.flows),
             live: (0..tags).map(|_| 0).collect(),
             flows: (0..flows).map(|_| UNUSED).collect(),
-            leaving: Vec::with_capacity(flows),
             leads: matches!(*shared.tracker, Tracker::Mindicator(_)).then(|| Box::new(Leads::new(flows))),
         };
         D2fqPort { shared, local }
@@ -106,9 +93,7 @@ impl<P: Platform> Port for D2fqPort<P> {
     }
 
     #[inline]
-    fn next(&mut self, now_ns: u64, _wake: &mut PortSet) -> Next {
-        // First: a slot that this port lets go may be another flow's at once.
-        self.local.leave(&self.shared, now_ns);
+    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
         self.local.account.poll(&self.shared.flows);
         Next::Idle
     }
@@ -192,19 +177,18 @@ impl Local {
     fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, now_ns: u64) {
         let slot = id.slot();
         let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { return };
-        if flow.is_leaving {
-            // It has not left, so it is the same flow still.
-            return;
-        }
-        flow.deepest = 0;
         if flow.generation != id.generation() {
             flow.generation = id.generation();
             flow.normalizer = Normalizer::NEW;
+            flow.deepest = 0;
         }
         flow.published_ns = now_ns;
+        let was_deep = core::mem::take(&mut flow.deepest) >= DEEP;
         // Before it counts as active itself.
         let ahead = shared.ahead(state.vt(), now_ns);
-        if let Some(was) = state.enter(now_ns) {
+        if let Some(was) = state.enter(now_ns)
+            && !state.resume(was, was_deep, now_ns, shared.grace_ns)
+        {
             shared.reactivate(state, was, ahead, now_ns);
         }
         if let (Tracker::Mindicator(time), Some(leads)) = (&*shared.tracker, &mut self.leads) {
@@ -239,13 +223,6 @@ impl Local {
                 budget.earn(submitted);
             }
         }
-        // A closed flow leaves at once: `finish` may give its slot away.
-        let stays = last && flow.deepest >= DEEP && shared.flows.open_in(slot).is_some();
-        if stays && !flow.is_leaving && self.leaving.len() < self.leaving.capacity() {
-            flow.is_leaving = true;
-            self.leaving.push(slot as u16);
-        }
-        let last = last && !flow.is_leaving;
         let holder = Holder::new(slot, flow.generation);
         match (&*shared.tracker, &mut self.leads) {
             (Tracker::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
@@ -254,26 +231,6 @@ impl Local {
         }
         if last && state.leave(now_ns) {
             shared.left(holder);
-        }
-    }
-}
-
-impl Local {
-    /// The deep flows that were done and have got no request since leave.
-    #[inline]
-    fn leave<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
-        while let Some(slot) = self.leaving.pop().map(usize::from) {
-            let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { continue };
-            flow.is_leaving = false;
-            if self.account.live(slot) > 0 {
-                continue;
-            }
-            if let (Tracker::Mindicator(time), Some(leads)) = (&*shared.tracker, &mut self.leads) {
-                leads.put(time, self.port, slot, None);
-            }
-            if state.leave(now_ns) {
-                shared.left(Holder::new(slot, flow.generation));
-            }
         }
     }
 }

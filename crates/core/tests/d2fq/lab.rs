@@ -194,8 +194,6 @@ impl<P: Policy> Lab<P> {
         self.fetch();
         if self.running[thread] {
             self.submit(thread);
-        } else {
-            self.ports[port].next(done_ns, &mut wake);
         }
     }
 
