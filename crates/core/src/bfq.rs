@@ -14,7 +14,7 @@
 //!   was not shrinks to what was used, at least to a 32nd of that. So flows that want little get it soon.
 //! - *Time.* A turn ends after `timeout_ns` when others wait, and is charged as a full budget: a flow that makes little
 //!   of its time pays for the time.
-//! - *Idling.* When the flow in service has nothing staged but is [expected](anticipation) to, the device waits,
+//! - *Idling.* When the flow in service has nothing staged but is [expected][anticipation] to, the device waits,
 //!   at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not waited for.
 //! - *A flow that is not eligible* ends its turn, which costs what it was served.
 //!

@@ -11,7 +11,7 @@
 //!
 //! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so that the next
 //!   slice does not begin behind a full queue of the last one's.
-//! - *Idling.* When the active flow has nothing staged but is [expected](anticipation) to, its slice goes on and the device
+//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to, its slice goes on and the device
 //!   waits, at most `idle_ns` since the last answer. Without it (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers
 //!   loses the slice at once. Writes are not waited for.
 //! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel that counts ticks: else a
@@ -29,7 +29,7 @@
 //! CFQ-NA): Linux's defaults. `slots` (D, requests).
 //!
 //! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt; the NASS paper, MSST
-//! 2020, Table I. [Anticipation](anticipation) has its own.
+//! 2020, Table I. [Anticipation][anticipation] has its own.
 //!
 //! [anticipation]: crate::serial::anticipation
 

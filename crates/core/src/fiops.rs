@@ -8,7 +8,7 @@
 //! a pause starts at the count of the flow served last: it has saved nothing up. Nothing is waited for.
 //!
 //! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation (which
-//! [`CostModel`](crate::CostModel) has for lengths, and here is for requests).
+//! `CostModel` has for lengths, and here is for requests).
 //!
 //! **Fairness.** As SFQ(D)'s, with every request of the same length.
 //!

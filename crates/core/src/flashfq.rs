@@ -5,7 +5,7 @@
 //! cure that by keeping the whole device for one flow at a time, and waste what an SSD does in parallel.
 //!
 //! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::sfqd) and go in the order of start tags. Virtual
-//! time is the least tag among the flows that have requests staged *or are [expected](anticipation) to*: an expected flow
+//! time is the least tag among the flows that have requests staged *or are [expected][anticipation] to*: an expected flow
 //! holds it at its last finish tag, which is where its next request will start.
 //!
 //! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time. So while a flow

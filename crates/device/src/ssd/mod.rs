@@ -22,7 +22,7 @@
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
-//! What a die does beside reading is in [`media`], what it costs to write over old data in [`space`].
+//! What a die does beside reading is in `media`, what it costs to write over old data in `space`.
 //!
 //! Each server is reserved at the very time when something arrives there, never ahead: a command that waits for a
 //! busy die does not hold the link up. Therefore it is a small event loop and not one formula per command.
@@ -31,7 +31,7 @@
 //! wear, read retries, mapping tables that do not fit, moves over the channel, the time that a controller needs to
 //! find work. Times do not vary by themselves; they vary by who meets whom where.
 //!
-//! **Cost.** No allocation per command. Events of a kind are added nearly in order ([`agenda`]).
+//! **Cost.** No allocation per command. Events of a kind are added nearly in order (`agenda`).
 
 use std::collections::VecDeque;
 

@@ -6,7 +6,7 @@
 //! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
 //! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
 //! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
-//! and write it back, under the guard of [`crate::device::guard`]. Through the page cache the kernel does all this, and each
+//! and write it back, under the guard of `device::guard`. Through the page cache the kernel does all this, and each
 //! command is one part. Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end

@@ -2,15 +2,15 @@
 //!
 //! **Problem.** Policies that leave scheduling to the device (D2FQ) need one that arbitrates between classes of queues by
 //! weighted round robin, which few disks do.
-//! **Model.** A [`Controller`] as specified, with the driver's part in the shards, each of which has a [`Set`](set::Set) of
-//! queues: one submission queue for each class, on one completion queue ([`layout`]). Commands are put in the queue of
+//! **Model.** A [`Controller`] as specified, with the driver's part in the shards, each of which has a `Set` of
+//! queues: one submission queue for each class, on one completion queue (`layout`). Commands are put in the queue of
 //! their class; every doorbell that needs it is rung once, at the end of the batch; completions are taken by looking at
 //! the completion queue. The weights of the classes are set with the Arbitration feature.
 //!
 //! **Who polls.** By default the shards themselves, on the way: who rings or reaps looks whether there is something to do
 //! and nobody is doing it. With [`Poller::Core`] a thread does nothing else. A completion for another shard wakes it.
 //!
-//! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length ([`job`]). Writes of whole
+//! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length (`job`). Writes of whole
 //! blocks and read-modify-write cycles keep apart by the guard that the file device also uses.
 //!
 //! **Errors.** Status codes become errnos again; those of files pass through unchanged.
