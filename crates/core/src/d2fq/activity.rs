@@ -10,8 +10,8 @@
 //! **A pause between two bursts is not a break.** A shard takes completions in batches, and a client answers many replies with
 //! many requests at once; a flow of any depth may have nothing in flight for a moment in between. If that counted, the
 //! hungriest flows would look as if they asked for little: no measure for Eq. 2, and brought up to the others each time
-//! they come back. So a flow that was deep and comes back after a small part of the time for which it was in flight
-//! has been in flight *all along*. One that is shallow, or away for longer, waits for its client: that is a break.
+//! they come back. So a flow that was deep and comes back within the time for which it was in flight has been in flight
+//! *all along*. One that is shallow, or away for longer, waits for its client: that is a break.
 //!
 //! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has never been active.
 //!
@@ -47,9 +47,6 @@ pub(super) struct Activity {
     word: u64,
     since: u64,
 }
-
-/// A break is longer than this part of the time in flight before it.
-const PAUSE: u64 = 8;
 
 impl Activity {
     /// The ports on which it has requests.
@@ -145,7 +142,7 @@ impl<P: Platform> FlowState<P> {
         let served_ns = left_ns.saturating_sub(self.entered.load(Ordering::Relaxed));
         let away_ns = now_ns.saturating_sub(left_ns);
         self.entered.store(now_ns, Ordering::Relaxed);
-        let paused = was_deep && was.is_active(now_ns, grace_ns) && away_ns <= served_ns / PAUSE;
+        let paused = was_deep && was.is_active(now_ns, grace_ns) && away_ns <= served_ns;
         if !paused {
             self.since.store(now_ns, Ordering::Relaxed);
         }

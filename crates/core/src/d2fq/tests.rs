@@ -177,7 +177,7 @@ fn lag_is_limited() {
 #[test]
 fn a_pause_of_a_deep_flow_is_no_break() {
     let us = MS / 1000;
-    for (depth, pause_ns, breaks) in [(64, 0, false), (64, 100 * us, false), (64, 300 * us, true), (4, 0, true)] {
+    for (depth, pause_ns, breaks) in [(64, 0, false), (64, 900 * us, false), (64, 2000 * us, true), (4, 0, true)] {
         let mut rig = Rig::new(1, &[100], |_| ());
         let slot = rig.flows[0].slot();
         let since = rig.now_ns;
