@@ -10,7 +10,11 @@ test:
 bench: build
 	bench/nbd-peers
 	bench/kernel-bfq
+	bench/d2fq
 	cargo bench -p fairq-core
+	cargo bench -p fairq-host --bench controller
+	cargo bench -p fairq-device
+	cargo bench -p fairq-sim
 
 build:
 	cargo build --release --locked -p fairq
