@@ -179,16 +179,16 @@ impl Report {
         text + &self.comparison(name_width)
     }
 
-    /// Each policy's IOPS beside those of the first.
+    /// Each policy's throughput beside that of the first: bytes, since requests may differ in size.
     fn comparison(&self, name_width: usize) -> String {
-        let Some((first, others)) = self.runs.split_first().filter(|(first, _)| first.iops > 0.0) else {
+        let Some((first, others)) = self.runs.split_first().filter(|(first, _)| first.bytes_per_s > 0.0) else {
             return String::new();
         };
         let line = |run: &Run| {
             format!(
-                "{:<name_width$} keeps {:.1} % of the IOPS of {}\n",
+                "{:<name_width$} keeps {:.1} % of the throughput of {}\n",
                 run.policy,
-                100.0 * run.iops / first.iops,
+                100.0 * run.bytes_per_s / first.bytes_per_s,
                 first.policy
             )
         };
@@ -376,6 +376,6 @@ none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  silver      100     25.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
 ";
         assert!(report.text().starts_with(expected), "{}", report.text());
-        assert!(report.text().ends_with("mqfq keeps 99.0 % of the IOPS of none\n"), "{}", report.text());
+        assert!(report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"), "{}", report.text());
     }
 }
