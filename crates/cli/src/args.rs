@@ -198,8 +198,8 @@ pub(crate) struct ServeArgs {
     /// A tenant; may be given many times
     ///
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100), offset, path=FILE
-    /// (a file of its own), create (that file), read-only, identity=NAME (of the client's certificate), description. A comma in a
-    /// value is written twice.
+    /// (a file of its own), create (that file), read-only, urgent (d2fq), identity=NAME (of the client's certificate),
+    /// description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na | bfq | bfq-na | flashfq |
@@ -207,9 +207,10 @@ pub(crate) struct ServeArgs {
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
     /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
-    /// read-cost, write-cost (factors); cfq: slice, target, quantum, idle; bfq: budget, timeout, idle; flashfq: idle,
-    /// request-cost; nass: channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
-    /// idleness; kyber: read-target, write-target; kyber-fair: period, busy, read-cost, write-cost.
+    /// read-cost, write-cost (factors); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
+    /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
+    /// idle; flashfq: idle, request-cost; nass: channels, sub-request, history, decay, reserve, queue-length,
+    /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target; kyber-fair: period, busy.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
