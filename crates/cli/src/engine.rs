@@ -3,18 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fairq_core::bfq::{Bfq, Budgets};
-use fairq_core::cfq::{Cfq, TimeSlices};
+use fairq_core::bfq::Budgets;
+use fairq_core::cfq::TimeSlices;
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
-use fairq_core::fiops::{Fiops, VirtualIops};
-use fairq_core::flashfq::{FlashFq, Throttled};
+use fairq_core::fiops::VirtualIops;
+use fairq_core::flashfq::Throttled;
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
-use fairq_core::nass::{NassConfig, NassOver};
+use fairq_core::nass::Nass;
 use fairq_core::none::NonePolicy;
-use fairq_core::serial::{Serial, SerialConfig, SerialPolicy, SerialPort};
-use fairq_core::sfqd::Sfqd;
+use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
+use fairq_core::sfqd::StartTime;
 use fairq_core::{ConfigError, Native, Policy};
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{self, FileSpec};
@@ -82,7 +82,10 @@ pub(crate) fn with_policy<W: WithPolicy>(
         | PolicyName::NassFlashFq
         | PolicyName::NassFiops => {
             let bounds = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
-            with_serial(config, &bounds, with).map_err(|error| refuse(&error))
+            let built =
+                serial(config, &bounds).and_then(|scheduler| Serial::<_, Native>::with_policy(scheduler, &bounds));
+            let (policy, ports) = built.map_err(|error| refuse(&error))?;
+            Ok(with.run(policy, ports))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             let mut mqfq = MqfqConfig::new(topology(shape.cpus), flows, shape.tags);
@@ -156,34 +159,17 @@ fn d2fq(config: &PolicyConfig, cpus: &[usize], flows: usize, tags: usize) -> D2f
     }
 }
 
-/// The same for those behind one lock.
-fn with_serial<W: WithPolicy>(config: &PolicyConfig, bounds: &SerialConfig, with: W) -> Result<W::Output, ConfigError> {
+/// The scheduler that is to run behind one lock.
+fn serial(config: &PolicyConfig, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
     let SerialKnobs { cfq, bfq, flashfq, nass } = &config.serial;
-    match config.name {
-        PolicyName::Cfq | PolicyName::CfqNa => Ok(run(with, Cfq::new(bounds, cfq)?)),
-        PolicyName::Bfq | PolicyName::BfqNa => Ok(run(with, Bfq::new(bounds, bfq)?)),
-        PolicyName::FlashFq => Ok(run(with, FlashFq::new(bounds, flashfq)?)),
-        PolicyName::Fiops => Ok(run(with, Fiops::new(bounds)?)),
-        PolicyName::NassCfq => within_limits(TimeSlices::new(bounds, cfq)?, bounds, nass, with),
-        PolicyName::NassBfq => within_limits(Budgets::new(bounds, bfq)?, bounds, nass, with),
-        PolicyName::NassFlashFq => within_limits(Throttled::new(bounds, flashfq)?, bounds, nass, with),
-        PolicyName::NassFiops => within_limits(VirtualIops::new(bounds), bounds, nass, with),
-        _ => Ok(run(with, Sfqd::new(bounds)?)),
-    }
-}
-
-/// NASS around a scheduler.
-fn within_limits<S: SerialPolicy, W: WithPolicy>(
-    inner: S,
-    bounds: &SerialConfig,
-    nass: &NassConfig,
-    with: W,
-) -> Result<W::Output, ConfigError> {
-    Ok(run(with, NassOver::new(inner, bounds, nass)?))
-}
-
-fn run<S: SerialPolicy, W: WithPolicy>(with: W, (policy, ports): (Serial<S>, Vec<SerialPort<S>>)) -> W::Output {
-    with.run(policy, ports)
+    let inner: Box<dyn SerialPolicy> = match config.name {
+        PolicyName::Cfq | PolicyName::CfqNa | PolicyName::NassCfq => Box::new(TimeSlices::new(bounds, cfq)?),
+        PolicyName::Bfq | PolicyName::BfqNa | PolicyName::NassBfq => Box::new(Budgets::new(bounds, bfq)?),
+        PolicyName::FlashFq | PolicyName::NassFlashFq => Box::new(Throttled::new(bounds, flashfq)?),
+        PolicyName::Fiops | PolicyName::NassFiops => Box::new(VirtualIops::new(bounds)),
+        _ => Box::new(StartTime::new(bounds)),
+    };
+    Ok(if config.name.is_limited() { Box::new(Nass::new(inner, bounds, nass)?) } else { inner })
 }
 
 /// A policy in a few words: `mqfq D=64 T=45k`.

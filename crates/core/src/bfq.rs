@@ -314,15 +314,15 @@ impl SerialPolicy for Budgets {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         if let Some(turn) = self.in_service {
-            match self.within(now_ns, turn, &eligible) {
+            match self.within(now_ns, turn, eligible) {
                 Ok(selection) => return selection,
                 Err(why) => self.end(turn, why),
             }
         }
-        match self.begin(now_ns, &eligible) {
-            Some(turn) => self.within(now_ns, turn, &eligible).unwrap_or(Selection::Nothing),
+        match self.begin(now_ns, eligible) {
+            Some(turn) => self.within(now_ns, turn, eligible).unwrap_or(Selection::Nothing),
             None => Selection::Nothing,
         }
     }

@@ -274,15 +274,15 @@ impl SerialPolicy for TimeSlices {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         if let Some(slice) = self.active {
-            if let Some(selection) = self.within(now_ns, slice, &eligible) {
+            if let Some(selection) = self.within(now_ns, slice, eligible) {
                 return selection;
             }
             self.expire(now_ns, slice);
         }
-        match self.activate(now_ns, &eligible) {
-            Some(slice) => self.within(now_ns, slice, &eligible).unwrap_or(Selection::Nothing),
+        match self.activate(now_ns, eligible) {
+            Some(slice) => self.within(now_ns, slice, eligible).unwrap_or(Selection::Nothing),
             None => Selection::Nothing,
         }
     }

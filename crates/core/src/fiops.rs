@@ -133,7 +133,7 @@ impl SerialPolicy for VirtualIops {
     }
 
     #[inline]
-    fn select(&mut self, _now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
         let Some(Entry { flow: slot, tag, .. }) = self.heap.get(at) else { return Selection::Nothing };
         let slot = slot as usize;

@@ -190,7 +190,7 @@ impl SerialPolicy for Throttled {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         self.forget_absent(now_ns);
         let has_staged = |flow: usize| !self.staged.is_empty(flow);
         let holds = |flow: usize| match has_staged(flow) {

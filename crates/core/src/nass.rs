@@ -421,12 +421,12 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let Nass { inner, control } = self;
         if control.dispatched >= control.config.queue_length {
             return Selection::Nothing;
         }
-        let selection = inner.select(now_ns, |flow| control.admits(flow) && eligible(flow));
+        let selection = inner.select(now_ns, &|flow| control.admits(flow) && eligible(flow));
         if let Selection::Serve(job) = selection {
             control.sent(job);
         }
@@ -468,7 +468,7 @@ mod tests {
     /// Takes what may be sent. Jobs `100 i..` are flow `i`'s.
     fn send(nass: &mut Limited) -> Vec<u32> {
         let mut sent = Vec::new();
-        while let Selection::Serve(Job(job)) = nass.select(0, |_| true) {
+        while let Selection::Serve(Job(job)) = nass.select(0, &|_| true) {
             sent.push(job);
         }
         sent
@@ -562,7 +562,7 @@ mod tests {
         stage(&mut nass, 1, 80..100, 4096);
         stage(&mut nass, 2, 0..110, 4096);
         assert_eq!(nass.control.expected, 0);
-        assert!(nass.select(0, |flow| flow == 1) != Selection::Nothing);
+        assert!(nass.select(0, &|flow| flow == 1) != Selection::Nothing);
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl SerialPolicy for StartTime {
     }
 
     #[inline]
-    fn select(&mut self, _now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
         let Some(Entry { flow: slot, .. }) = self.heap.get(at) else { return Selection::Nothing };
         let Some(flow) = self.flows.get_mut(slot as usize) else { return Selection::Nothing };
@@ -231,12 +231,12 @@ mod tests {
                 Arrival { job, flow, weight: Weight::DEFAULT, op: Op::Read, offset: 0, length: 100, cost: 100 };
             policy.insert(0, &arrival);
         }
-        assert_eq!(policy.select(0, |_| false), Selection::Nothing);
-        assert_eq!(policy.select(0, |flow| flow == 1), Selection::Serve(Job(1)));
-        assert_eq!(policy.select(0, |flow| flow == 1), Selection::Serve(Job(2)));
+        assert_eq!(policy.select(0, &|_| false), Selection::Nothing);
+        assert_eq!(policy.select(0, &|flow| flow == 1), Selection::Serve(Job(1)));
+        assert_eq!(policy.select(0, &|flow| flow == 1), Selection::Serve(Job(2)));
         assert_eq!(policy.virtual_time(), Some(100));
-        assert_eq!(policy.select(0, |_| true), Selection::Serve(Job(0)));
+        assert_eq!(policy.select(0, &|_| true), Selection::Serve(Job(0)));
         assert_eq!(policy.virtual_time(), Some(100), "it does not go back");
-        assert_eq!(policy.select(0, |_| true), Selection::Nothing);
+        assert_eq!(policy.select(0, &|_| true), Selection::Nothing);
     }
 }

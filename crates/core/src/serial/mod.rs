@@ -95,7 +95,7 @@ pub trait SerialPolicy: Send + 'static {
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
     /// Takes out the request to serve next, among those whose flow is eligible. The caller has a slot for it.
-    fn select(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection;
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection;
 
     /// A selected request has been served.
     fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome);
@@ -105,6 +105,42 @@ pub trait SerialPolicy: Send + 'static {
 
     /// Virtual time in units, if the policy has one.
     fn virtual_time(&self) -> Option<u64>;
+}
+
+/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and each type that a port is
+/// made of costs its callers a copy of their whole data path.
+impl SerialPolicy for Box<dyn SerialPolicy> {
+    fn add_flow(&mut self, flow: usize, weight: Weight) {
+        (**self).add_flow(flow, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        (**self).set_weight(flow, weight);
+    }
+
+    fn remove_flow(&mut self, flow: usize) {
+        (**self).remove_flow(flow);
+    }
+
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        (**self).insert(now_ns, arrival);
+    }
+
+    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
+        (**self).select(now_ns, eligible)
+    }
+
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+        (**self).completed(now_ns, job, outcome);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        (**self).tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        (**self).virtual_time()
+    }
 }
 
 /// The bounds of a serial policy, fixed when it is built.
@@ -348,7 +384,7 @@ impl<S: SerialPolicy> Core<S> {
             return Turn::Issue(mine(job, self.tag_bits));
         }
         while self.free > 0 {
-            let job = match self.policy.select(now_ns, |_| true) {
+            let job = match self.policy.select(now_ns, &|_| true) {
                 Selection::Serve(Job(job)) => job,
                 Selection::WaitUntil(time_ns) => {
                     self.throttles = self.throttles.wrapping_add(1);

@@ -44,7 +44,7 @@ pub(crate) fn run<S: SerialPolicy>(
     while now_ns < end_ns {
         let mut wait_ns = u64::MAX;
         while device.len() < slots {
-            match policy.select(now_ns, |_| true) {
+            match policy.select(now_ns, &|_| true) {
                 Selection::Serve(Job(job)) => {
                     let flow = (job / 64) as usize;
                     served.push(flow);

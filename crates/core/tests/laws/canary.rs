@@ -91,7 +91,7 @@ impl SerialPolicy for Naive {
         self.queue.push(Queued { job: arrival.job, flow: arrival.flow, start, finish });
     }
 
-    fn select(&mut self, _now_ns: u64, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let staged = || self.queue.iter().enumerate().filter(|(_, queued)| eligible(queued.flow));
         let by_start = || staged().min_by_key(|(_, queued)| queued.start);
         let pick = match self.fault {
