@@ -1,6 +1,9 @@
 """fio's nbd engine: data verified by its checksums, alone and several at once; and the shares it receives."""
 
-from rig import PACED, check, finish, fio, fio_args, need, serve, start, together
+import os
+import tempfile
+
+from rig import MI, PACED, check, finish, fio, fio_args, need, serve, start, together
 
 FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * (i + 1)}"))
 
@@ -30,15 +33,15 @@ def test_fio_verify_several():
             check(job["read"]["total_ios"] > 0, "nothing was verified")
 
 
-def share_of(policy):
-    """B's bytes over A's: A 64 KiB at depth 32, weight 1; B 4 KiB at depth 64, weight 3."""
-    with serve("--device", PACED, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
+def share_of(policy, device=PACED, bs="64k", depth=32, seconds=9):
+    """B's bytes over A's: A weight 1, as given; B weight 3, 4 KiB at depth 64."""
+    with serve("--device", device, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
                "--policy", policy) as server:  # fmt: skip
         a, b = together(
             server.folder,
-            {"uri": server.uri("a"), "rw": "randread", "bs": "64k", "iodepth": 32, "size": "256M"},
+            {"uri": server.uri("a"), "rw": "randread", "bs": bs, "iodepth": depth, "size": "256M"},
             {"uri": server.uri("b"), "rw": "randread", "bs": "4k", "iodepth": 64, "size": "256M"},
-            seconds=9,
+            seconds=seconds,
         )
         check(a > 0 and b > 0, f"a tenant got nothing: {a} and {b} bytes/s")
         return b / a, a + b
@@ -51,6 +54,44 @@ def test_shares():
     unfair, rest = share_of("none")
     check(abs(unfair / 3 - 1) > 0.03, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
     return f"mqfq 1:{fair:.3f} at {total / 1e6:.1f} MB/s, none 1:{unfair:.3f} at {rest / 1e6:.1f} MB/s"
+
+
+# A controller that takes the same time for each command, and so long that two clients keep its queues backed up even on
+# a busy machine: classes mean nothing where nobody waits.
+SLOW = """
+name = "slow"
+model = "10,000 commands a second"
+host = { interface = "nvme", queues = 32, queue-entries = 1024, window = 8, wrr = "yes", capacity-gb = 100 }
+controller = { read-us = 100, write-us = 100, read-fixed-us = 100, write-fixed-us = 100, power-loss-protection = true }
+link = { read-mb-s = 3200, write-mb-s = 3200 }
+media = { channels = 8, dies-per-channel = 16, page-kib = 4, read-us = 3, program-us = 100, program-kib = 4, channel-mb-s = 800, suspend-us = 2 }
+buffer = { size-kib = 8192 }
+garbage = { over-provisioning = 0.078, erase-us = 1000, programs-per-erase = 256 }
+"""
+
+
+def test_shares_by_the_device():
+    """d2fq: submit is dispatch, the software controller's classes of queues share; before a timed device and before a file."""
+    need("fio")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        profile, image = os.path.join(folder, "slow.toml"), os.path.join(folder, "disk.img")
+        with open(profile, "w", encoding="utf-8") as out:
+            out.write(SLOW)
+        timed = f"nvme-soft,backing=ram,size=512M,window=8,profile={profile}"
+        said = []
+        for bs in ("4k", "8k"):
+            fair, total = share_of("d2fq", timed, bs, 64, seconds=12)
+            check(abs(fair / 3 - 1) <= 0.05, f"d2fq, {bs} beside 4k: bytes 1:{fair:.3f}, entitled 1:3 (total {total / 1e6:.1f} MB/s)")
+            said.append(f"1:{fair:.3f}")
+        unfair, _ = share_of("none", timed, "4k", 64, seconds=4)
+        check(abs(unfair / 3 - 1) > 0.3, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
+        # The file holds its bytes: holes would be read without the disk.
+        with open(image, "wb") as out:
+            for _ in range(512):
+                out.write(os.urandom(MI))
+        fair, total = share_of("d2fq", f"nvme-soft,backing={image},direct=on,window=2", "4k", 64, seconds=12)
+        check(abs(fair / 3 - 1) <= 0.1, f"d2fq over a file: bytes 1:{fair:.3f}, entitled 1:3 (total {total / 1e6:.1f} MB/s)")
+        return f"{' and '.join(said)}, over a file 1:{fair:.3f}; none 1:{unfair:.3f}"
 
 
 def p99_ms(job):

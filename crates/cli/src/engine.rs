@@ -137,7 +137,7 @@ fn d2fq(config: &PolicyConfig, cpus: &[usize], flows: usize, tags: usize) -> D2f
     let keys = &config.d2fq;
     let defaults = D2fqConfig::new(topology(cpus), flows, tags);
     D2fqConfig {
-        tau_l: keys.tau_l.unwrap_or(defaults.tau_l),
+        tau_l: keys.tau_l,
         tau_m: keys.tau_m,
         tau_w: keys.tau_w,
         grace_ns: keys.grace_ns.unwrap_or(defaults.grace_ns),
@@ -192,7 +192,8 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
                 Ratio::Static(ratio) => format!("static-{ratio}"),
             };
             let paper = if d2fq.strict_paper { " strict-paper" } else { "" };
-            format!("{name} tau-l={} hl={ratio}{paper}", exact_size(d2fq.tau_l))
+            let tau_l = d2fq.tau_l.map_or("auto".into(), exact_size);
+            format!("{name} tau-l={tau_l} hl={ratio}{paper}")
         }
         PolicyName::Kyber => {
             let [read, write] = kyber_targets(config).map(|ns| show_duration(ns as f64));

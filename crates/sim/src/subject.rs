@@ -154,7 +154,7 @@ impl Subject for Direct {
     fn build(&self, scenario: &Scenario) -> Result<(D2fq, Vec<D2fqPort>), ConfigError> {
         let mut config = D2fqConfig::new(Topology::flat(scenario.ports), scenario.flows(), scenario.tags());
         config.ratio = self.ratio;
-        config.tau_l = self.tau_l;
+        config.tau_l = Some(self.tau_l);
         config.tau_m = (!self.medium).then_some(self.tau_l);
         config.cost = scenario.cost;
         D2fq::new(config)

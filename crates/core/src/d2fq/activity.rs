@@ -10,8 +10,9 @@
 //! **A pause between two bursts is not a break.** A shard takes completions in batches, and a client answers many replies with
 //! many requests at once; a flow of any depth may have nothing in flight for a moment in between. If that counted, the
 //! hungriest flows would look as if they asked for little: no measure for Eq. 2, and brought up to the others each time
-//! they come back. So a flow that was deep and comes back within the time for which it was in flight has been in flight
-//! *all along*. One that is shallow, or away for longer, waits for its client: that is a break.
+//! they come back. So each flow has a **presence**: time in which it was deep adds to it, up to 8 grace periods; time in
+//! which it was away, or shallow, is taken from it. As long as that is covered, the flow has been in flight *all along*.
+//! One that is away or shallow for longer, or more than half of the time, waits for its client: that is a break.
 //!
 //! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has never been active.
 //!
@@ -25,6 +26,8 @@ use crate::vtime::VTime;
 /// Low bits of the word: the ports.
 const PORT_BITS: u32 = 7;
 const PORTS: u64 = (1 << PORT_BITS) - 1;
+/// The most presence, in grace periods.
+const PRESENCE_GRACES: u64 = 8;
 
 /// The shared part of a flow, in a cache line of its own.
 #[repr(align(64))]
@@ -33,8 +36,10 @@ pub(super) struct FlowState<P: Platform> {
     activity: P::U64,
     /// Since when it has been in flight all along, as in the word.
     since: P::U64,
-    /// When it last came to have something in flight, likewise.
+    /// When it last came to have something in flight, in nanoseconds.
     entered: P::U64,
+    /// Its presence then, in nanoseconds.
+    presence: P::U64,
     /// Units by which `vt` has been moved without service, so that what was served can be told.
     moved: P::U64,
     /// 1 if it may be urgent.
@@ -75,7 +80,15 @@ impl Activity {
 impl<P: Platform> FlowState<P> {
     pub(super) fn new() -> Self {
         let zero = || P::U64::new(0);
-        FlowState { vt: zero(), activity: zero(), since: zero(), entered: zero(), moved: zero(), urgent: zero() }
+        FlowState {
+            vt: zero(),
+            activity: zero(),
+            since: zero(),
+            entered: zero(),
+            presence: zero(),
+            moved: zero(),
+            urgent: zero(),
+        }
     }
 
     /// Prepares the slot for a new flow, which no port uses yet.
@@ -84,6 +97,7 @@ impl<P: Platform> FlowState<P> {
         self.activity.store(0, Ordering::Relaxed);
         self.since.store(0, Ordering::Relaxed);
         self.entered.store(0, Ordering::Relaxed);
+        self.presence.store(0, Ordering::Relaxed);
         self.moved.store(0, Ordering::Relaxed);
         self.urgent.store(0, Ordering::Relaxed);
     }
@@ -141,12 +155,22 @@ impl<P: Platform> FlowState<P> {
         let left_ns = was.word & !PORTS;
         let served_ns = left_ns.saturating_sub(self.entered.load(Ordering::Relaxed));
         let away_ns = now_ns.saturating_sub(left_ns);
+        let (earned_ns, missed_ns) =
+            if was_deep { (served_ns, away_ns) } else { (0, away_ns.saturating_add(served_ns)) };
+        let most_ns = grace_ns.saturating_mul(PRESENCE_GRACES);
+        let presence_ns = self.presence.load(Ordering::Relaxed).saturating_add(earned_ns).min(most_ns);
+        let paused = presence_ns > missed_ns;
         self.entered.store(now_ns, Ordering::Relaxed);
-        let paused = was_deep && was.is_active(now_ns, grace_ns) && away_ns <= served_ns;
+        self.presence.store(presence_ns.saturating_sub(missed_ns), Ordering::Relaxed);
         if !paused {
             self.since.store(now_ns, Ordering::Relaxed);
         }
         paused
+    }
+
+    /// Whether it has come back from having nothing in flight since then.
+    pub(super) fn has_paused_since(&self, ns: u64) -> bool {
+        self.entered.load(Ordering::Relaxed) >= ns
     }
 
     /// A port has a request in flight again. If no other had, gives what the flow was before.

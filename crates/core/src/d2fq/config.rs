@@ -45,9 +45,10 @@ pub struct D2fqConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at weight 100. Default
-    /// 8 MiB, the paper's. Smaller begins to throttle earlier and lengthens tails (Figures 7 and 8).
-    pub tau_l: u64,
+    /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at weight 100. `None`: the
+    /// paper's 8 MiB, halved with the other thresholds for a slower device, until that serves as much in 1/128 of a period
+    /// ([`super`]). Smaller begins to throttle earlier and lengthens tails (Figures 7 and 8).
+    pub tau_l: Option<u64>,
     /// tau_m: from here on the medium class. `None`: tau_l / 2, the paper's. Equal to tau_l there is no medium class.
     pub tau_m: Option<u64>,
     /// tau_w: two flows this far apart mean that the ratio is too small. `None`: 2 tau_l, the paper's.
@@ -76,7 +77,7 @@ impl D2fqConfig {
             ports,
             flows,
             tags,
-            tau_l: 8 << 20,
+            tau_l: None,
             tau_m: None,
             tau_w: None,
             grace_ns: 5_000_000,
@@ -89,14 +90,19 @@ impl D2fqConfig {
         }
     }
 
-    /// tau_m in force.
-    pub fn medium(&self) -> u64 {
-        self.tau_m.unwrap_or(self.tau_l / 2)
+    /// tau_l, before it is halved.
+    pub fn low(&self) -> u64 {
+        self.tau_l.unwrap_or(8 << 20)
     }
 
-    /// tau_w in force.
+    /// tau_m, likewise.
+    pub fn medium(&self) -> u64 {
+        self.tau_m.unwrap_or(self.low() / 2)
+    }
+
+    /// tau_w, likewise.
     pub fn unfair(&self) -> u64 {
-        self.tau_w.unwrap_or(self.tau_l.saturating_mul(2))
+        self.tau_w.unwrap_or(self.low().saturating_mul(2))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
@@ -105,7 +111,7 @@ impl D2fqConfig {
         if self.flows > MAX_FLOWS {
             return Err(ConfigError::HolderFlows(self.flows));
         }
-        let (medium, low, unfair) = (self.medium(), self.tau_l, self.unfair());
+        let (medium, low, unfair) = (self.medium(), self.low(), self.unfair());
         if !(1 << 16..=MAX_THRESHOLD).contains(&low) || medium > low || unfair < low {
             return Err(ConfigError::Thresholds { medium, low, unfair });
         }

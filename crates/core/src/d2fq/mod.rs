@@ -58,6 +58,8 @@
 //! | a holder with nothing in flight | lets go at once | lets go when its grace period is over |
 //! | who takes gvt that nobody holds | the least flow; the value never goes back (`gvt`) | the next to complete, at its value |
 //! | a flow that is behind but asks for little | brought up to tau_m / 2 behind the least backlogged flow when it comes back | pins gvt, and sends everyone to the low class |
+//! | a flow that pauses, but is deep most of the time | keeps what it is owed, up to 4 tau_w (`activity`) | keeps it within the grace period |
+//! | thresholds | halved until the device serves tau_l in 1/128 of a period, unless they are set | 8 MiB |
 //! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
 //! | f_min in Eq. 2 | of the flows that were in flight all period | of all active flows |
 //!
@@ -113,6 +115,15 @@ pub const MAX_FLOWS: usize = 65_535;
 /// each, factors 1 and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 it settles at 17.
 const DEPTHS: u64 = 8;
 
+/// Thresholds are halved at most so often: tau_l is 64 KiB then.
+const SCALE_MAX: u64 = 7;
+
+/// All flows together are to be served tau_l units in one part in so many of a period, at least. The paper's device does that in 1/400.
+const PERIOD_PARTS: u64 = 128;
+
+/// A flow that pauses may be behind by so many times what counts as unfair.
+const LAGS: u64 = 4;
+
 /// The least time between two looks at all flows, in nanoseconds; and per flow slot in use.
 const SURVEY_MIN_NS: u64 = 64_000;
 const SURVEY_PER_FLOW_NS: u64 = 1_000;
@@ -128,6 +139,8 @@ pub struct D2fq<P: Platform = Native> {
     period_ns: u64,
     /// Whether the ratio is adjusted.
     is_dynamic: bool,
+    /// Whether the thresholds are.
+    is_scaled: bool,
 }
 
 /// What all ports share. What they read for each request is together, and hardly ever written.
@@ -140,7 +153,9 @@ struct Shared<P: Platform> {
     survey: CachePadded<Survey<P>>,
     urgent: Option<CachePadded<Budget<P>>>,
     cost: CostModel,
-    /// tau_m and tau_l, in KiU, and tau_l in units.
+    /// How often all thresholds are halved, up to [`SCALE_MAX`].
+    scale: P::U64,
+    /// tau_m and tau_l, in KiU, and tau_l in units, before that; and so `batch` and `lag`.
     medium: i64,
     low: i64,
     low_units: u64,
@@ -168,6 +183,8 @@ struct Survey<P: Platform> {
 struct Adjuster {
     /// When the last period ended.
     last_ns: Option<u64>,
+    /// The most units of late that were served in a period.
+    served: u64,
     flows: Box<[Last]>,
     /// Room for one of each flow.
     samples: Vec<Sample>,
@@ -197,9 +214,10 @@ impl<P: Platform> D2fq<P> {
             urgent: (config.urgent_percent > 0).then(budget),
             cost: config.cost,
             medium: (config.medium() >> KIU) as i64,
-            low: (config.tau_l >> KIU) as i64,
-            low_units: config.tau_l,
-            batch: config.tau_l / (8 * ports as u64).max(64),
+            low: (config.low() >> KIU) as i64,
+            low_units: config.low(),
+            scale: P::U64::new(0),
+            batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
             lag: config.medium() / 2,
@@ -209,14 +227,19 @@ impl<P: Platform> D2fq<P> {
         let handles = (0..ports).map(port).collect();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
         let none = Last { of: None, vt: VTime::ZERO, moved: 0, bytes: [0; 3] };
-        let adjuster =
-            Adjuster { last_ns: None, flows: (0..flows).map(|_| none).collect(), samples: Vec::with_capacity(flows) };
+        let adjuster = Adjuster {
+            last_ns: None,
+            served: 0,
+            flows: (0..flows).map(|_| none).collect(),
+            samples: Vec::with_capacity(flows),
+        };
         let policy = D2fq {
             adjuster: P::Mutex::new(adjuster),
             ratio: P::U64::new(u64::from(ratio)),
             unfair: config.unfair(),
             period_ns: config.period_ns,
             is_dynamic: matches!(config.ratio, Ratio::Dynamic { .. }),
+            is_scaled: config.tau_l.is_none() && !config.strict_paper,
             shared,
         };
         Ok((policy, handles))
@@ -273,7 +296,7 @@ impl<P: Platform> Policy for D2fq<P> {
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
         self.shared.lift_idle(now_ns);
-        if !self.is_dynamic {
+        if !self.is_dynamic && self.shared.strict_paper {
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
         let next = self.adjuster.with(|adjuster| {
@@ -282,8 +305,17 @@ impl<P: Platform> Policy for D2fq<P> {
                 return due_ns;
             }
             adjuster.sample(&self.shared, now_ns);
-            let ratio = ratio::next(self.ratio(), &adjuster.samples, self.unfair, self.shared.strict_paper);
-            self.ratio.store(u64::from(ratio), Ordering::Relaxed);
+            if self.is_scaled && adjuster.served > 0 {
+                self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
+            }
+            let unfair = self.unfair >> self.shared.scale();
+            if self.is_dynamic {
+                let ratio = ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
+                self.ratio.store(u64::from(ratio), Ordering::Relaxed);
+            }
+            if !self.shared.strict_paper {
+                self.shared.forfeit(&adjuster.samples, unfair);
+            }
             now_ns.saturating_add(self.period_ns)
         });
         Some(next)
@@ -302,8 +334,10 @@ impl Adjuster {
     /// Makes `samples` say what each flow did since the last period.
     fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
-        let period_ns = self.last_ns.map_or(u64::MAX, |last| now_ns.saturating_sub(last));
-        self.last_ns = Some(now_ns);
+        let began_ns = self.last_ns.replace(now_ns).unwrap_or(0);
+        let period_ns = now_ns.saturating_sub(began_ns);
+        self.served /= 2;
+        let mut served = 0u64;
         for (slot, (last, state)) in self.flows.iter_mut().zip(shared.states.iter()).enumerate() {
             let of = shared.flows.open_in(slot);
             if of.is_none() && last.of.is_none() {
@@ -318,15 +352,25 @@ impl Adjuster {
             if activity.is_active(now_ns, shared.grace_ns) {
                 let shifted = now.moved.wrapping_sub(before.moved) as i64;
                 let progress = now.vt.since(before.vt).saturating_sub(shifted);
+                let progress = u64::try_from(progress).unwrap_or(0);
+                served = served.saturating_add(progress);
                 self.samples.push(Sample {
+                    slot,
                     vt: now.vt,
-                    progress: u64::try_from(progress).unwrap_or(0),
+                    progress,
+                    paused: state.has_paused_since(began_ns),
                     backlogged: activity.is_backlogged(now_ns, period_ns),
                     bytes: [0, 1, 2].map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
                     in_flight: units(in_flight, weight),
                 });
             }
         }
+        self.served = self.served.max(served);
+    }
+
+    /// How often thresholds are to be halved, of which tau_l is `low`.
+    fn scale(&self, low: u64) -> u64 {
+        (0..SCALE_MAX).find(|&scale| low >> scale <= self.served / PERIOD_PARTS).unwrap_or(SCALE_MAX)
     }
 }
 
@@ -370,8 +414,24 @@ impl<P: Platform> Shared<P> {
     fn clamp(&self, state: &FlowState<P>, now_ns: u64) {
         self.survey(now_ns);
         let floor = self.survey.floor.load(Ordering::Relaxed);
-        let least = VTime::from_word(floor).minus(self.lag);
+        let least = VTime::from_word(floor).minus(self.lag >> self.scale());
         if floor != 0 {
+            state.shift(|vt| vt.is_before(least).then_some(least));
+        }
+    }
+
+    /// Takes from flows that had nothing in flight at times what they are behind the others by more than `LAGS` times what
+    /// counts as unfair: more was never waited for.
+    fn forfeit(&self, samples: &[Sample], unfair: u64) {
+        let backlogged = || samples.iter().filter(|sample| sample.backlogged);
+        let most_in_flight = samples.iter().map(|sample| sample.in_flight).max().unwrap_or(0);
+        let lag = ratio::unfair(unfair, most_in_flight).saturating_mul(LAGS);
+        for sample in samples.iter().filter(|sample| sample.paused) {
+            let others = backlogged().filter(|other| other.slot != sample.slot);
+            let least = others.map(|other| other.vt).reduce(|a, b| if b.is_before(a) { b } else { a });
+            let (Some(least), Some(state)) = (least.map(|least| least.minus(lag)), self.states.get(sample.slot)) else {
+                continue;
+            };
             state.shift(|vt| vt.is_before(least).then_some(least));
         }
     }

@@ -163,7 +163,7 @@ impl Local {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.pending = flow.pending.wrapping_add(cost);
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
-        let batch = u64::from(weight.get()).wrapping_mul(shared.batch);
+        let batch = u64::from(weight.get()).wrapping_mul(shared.batch >> shared.scale());
         let due_ns = flow.published_ns.wrapping_add(shared.flush_ns);
         if last || flow.pending.wrapping_mul(100) >= batch || now_ns >= due_ns {
             self.publish(shared, slot, last, now_ns);
@@ -187,7 +187,7 @@ impl Local {
         // Before it counts as active itself.
         let ahead = shared.ahead(state.vt(), now_ns);
         if let Some(was) = state.enter(now_ns)
-            && !state.resume(was, was_deep, now_ns, shared.grace_ns)
+            && (!state.resume(was, was_deep, now_ns, shared.grace_ns) || shared.strict_paper)
         {
             shared.reactivate(state, was, ahead, now_ns);
         }
@@ -281,14 +281,23 @@ impl<P: Platform> Shared<P> {
         self.tracker.ahead(vt, || self.least(now_ns).active)
     }
 
+    /// How often all thresholds are halved.
+    #[inline]
+    pub(super) fn scale(&self) -> u32 {
+        // 7 at the most.
+        self.scale.load(Ordering::Relaxed) as u32 & 7
+    }
+
     /// Eq. 1, for a flow with so many bytes in flight on this port.
     #[inline]
     fn class(&self, ahead: i64, in_flight: u64, state: &FlowState<P>, weight: Weight) -> Class {
+        let scale = self.scale();
+        let ahead = ahead << scale;
         if ahead < self.medium {
             return Class::High;
         }
         // On all ports together about that much. No division here: it is seldom more than tau_l.
-        let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS));
+        let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
         if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get())) && !self.strict_paper {
             return self.class_of_deep(ahead, (units(own, weight) >> KIU) as i64);
         }

@@ -33,12 +33,16 @@ pub(super) const RATIO_FLOOR: u16 = 3;
 /// What a flow did in a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
+    /// Whose it is.
+    pub(super) slot: usize,
     /// Its virtual time at the end.
     pub(super) vt: VTime,
     /// How far that moved by service, in units.
     pub(super) progress: u64,
-    /// Whether it was in flight all the time.
+    /// Whether it was in flight all the time, short pauses included.
     pub(super) backlogged: bool,
+    /// Whether it paused.
+    pub(super) paused: bool,
     /// Bytes submitted to the high, medium and low classes.
     pub(super) bytes: [u64; 3],
     /// What it has in flight, in units.
@@ -56,14 +60,19 @@ fn ceil_sqrt(ratio: u16) -> u16 {
     (1..=16).find(|root| root * root >= ratio).unwrap_or(16)
 }
 
+/// What counts as unfair when the foremost flow has so much in flight.
+pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
+    unfair.max(in_flight.saturating_mul(2 * DEPTHS))
+}
+
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64, strict_paper: bool) -> u16 {
     let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
     let counts = |sample: &&Sample| strict_paper || sample.backlogged;
     let least = samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
     if let (Some(most), Some(least)) = (most, least) {
-        let in_flight = if strict_paper { 0 } else { most.in_flight.saturating_mul(2 * DEPTHS) };
-        let limit = i64::try_from(unfair.max(in_flight)).unwrap_or(i64::MAX);
+        let limit = if strict_paper { unfair } else { self::unfair(unfair, most.in_flight) };
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         if most.vt.since(least.vt) > limit {
             return increased(ratio, most, least);
         }

@@ -194,6 +194,73 @@ fn a_pause_of_a_deep_flow_is_no_break() {
     }
 }
 
+/// Presence pays for pauses and for shallow spells, as long as there is enough of it.
+#[test]
+fn presence_pays_for_shallow_spells() {
+    let us = MS / 1000;
+    for (shallow_ns, breaks) in [(200 * us, false), (1500 * us, true)] {
+        let mut rig = Rig::new(1, &[100], |_| ());
+        let (slot, since) = (rig.flows[0].slot(), rig.now_ns);
+        for (depth, served_ns) in [(64, MS), (2, shallow_ns), (64, MS)] {
+            let tags: Vec<u32> = (0..depth).map(|_| rig.submit(0, 0, 4096).1).collect();
+            rig.now_ns += served_ns;
+            tags.into_iter().for_each(|tag| rig.complete(0, tag));
+            rig.now_ns += 100 * us;
+        }
+        rig.submit(0, 0, 4096);
+        let activity = rig.policy.shared.states[slot].activity();
+        assert_eq!(activity.is_backlogged(rig.now_ns, rig.now_ns - since), !breaks, "{shallow_ns} ns");
+    }
+}
+
+/// Thresholds are halved for a slow device, and whole again as soon as it is fast; not if they are set.
+#[test]
+fn thresholds_follow_the_device() {
+    for (tau_l, expected) in [(None, [4, 4, 0, 1, 2]), (Some(8 << 20), [0; 5])] {
+        let mut rig = Rig::new(1, &[100], |config| config.tau_l = tau_l);
+        rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
+        assert_eq!(rig.policy.shared.scale(), 0, "nothing has been served yet");
+        let scales = [64, 70, 2000, 64, 64].map(|mib| {
+            rig.now_ns += 1000 * MS;
+            rig.serve(0, mib);
+            rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
+            rig.policy.shared.scale()
+        });
+        assert_eq!(scales, expected);
+    }
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(1);
+    rig.policy.shared.scale.store(2, Ordering::Relaxed);
+    let classes = rig.serve(0, 3);
+    assert_eq!(classes, [Class::High, Class::Medium, Class::Low], "tau_l is 2 MiB, tau_m half of it");
+}
+
+/// A flow that pauses keeps what it is owed, but not without limit; one that never pauses does.
+#[test]
+fn what_a_pausing_flow_is_owed_is_limited() {
+    for pauses in [false, true] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.tau_l = Some(8 << 20));
+        let _held = rig.submit(0, 0, 4096);
+        let mut second = None;
+        for _ in 0..3 {
+            rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
+            for _ in 0..100 {
+                let burst: Vec<u32> = (0..16).map(|_| rig.submit(0, 1, 4096).1).collect();
+                if !pauses && second.is_none() {
+                    second = Some(rig.submit(0, 1, 4096));
+                }
+                rig.now_ns += 10 * MS;
+                burst.into_iter().for_each(|tag| rig.complete(0, tag));
+            }
+            rig.serve(0, 400);
+        }
+        rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
+        let lag = (rig.vt(0) - rig.vt(1)) >> 20;
+        // It was not there for all of its first period.
+        assert!(if pauses { lag == 64 } else { lag > 800 }, "pauses {pauses}: {lag} MiB");
+    }
+}
+
 /// What a client in bursts is owed is not taken from it: beside a flow without pauses it stays behind, and high.
 #[test]
 fn a_flow_in_bursts_keeps_its_credit() {
@@ -213,7 +280,8 @@ fn a_flow_in_bursts_keeps_its_credit() {
 }
 
 fn sample(vt_mib: u64, progress: u64, backlogged: bool, bytes: [u64; 3]) -> Sample {
-    Sample { vt: VTime::from_units(vt_mib << 20), progress, backlogged, bytes, in_flight: 0 }
+    let vt = VTime::from_units(vt_mib << 20);
+    Sample { slot: 0, vt, progress, backlogged, paused: false, bytes, in_flight: 0 }
 }
 
 /// Eq. 2 and decisions 9 and 10.
@@ -327,7 +395,7 @@ proptest! {
     ) {
         let mut rig = Rig::new(2, &[10_000, 10_000], |config| {
             config.urgent_percent = percent;
-            config.tau_l = 1 << 20;
+            config.tau_l = Some(1 << 20);
         });
         rig.policy.set_urgent(rig.flows[0], true).unwrap();
         let (mut all, mut urgent, mut live) = (0u64, 0u64, Vec::new());

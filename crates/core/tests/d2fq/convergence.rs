@@ -89,7 +89,7 @@ fn the_other_trackers_give_the_same_shares() {
 fn figure_6_converges_to_22() {
     let weights = [12, 36, 36, 36, 36, 36, 36, 36];
     let threads: Vec<_> = (0..8).map(|flow| Thread { flow, port: flow, depth: 128, length: 4096 }).collect();
-    let two_classes = |config: &mut D2fqConfig| config.tau_m = Some(config.tau_l);
+    let two_classes = |config: &mut D2fqConfig| config.tau_m = Some(config.low());
     let lab = run(two_classes, &weights, &threads, 20);
     converges_to(&lab, 12 * SECOND, 21..=23);
     assert_eq!(lab.percent_in(1, Class::Medium, 0), 0);
