@@ -9,7 +9,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use fairq_device::Profile;
 use fairq_sim::scenario::MS;
 use fairq_sim::subject::{FirstCome, Multi, SfqD};
-use fairq_sim::{Job, Scenario, Subject, Tenant, check, run};
+use fairq_sim::{Host, Job, Scenario, Subject, Tenant, check, run, run_traced};
 
 /// Four tenants on eight ports, 128 requests each thread.
 fn scenario() -> Scenario {
@@ -35,6 +35,20 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
     }
 }
 
+/// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight cores, and 64 flows on 64.
+fn measure_costs(criterion: &mut Criterion) {
+    let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
+    let tenant = |core| Tenant::new(&format!("t{core}"), 100, vec![core], Job::random_read(1024, 128));
+    let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS).on(Host::four_sockets(64));
+    let mut group = criterion.benchmark_group("simulated requests, CPUs take time");
+    for (name, scenario) in [("8 cores", scenario().on(Host::gold_5112(8))), ("64 cores", many)] {
+        let subject = Multi { slots: 64, threshold: 45 << 10 };
+        let go = || run_traced(&scenario, &subject, Vec::new()).expect("the scenario is legal");
+        group.throughput(Throughput::Elements(go().requests));
+        group.bench_function(BenchmarkId::new("mqfq", name), |bencher| bencher.iter(|| black_box(go())));
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default()
         .sample_size(10)
@@ -44,5 +58,6 @@ fn main() {
     measure(&mut criterion, "none", &FirstCome);
     measure(&mut criterion, "sfqd", &SfqD { slots: 64 });
     measure(&mut criterion, "mqfq", &Multi { slots: 64, threshold: 45 << 10 });
+    measure_costs(&mut criterion);
     criterion.final_summary();
 }

@@ -19,25 +19,32 @@
 //! events is total ([`agenda`](self)), nothing hashes, random numbers are a published function ([`random`]). Floating point is
 //! used to tell results, never to decide what happens next (the device's times are integers, too).
 //!
-//! **What it leaves out, as yet.** Verbs, submission and interrupts take no CPU time; claims about CPU cost need a model of
-//! that and are reported as not built.
+//! - [`host`]: machines on which submission, verbs, interrupts and wake-ups take CPU time, if a scenario names one; what verbs
+//!   take comes from running them on a simulated cache-coherence protocol ([`traced`]).
 #![forbid(unsafe_code)]
 
 mod agenda;
 pub mod check;
+mod coherence;
+mod cpu;
 mod device;
 pub mod fact;
+pub mod host;
 pub mod lab;
 mod meter;
 pub mod random;
 pub mod scenario;
 pub mod subject;
 pub mod swarm;
+pub mod traced;
+pub mod variant;
 mod workload;
 mod world;
 
 pub use check::Check;
+pub use cpu::CpuUse;
+pub use host::Host;
 pub use meter::{Got, Run, Violation};
 pub use scenario::{Job, Scenario, ScenarioError, Tenant};
 pub use subject::{Promise, Subject};
-pub use world::{CALM_NS, run};
+pub use world::{CALM_NS, run, run_traced};

@@ -3,6 +3,7 @@
 use fairq_core::{Class, ClassWeights};
 use hdrhistogram::Histogram;
 
+use crate::cpu::CpuUse;
 use crate::scenario::Scenario;
 
 /// What became of a run.
@@ -12,6 +13,8 @@ pub struct Run {
     pub tenants: Vec<Got>,
     /// The device's class weights: from when on, and which.
     pub class_weights: Vec<(u64, ClassWeights)>,
+    /// What each hardware thread did; empty without a host.
+    pub cpus: Vec<CpuUse>,
     /// How long was measured.
     pub measured_ns: u64,
     /// How many requests completed, measured or not.
@@ -55,6 +58,7 @@ pub(crate) struct Meter {
     series_ns: u64,
     tenants: Vec<Got>,
     class_weights: Vec<(u64, ClassWeights)>,
+    cpus: Vec<CpuUse>,
     requests: u64,
     digest: Digest,
 }
@@ -78,6 +82,7 @@ impl Meter {
             series_ns: scenario.series_ns.unwrap_or(u64::MAX),
             tenants: vec![got; scenario.tenants.len()],
             class_weights: Vec::new(),
+            cpus: scenario.host.as_ref().map_or_else(Vec::new, |_| vec![CpuUse::default(); scenario.ports]),
             requests: 0,
             digest: Digest::new(),
         }
@@ -115,10 +120,29 @@ impl Meter {
         }
     }
 
+    /// A hardware thread was in the policy's verbs for so long, in picoseconds.
+    pub(crate) fn verbs(&mut self, now_ns: u64, port: usize, verbs_ps: u64, locks_ps: u64) {
+        if now_ns >= self.from_ns && now_ns < self.until_ns {
+            self.cpus[port].verbs_ns += verbs_ps / 1000;
+            self.cpus[port].locks_ns += locks_ps / 1000;
+        }
+    }
+
+    /// A hardware thread did a piece of work, maybe a reschedule, and maybe one for nothing.
+    pub(crate) fn worked(&mut self, port: usize, since_ns: u64, now_ns: u64, reschedule: bool, for_nothing: bool) {
+        let cpu = &mut self.cpus[port];
+        cpu.busy_ns += now_ns.min(self.until_ns).saturating_sub(since_ns.max(self.from_ns));
+        if now_ns >= self.from_ns && now_ns < self.until_ns {
+            cpu.reschedules += u64::from(reschedule);
+            cpu.idle_reschedules += u64::from(for_nothing);
+        }
+    }
+
     pub(crate) fn finish(self, violation: Option<Violation>) -> Run {
         Run {
             tenants: self.tenants,
             class_weights: self.class_weights,
+            cpus: self.cpus,
             measured_ns: self.until_ns - self.from_ns,
             requests: self.requests,
             digest: self.digest.0,
@@ -151,6 +175,21 @@ impl Run {
     /// Requests a second that all tenants got.
     pub fn iops(&self) -> f64 {
         self.tenants.iter().map(|got| got.requests).sum::<u64>() as f64 * 1e9 / self.measured_ns as f64
+    }
+
+    /// How much of their time the hardware threads worked, 0 to 1.
+    pub fn cpu(&self) -> f64 {
+        self.busy_ns() / (self.cpus.len().max(1) as f64 * self.measured_ns as f64)
+    }
+
+    /// CPU time a request, in microseconds.
+    pub fn cpu_us(&self) -> f64 {
+        let requests = self.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
+        self.busy_ns() / 1e3 / requests as f64
+    }
+
+    fn busy_ns(&self) -> f64 {
+        self.cpus.iter().map(|cpu| cpu.busy_ns).sum::<u64>() as f64
     }
 
     /// Each tenant's part of all bytes.

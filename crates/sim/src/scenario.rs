@@ -1,7 +1,10 @@
 //! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a seed a scenario is a run.
 
+use fairq_core::mqfq::Topology;
 use fairq_core::{CostModel, PortSet, Weight};
 use fairq_device::{Profile, State};
+
+use crate::host::Host;
 
 /// A host, a device, and tenants.
 #[derive(Clone, Debug)]
@@ -20,8 +23,10 @@ pub struct Scenario {
     pub warmup_ns: u64,
     /// How long the intervals of the time series are; `None` for no series.
     pub series_ns: Option<u64>,
-    /// How long it takes to wake another core: an inter-processor interrupt.
+    /// How long it takes to wake another core: an inter-processor interrupt. A host has times of its own.
     pub wake_ns: u64,
+    /// Whose CPUs take time; `None`: nothing but the device does.
+    pub host: Option<Host>,
     /// What goes wrong.
     pub faults: Faults,
     /// What requests cost; the policy is built with the same.
@@ -168,10 +173,22 @@ impl Scenario {
             warmup_ns: duration_ns / 10,
             series_ns: None,
             wake_ns: Self::WAKE_NS,
+            host: None,
             faults: Faults::default(),
             cost: CostModel::default(),
             seed: 1,
         }
+    }
+
+    /// The same on a host with as many hardware threads as there are ports.
+    #[must_use]
+    pub fn on(self, host: Host) -> Scenario {
+        Scenario { host: Some(host), ..self }
+    }
+
+    /// Where ports are: on cores of one socket, if there is no host.
+    pub fn topology(&self) -> Topology {
+        self.host.as_ref().map_or_else(|| Topology::flat(self.ports), Host::topology)
     }
 
     /// The most requests that a port has live: the bound of its tags.
@@ -196,6 +213,9 @@ impl Scenario {
         }
         if self.wake_ns == 0 {
             return refuse("wake_ns is 0: waking another core takes at least a nanosecond".to_owned());
+        }
+        if let Some(host) = &self.host {
+            host.check(self.ports).or_else(refuse)?;
         }
         if self.warmup_ns >= self.duration_ns || self.series_ns == Some(0) {
             return refuse(

@@ -1,22 +1,24 @@
 //! Policies as scenarios name them, and what each promises, which is what it is checked for.
 
-use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, Topology};
-use fairq_core::none::{NonePolicy, NonePort};
+use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
+use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
-use fairq_core::sfqd::{Sfqd, SfqdPort};
-use fairq_core::{ConfigError, Policy};
+use fairq_core::sfqd::Sfqd;
+use fairq_core::{ConfigError, Native, Platform, Policy};
 
 use crate::check;
 use crate::meter::Run;
 use crate::scenario::{Scenario, ScenarioError};
-use crate::world::run;
+use crate::traced::Traced;
+use crate::variant::{Budgeted, DirectBy, MultiOf};
+use crate::world::{run, run_traced};
 
 /// A policy and its ports.
 pub type Built<P> = (P, Vec<<P as Policy>::Port>);
 
-/// Something that can be run.
-pub trait Subject {
+/// Something that can be run: on the processor's atomics, or on traced ones where CPUs take time.
+pub trait Subject<P: Platform = Native> {
     /// The policy.
     type Policy: Policy;
 
@@ -38,6 +40,16 @@ pub struct Promise {
     pub steady_time: bool,
     /// Over long times backlogged flows are served by weight.
     pub shares: bool,
+    /// It may keep requests while the device has room for them.
+    pub holds_back: bool,
+    /// What one flow may be served in a turn during which no other is, in bytes.
+    pub turn: u64,
+}
+
+impl Promise {
+    /// Nothing but what holds for every policy.
+    pub const NONE: Promise =
+        Promise { slots: None, threshold: None, steady_time: false, shares: false, holds_back: false, turn: 0 };
 }
 
 /// One of the policies, chosen while running.
@@ -51,21 +63,33 @@ pub enum AnyPolicy {
     Multi(Multi),
     /// D2FQ.
     Direct(Direct),
+    /// MQFQ, made of other parts.
+    MultiOf(MultiOf),
+    /// D2FQ, with another way to virtual time.
+    DirectBy(DirectBy),
+    /// BFQ.
+    Budgeted(Budgeted),
 }
 
 impl AnyPolicy {
     /// Runs a scenario under it, with every check of what it promises.
     pub fn run(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
-        fn checked<S: Subject>(scenario: &Scenario, subject: &S) -> Result<Run, ScenarioError> {
-            run(scenario, subject, check::all(scenario, &subject.promise()))
-        }
         match self {
             AnyPolicy::FirstCome => checked(scenario, &FirstCome),
             AnyPolicy::SfqD(policy) => checked(scenario, policy),
             AnyPolicy::Multi(policy) => checked(scenario, policy),
             AnyPolicy::Direct(policy) => checked(scenario, policy),
+            AnyPolicy::MultiOf(policy) => checked(scenario, policy),
+            AnyPolicy::DirectBy(policy) => checked(scenario, policy),
+            AnyPolicy::Budgeted(policy) => checked(scenario, policy),
         }
     }
+}
+
+/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises.
+pub fn checked<S: Subject + Subject<Traced>>(scenario: &Scenario, subject: &S) -> Result<Run, ScenarioError> {
+    let checks = check::all(scenario, &Subject::<Native>::promise(subject));
+    if scenario.host.is_some() { run_traced(scenario, subject, checks) } else { run(scenario, subject, checks) }
 }
 
 /// First come, first served.
@@ -99,22 +123,22 @@ pub struct Direct {
     pub medium: bool,
 }
 
-impl Subject for FirstCome {
-    type Policy = NonePolicy;
+impl<P: Platform> Subject<P> for FirstCome {
+    type Policy = NonePolicy<P>;
 
-    fn build(&self, scenario: &Scenario) -> Result<(NonePolicy, Vec<NonePort>), ConfigError> {
+    fn build(&self, scenario: &Scenario) -> Result<Built<NonePolicy<P>>, ConfigError> {
         NonePolicy::new(scenario.ports, scenario.flows(), scenario.tags())
     }
 
     fn promise(&self) -> Promise {
-        Promise { slots: None, threshold: None, steady_time: false, shares: false }
+        Promise::NONE
     }
 }
 
-impl Subject for SfqD {
-    type Policy = Sfqd;
+impl<P: Platform> Subject<P> for SfqD {
+    type Policy = Sfqd<P>;
 
-    fn build(&self, scenario: &Scenario) -> Result<(Sfqd, Vec<SfqdPort>), ConfigError> {
+    fn build(&self, scenario: &Scenario) -> Result<Built<Sfqd<P>>, ConfigError> {
         Sfqd::new(&SerialConfig {
             ports: scenario.ports,
             flows: scenario.flows(),
@@ -127,42 +151,56 @@ impl Subject for SfqD {
     /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up later, so that the
     /// moment of dispatch cannot be seen.
     fn promise(&self) -> Promise {
-        Promise { slots: Some(self.slots), threshold: None, steady_time: true, shares: true }
+        Promise { slots: Some(self.slots), steady_time: true, shares: true, ..Promise::NONE }
     }
 }
 
-impl Subject for Multi {
-    type Policy = Mqfq;
-
-    fn build(&self, scenario: &Scenario) -> Result<(Mqfq, Vec<MqfqPort>), ConfigError> {
-        let topology = Topology::flat(scenario.ports);
-        let mut config = MqfqConfig::new(topology, scenario.flows(), scenario.tags());
+impl Multi {
+    /// The knobs for a scenario.
+    pub(crate) fn config(&self, scenario: &Scenario) -> MqfqConfig {
+        let mut config = MqfqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.slots = self.slots;
         config.threshold_bytes = self.threshold;
         config.cost = scenario.cost;
-        Mqfq::new(config)
-    }
-
-    fn promise(&self) -> Promise {
-        Promise { slots: Some(self.slots), threshold: Some(self.threshold), steady_time: true, shares: true }
+        config
     }
 }
 
-impl Subject for Direct {
-    type Policy = D2fq;
+impl<P: Platform> Subject<P> for Multi {
+    type Policy = Mqfq<P>;
 
-    fn build(&self, scenario: &Scenario) -> Result<(D2fq, Vec<D2fqPort>), ConfigError> {
-        let mut config = D2fqConfig::new(Topology::flat(scenario.ports), scenario.flows(), scenario.tags());
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(self.config(scenario))
+    }
+
+    fn promise(&self) -> Promise {
+        let (slots, threshold) = (Some(self.slots), Some(self.threshold));
+        Promise { slots, threshold, steady_time: true, shares: true, ..Promise::NONE }
+    }
+}
+
+impl Direct {
+    /// The knobs for a scenario.
+    pub(crate) fn config(&self, scenario: &Scenario) -> D2fqConfig {
+        let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.ratio = self.ratio;
         config.tau_l = Some(self.tau_l);
         config.tau_m = (!self.medium).then_some(self.tau_l);
         config.cost = scenario.cost;
-        D2fq::new(config)
+        config
+    }
+}
+
+impl<P: Platform> Subject<P> for Direct {
+    type Policy = D2fq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {
+        D2fq::new(self.config(scenario))
     }
 
     /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for the lab. Global virtual
     /// time may go back: whoever is behind it lowers it (Figure 9).
     fn promise(&self) -> Promise {
-        Promise { slots: None, threshold: None, steady_time: false, shares: false }
+        Promise::NONE
     }
 }

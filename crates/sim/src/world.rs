@@ -2,9 +2,14 @@
 //!
 //! **Problem.** To see what a scheduler does on a device that one does not have, and the same every time.
 //! **Model.** Each simulated core has a port. It hands what its threads ask for to the policy, sends what
-//! the policy says, takes completions, and does each at the moment when it is due; verbs take no time. What one core's verb
+//! the policy says, takes completions, and does each at the moment when it is due. What one core's verb
 //! wakes on another arrives there a wake-up's time later; a core that is about to be woken is not woken twice. Whenever a core has
 //! done anything it asks `next` until there is nothing to issue, as the contract says. The device completes in its own time.
+//!
+//! On a scenario's [host](crate::host), if it has one, all of that takes time: what is due is queued at its core, begins when
+//! the core is free, and takes effect when it is done. The policy is asked at the moment when the work before its verb is
+//! done, and for that moment its state is what facts tell; after each request that it issues the core comes back to it
+//! later, so that the verbs of different cores are called in the order of their times. Without a host nothing takes time.
 //!
 //! ```text
 //!   event:  thread asks ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
@@ -19,12 +24,15 @@ use fairq_core::{Class, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet
 
 use crate::agenda::Agenda;
 use crate::check::Check;
+use crate::cpu::{Answer, Cpu, Task};
 use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
+use crate::host::BlockLayer;
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError};
-use crate::subject::Subject;
+use crate::subject::{Built, Subject};
+use crate::traced::{self, Traced};
 use crate::workload::Thread;
 
 /// How long what was asked for in time may take to be served.
@@ -39,6 +47,12 @@ enum Event {
     Wake(u8),
     /// A port's time has come.
     Timer(u8),
+    /// A core has done what comes before the policy's verbs.
+    Run(u8),
+    /// A core has done its work.
+    Free(u8),
+    /// A command is in its queue.
+    Post(u32, Class),
     Tick,
     /// A tenant comes, or goes.
     Begin(u32),
@@ -55,6 +69,7 @@ struct Core<P> {
     /// A wake-up is on its way.
     woken: bool,
     timer_ns: Option<u64>,
+    cpu: Cpu,
 }
 
 /// A live request.
@@ -87,10 +102,32 @@ struct World<'a, P: Policy> {
     now_ns: u64,
     live: usize,
     wakes_under_way: usize,
+    clock: Clock,
     meter: Meter,
     checks: Vec<Box<dyn Check>>,
     violation: Option<Violation>,
     tags: usize,
+}
+
+/// What a core is doing on a host whose CPUs take time.
+#[derive(Default)]
+struct Clock {
+    /// The time of the core that works; this moment, before it began.
+    now_ps: u64,
+    /// Whether another hardware thread of its core works as well.
+    is_shared: bool,
+    /// It is to come back to the policy.
+    goes_on: bool,
+    /// What the policy's verbs took, and what of that were locks.
+    verbs_ps: u64,
+    locks_ps: u64,
+    /// Commands that are issued and not posted, or completed and not told to the policy.
+    in_hand: usize,
+    /// Cores that come back to the policy.
+    going_on: usize,
+    /// The core of each port, and the ports of that.
+    cores: Vec<usize>,
+    siblings: Vec<PortSet>,
 }
 
 /// A stream for each thread; the device has the one after all.
@@ -102,11 +139,33 @@ const MOST_SELF_WAKES: u32 = 1000;
 /// Runs a scenario under a policy, with these checks.
 pub fn run<S: Subject>(scenario: &Scenario, subject: &S, checks: Vec<Box<dyn Check>>) -> Result<Run, ScenarioError> {
     scenario.check()?;
-    let (policy, ports) = subject.build(scenario)?;
+    if scenario.host.is_some() {
+        return Err(ScenarioError::Illegal("a host's CPUs take time: use run_traced".to_owned()));
+    }
+    Ok(go(scenario, subject.build(scenario)?, checks))
+}
+
+/// The same on the scenario's host, where the policy's accesses to shared words take time.
+pub fn run_traced<S: Subject<Traced>>(
+    scenario: &Scenario,
+    subject: &S,
+    checks: Vec<Box<dyn Check>>,
+) -> Result<Run, ScenarioError> {
+    scenario.check()?;
+    let Some(host) = &scenario.host else {
+        return Err(ScenarioError::Illegal("a scenario without a host: use run".to_owned()));
+    };
+    traced::begin(host.caches());
+    let run = subject.build(scenario).map(|built| go(scenario, built, checks));
+    traced::end();
+    Ok(run?)
+}
+
+fn go<P: Policy>(scenario: &Scenario, (policy, ports): Built<P>, checks: Vec<Box<dyn Check>>) -> Run {
     let mut world = World::new(scenario, policy, ports, checks);
     world.begin();
     while world.violation.is_none() && world.step() {}
-    Ok(world.finish())
+    world.finish()
 }
 
 impl<'a, P: Policy> World<'a, P> {
@@ -119,6 +178,7 @@ impl<'a, P: Policy> World<'a, P> {
             staged: 0,
             woken: false,
             timer_ns: None,
+            cpu: Cpu::default(),
         };
         let capacity = scenario.profile.host.capacity();
         let fed = scenario.tenants.iter().enumerate();
@@ -127,6 +187,11 @@ impl<'a, P: Policy> World<'a, P> {
         let threads = all.zip(0u64..).map(|((tenant, port, job), number)| {
             let random = Random::new(scenario.seed, number);
             Thread::new(tenant, port, job, capacity, random, (number << 16) / count)
+        });
+        let clock = scenario.host.as_ref().map_or_else(Clock::default, |host| Clock {
+            cores: host.cores(),
+            siblings: host.siblings(),
+            ..Clock::default()
         });
         let weights = policy.class_weights();
         let mut meter = Meter::new(scenario);
@@ -145,6 +210,7 @@ impl<'a, P: Policy> World<'a, P> {
             now_ns: 0,
             live: 0,
             wakes_under_way: 0,
+            clock,
             meter,
             checks,
             violation: None,
@@ -179,7 +245,8 @@ impl<'a, P: Policy> World<'a, P> {
         self.now_ns = self.now_ns.max(at_ns);
         if device_ns == Some(at_ns) {
             if let Some((id, outcome)) = self.device.pop(self.now_ns) {
-                self.complete(id, outcome);
+                self.clock.in_hand += 1;
+                self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
             }
         } else if let Some(event) = self.agenda.take() {
             self.happen(event);
@@ -191,22 +258,128 @@ impl<'a, P: Policy> World<'a, P> {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Ask(thread) => self.ask(thread),
-            Event::Wake(port) => {
-                self.cores[usize::from(port)].woken = false;
-                self.wakes_under_way -= 1;
-                self.drive(usize::from(port));
-            }
+            Event::Ask(thread) => self.arrive(self.threads[thread as usize].port, Task::Ask(thread)),
+            Event::Wake(port) => self.arrive(usize::from(port), Task::Wake),
             Event::Timer(port) => {
-                if self.cores[usize::from(port)].timer_ns == Some(self.now_ns) {
-                    self.drive(usize::from(port));
+                let timer_ns = &mut self.cores[usize::from(port)].timer_ns;
+                if *timer_ns == Some(self.now_ns) {
+                    *timer_ns = None;
+                    self.arrive(usize::from(port), Task::Timer);
                 }
             }
+            Event::Run(port) => self.work(usize::from(port)),
+            Event::Free(port) => self.free(usize::from(port)),
+            Event::Post(id, class) => self.post(id, class),
             Event::Tick => self.tick(),
             Event::Begin(tenant) => self.come(tenant as usize),
             Event::End(tenant) => self.go(tenant as usize),
             Event::Reweigh(tenant, weight) => self.reweigh(tenant as usize, weight),
         }
+    }
+
+    // Work.
+
+    /// There is something to do for a core: at once, or when it is free.
+    #[inline]
+    fn arrive(&mut self, port: usize, task: Task) {
+        if self.scenario.host.is_none() {
+            return self.perform(port, task);
+        }
+        let cpu = &mut self.cores[port].cpu;
+        cpu.add(task);
+        if !cpu.is_busy() {
+            self.start(port);
+        }
+    }
+
+    #[inline]
+    fn perform(&mut self, port: usize, task: Task) {
+        match task {
+            Task::Ask(thread) => self.ask(thread),
+            Task::Reap(answer) => self.reap(&answer),
+            Task::Complete(id, outcome) => self.complete(id, outcome),
+            Task::Wake => {
+                self.cores[port].woken = false;
+                self.wakes_under_way -= 1;
+                self.drive(port);
+            }
+            Task::Timer | Task::GoOn => self.drive(port),
+        }
+    }
+
+    /// A free core begins with what is next.
+    fn start(&mut self, port: usize) {
+        let Some(host) = &self.scenario.host else { return };
+        let shared = self.is_shared(port);
+        let Some(cycles) = self.cores[port].cpu.start(self.now_ns, &host.layer) else { return };
+        let alone_ps = host.ps(cycles);
+        let takes_ps = if shared { host.shared_ps(alone_ps) } else { alone_ps };
+        self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
+    }
+
+    /// Whether another hardware thread of the port's core works.
+    fn is_shared(&self, port: usize) -> bool {
+        let mut others = self.clock.siblings[port];
+        others.remove(PortId(port as u8));
+        !others.is_empty() && others.into_iter().any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
+    }
+
+    /// A core has come to the policy's verbs.
+    fn work(&mut self, port: usize) {
+        let Some(task) = self.cores[port].cpu.task() else { return };
+        self.clock.now_ps = self.now_ns * 1000;
+        self.clock.is_shared = self.is_shared(port);
+        if matches!(task, Task::GoOn) {
+            self.clock.going_on -= 1;
+        }
+        self.perform(port, task);
+        let until_ns = self.effect_ns();
+        if std::mem::take(&mut self.clock.goes_on) {
+            self.clock.going_on += 1;
+            self.cores[port].cpu.goes_on();
+            self.agenda.add(until_ns, Event::Run(port as u8));
+        } else {
+            self.agenda.add(until_ns, Event::Free(port as u8));
+        }
+        let (verbs_ps, locks_ps) = (std::mem::take(&mut self.clock.verbs_ps), std::mem::take(&mut self.clock.locks_ps));
+        self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
+    }
+
+    /// A core has done its work.
+    fn free(&mut self, port: usize) {
+        let cpu = &mut self.cores[port].cpu;
+        let since_ns = cpu.since_ns();
+        let (reschedule, for_nothing) = cpu.end(self.now_ns);
+        self.meter.worked(port, since_ns, self.now_ns, reschedule, for_nothing);
+        self.start(port);
+    }
+
+    /// The core that works takes so many cycles more.
+    #[inline]
+    fn spend(&mut self, cycles: impl Fn(&BlockLayer) -> u64) {
+        if let Some(host) = &self.scenario.host {
+            let alone_ps = host.ps(cycles(&host.layer));
+            self.clock.now_ps += if self.clock.is_shared { host.shared_ps(alone_ps) } else { alone_ps };
+        }
+    }
+
+    /// Calls a verb of a port, and takes the time that it takes.
+    #[inline]
+    fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
+        let (core, now_ns) = (&mut self.cores[port].port, self.now_ns);
+        let Some(host) = &self.scenario.host else { return verb(core, now_ns) };
+        let clock = &mut self.clock;
+        let (result, spent) = traced::inside(clock.cores[port], clock.now_ps + host.verb_ps(), || verb(core, now_ns));
+        clock.verbs_ps += spent.until_ps - clock.now_ps;
+        clock.locks_ps += spent.waited_ps;
+        clock.now_ps = spent.until_ps;
+        result
+    }
+
+    /// When what is done now takes effect.
+    #[inline]
+    fn effect_ns(&self) -> u64 {
+        if self.scenario.host.is_some() { self.clock.now_ps.div_ceil(1000) } else { self.now_ns }
     }
 
     // Tenants.
@@ -251,7 +424,11 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn go_on(&mut self, thread: u32) {
         let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
-        if due_ns <= self.now_ns { self.ask(thread) } else { self.agenda.add(due_ns, Event::Ask(thread)) }
+        if due_ns <= self.now_ns {
+            self.arrive(self.threads[thread as usize].port, Task::Ask(thread));
+        } else {
+            self.agenda.add(due_ns, Event::Ask(thread));
+        }
     }
 
     /// A place of a thread asks, if its tenant is there.
@@ -267,18 +444,19 @@ impl<'a, P: Policy> World<'a, P> {
         let core = &mut self.cores[port];
         let tag = core.free.pop().expect("there is a tag for each place");
         let cost = self.scenario.cost.cost(ask.op, ask.length);
-        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns: self.now_ns };
+        let submitted_ns = if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
+        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns };
         core.requests[tag as usize] =
             Some(Kept { live, thread: number, op: ask.op, offset: ask.offset, issued: false });
         core.staged += 1;
         self.live += 1;
         let request = Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
         let mut wake = PortSet::EMPTY;
-        let submitted = core.port.submit(self.now_ns, &request, &mut wake);
+        let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
         self.tell(Fact::Submitted(live));
         match submitted {
             Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
-            Ok(Submitted::Staged) => {}
+            Ok(Submitted::Staged) => self.spend(|layer| layer.stage / 2),
             Err(_) => self.broken("a request that it owes is refused"),
         }
         self.wake(Some(port), wake);
@@ -294,11 +472,16 @@ impl<'a, P: Policy> World<'a, P> {
         self.cores[index].timer_ns = None;
         while self.violation.is_none() {
             let mut wake = PortSet::EMPTY;
-            let next = self.cores[index].port.next(self.now_ns, &mut wake);
+            let next = self.verb(index, |port, now_ns| port.next(now_ns, &mut wake));
             let woke_itself = self.wake(Some(index), wake);
             match next {
                 Next::Issue { tag, class } => {
+                    self.spend(|layer| layer.stage / 2);
                     self.issue(index, tag.0, class);
+                    if self.scenario.host.is_some() {
+                        self.clock.goes_on = true;
+                        return;
+                    }
                     continue;
                 }
                 Next::WaitUntil(at_ns) => {
@@ -331,9 +514,23 @@ impl<'a, P: Policy> World<'a, P> {
         core.staged -= 1;
         let Kept { live, thread, op, offset, .. } = *kept;
         let id = (port * self.tags) as u32 + tag;
-        self.device.post(port, class, Command { id, op, offset, length: live.bytes });
         self.meter.issued(self.now_ns, self.threads[thread as usize].tenant, class, live.bytes);
         self.tell(Fact::Issued(live));
+        if self.scenario.host.is_none() {
+            return self.device.post(port, class, Command { id, op, offset, length: live.bytes });
+        }
+        self.spend(|layer| layer.issue);
+        self.cores[port].cpu.has_issued();
+        self.clock.in_hand += 1;
+        self.agenda.add(self.effect_ns(), Event::Post(id, class));
+    }
+
+    /// A command of a core that takes time is in its queue.
+    fn post(&mut self, id: u32, class: Class) {
+        let (port, tag) = (id as usize / self.tags, id as usize % self.tags);
+        let Kept { live, op, offset, .. } = self.cores[port].requests[tag].expect("it was issued");
+        self.clock.in_hand -= 1;
+        self.device.post(port, class, Command { id, op, offset, length: live.bytes });
     }
 
     /// Wakes ports other than `me` after a while; says whether `me` is among them.
@@ -352,7 +549,14 @@ impl<'a, P: Policy> World<'a, P> {
             if !core.woken {
                 core.woken = true;
                 self.wakes_under_way += 1;
-                self.agenda.add(self.now_ns + self.scenario.wake_ns, Event::Wake(port));
+                let arrives_ns = match (&self.scenario.host, me) {
+                    (Some(host), Some(me)) => {
+                        self.clock.now_ps += host.send_ps();
+                        self.effect_ns() + host.wake_ns(me, usize::from(port))
+                    }
+                    _ => self.now_ns + self.scenario.wake_ns,
+                };
+                self.agenda.add(arrives_ns, Event::Wake(port));
             }
         }
         woke_itself
@@ -379,14 +583,22 @@ impl<'a, P: Policy> World<'a, P> {
         let Kept { live, thread, .. } = core.requests[tag].take().expect("the device completes what it was sent");
         core.free.push(tag as u32);
         self.live -= 1;
+        self.clock.in_hand -= 1;
         let mut wake = PortSet::EMPTY;
-        core.port.complete(self.now_ns, Tag(tag as u32), outcome, &mut wake);
-        let tenant = self.threads[thread as usize].tenant;
-        self.meter.completed(self.now_ns, tenant, u64::from(id), live.bytes, live.submitted_ns);
+        self.verb(index, |port, now_ns| port.complete(now_ns, Tag(tag as u32), outcome, &mut wake));
         self.tell(Fact::Completed(live, outcome));
         self.wake(Some(index), wake);
-        self.go_on(thread);
+        self.arrive(index, Task::Reap(Answer { thread, id, bytes: live.bytes, submitted_ns: live.submitted_ns }));
         self.drive(index);
+    }
+
+    /// A thread has its answer, and goes on.
+    #[inline]
+    fn reap(&mut self, answer: &Answer) {
+        let &Answer { thread, id, bytes, submitted_ns } = answer;
+        let tenant = self.threads[thread as usize].tenant;
+        self.meter.completed(self.now_ns, tenant, u64::from(id), bytes, submitted_ns);
+        self.go_on(thread);
     }
 
     #[inline]
@@ -409,9 +621,9 @@ impl<'a, P: Policy> World<'a, P> {
         }
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
-            wakes_under_way: self.wakes_under_way,
+            wakes_under_way: self.wakes_under_way + self.clock.going_on,
             staged,
-            outstanding: self.device.outstanding(),
+            outstanding: self.device.outstanding() + self.clock.in_hand,
             unfetched: self.device.waiting(),
             idle_slots: self.device.idle_slots(),
             virtual_time: self.policy.stats().virtual_time,

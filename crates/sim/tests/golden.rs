@@ -3,10 +3,11 @@
 //! A digest changes with every completion's time and place. When it changes for a reason (a policy decides otherwise, a
 //! profile is calibrated anew), the new one belongs into the commit that says why.
 
+use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
 use fairq_sim::scenario::{Access, Burst, MS, US};
-use fairq_sim::subject::{AnyPolicy, Multi, SfqD};
-use fairq_sim::{Job, Scenario, Tenant, swarm};
+use fairq_sim::subject::{AnyPolicy, Direct, Multi, SfqD};
+use fairq_sim::{Host, Job, Scenario, Tenant, swarm};
 
 fn scenario() -> Scenario {
     let profile = Profile::named("z-ssd").expect("it is built in");
@@ -45,4 +46,28 @@ fn twice_the_same_and_another_seed_another_run() {
     };
     assert_eq!(digest(5), digest(5));
     assert_ne!(digest(5), digest(6));
+}
+
+/// The same loads where CPUs take time, on two sockets: what the caches of the simulated host do is part of the run.
+#[test]
+fn the_same_run_on_a_host_for_ever() {
+    let policies = [
+        (AnyPolicy::FirstCome, 0xcacd_e1a1_6e91_f6ba),
+        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0xeb20_c257_2c56_1186),
+        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0xfb34_c4c0_8b3b_29c1),
+        (AnyPolicy::Direct(Direct { ratio: Ratio::Static(8), tau_l: 1 << 20, medium: true }), 0xde4e_fe36_6d29_0cc0),
+    ];
+    // Ports on both sockets, and two hardware threads of one core.
+    let mut host = Host::gold_5112(5);
+    host.places[2] = host.places[1];
+    host.places.drain(3..);
+    host.places[0] = Host::gold_5112(5).places[4];
+    let scenario = scenario().on(host);
+    let digests = policies.map(|(policy, _)| {
+        let run = policy.run(&scenario).expect("it is legal");
+        assert_eq!(run.violation, None);
+        assert!(run.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= run.measured_ns));
+        run.digest
+    });
+    assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }

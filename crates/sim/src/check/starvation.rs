@@ -5,11 +5,12 @@
 //! device can have of the policy, others may be served, until one of the flow's requests completes,
 //!
 //! ```text
-//!   SLACK x ( (W / w) (2T + L) + (D + all that may be live) L )
+//!   SLACK x ( (W / w) (2T + L) + (D + all that may be live) L + F x turn )
 //! ```
 //!
 //! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual time, during which the
-//! others get theirs, T on either side); the second is what stands before it in queues that nobody reorders: device queues
+//! others get theirs, T on either side); the last is what policies that serve one flow at a time let each of the F flows have
+//! in its turn; the second is what stands before it in queues that nobody reorders: device queues
 //! and, with classes, up to a round of the largest weights per queue. It is a loose bound on purpose: `bounds` and
 //! `share` say what is fair, this one says what is never right.
 
@@ -32,6 +33,7 @@ struct Flow {
 /// Counts what others get.
 pub struct Starvation {
     threshold: u64,
+    turn: u64,
     queued: u64,
     largest: u64,
     served: u64,
@@ -50,6 +52,7 @@ impl Starvation {
         let rounds = if promise.slots.is_some() { 0 } else { ROUND * scenario.ports as u64 };
         Starvation {
             threshold: promise.threshold.unwrap_or(0),
+            turn: promise.turn,
             queued: live + u64::from(promise.slots.unwrap_or(0)) + rounds,
             largest: 0,
             served: 0,
@@ -60,7 +63,8 @@ impl Starvation {
 
     fn patience(&self, weight: u64) -> u64 {
         let by_weight = (self.weights / weight + 1).saturating_mul(2 * self.threshold + self.largest);
-        SLACK * (by_weight + self.queued * self.largest)
+        let turns = self.flows.len() as u64 * self.turn;
+        SLACK * (by_weight + self.queued * self.largest + turns)
     }
 
     fn submitted(&mut self, request: &Live) {

@@ -1,7 +1,8 @@
 //! **Work conservation.** The device does not idle while somebody waits for it.
 //!
 //! - Of the policy: while requests are staged anywhere all D slots are in use, once every wake-up has arrived. (A throttled
-//!   request is no excuse: one that is least ahead is not throttled.) A policy without slots stages nothing.
+//!   request is no excuse: one that is least ahead is not throttled.) A policy without slots stages nothing. One that holds
+//!   requests back on purpose (anticipation, tokens, depths) is not asked.
 //! - Of the device: it fetches as long as its window has room.
 
 use super::Check;
@@ -10,13 +11,15 @@ use crate::subject::Promise;
 
 /// Looks at settled moments.
 pub struct Work {
+    /// While so many are outstanding, requests may wait.
     slots: usize,
 }
 
 impl Work {
     /// For a policy with this promise.
     pub fn new(promise: &Promise) -> Self {
-        Work { slots: promise.slots.map_or(usize::MAX, |slots| slots as usize) }
+        let slots = promise.slots.map_or(usize::MAX, |slots| slots as usize);
+        Work { slots: if promise.holds_back { 0 } else { slots } }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::scenario::Scenario;
 use crate::subject::AnyPolicy;
 
 mod catalogue;
+mod cpu;
 mod d2fq;
 mod device;
 mod mqfq;
@@ -92,7 +93,7 @@ pub fn is_built(row: &Row) -> bool {
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
-    device::EXPERIMENTS.iter().chain(d2fq::EXPERIMENTS).chain(mqfq::EXPERIMENTS)
+    [device::EXPERIMENTS, d2fq::EXPERIMENTS, mqfq::EXPERIMENTS, cpu::EXPERIMENTS].into_iter().flatten()
 }
 
 /// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its like); `all` is all.
@@ -181,8 +182,8 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_said_to_be() {
-        let findings = answer(&named("D-12"), 1, 1, |_, _| ());
-        assert!(findings.len() == 3 && findings.iter().all(|finding| finding.holds.is_none()));
+        let findings = answer(&named("D-18"), 1, 1, |_, _| ());
+        assert!(findings.len() == 4 && findings.iter().all(|finding| finding.holds.is_none()));
         assert!(findings.iter().all(|finding| finding.note == NOT_BUILT && finding.measured.is_empty()));
     }
 

@@ -3,8 +3,8 @@
 mod shim;
 mod unfair;
 
-use fairq_core::ConfigError;
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
+use fairq_core::{ConfigError, Native};
 use fairq_device::Profile;
 use fairq_sim::scenario::MS;
 use fairq_sim::subject::{Built, FirstCome, Multi, SfqD};
@@ -67,7 +67,7 @@ impl<S: SerialPolicy> Subject for Unfair<S> {
     }
 
     fn promise(&self) -> Promise {
-        Promise { steady_time: false, ..SfqD { slots: 16 }.promise() }
+        Promise { steady_time: false, ..Subject::<Native>::promise(&SfqD { slots: 16 }) }
     }
 }
 
@@ -103,12 +103,12 @@ fn work_conservation_catches_lost_wake_ups() {
 
 #[test]
 fn work_conservation_catches_a_slot_too_few() {
-    caught(&Promising(Multi { slots: 63, ..PAPER }, PAPER.promise()), "work conservation");
+    caught(&Promising(Multi { slots: 63, ..PAPER }, Subject::<Native>::promise(&PAPER)), "work conservation");
 }
 
 #[test]
 fn slots_catches_a_slot_too_many() {
-    caught(&Promising(Multi { slots: 65, ..PAPER }, PAPER.promise()), "slots");
+    caught(&Promising(Multi { slots: 65, ..PAPER }, Subject::<Native>::promise(&PAPER)), "slots");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn virtual_time_catches_time_that_goes_back() {
 #[test]
 fn bounds_catches_a_threshold_that_is_not_kept() {
     let strict = Multi { threshold: 4096, ..PAPER };
-    caught(&Promising(Multi { threshold: 1 << 20, ..PAPER }, strict.promise()), "bounds");
+    caught(&Promising(Multi { threshold: 1 << 20, ..PAPER }, Subject::<Native>::promise(&strict)), "bounds");
 }
 
 #[test]

@@ -1,0 +1,241 @@
+//! Caches: which core has which line, and what it costs another to get it.
+//!
+//! **Problem.** What tells schedulers apart on many cores is not how much they compute but whose cache their words are in.
+//! **Model.** MESI over lines of 64 bytes, a cache per core (hardware threads of a core share it), without capacity: a line
+//! leaves a cache only when another core writes it. A line that is not there comes from where it is: another core of the
+//! socket, or the other socket. While it moves, it is *busy*: who wants it meanwhile waits, so a contended line is handed
+//! from one to the next, one transfer each. Readers of a line that nobody has changed do not wait for each other.
+//!
+//! | access | in this cache, as it is needed | not so |
+//! |---|---|---|
+//! | load | a load | a transfer; the owner keeps a copy |
+//! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies go |
+//! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
+//!
+//! **Time** is that of the core that accesses. Cores are simulated one verb at a time, so another core may already have been
+//! told about accesses that are later than this one: for those nobody waits.
+//!
+//! **Locks** are granted in the order in which they are asked for, each after the one before it is free. What a lock guards
+//! moves with it, as many lines as it has; what that points to is not counted.
+
+/// What accesses cost, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latencies {
+    pub(crate) load_ps: u64,
+    pub(crate) store_ps: u64,
+    pub(crate) atomic_ps: u64,
+    /// A line from another core of the socket.
+    pub(crate) near_ps: u64,
+    /// A line from another socket.
+    pub(crate) far_ps: u64,
+}
+
+/// How a word is accessed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    Load,
+    Store,
+    Atomic,
+}
+
+/// The caches of a host.
+pub(crate) struct Caches {
+    latencies: Latencies,
+    /// The socket of each core.
+    sockets: Vec<u16>,
+    /// When each core's stores so far are done.
+    stored_ps: Vec<u64>,
+    lines: Vec<Line>,
+    locks: Vec<Held>,
+}
+
+/// Where a line is.
+#[derive(Clone, Copy, Default)]
+struct Line {
+    /// Cores that have it, a bit each.
+    holders: u64,
+    /// One core has changed it, and no other has it.
+    is_changed: bool,
+    /// It moves, or is waited for, from then until then.
+    busy_from_ps: u64,
+    busy_until_ps: u64,
+}
+
+/// A lock.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    line: usize,
+    free_from_ps: u64,
+    holder: Option<usize>,
+}
+
+impl Caches {
+    /// Empty ones; `sockets` says where each core is, at most 64.
+    pub(crate) fn new(latencies: Latencies, sockets: Vec<u16>) -> Self {
+        Caches { latencies, stored_ps: vec![0; sockets.len()], sockets, lines: Vec::new(), locks: Vec::new() }
+    }
+
+    /// A line that is in no cache.
+    pub(crate) fn line(&mut self) -> usize {
+        self.lines.push(Line::default());
+        self.lines.len() - 1
+    }
+
+    /// A lock that is free.
+    pub(crate) fn lock(&mut self) -> usize {
+        let line = self.line();
+        self.locks.push(Held { line, ..Held::default() });
+        self.locks.len() - 1
+    }
+
+    /// What it takes to bring a line to a core from the farthest of its holders, or from the nearest.
+    fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
+        let here = self.sockets[core];
+        let (mut near, mut far) = (false, false);
+        let mut others = holders & !(1 << core);
+        while others != 0 {
+            let other = others.trailing_zeros() as usize;
+            others &= others - 1;
+            if self.sockets[other] == here { near = true } else { far = true }
+        }
+        if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
+    }
+
+    /// A core accesses a line at a time; says when that is done.
+    #[inline]
+    pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
+        let own = 1 << core;
+        let Line { holders, is_changed, .. } = self.lines[line];
+        let local_ps = match access {
+            Access::Load => self.latencies.load_ps,
+            Access::Store => self.latencies.store_ps,
+            Access::Atomic => self.latencies.atomic_ps,
+        };
+        let now_ps = if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
+        let is_here = if access == Access::Load { holders & own != 0 } else { holders == own };
+        if is_here {
+            self.lines[line].is_changed |= access != Access::Load;
+            return now_ps + local_ps;
+        }
+        let transfer_ps = self.transfer_ps(core, holders, access != Access::Load || is_changed);
+        let moved = &mut self.lines[line];
+        let start_ps = moved.free_from(now_ps);
+        let there_ps = start_ps + transfer_ps;
+        if access == Access::Load {
+            if is_changed {
+                moved.keep_busy(now_ps, there_ps);
+            }
+            moved.holders |= own;
+            moved.is_changed = false;
+            return there_ps + local_ps;
+        }
+        moved.keep_busy(now_ps, there_ps);
+        moved.holders = own;
+        moved.is_changed = true;
+        if access == Access::Store {
+            self.stored_ps[core] = self.stored_ps[core].max(there_ps);
+            return now_ps + local_ps;
+        }
+        there_ps + local_ps
+    }
+
+    /// A core takes a lock, with what it guards, so many lines; says when it has it.
+    pub(crate) fn acquire(&mut self, core: usize, lock: usize, guarded: u64, now_ps: u64) -> u64 {
+        let Held { line, free_from_ps, holder } = self.locks[lock];
+        let has_ps = self.access(core, line, Access::Atomic, now_ps.max(free_from_ps));
+        let moves_ps = match holder {
+            Some(holder) if holder != core => guarded * self.transfer_ps(core, 1 << holder, true),
+            _ => 0,
+        };
+        has_ps + moves_ps
+    }
+
+    /// A core gives a lock back; says when that is done.
+    pub(crate) fn release(&mut self, core: usize, lock: usize, now_ps: u64) -> u64 {
+        let free_from_ps = now_ps + self.latencies.store_ps;
+        let held = &mut self.locks[lock];
+        held.holder = Some(core);
+        held.free_from_ps = held.free_from_ps.max(free_from_ps);
+        free_from_ps
+    }
+}
+
+impl Line {
+    /// When it can move, for one who asks now.
+    fn free_from(&self, now_ps: u64) -> u64 {
+        if (self.busy_from_ps..self.busy_until_ps).contains(&now_ps) { self.busy_until_ps } else { now_ps }
+    }
+
+    /// It moves until then, for one who asked now.
+    fn keep_busy(&mut self, now_ps: u64, until_ps: u64) {
+        if !(self.busy_from_ps..self.busy_until_ps).contains(&now_ps) {
+            self.busy_from_ps = now_ps;
+        }
+        self.busy_until_ps = until_ps;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATENCIES: Latencies = Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+
+    /// Two sockets, two cores each.
+    fn caches() -> Caches {
+        Caches::new(LATENCIES, vec![0, 0, 1, 1])
+    }
+
+    #[test]
+    fn a_line_is_dear_only_where_it_is_not() {
+        let mut caches = caches();
+        let line = caches.line();
+        caches.access(0, line, Access::Atomic, 0);
+        let mut cost = |core, access, at_ps| caches.access(core, line, access, at_ps) - at_ps;
+        assert_eq!(cost(0, Access::Atomic, 1_000), 5);
+        assert_eq!(cost(1, Access::Load, 2_000), 41, "from the same socket");
+        assert_eq!(cost(1, Access::Load, 3_000), 1);
+        assert_eq!(cost(0, Access::Load, 4_000), 1, "the owner keeps a copy");
+        assert_eq!(cost(2, Access::Load, 5_000), 101, "from the other socket");
+        assert_eq!(cost(3, Access::Load, 6_000), 41, "a clean copy is nearer by now");
+        assert_eq!(cost(0, Access::Atomic, 7_000), 105, "the farthest copy has to go");
+        assert_eq!(cost(3, Access::Load, 8_000), 101);
+    }
+
+    #[test]
+    fn who_wants_a_line_that_moves_waits_and_readers_of_a_clean_one_do_not() {
+        let mut caches = caches();
+        let (hot, cold) = (caches.line(), caches.line());
+        caches.access(0, hot, Access::Atomic, 0);
+        assert_eq!(caches.access(1, hot, Access::Atomic, 1_000), 1_045);
+        assert_eq!(caches.access(0, hot, Access::Atomic, 1_010), 1_085, "after the one before");
+        assert_eq!(caches.access(1, hot, Access::Atomic, 1_020), 1_125, "and after both");
+        assert_eq!(caches.access(0, hot, Access::Load, 900), 941, "an earlier one does not wait for later ones");
+        for core in 0..3 {
+            caches.access(core, cold, Access::Load, 0);
+        }
+        assert_eq!(caches.access(3, cold, Access::Load, 1_000), 1_041);
+    }
+
+    #[test]
+    fn a_store_does_not_wait_for_its_line_but_an_atomic_after_it_does() {
+        let mut caches = caches();
+        let (line, own) = (caches.line(), caches.line());
+        caches.access(2, line, Access::Atomic, 0);
+        caches.access(0, own, Access::Atomic, 0);
+        assert_eq!(caches.access(0, line, Access::Store, 1_000), 1_002);
+        assert_eq!(caches.access(0, own, Access::Load, 1_002), 1_003);
+        assert_eq!(caches.access(0, own, Access::Atomic, 1_003), 1_105);
+    }
+
+    #[test]
+    fn a_lock_serves_one_after_the_other_and_brings_what_it_guards() {
+        let mut caches = caches();
+        let lock = caches.lock();
+        let has = caches.acquire(0, lock, 3, 0);
+        caches.release(0, lock, has + 1_000);
+        assert_eq!(caches.acquire(0, lock, 3, 5_000), 5_005, "still all here");
+        caches.release(0, lock, 6_000);
+        assert_eq!(caches.acquire(2, lock, 3, 5_500), 6_002 + 100 + 5 + 300, "waits, and four lines come");
+    }
+}

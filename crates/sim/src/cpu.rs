@@ -1,0 +1,160 @@
+//! A hardware thread of a host whose CPUs take time: what it has to do, and what it did.
+
+use std::collections::VecDeque;
+
+use fairq_core::Outcome;
+
+use crate::host::BlockLayer;
+
+/// A piece of work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Task {
+    /// A place of a thread asks.
+    Ask(u32),
+    /// A thread takes an answer.
+    Reap(Answer),
+    /// The device has completed a command.
+    Complete(u32, Outcome),
+    /// Another core has sent a wake-up.
+    Wake,
+    /// A time has come.
+    Timer,
+    /// There may be more to issue.
+    GoOn,
+}
+
+/// A completed request on its way to its thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) thread: u32,
+    pub(crate) id: u32,
+    pub(crate) bytes: u32,
+    pub(crate) submitted_ns: u64,
+}
+
+impl Task {
+    fn is_interrupt(self) -> bool {
+        matches!(self, Task::Complete(..) | Task::Wake | Task::Timer)
+    }
+
+    /// Whether the policy is asked although nothing has come or gone here.
+    fn is_reschedule(self) -> bool {
+        matches!(self, Task::Wake | Task::Timer)
+    }
+
+    /// What it takes before the policy's verbs, in cycles; `after` an interrupt that has just ended.
+    fn cycles(self, layer: &BlockLayer, after: bool) -> u64 {
+        let enter = if after { 0 } else { layer.interrupt };
+        match self {
+            Task::Ask(_) => layer.submit,
+            Task::Reap(_) => layer.reap,
+            Task::Complete(..) => enter + layer.complete,
+            Task::Wake | Task::Timer => enter,
+            Task::GoOn => 0,
+        }
+    }
+}
+
+/// What a hardware thread did while it was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuUse {
+    /// How long it worked, in nanoseconds.
+    pub busy_ns: u64,
+    /// How much of that in the policy's verbs.
+    pub verbs_ns: u64,
+    /// And of that, how long it waited for locks and what they guard.
+    pub locks_ns: u64,
+    /// Wake-ups and timers that it was interrupted by.
+    pub reschedules: u64,
+    /// How many of these found nothing to issue.
+    pub idle_reschedules: u64,
+}
+
+/// A hardware thread.
+#[derive(Default)]
+pub(crate) struct Cpu {
+    interrupts: VecDeque<Task>,
+    threads: VecDeque<Task>,
+    /// What it does now, and since when.
+    now: Option<Task>,
+    since_ns: u64,
+    /// When an interrupt ended after which nothing else was done.
+    interrupted_ns: Option<u64>,
+    /// Whether the work so far has issued something.
+    issued: bool,
+    /// Whether it is to come back to the policy.
+    comes_back: bool,
+}
+
+impl Cpu {
+    /// More to do.
+    #[inline]
+    pub(crate) fn add(&mut self, task: Task) {
+        let queue = if task.is_interrupt() { &mut self.interrupts } else { &mut self.threads };
+        queue.push_back(task);
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.now.is_some()
+    }
+
+    /// Since when it works.
+    pub(crate) fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+
+    /// Takes up what is next, interrupts first; says how many cycles it takes before the policy is asked.
+    #[inline]
+    pub(crate) fn start(&mut self, now_ns: u64, layer: &BlockLayer) -> Option<u64> {
+        let task = self.interrupts.pop_front().or_else(|| self.threads.pop_front())?;
+        let after = self.interrupted_ns == Some(now_ns);
+        (self.now, self.since_ns, self.issued) = (Some(task), now_ns, false);
+        Some(task.cycles(layer, after))
+    }
+
+    /// What it does.
+    #[inline]
+    pub(crate) fn task(&mut self) -> Option<Task> {
+        if std::mem::take(&mut self.comes_back) { Some(Task::GoOn) } else { self.now }
+    }
+
+    pub(crate) fn has_issued(&mut self) {
+        self.issued = true;
+    }
+
+    /// It comes back to the policy before it is done.
+    pub(crate) fn goes_on(&mut self) {
+        self.comes_back = true;
+    }
+
+    /// It is done; says whether that was a reschedule, and whether one for nothing.
+    #[inline]
+    pub(crate) fn end(&mut self, now_ns: u64) -> (bool, bool) {
+        let task = self.now.take();
+        self.interrupted_ns = task.filter(|task| task.is_interrupt()).map(|_| now_ns);
+        let reschedule = task.is_some_and(Task::is_reschedule);
+        (reschedule, reschedule && !self.issued)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_come_first_and_enter_once() {
+        let layer = BlockLayer { submit: 1, stage: 0, issue: 0, interrupt: 100, complete: 10, reap: 2 };
+        let mut cpu = Cpu::default();
+        for task in [Task::Ask(0), Task::Complete(0, Outcome::Done), Task::Wake] {
+            cpu.add(task);
+        }
+        let mut cycles = |start_ns, end_ns| {
+            let cycles = cpu.start(start_ns, &layer);
+            (cycles, cpu.end(end_ns))
+        };
+        assert_eq!(cycles(5, 6), (Some(110), (false, false)));
+        assert_eq!(cycles(6, 7), (Some(0), (true, true)), "in the same interrupt, and for nothing");
+        assert_eq!(cycles(7, 8), (Some(1), (false, false)));
+        assert_eq!(cycles(8, 9).0, None);
+    }
+}

@@ -1,0 +1,266 @@
+//! Hosts whose CPUs take time: sockets, cores, hardware threads, and what the block layer does beside the scheduler.
+//!
+//! **Problem.** Claims about CPU use, scaling and latency at small depths are about what a request costs a core.
+//! **Model.** Each port is a hardware thread, with a queue of what it has to do: submissions and answers for its threads, and
+//! before these interrupts, wake-ups from other cores, and timers. A piece of work takes its constant's cycles, then what the
+//! policy's verbs take on the traced platform ([`crate::traced`]); then it takes effect. Work is not interrupted. Hardware
+//! threads of a core share its caches, and slow each other down while both have something to do.
+//!
+//! ```text
+//!   submission:  submit ─▶ verb ─▶ [stage] or [issue] ─▶ submission queue
+//!   completion:  interrupt ─▶ complete ─▶ verb ─▶ next: [stage, issue]* ─▶ other cores: send a wake-up
+//!   wake-up:     receive ─▶ next: [stage, issue]*
+//!   answer:      reap, in the thread
+//! ```
+//!
+//! **Constants** belong to the machine and its kernel, never to a policy; cycles are scaled by the clock. `[P]`: from a
+//! paper, `[S]`: measured or stated elsewhere, `[D]`: derived from such values here, `[G]`: guessed.
+//!
+//! | constant | cycles | where from |
+//! |---|---|---|
+//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: another path has 54 % more than one thread can do, and at most the link's 3.2 GB/s; so a core of 3.6 GHz does 254 K reads of 8 KB at most |
+//! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at what the link gives |
+//! | Linux 4.15 without KPTI | 9600 | `[D]` MQFQ 4.2: two times eight cores of 2.4 GHz reach the device's 4 M a second |
+//! | how these divide into the parts in [`BlockLayer`] | | `[G]`, in the same proportions for each |
+//! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz |
+//! | sending a wake-up; receiving it | 500; an interrupt | `[G]` |
+//! | a verb, beside its shared words | 40 | `[S]` `cargo bench -p fairq-core`, one thread: 3 to 13 ns |
+//! | load, store, atomic operation in the own cache | 4, 1, 18 | `[S]` processor manuals |
+//! | | ns | |
+//! | a line from another core: Haswell and Broadwell | 44, other socket 118 | `[S]` nviennot/core-to-core-latency, E5-2695 v4 |
+//! | Skylake and Cascade Lake | 48, other socket 136 | `[S]` the same, Gold 6242 |
+//! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about what a timer of 1 us takes; within one `[G]` |
+//! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
+
+use std::collections::BTreeSet;
+
+use fairq_core::PortSet;
+use fairq_core::mqfq::Topology;
+
+use crate::coherence::{Caches, Latencies};
+
+/// Where a hardware thread is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// Its socket.
+    pub socket: u16,
+    /// Its core, counted over the machine.
+    pub core: u16,
+}
+
+/// A machine whose CPUs take time.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Where each port's hardware thread is.
+    pub places: Vec<Place>,
+    /// The clock, in MHz.
+    pub mhz: u64,
+    /// A line from another core of the socket, in nanoseconds.
+    pub near_ns: u64,
+    /// A line from another socket.
+    pub far_ns: u64,
+    /// What the kernel does with each request.
+    pub layer: BlockLayer,
+}
+
+/// What the kernel does beside the scheduler, in cycles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockLayer {
+    /// From the thread's system call to the scheduler.
+    pub submit: u64,
+    /// More for a request that the scheduler keeps: half when it comes, half when it goes.
+    pub stage: u64,
+    /// The command and the doorbell.
+    pub issue: u64,
+    /// Entering and leaving an interrupt; once for those that follow each other.
+    pub interrupt: u64,
+    /// A completion, in the interrupt.
+    pub complete: u64,
+    /// The answer, in the thread.
+    pub reap: u64,
+}
+
+impl BlockLayer {
+    /// The multi-queue block layer of Linux 5.2 and 5.3 under libaio.
+    pub const LINUX_5: BlockLayer =
+        BlockLayer { submit: 4950, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 2970, reap: 2960 };
+
+    /// That of Linux 4.15 with KPTI switched off.
+    pub const LINUX_4_15: BlockLayer =
+        BlockLayer { submit: 3350, stage: STAGE_CYCLES, issue: 890, interrupt: 1340, complete: 2010, reap: 2010 };
+
+    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). What it leaves out is the layer itself: the
+    /// command and the interrupt are the same.
+    pub const LOW_LATENCY: BlockLayer =
+        BlockLayer { submit: 2200, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 1300, reap: 2400 };
+}
+
+/// Insertion and dispatch of a request that the scheduler keeps.
+const STAGE_CYCLES: u64 = 1680;
+/// A verb, beside its shared words.
+const VERB_CYCLES: u64 = 40;
+/// Sending a wake-up.
+const SEND_CYCLES: u64 = 500;
+/// In the own cache.
+const LOAD_CYCLES: u64 = 4;
+const STORE_CYCLES: u64 = 1;
+const ATOMIC_CYCLES: u64 = 18;
+/// A wake-up under way.
+const NEAR_WAKE_NS: u64 = 600;
+const FAR_WAKE_NS: u64 = 1000;
+/// How much longer work takes while the core's other hardware thread works, in percent.
+const SHARED_PERCENT: u64 = 160;
+
+/// How long a line is under way.
+struct Lines {
+    near_ns: u64,
+    far_ns: u64,
+}
+
+const HASWELL: Lines = Lines { near_ns: 44, far_ns: 118 };
+const SKYLAKE: Lines = Lines { near_ns: 48, far_ns: 136 };
+
+impl Host {
+    /// The first so many hardware threads of a machine, filled as MQFQ's authors do (Section 4): one on each core of the
+    /// first socket, of the second, then the second ones.
+    fn filled(threads: usize, sockets: usize, cores: usize, mhz: u64, lines: Lines, layer: BlockLayer) -> Host {
+        let all = sockets * cores;
+        let place = |thread: usize| {
+            let core = thread % all;
+            Place { socket: (core / cores) as u16, core: core as u16 }
+        };
+        let Lines { near_ns, far_ns } = lines;
+        Host { places: (0..threads).map(place).collect(), mhz, near_ns, far_ns, layer }
+    }
+
+    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a socket.
+    pub fn gold_5112(threads: usize) -> Host {
+        Self::filled(threads, 2, 4, 3600, SKYLAKE, BlockLayer::LINUX_5)
+    }
+
+    /// D2FQ's machine B: Xeon Gold 6226, 2.7 GHz, 24 cores on two sockets.
+    pub fn gold_6226(threads: usize) -> Host {
+        Self::filled(threads, 2, 12, 2700, SKYLAKE, BlockLayer::LINUX_5)
+    }
+
+    /// MQFQ's NVMf machine (Table 1): two Xeon E5-2630 v3, 2.4 GHz, eight cores and 16 hardware threads each.
+    pub fn e5_2630_v3(threads: usize) -> Host {
+        Self::filled(threads, 2, 8, 2400, HASWELL, BlockLayer::LINUX_4_15)
+    }
+
+    /// MQFQ's SSD machine: two E5-2620 v3, 2.4 GHz, six cores and twelve hardware threads each.
+    pub fn e5_2620_v3(threads: usize) -> Host {
+        Self::filled(threads, 2, 6, 2400, HASWELL, BlockLayer::LINUX_4_15)
+    }
+
+    /// Kyber-fairness' machine (Table 1): two E5-2620 of eight cores, so v4, 2.1 GHz.
+    pub fn e5_2620_v4(threads: usize) -> Host {
+        Self::filled(threads, 2, 8, 2100, HASWELL, BlockLayer::LINUX_5)
+    }
+
+    /// Larger than any of the papers': four sockets of sixteen cores.
+    pub fn four_sockets(threads: usize) -> Host {
+        Self::filled(threads, 4, 16, 2700, SKYLAKE, BlockLayer::LINUX_5)
+    }
+
+    /// The same with another way through the kernel.
+    #[must_use]
+    pub fn through(self, layer: BlockLayer) -> Host {
+        Host { layer, ..self }
+    }
+
+    /// The ports as policies want to know them.
+    pub fn topology(&self) -> Topology {
+        Topology::new(self.places.iter().map(|place| (place.socket, place.core)).collect())
+    }
+
+    /// What is wrong with it for so many ports.
+    pub(crate) fn check(&self, ports: usize) -> Result<(), String> {
+        if self.places.len() != ports {
+            return Err(format!("the host has {} hardware threads for {ports} ports", self.places.len()));
+        }
+        if self.mhz == 0 {
+            return Err("a host without a clock".to_owned());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ps(&self, cycles: u64) -> u64 {
+        cycles * 1_000_000 / self.mhz
+    }
+
+    pub(crate) fn verb_ps(&self) -> u64 {
+        self.ps(VERB_CYCLES)
+    }
+
+    pub(crate) fn send_ps(&self) -> u64 {
+        self.ps(SEND_CYCLES)
+    }
+
+    /// How long a wake-up is under way.
+    pub(crate) fn wake_ns(&self, from: usize, to: usize) -> u64 {
+        if self.places[from].socket == self.places[to].socket { NEAR_WAKE_NS } else { FAR_WAKE_NS }
+    }
+
+    /// Work that takes so long alone, while another hardware thread of the core works.
+    pub(crate) fn shared_ps(&self, alone_ps: u64) -> u64 {
+        alone_ps * SHARED_PERCENT / 100
+    }
+
+    /// The ports of each port's core, itself included.
+    pub(crate) fn siblings(&self) -> Vec<PortSet> {
+        let of = |place: &Place| {
+            let same = (0..).zip(&self.places).filter(|(_, other)| *other == place);
+            PortSet::from_bits(same.fold(0, |set, (port, _): (u32, _)| set | 1 << port))
+        };
+        self.places.iter().map(of).collect()
+    }
+
+    /// The number of each port's core among those that are used.
+    pub(crate) fn cores(&self) -> Vec<usize> {
+        let used: Vec<Place> = self.used().into_iter().collect();
+        let number = |place: &Place| used.binary_search(place).expect("it is one of them");
+        self.places.iter().map(number).collect()
+    }
+
+    /// Their caches, empty.
+    pub(crate) fn caches(&self) -> Caches {
+        let latencies = Latencies {
+            load_ps: self.ps(LOAD_CYCLES),
+            store_ps: self.ps(STORE_CYCLES),
+            atomic_ps: self.ps(ATOMIC_CYCLES),
+            near_ps: self.near_ns * 1000,
+            far_ps: self.far_ns * 1000,
+        };
+        Caches::new(latencies, self.used().into_iter().map(|place| place.socket).collect())
+    }
+
+    fn used(&self) -> BTreeSet<Place> {
+        self.places.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_filled_before_their_second_threads() {
+        let host = Host::e5_2630_v3(18);
+        let place = |socket, core| Place { socket, core };
+        assert_eq!(
+            [7, 8, 16, 17].map(|thread| host.places[thread]),
+            [place(0, 7), place(1, 8), place(0, 0), place(0, 1)]
+        );
+        assert_eq!((host.cores()[16], host.siblings()[16].bits()), (0, 1 << 16 | 1));
+        assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (NEAR_WAKE_NS, FAR_WAKE_NS));
+    }
+
+    #[test]
+    fn the_parts_are_what_the_papers_say_together() {
+        let sum = |layer: BlockLayer| layer.submit + layer.issue + layer.interrupt + layer.complete + layer.reap;
+        let layers = [BlockLayer::LINUX_5, BlockLayer::LOW_LATENCY, BlockLayer::LINUX_4_15];
+        assert_eq!(layers.map(sum), [14_180, 9200, 9600]);
+        assert_eq!(Host::gold_5112(8).ps(3600), 1_000_000);
+    }
+}

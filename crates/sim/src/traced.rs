@@ -1,0 +1,293 @@
+//! The traced platform: the policies' own code, with every access to a shared word charged to the caches of a simulated host.
+//!
+//! **Problem.** A scheduler's cost on 32 cores is what its shared words cost, and nobody here has 32 cores.
+//! **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core is [*inside*](inside) a verb, each
+//! access goes to [`Caches`] and takes that core's time; outside (control threads, checks) it is free. A run is one thread,
+//! which is what the thread-local is for; the words' values are ordinary.
+//!
+//! **Which words share a line** is decided by their places in memory, and must not depend on what the allocator
+//! did. Words are numbered as they are made. Two words share a line if they are as far apart in memory as their
+//! numbers are, so lie in one array or structure, and no more than a line's worth of words is between them; a line begins
+//! with the word of it that is touched first, and grows to either side. That is exact for structures that
+//! are aligned to lines, as all are that matter, and a fair guess for arrays of words. (A traced word is twice as large as a
+//! real one: it carries its number.)
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
+
+use crate::coherence::{Access, Caches};
+
+/// Words and locks whose accesses take a simulated core's time.
+pub struct Traced;
+
+/// A word.
+#[derive(Debug)]
+pub struct Word {
+    value: AtomicU64,
+    number: u32,
+    /// Its line and 1; 0 before it is first touched.
+    line: AtomicU32,
+}
+
+/// A lock.
+#[derive(Debug)]
+pub struct TracedLock<T> {
+    value: Mutex<T>,
+    /// Its number and 1; 0 before it is first taken.
+    lock: AtomicU32,
+}
+
+impl Platform for Traced {
+    type U64 = Word;
+    type Mutex<T: Send + 'static> = TracedLock<T>;
+    fn relax() {}
+}
+
+/// How many words a line has.
+const LINE_WORDS: u32 = 8;
+
+/// What the simulated host is doing on this thread.
+#[derive(Default)]
+struct Trace {
+    words: u32,
+    /// By where word 0 would be: the lines of an array or structure, each with its first and last number.
+    arrays: BTreeMap<usize, Vec<Span>>,
+    caches: Option<Caches>,
+    core: Option<usize>,
+    now_ps: u64,
+    waited_ps: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Span {
+    first: u32,
+    last: u32,
+    line: usize,
+}
+
+thread_local! {
+    static TRACE: RefCell<Trace> = RefCell::default();
+}
+
+/// Begins a run on a host with these caches; words and locks that are made from now on belong to it.
+pub(crate) fn begin(caches: Caches) {
+    TRACE.set(Trace { caches: Some(caches), ..Trace::default() });
+}
+
+/// Ends the run: nothing is charged any more.
+pub(crate) fn end() {
+    TRACE.set(Trace::default());
+}
+
+/// What a core did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spent {
+    /// When it was done.
+    pub(crate) until_ps: u64,
+    /// How much of the time it waited for locks.
+    pub(crate) waited_ps: u64,
+}
+
+/// A core runs this from a moment on; what it does with shared words takes its time.
+#[inline]
+pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
+    TRACE.with_borrow_mut(|trace| (trace.core, trace.now_ps, trace.waited_ps) = (Some(core), from_ps, 0));
+    let result = verb();
+    let spent = TRACE.with_borrow_mut(|trace| {
+        trace.core = None;
+        Spent { until_ps: trace.now_ps, waited_ps: trace.waited_ps }
+    });
+    (result, spent)
+}
+
+impl Trace {
+    fn line(&mut self, address: usize, number: u32) -> Option<usize> {
+        let caches = self.caches.as_mut()?;
+        let array = self.arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
+        let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
+        if let Some(span) = array.iter_mut().find(fits) {
+            (span.first, span.last) = (span.first.min(number), span.last.max(number));
+            return Some(span.line);
+        }
+        let line = caches.line();
+        array.push(Span { first: number, last: number, line });
+        Some(line)
+    }
+}
+
+impl Word {
+    #[inline]
+    fn trace(&self, access: Access) {
+        TRACE.with_borrow_mut(|trace| {
+            let Some(core) = trace.core else { return };
+            let line = match self.line.load(Ordering::Relaxed) {
+                0 => {
+                    let Some(line) = trace.line(std::ptr::from_ref(self).addr(), self.number) else { return };
+                    self.line.store(line as u32 + 1, Ordering::Relaxed);
+                    line
+                }
+                line => line as usize - 1,
+            };
+            if let Some(caches) = &mut trace.caches {
+                trace.now_ps = caches.access(core, line, access, trace.now_ps);
+            }
+        });
+    }
+}
+
+impl AtomicWord for Word {
+    fn new(value: u64) -> Self {
+        let number = TRACE.with_borrow_mut(|trace| {
+            trace.words += 1;
+            trace.words - 1
+        });
+        Word { value: AtomicU64::new(value), number, line: AtomicU32::new(0) }
+    }
+
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.trace(Access::Load);
+        self.value.load(order)
+    }
+
+    /// A sequentially consistent store waits until all see it: on the papers' processors it is an exchange.
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.trace(if order == Ordering::SeqCst { Access::Atomic } else { Access::Store });
+        self.value.store(value, order);
+    }
+
+    #[inline]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.trace(Access::Atomic);
+        self.value.swap(value, order)
+    }
+
+    #[inline]
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.trace(Access::Atomic);
+        self.value.fetch_add(value, order)
+    }
+
+    #[inline]
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.trace(Access::Atomic);
+        self.value.fetch_sub(value, order)
+    }
+
+    #[inline]
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.trace(Access::Atomic);
+        self.value.fetch_or(value, order)
+    }
+
+    #[inline]
+    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.trace(Access::Atomic);
+        self.value.fetch_and(value, order)
+    }
+
+    #[inline]
+    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+        self.trace(Access::Atomic);
+        self.value.compare_exchange(current, new, success, failure)
+    }
+}
+
+impl<T> TracedLock<T> {
+    /// Does something with the caches at this core's time, if a core is inside a verb; says how long it took.
+    fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
+        TRACE.with_borrow_mut(|trace| {
+            let (Some(core), Some(caches)) = (trace.core, &mut trace.caches) else { return 0 };
+            let lock = match self.lock.load(Ordering::Relaxed) {
+                0 => {
+                    let lock = caches.lock();
+                    self.lock.store(lock as u32 + 1, Ordering::Relaxed);
+                    lock
+                }
+                lock => lock as usize - 1,
+            };
+            let before_ps = trace.now_ps;
+            trace.now_ps = act(caches, core, lock, before_ps);
+            trace.now_ps - before_ps
+        })
+    }
+}
+
+impl<T: Send + 'static> Lock<T> for TracedLock<T> {
+    fn new(value: T) -> Self {
+        TracedLock { value: Mutex::new(value), lock: AtomicU32::new(0) }
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let guarded = size_of::<T>().div_ceil(64) as u64;
+        let waited_ps = self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
+        TRACE.with_borrow_mut(|trace| trace.waited_ps += waited_ps);
+        let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
+        self.trace(|caches, core, lock, now_ps| caches.release(core, lock, now_ps));
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coherence::Latencies;
+
+    fn begin_with_two_cores() {
+        let latencies = Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+        begin(Caches::new(latencies, vec![0, 0]));
+    }
+
+    /// One after the other: no line is still under way.
+    fn cost(core: usize, verb: impl FnOnce()) -> u64 {
+        let from_ps = TRACE.with_borrow(|trace| trace.now_ps) + 1_000_000;
+        inside(core, from_ps, verb).1.until_ps - from_ps
+    }
+
+    #[test]
+    fn words_of_a_structure_share_a_line_and_others_do_not() {
+        begin_with_two_cores();
+        let new = |_| Box::new([(); 3].map(|()| Word::new(0)));
+        let structures: Vec<Box<[Word; 3]>> = (0..20).map(new).collect();
+        let add = |structure: usize, word: usize| {
+            structures[structure][word].fetch_add(1, Ordering::Relaxed);
+        };
+        // Touched in any order, everything is in core 0's cache.
+        for (structure, word) in (0..20).rev().flat_map(|structure| [2, 0, 1].map(|word| (structure, word))) {
+            cost(0, || add(structure, word));
+        }
+        assert_eq!(cost(1, || add(7, 1)), 45);
+        assert_eq!(cost(1, || add(7, 0)), 5, "it came along");
+        assert_eq!(cost(1, || add(8, 0)), 45);
+        assert_eq!(cost(0, || add(6, 2)), 5, "the neighbours stayed");
+        end();
+    }
+
+    #[test]
+    fn an_array_of_words_has_lines_of_eight() {
+        begin_with_two_cores();
+        let words: Vec<Word> = (0..32).map(Word::new).collect();
+        let moved = |core| words.iter().filter(|word| cost(core, || _ = word.swap(0, Ordering::SeqCst)) > 5).count();
+        assert_eq!((moved(0), moved(0), moved(1), moved(0)), (4, 0, 4, 4));
+        end();
+    }
+
+    #[test]
+    fn only_what_a_core_does_inside_a_verb_costs() {
+        begin_with_two_cores();
+        let (word, lock) = (Word::new(7), TracedLock::new([0u64; 16]));
+        assert_eq!(word.load(Ordering::SeqCst), 7);
+        let taken = cost(0, || lock.with(|value| value[0] = word.load(Ordering::Relaxed)));
+        assert!(taken > 0);
+        let (read, spent) = inside(1, 9_000_000, || lock.with(|value| value[0]));
+        assert_eq!(read, 7);
+        assert!(spent.waited_ps >= 3 * 40, "the lock's line and two that it guards: {spent:?}");
+        end();
+        assert_eq!(cost(0, || word.store(1, Ordering::SeqCst)), 0);
+    }
+}
