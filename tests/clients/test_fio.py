@@ -23,6 +23,25 @@ def test_fio_verify():
             check(job["write"]["total_ios"] and job["read"]["total_ios"], f"{bs}: nothing was verified")
 
 
+def test_tenants_with_files_of_their_own():
+    """On the software controller each file is a namespace: tenants do not write into each other's."""
+    need("fio")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        shared, own = os.path.join(folder, "shared.img"), os.path.join(folder, "own.img")
+        tenants = ("--tenant", "a=32M,weight=300", "--tenant", f"b=32M,path={own},create", "--tenant", "c=16M")
+        with serve("--device", f"nvme-soft,backing={shared},size=48M,create", *tenants, "--policy", "d2fq") as server:
+            sizes = {"a": "32M", "b": "32M", "c": "16M"}
+            argvs = (verified(server.uri(name), 7 + i, size=size, bs="8k") for i, (name, size) in enumerate(sizes.items()))
+            for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
+                check(job["read"]["total_ios"] > 0, "nothing was verified")
+        for path, size in ((shared, 48 * MI), (own, 32 * MI)):
+            with open(path, "rb") as f:
+                data = f.read()
+            check(len(data) == size, f"{path} is {len(data)} bytes long, not {size}")
+            empty = sum(not any(data[at : at + 4096]) for at in range(0, size, 4096))
+            check(empty == 0, f"{empty} blocks of {path} have not been written")
+
+
 def test_fio_verify_several():
     """Four tenants at once on one paced device, each its own pattern, with flushes in between."""
     need("fio")
