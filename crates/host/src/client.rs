@@ -1,11 +1,13 @@
 //! A load-generating NBD client that costs a fraction of what general ones do, so that a fast server can be seen.
 //!
 //! One thread and one connection a job, closed loop: requests that replies have made room for leave in one send, and
-//! one receive takes as many replies as have come; data is received and thrown away. Only simple replies are asked
-//! for, which every server speaks.
+//! one receive takes as many replies as have come; data is received and thrown away. All writes send the same bytes,
+//! from where they are. Only simple replies are asked for, which every server speaks.
 
-use std::io::{self, Read, Write};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -18,7 +20,8 @@ use percent_encoding::percent_decode_str;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use crate::load::{Measured, Times, process_cpu};
 use crate::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, MAX_PAYLOAD, Request, magic};
@@ -26,6 +29,11 @@ use crate::stats::TenantStats;
 
 /// Bytes taken by one receive.
 const RECEIVE: usize = 512 << 10;
+/// Send buffer to ask the kernel for, in bytes; it grants what the system's limit allows. So much that a server finds the
+/// next large request there while this thread is woken for the reply to the last.
+const SEND_BUFFER: usize = 512 << 10;
+/// Memory pieces in one send.
+const PIECES: usize = 64;
 /// How long connecting and the handshake may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same, for `poll`: how long the last replies may take.
@@ -146,10 +154,7 @@ struct Connection {
     flights: Vec<(Instant, Op)>,
     /// Cookies not in flight.
     idle: Vec<u16>,
-    /// Requests (and their data) not yet sent.
-    outgoing: Vec<u8>,
-    sent: usize,
-    payload: Vec<u8>,
+    outgoing: Outgoing,
     incoming: Vec<u8>,
     stats: TenantStats,
 }
@@ -173,9 +178,7 @@ impl Connection {
             next_block: 0,
             flights: vec![(Instant::now(), Op::Read); usize::from(job.depth)],
             idle: (0..job.depth).collect(),
-            outgoing: Vec::new(),
-            sent: 0,
-            payload,
+            outgoing: Outgoing { payload, ..Outgoing::default() },
             incoming: vec![0; RECEIVE],
             stats: TenantStats::default(),
             job: job.clone(),
@@ -256,28 +259,21 @@ impl Connection {
                 offset: block * u64::from(self.job.block),
                 length: u64::from(self.job.block),
             };
-            let mut header = [0; EXTENDED_REQUEST_LEN];
-            let length = request.encode(false, &mut header);
-            self.outgoing.extend_from_slice(&header[..length]);
-            if !read {
-                self.outgoing.extend_from_slice(&self.payload);
-            }
+            self.outgoing.add(&request);
             self.flights[usize::from(cookie)] = (now, if read { Op::Read } else { Op::Write });
         }
     }
 
     /// Sends what it can without waiting; true if that was all.
     fn send(&mut self) -> io::Result<bool> {
-        while self.sent < self.outgoing.len() {
-            match send(&self.socket, &self.outgoing[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(count) => self.sent += count,
+        while !self.outgoing.is_empty() {
+            match self.outgoing.send(&self.socket) {
+                Ok(()) => {}
                 Err(rustix::io::Errno::AGAIN) => return Ok(false),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        self.outgoing.clear();
-        self.sent = 0;
         Ok(true)
     }
 
@@ -312,6 +308,72 @@ impl Connection {
     }
 }
 
+/// Requests not yet sent: headers, and after each of a write the payload that all writes share.
+#[derive(Default)]
+struct Outgoing {
+    headers: Vec<u8>,
+    payload: Vec<u8>,
+    pieces: VecDeque<Piece>,
+}
+
+/// A part of what is sent.
+enum Piece {
+    Headers(Range<usize>),
+    Payload(Range<usize>),
+}
+
+impl Outgoing {
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    fn add(&mut self, request: &Request) {
+        let mut header = [0; EXTENDED_REQUEST_LEN];
+        let length = request.encode(false, &mut header);
+        let start = self.headers.len();
+        self.headers.extend_from_slice(&header[..length]);
+        match self.pieces.back_mut() {
+            Some(Piece::Headers(last)) => last.end += length,
+            _ => self.pieces.push_back(Piece::Headers(start..start + length)),
+        }
+        if request.command == Command::Write {
+            self.pieces.push_back(Piece::Payload(0..self.payload.len()));
+        }
+    }
+
+    /// Sends once, without waiting.
+    fn send(&mut self, socket: &OwnedFd) -> rustix::io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); PIECES];
+        let count = self.pieces.len().min(PIECES);
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = IoSlice::new(match piece {
+                Piece::Headers(range) => &self.headers[range.clone()],
+                Piece::Payload(range) => &self.payload[range.clone()],
+            });
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = sendmsg(socket, &slices[..count], &mut SendAncillaryBuffer::default(), flags)?;
+        self.advance(sent);
+        Ok(())
+    }
+
+    /// So many bytes have left.
+    fn advance(&mut self, mut count: usize) {
+        while count > 0 {
+            let Some(Piece::Headers(range) | Piece::Payload(range)) = self.pieces.front_mut() else { break };
+            let part = count.min(range.len());
+            range.start += part;
+            count -= part;
+            if range.start == range.end {
+                self.pieces.pop_front();
+            }
+        }
+        if self.pieces.is_empty() {
+            self.headers.clear();
+        }
+    }
+}
+
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
@@ -329,6 +391,7 @@ fn connect(target: &Target) -> io::Result<(OwnedFd, u64)> {
             stream.set_read_timeout(Some(PATIENCE))?;
             let size = open_export(&mut stream, &target.export)?;
             stream.set_read_timeout(None)?;
+            set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
             Ok((stream.into(), size))
         }),
         Server::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).and_then(|mut stream| {

@@ -14,6 +14,8 @@ use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use fairq_host::nbd::proto::{BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
 use fairq_host::shard::{Clock, Common, Message, Wakers};
 use fairq_host::shards::Shards;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 const SIZE: u64 = 64 << 20;
 const TAGS: usize = 256;
@@ -154,6 +156,53 @@ fn data_of_any_size_and_alignment_comes_back() {
         let data = pattern(length, offset);
         assert_eq!(client.write(offset, &data), 0);
         assert!(other.read(offset, length) == data, "{length} bytes at {offset}");
+    }
+}
+
+/// Large payloads are received otherwise than small ones, and the header of the next request with them.
+#[test]
+fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
+    let rig = Rig::new(1);
+    let mut rng = SmallRng::seed_from_u64(4);
+    for extended in [false, true] {
+        let mut client = rig.connect_as(0, 0, Negotiated { extended, ..plain() });
+        let (mut stream, mut parts, mut at) = (Vec::new(), Vec::new(), 0);
+        for cookie in 0..200 {
+            let length = [1, 512, 4096, 16_383, 16_384, 65_536, 70_001, 600_000][rng.random_range(0..8)];
+            // Every so often one that is refused, whose payload has to be passed over.
+            let offset = if rng.random_bool(0.1) { SIZE - 1 + length as u64 } else { at };
+            let data = pattern(length, cookie);
+            let flags = CommandFlags(if extended { CommandFlags::PAYLOAD_LEN.0 } else { 0 });
+            let request = Request { flags, command: Command::Write, cookie, offset, length: length as u64 };
+            let mut header = [0; EXTENDED_REQUEST_LEN];
+            let header_len = request.encode(extended, &mut header);
+            stream.extend_from_slice(&header[..header_len]);
+            stream.extend_from_slice(&data);
+            if offset == at {
+                parts.push((offset, data));
+                at += length as u64;
+            }
+        }
+        let mut rest = &stream[..];
+        while !rest.is_empty() {
+            let most = [3, 100, 5000, 200_000][rng.random_range(0..4)];
+            let (piece, after) = rest.split_at(rng.random_range(1..=most.min(rest.len())));
+            client.stream.write_all(piece).unwrap();
+            rest = after;
+        }
+        let mut replies = vec![0; 200 * if extended { 32 } else { 16 }];
+        if !extended {
+            client.stream.read_exact(&mut replies).unwrap();
+        }
+        let mut reader = rig.connect(0, 0);
+        if extended {
+            // Errors carry a message of any length: closing is the way to know that all is done.
+            client.request(Command::Disconnect, 0, 0, 0, 0);
+            client.stream.read_to_end(&mut replies).unwrap();
+        }
+        for (offset, data) in parts {
+            assert!(reader.read(offset, data.len()) == data, "{} bytes at {offset}", data.len());
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use io_uring::{opcode, types};
 use crate::device::Device;
 use crate::memory::{Buffer, Memory, Region};
 use crate::nbd::pace::{PATIENCE, Pace};
-use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, validate};
+use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate};
 use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::nbd::wire::{Incoming, Outbox};
 use crate::path::{DataPath, Order};
@@ -41,8 +41,9 @@ pub const CHUNK: u32 = 256 << 10;
 const DATALESS_CHUNK: u64 = 1 << 30;
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
-/// At least this much payload is received straight into its buffer; less goes through `inbuf` with what follows it.
-const DIRECT_PAYLOAD: usize = 16 << 10;
+/// A payload of at least this much is received straight into its buffer, and then just the header that follows it; a
+/// smaller one goes through `inbuf` with whatever follows it.
+const DIRECT_PAYLOAD: u64 = 16 << 10;
 
 /// What a connection is allowed, and what it serves.
 #[derive(Clone, Debug)]
@@ -204,6 +205,8 @@ pub struct Conn {
     region: Region,
     incoming: Incoming,
     intake: Intake,
+    /// The last request had a large payload.
+    is_bulky: bool,
     ops: Box<[Op]>,
     free: Vec<u16>,
     /// Ops with orders that are yet to be submitted.
@@ -256,6 +259,7 @@ impl Conn {
             region,
             incoming: Incoming::new(tls),
             intake: Intake::Header,
+            is_bulky: false,
             ops: (0..limits.depth).map(|_| Op::idle()).collect(),
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
@@ -302,6 +306,7 @@ impl Conn {
             self.state = State::Draining;
             return false;
         }
+        self.is_bulky = false;
         if let Err(error) = validate(&request, &self.negotiated) {
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
@@ -319,6 +324,7 @@ impl Conn {
                 return false;
             }
         }
+        self.is_bulky = request.command == Command::Write && request.length >= DIRECT_PAYLOAD;
         match request.command {
             Command::Write => self.intake = Intake::Payload { op: index },
             Command::Read => {
@@ -540,23 +546,29 @@ impl Conn {
         if self.state != State::Open || self.incoming.in_ring {
             return;
         }
-        let target = match self.intake {
+        let payload = match self.intake {
             Intake::Stalled(_) => return,
             Intake::Payload { op } if !self.incoming.is_tls() && self.incoming.bytes().is_empty() => {
-                let rest = self.ops[usize::from(op)].unfilled();
-                if rest.len() >= DIRECT_PAYLOAD { Some((rest.as_mut_ptr(), rest.len())) } else { None }
+                self.is_bulky.then(|| self.ops[usize::from(op)].unfilled())
             }
             _ => None,
         };
-        self.incoming.direct = target.is_some();
-        let Some((address, length)) = target.or_else(|| self.incoming.space()) else { return };
-        let entry = opcode::Recv::new(types::Fd(self.fd.as_raw_fd()), address, length as u32).build();
+        let fd = types::Fd(self.fd.as_raw_fd());
+        let header = request_len(self.negotiated.extended);
+        let entry = match payload {
+            Some(rest) => self.incoming.receive_payload(fd, rest, header),
+            // What follows a large payload may be another one.
+            None if self.is_bulky => self.incoming.receive(fd, header),
+            None => self.incoming.receive(fd, usize::MAX),
+        };
+        let Some(entry) = entry else { return };
         let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
         // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the payload goes to; neither
-        // is touched or freed while `in_ring` is set, which the event of this operation clears. The time is a static.
+        // is touched or freed while `in_ring` is set, which the event of this operation clears. The message is boxed and
+        // changed by the next receive only, and the time is a static.
         unsafe {
-            if self.pace.can_pause() && !self.incoming.direct {
-                let writable = opcode::PollAdd::new(types::Fd(self.fd.as_raw_fd()), libc::POLLOUT as u32).build();
+            if self.pace.can_pause() && self.incoming.direct == 0 {
+                let writable = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
                 let patience = opcode::LinkTimeout::new(&PATIENCE).build();
                 ring.push_chain([(writable, name(PAUSE)), (patience, name(PAUSE)), (entry, name(RECEIVE))]);
             } else {
@@ -591,13 +603,15 @@ impl Conn {
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
             errno if errno == -libc::ECANCELED => self.pace.gave_up(),
             errno if errno < 0 => self.hang_up(),
-            count if self.incoming.direct => {
-                if let Intake::Payload { op } = self.intake {
-                    self.payload_came(op, count as u32);
-                }
-            }
             count => {
-                if let Err(error) = self.incoming.received(count as usize) {
+                let payload = self.incoming.direct.min(count as usize);
+                if payload > 0
+                    && let Intake::Payload { op } = self.intake
+                {
+                    self.payload_came(op, payload as u32);
+                }
+                let count = count as usize - payload;
+                if let Err(error) = self.incoming.received(count) {
                     tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
                     self.hang_up();
                 }
@@ -626,7 +640,7 @@ impl Conn {
     /// A write whose payload will never be complete is dropped; chunks of it that were submitted run to their end.
     fn abandon_payload(&mut self) {
         if let Intake::Payload { op: index } = self.intake {
-            if self.incoming.in_ring && self.incoming.direct {
+            if self.incoming.in_ring && self.incoming.direct > 0 {
                 // The kernel may still write into the buffer: the event of the receive, which the shutdown
                 // brings about, comes first. See `is_closed`.
                 let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);

@@ -35,6 +35,12 @@ pub const MAX_PAYLOAD: u32 = 32 << 20;
 pub const COMPACT_REQUEST_LEN: usize = 28;
 /// Length of an extended request header in bytes.
 pub const EXTENDED_REQUEST_LEN: usize = 32;
+
+/// Length of a request's header in bytes.
+pub const fn request_len(extended: bool) -> usize {
+    if extended { EXTENDED_REQUEST_LEN } else { COMPACT_REQUEST_LEN }
+}
+
 /// Longest string (export name, description, query, message) that the protocol allows, in bytes.
 pub const MAX_STRING: usize = 4096;
 
@@ -236,7 +242,7 @@ pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, us
     if found != expected {
         return Err(Malformed::Magic { found, expected });
     }
-    let header_len = if extended { EXTENDED_REQUEST_LEN } else { COMPACT_REQUEST_LEN };
+    let header_len = request_len(extended);
     let length = if extended { be64(bytes, 24) } else { be32(bytes, 24).map(u64::from) };
     let (Some(flags), Some(command), Some(cookie), Some(offset), Some(length)) =
         (be16(bytes, 4), be16(bytes, 6), be64(bytes, 8), be64(bytes, 16), length)

@@ -24,9 +24,20 @@ pub(super) struct Incoming {
     tls: Option<Tls>,
     /// A receive is under way.
     pub(super) in_ring: bool,
-    /// The receive goes to a payload buffer, not here.
-    pub(super) direct: bool,
+    /// The first so many bytes of the receive go to a payload buffer, not here.
+    pub(super) direct: usize,
+    /// What the kernel reads while a receive to two places is in the ring.
+    message: Box<Message>,
 }
+
+/// A message header and its two pieces.
+struct Message {
+    header: libc::msghdr,
+    pieces: [libc::iovec; 2],
+}
+
+// SAFETY: the raw pointers are to memory of the connection that owns this, and move with it.
+unsafe impl Send for Message {}
 
 struct Tls {
     session: Box<ServerConnection>,
@@ -47,7 +58,9 @@ impl Incoming {
             end: 0,
             tls: session.map(|session| Tls { session, cipher: cipher(), start: 0, end: 0, is_closed: false }),
             in_ring: false,
-            direct: false,
+            direct: 0,
+            // SAFETY: all-zero is a valid message header and are valid pieces: no address, no control data.
+            message: Box::new(unsafe { std::mem::zeroed() }),
         }
     }
 
@@ -118,8 +131,33 @@ impl Incoming {
         count > 0
     }
 
+    /// The operation that takes what has come, until so many bytes (as they come, with TLS) wait to be consumed, or as
+    /// there is room for.
+    pub(super) fn receive(&mut self, fd: types::Fd, most: usize) -> Option<squeue::Entry> {
+        let waiting = self.bytes().len();
+        let most = if self.is_tls() { usize::MAX } else { most.saturating_sub(waiting).max(1) };
+        let (address, length) = self.space()?;
+        self.direct = 0;
+        Some(opcode::Recv::new(fd, address, length.min(most) as u32).build())
+    }
+
+    /// The operation that takes the rest of a large payload, and the `header` bytes that begin the next request: with
+    /// those the next payload can go to its own place, too, and none of it is copied. Nothing may wait to be consumed.
+    pub(super) fn receive_payload(&mut self, fd: types::Fd, rest: &mut [u8], header: usize) -> Option<squeue::Entry> {
+        let (address, length) = self.space()?;
+        self.direct = rest.len();
+        let Message { header: message, pieces } = &mut *self.message;
+        *pieces = [
+            libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+            libc::iovec { iov_base: address.cast(), iov_len: header.min(length) },
+        ];
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = pieces.len() as _;
+        Some(opcode::RecvMsg::new(fd, message).build())
+    }
+
     /// Where the next receive may write: address and length.
-    pub(super) fn space(&mut self) -> Option<(*mut u8, usize)> {
+    fn space(&mut self) -> Option<(*mut u8, usize)> {
         self.compact();
         let space = match &mut self.tls {
             None => &mut self.plain[self.end..],
