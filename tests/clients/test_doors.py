@@ -1,9 +1,12 @@
 """The other ways in: TCP, TLS with client certificates, sockets handed over by a service manager, standard input."""
 
+import contextlib
+import json
 import os
 import shutil
 import socket
 import tempfile
+import time
 
 import nbd
 from rig import MI, Process, Skip, check, fairq, greets, need, pattern, run, serve, until
@@ -92,6 +95,13 @@ def test_tls():
             raw = f"driver=file,filename={source}"
             run("qemu-img", "compare", "--object", creds, "--image-opts", image, raw)
             run("nbdinfo", "--size", uri("batch", batch))
+            # Our own load generator takes the same addresses.
+            bench = [fairq(), "bench", "--seconds", "1", "--warmup", "0", "--json", "-",
+                     "--tenant", "load=bs:64k,rw:randrw,depth:8"]  # fmt: skip
+            done = json.loads(run(*bench, "--connect", uri("batch", batch)).stdout)["runs"][0]
+            check(done["iops"] > 100, f"64 KiB reads and writes over TLS: {done['iops']} a second")
+            refused = run(*bench, "--connect", uri("db", batch), ok=False)
+            check(refused.returncode != 0, "the load ran with another tenant's certificate")
             for why, export, holder in (
                 ("another tenant's certificate", "db", batch),
                 ("another tenant's certificate", "batch", db),
@@ -102,6 +112,31 @@ def test_tls():
                 check(done.returncode != 0, f"{export} opened to {why}")
             for clear in (f"nbd://localhost:{port}/db", server.uri("db")):
                 check(run("nbdinfo", "--size", clear, ok=False).returncode != 0, f"{clear} opened without TLS")
+
+
+def test_silent_clients():
+    """Clients that connect and say nothing, more than there are places, hold up nobody for long."""
+    need("nbdinfo")
+    with serve(*TWO) as server, contextlib.ExitStack() as crowd:
+        for _ in range(300):
+            silent = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            silent.settimeout(5)
+            silent.connect(server.socket)
+        began = time.monotonic()
+        run("nbdinfo", "--size", server.uri("db"))
+        took = time.monotonic() - began
+        check(took < 5, f"it took {took:.1f} s to get in")
+        return f"in after {took:.1f} s"
+
+
+def test_bench_holds_back():
+    """A client load with a rate asks for no more than that; one that thinks is as slow as that makes it."""
+    with serve(*TWO) as server:
+        done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "2", "--warmup", "0", "--json", "-",
+                   "--tenant", "db=iops:2000,jobs:2,rw:randwrite", "--tenant", "batch=think:10ms,depth:1")  # fmt: skip
+        db, batch = json.loads(done.stdout)["runs"][0]["flows"]
+        check(1500 < db["iops"] < 2050, f"asked for 2000 a second, got {db['iops']:.0f}")
+        check(30 < batch["iops"] < 101, f"a pause of 10 ms after each, and {batch['iops']:.0f} a second")
 
 
 def test_socket_activation():

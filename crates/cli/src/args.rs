@@ -267,6 +267,9 @@ pub(crate) struct BenchArgs {
     pub(crate) device: Option<DeviceTable>,
     /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT
     ///
+    /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with ca-cert.pem and, if the server
+    /// asks for them, client-cert.pem and client-key.pem.
+    ///
     /// Several tenants connect to the exports of their names, unless the address names one or the tenant does
     /// (export:NAME).
     #[arg(long, value_name = "URI")]

@@ -217,12 +217,10 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!("{flag} is the server's matter with --connect: leave it out")));
     }
-    let is_held_back =
-        |job: &&Job| job.rate.is_some() || job.think_ns > 0 || job.starts_ns > 0 || job.stops_ns < u64::MAX;
-    match jobs.iter().find(is_held_back) {
+    let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
+    match jobs.iter().find(comes_or_goes) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --connect every tenant asks as fast as it can, all the time: leave out rate, iops, think, \
-             start and stop",
+            "tenant {}: with --connect every tenant is there all the time: leave out start and stop",
             job.name
         ))),
         None => Ok(()),
@@ -355,6 +353,8 @@ fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::Job> {
         depth: job.depth,
         read_percent: job.read_percent,
         random: job.random,
+        rate: job.rate.map(|rate| (rate / u64::from(job.jobs.max(1))).max(1)),
+        think_ns: job.think_ns,
         size: job.size,
         seed: seed(tenant, copy),
     };

@@ -156,11 +156,6 @@ impl Ring {
         Some(Event { data: UserData::from_word(entry.user_data()), result: entry.result() })
     }
 
-    /// Whether operations wait to be handed to the kernel.
-    pub fn has_unsubmitted(&mut self) -> bool {
-        !self.uring.submission().is_empty()
-    }
-
     /// Registers memory as fixed buffer `index`; false if the kernel or the memory-lock limit refuses.
     ///
     /// # Safety

@@ -4,6 +4,10 @@
 //! flood of them, or a slow TLS client, never holds up a shard), hands each to the shard with the fewest, calls the
 //! policy's `tick`, and asks the shards for their statistics once a second.
 //!
+//! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold all places for as long as
+//! a handshake may take: so when all are taken, the one that has been at it longest, beyond [`UNHURRIED`], loses its place
+//! to whoever waits. Handshakes that fail are told of once a second, however many they are.
+//!
 //! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is finished, answered and put on
 //! stable storage; then [`serve`] returns. Clients that do not take their answers within [`GRACE`] are cut
 //! off. A second signal ends the process at once.
@@ -13,22 +17,22 @@ use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fairq_core::{FlowId, Policy, Stats, Weight};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::control::{Control, ControlError};
 use crate::device::Device;
 use crate::nbd::conn::{Limits, Volume};
 use crate::nbd::exports::{Export, Exports, ExportsError};
 use crate::nbd::front::{Connect, Message as NbdMessage, NbdFront};
-use crate::nbd::handshake::{HandshakeOptions, Outcome, handshake};
+use crate::nbd::handshake::{HandshakeError, HandshakeOptions, Outcome, handshake};
 use crate::nbd::pace::SEND_BUFFER;
 use crate::nbd::proto::BlockSizes;
 use crate::nbd::tls::Established;
@@ -40,6 +44,8 @@ use crate::stats::TenantStats;
 pub const GRACE: Duration = Duration::from_secs(5);
 /// Handshakes under way at a time; further connections wait to be accepted.
 const MAX_HANDSHAKES: usize = 256;
+/// What a handshake may take even if others wait for its place.
+const UNHURRIED: Duration = Duration::from_secs(1);
 
 /// One tenant.
 #[derive(Clone, Debug)]
@@ -199,7 +205,8 @@ where
         .enable_all()
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
-    let server = Arc::new(Server { config, exports, flows, counts, shards });
+    let server =
+        Arc::new(Server { config, exports, flows, counts, shards, crowded: Notify::new(), failures: Mutex::default() });
     let result = runtime.block_on(run(&server, &policy, &mut control, common.clock, observer));
     runtime.block_on(end(&server));
     drop(runtime);
@@ -224,6 +231,17 @@ struct Server {
     flows: Vec<FlowId>,
     counts: Vec<Arc<AtomicUsize>>,
     shards: Shards<NbdMessage>,
+    /// Told when a handshake has to make room.
+    crowded: Notify,
+    failures: Mutex<Failures>,
+}
+
+/// Handshakes that have failed since they were last told of.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    /// The last one's peer and reason.
+    last: Option<(String, String)>,
 }
 
 fn add_flows<L: Policy>(policy: &L, tenants: &[Tenant]) -> Result<Vec<FlowId>, ServerError> {
@@ -291,12 +309,14 @@ async fn run<L: Policy, D: Device>(
                     policy: policy.stats(),
                 };
                 observer.second(&status);
+                server.tell_failures();
             }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             Some(()) = is_over.recv() => break,
         }
     }
+    server.tell_failures();
     observer.stopping();
     // A second signal must not find us waiting for clients.
     tokio::spawn(async move {
@@ -399,7 +419,13 @@ enum Stream {
 /// Accepts connections for ever.
 async fn accept(server: Arc<Server>, listener: Listener, permits: Arc<tokio::sync::Semaphore>) {
     loop {
-        let permit = permits.clone().acquire_owned().await.expect("never closed");
+        let permit = match permits.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                server.crowded.notify_one();
+                permits.clone().acquire_owned().await.expect("never closed")
+            }
+        };
         let accepted = match &listener {
             Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), None)),
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, peer)| (Stream::Tcp(stream), Some(peer))),
@@ -450,10 +476,19 @@ impl IntoFd for TcpStream {
 impl Server {
     /// Performs a connection's handshake and hands it to a shard. Holds `permit` meanwhile.
     async fn welcome<S: IntoFd>(&self, stream: S, permit: tokio::sync::OwnedSemaphorePermit, peer: String) {
-        let (negotiated, stream) = match handshake(stream, &self.exports, &self.config.handshake).await {
+        let crowded_out = async {
+            tokio::time::sleep(UNHURRIED).await;
+            self.crowded.notified().await;
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = handshake(stream, &self.exports, &self.config.handshake) => outcome,
+            () = crowded_out => Err(HandshakeError::Crowded(UNHURRIED)),
+        };
+        let (negotiated, stream) = match outcome {
             Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
             Ok(Outcome::Closed) => return,
-            Err(error) => return tracing::warn!(peer, %error, "handshake failed"),
+            Err(error) => return self.failed(peer, &error),
         };
         drop(permit);
         let (stream, tls) = match stream {
@@ -472,6 +507,22 @@ impl Server {
         let volume = Volume { tenant: index as u16, flow: self.flows[index], file: tenant.file, base: tenant.base };
         let connect = Connect { fd, tls, negotiated, volume };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
+    }
+
+    /// Notes a failed handshake.
+    fn failed(&self, peer: String, error: &HandshakeError) {
+        tracing::debug!(peer, %error, "handshake failed");
+        let mut failures = self.failures.lock().expect("nobody panics with it");
+        failures.count += 1;
+        failures.last = Some((peer, error.to_string()));
+    }
+
+    /// Tells of the handshakes that have failed since the last call.
+    fn tell_failures(&self) {
+        let failures = std::mem::take(&mut *self.failures.lock().expect("nobody panics with it"));
+        if let Some((peer, error)) = failures.last {
+            tracing::warn!(count = failures.count, peer, error, "handshake failed");
+        }
     }
 
     /// The shard with the fewest connections, which has one more now; `None` if all are full.

@@ -71,6 +71,9 @@ pub enum HandshakeError {
     /// Not done in time.
     #[error("handshake not finished within {0:?}")]
     Timeout(Duration),
+    /// Not done, and its place was wanted.
+    #[error("handshake not finished within {0:?} while others waited for their turn")]
+    Crowded(Duration),
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),

@@ -16,9 +16,9 @@ use std::task::{Context, Poll};
 use std::{fmt, io};
 
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::{self, PemObject};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsAcceptor;
@@ -72,8 +72,8 @@ pub enum TlsError {
         /// What rustls says.
         reason: String,
     },
-    /// The authority for client certificates is refused.
-    #[error("{} cannot be the authority for client certificates: {reason}", path.display())]
+    /// The authority for the other side's certificates is refused.
+    #[error("{} cannot be the authority for the other side's certificates: {reason}", path.display())]
     Authority {
         /// The file.
         path: PathBuf,
@@ -156,6 +156,33 @@ impl Tls {
     pub fn clients_certified(&self) -> bool {
         self.clients_certified
     }
+}
+
+/// The client's half of TLS towards a server that has to be `host`: the directory holds `ca-cert.pem`, which signs the
+/// server's certificate, and may hold `client-cert.pem` and `client-key.pem`.
+pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnection, TlsError> {
+    let authority = directory.join("ca-cert.pem");
+    let refused = |reason: String| TlsError::Authority { path: authority.clone(), reason };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates("server authority", &authority)? {
+        roots.add(certificate).map_err(|error| refused(error.to_string()))?;
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has cipher suites for TLS 1.2 and 1.3")
+        .with_root_certificates(roots);
+    let (certificate, key) = (directory.join("client-cert.pem"), directory.join("client-key.pem"));
+    let config = if certificate.exists() {
+        let chain = certificates("certificate", &certificate)?;
+        let secret =
+            PrivateKeyDer::from_pem_file(&key).map_err(|error| pem_error(error, "private key", "PRIVATE KEY", &key))?;
+        let pair = |error: rustls::Error| TlsError::Pair { certificate, key, reason: error.to_string() };
+        builder.with_client_auth_cert(chain, secret).map_err(pair)?
+    } else {
+        builder.with_no_client_auth()
+    };
+    let host = ServerName::try_from(host.to_owned()).map_err(|error| refused(format!("'{host}': {error}")))?;
+    ClientConnection::new(Arc::new(config), host).map_err(|error| refused(error.to_string()))
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
