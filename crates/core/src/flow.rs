@@ -145,6 +145,11 @@ impl<P: Platform> FlowTable<P> {
         self.words.len()
     }
 
+    /// All ports.
+    pub(crate) fn ports(&self) -> PortSet {
+        self.ports
+    }
+
     /// Adds a flow. `prepare` sets up the policy's own state of the slot before any port can use it.
     pub fn add(&self, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
         self.control.with(|()| {

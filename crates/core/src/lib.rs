@@ -52,4 +52,5 @@ pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
 pub use port::{
     Class, ClassWeights, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag,
+    TuneError, Tuning,
 };

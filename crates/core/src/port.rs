@@ -26,6 +26,7 @@
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
 //!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
 
+use crate::config::ConfigError;
 use crate::flow::{FlowError, FlowId, Weight};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
@@ -152,6 +153,26 @@ pub trait Port: Send {
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
 }
 
+/// A parameter of a policy that may be changed while requests run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tuning {
+    /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are waited for.
+    Slots(u32),
+    /// T, how far a flow may run ahead of virtual time, in bytes at weight 100.
+    Threshold(u64),
+}
+
+/// Why a parameter was not changed; the old value goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TuneError {
+    /// The policy does not have it, or has built its structures for it.
+    #[error("this policy cannot change it while it runs")]
+    Fixed,
+    /// The value makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
 /// The control side of a policy, shared by all threads.
 pub trait Policy: Send + Sync + 'static {
     /// The handle each shard gets.
@@ -166,6 +187,11 @@ pub trait Policy: Send + Sync + 'static {
     /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
     fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
         Err(FlowError::NotUrgent)
+    }
+
+    /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added to `wake`.
+    fn tune(&self, _tuning: Tuning, _wake: &mut PortSet) -> Result<(), TuneError> {
+        Err(TuneError::Fixed)
     }
 
     /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are refused. Its

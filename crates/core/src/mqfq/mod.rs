@@ -102,7 +102,7 @@ use crate::config::{ConfigError, MAX_THRESHOLD};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::port::{Policy, PortId, PortSet, Stats};
+use crate::port::{Policy, PortId, PortSet, Stats, TuneError, Tuning};
 use crate::vtime::LIFT_PERIOD_NS;
 use end_tags::EndTags;
 use slots::Slots;
@@ -189,6 +189,13 @@ impl<P: Platform> Policy for Mqfq<P> {
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.shared.flows.set_weight(flow, weight)
+    }
+
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        match tuning {
+            Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, wake)?),
+            Tuning::Slots(_) => Err(TuneError::Fixed),
+        }
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {

@@ -34,12 +34,13 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::config::{ConfigError, check};
+use crate::config::{ConfigError, MAX_SLOTS, check};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Lock, Native, Platform};
 use crate::port::{
-    Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag,
+    Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag, TuneError,
+    Tuning,
 };
 
 use fifo::{Fifo, Links};
@@ -217,6 +218,8 @@ struct Core<S> {
     policy: S,
     slots: u32,
     free: u32,
+    /// Requests outstanding beyond `slots`, since there were more slots when they went.
+    excess: u32,
     tag_bits: u32,
     links: Links,
     outboxes: Box<[Fifo]>,
@@ -241,6 +244,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             policy,
             slots: config.slots,
             free: config.slots,
+            excess: 0,
             tag_bits: config.tag_bits(),
             links: Links::new(config.jobs()),
             outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
@@ -281,6 +285,17 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             core.policy.set_weight(flow.slot(), weight);
             Ok(())
         })
+    }
+
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        let Tuning::Slots(slots) = tuning else { return Err(TuneError::Fixed) };
+        if slots == 0 || slots > MAX_SLOTS {
+            return Err(ConfigError::Slots(slots).into());
+        }
+        let shared = &*self.shared;
+        shared.core.with(|core| core.resize(slots));
+        wake.extend(shared.flows.ports());
+        Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
@@ -360,7 +375,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let job = shared.job(self.id, tag);
         shared.core.with(|core| {
             core.policy.completed(now_ns, job, outcome);
-            core.free = core.slots.min(core.free + 1);
+            core.free_slot();
         });
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, slot as usize);
@@ -375,6 +390,24 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
+    /// A request has left the device.
+    #[inline]
+    fn free_slot(&mut self) {
+        if self.excess > 0 {
+            self.excess -= 1;
+        } else {
+            self.free = self.slots.min(self.free + 1);
+        }
+    }
+
+    /// Another number of slots from now on.
+    fn resize(&mut self, slots: u32) {
+        let used = self.slots.saturating_sub(self.free).saturating_add(self.excess);
+        self.slots = slots;
+        self.free = slots.saturating_sub(used);
+        self.excess = used.saturating_sub(slots);
+    }
+
     /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so there are
     /// at most `slots` + 1 of them.
     #[inline]
@@ -448,6 +481,35 @@ mod tests {
         assert_eq!((b.next(0, &mut wake), b.next(0, &mut wake)), (ISSUE(2), Next::Idle));
         assert_eq!(wake, PortSet::only(PortId(0)));
         assert_eq!((a.next(0, &mut wake), a.next(0, &mut wake)), (ISSUE(1), Next::Idle));
+    }
+
+    #[test]
+    fn slots_change_while_requests_are_outstanding() {
+        let (policy, mut ports) = Sfqd::<Native>::new(&SerialConfig { tags: 8, ..config() }).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let port = &mut ports[0];
+        let mut wake = PortSet::EMPTY;
+        for tag in 0..8 {
+            let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 4096 };
+            port.submit(0, &request, &mut wake).unwrap();
+        }
+        let issued = |port: &mut SerialPort<_, _>, wake: &mut PortSet| {
+            std::iter::from_fn(|| matches!(port.next(0, wake), Next::Issue { .. }).then_some(())).count()
+        };
+        assert_eq!(issued(port, &mut wake), 2);
+        policy.tune(Tuning::Slots(5), &mut wake).unwrap();
+        assert_eq!(wake, PortSet::first(2), "whoever waits for a slot looks again");
+        assert_eq!(issued(port, &mut wake), 3);
+        policy.tune(Tuning::Slots(2), &mut wake).unwrap();
+        policy.tune(Tuning::Slots(3), &mut wake).unwrap();
+        for (tag, more) in [(0, 0), (1, 0), (2, 1)] {
+            port.complete(0, Tag(tag), Outcome::Done, &mut wake);
+            assert_eq!(issued(port, &mut wake), more, "five are out where three may be");
+        }
+        (3..6).for_each(|tag| port.complete(0, Tag(tag), Outcome::Done, &mut wake));
+        assert_eq!(policy.stats().free_slots, Some(3));
+        assert_eq!(policy.tune(Tuning::Slots(0), &mut wake), Err(ConfigError::Slots(0).into()));
+        assert_eq!(policy.tune(Tuning::Threshold(1), &mut wake), Err(TuneError::Fixed));
     }
 
     #[test]
