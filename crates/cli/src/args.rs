@@ -46,6 +46,17 @@ pub(crate) enum Command {
     /// to one, on a Unix socket; it prints the commands to attach with.
     #[command(after_help = serve_examples())]
     Serve(Box<ServeArgs>),
+    /// Ask and change a running server
+    ///
+    /// Over its control socket, which only its own user and root may use. Changes hold at once and interrupt no connection.
+    #[command(after_help = ctl_examples())]
+    Ctl(CtlArgs),
+    /// Watch a running server: who gets what, who hurts whom
+    ///
+    /// Once a second, on the whole terminal. Bars are what a tenant got, the mark in them is what it is entitled to; `hurt by`
+    /// says whose requests were served while its own waited. s sorts, w changes a weight, space pauses, q ends.
+    #[command(after_help = top_examples())]
+    Top(TopArgs),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
     ///
     /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs there is a table for
@@ -73,6 +84,20 @@ pub(crate) enum Command {
     /// whether it holds. The same seed gives the same answers on any machine.
     #[command(after_help = lab_examples(), subcommand_required = true)]
     Lab(LabArgs),
+    /// Print a shell's completions
+    ///
+    /// For example: fairq completions bash > /etc/bash_completion.d/fairq
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a folder
+    ///
+    /// For example: fairq man /usr/local/share/man/man1
+    Man {
+        /// The folder; it is made if it is not there
+        folder: PathBuf,
+    },
 }
 
 /// What to do with profiles.
@@ -119,6 +144,35 @@ Examples:
   fairq serve --config fairq.toml --policy none
 
 {UNITS}
+
+{EXIT_STATUS}"
+    )
+}
+
+fn ctl_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq ctl status
+  fairq ctl tenants --json
+  fairq ctl add web=10G,weight=200
+  fairq ctl weight web 400
+  fairq ctl weight db cgroup:/tenants/db
+  fairq ctl params threshold=128k
+  fairq ctl config reload
+  fairq ctl --control /run/other.ctl drain
+
+{EXIT_STATUS}"
+    )
+}
+
+fn top_examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq top
+  fairq top --once
+  fairq top --control /run/other.ctl --json
 
 {EXIT_STATUS}"
     )
@@ -197,9 +251,9 @@ pub(crate) struct ServeArgs {
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times
     ///
-    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100), offset, path=FILE
-    /// (a file of its own), create (that file), read-only, urgent (d2fq), identity=NAME (of the client's certificate),
-    /// description. A comma in a value is written twice.
+    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or cgroup:/NAME, offset,
+    /// path=FILE (a file of its own), create (that file), read-only, urgent (d2fq), identity=NAME (of the client's
+    /// certificate), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na | bfq | bfq-na | flashfq |
@@ -216,6 +270,12 @@ pub(crate) struct ServeArgs {
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
+    /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if that is used]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Where Prometheus metrics are served, unix:PATH or tcp:ADDRESS:PORT; may be given many times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Vec<Listen>,
     /// Serve the one connection on standard input, then end (inetd)
     #[arg(long)]
     pub(crate) stdio: bool,
@@ -246,6 +306,115 @@ pub(crate) struct ServeArgs {
     /// Print the status each second even if standard output is not a terminal
     #[arg(long)]
     pub(crate) status: bool,
+}
+
+/// `fairq ctl`.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The server's control socket [default: beside the default socket] [env: FAIRQ_CONTROL]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// What to ask or change.
+    #[command(subcommand)]
+    pub(crate) command: CtlCommand,
+}
+
+/// `fairq top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The server's control socket [default: beside the default socket] [env: FAIRQ_CONTROL]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print the table once, as text
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print one JSON object instead
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to ask or change.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CtlCommand {
+    /// What the server is, and what it does now
+    Status,
+    /// The tenants, and what each got in the last second
+    Tenants,
+    /// Add a tenant, in a part of the device that nobody has now
+    ///
+    /// What others left in that part is still there: zero it if the tenant must not see it.
+    Add {
+        /// As --tenant of serve; a file of its own needs a restart
+        #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
+        tenant: String,
+    },
+    /// Remove a tenant: its connections end when what they have in flight is answered, its data stay
+    Remove {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+    },
+    /// Change a tenant's weight
+    Weight {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// 1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight
+        #[arg(value_name = "WEIGHT")]
+        weight: String,
+    },
+    /// How the device is shared, and which parameters can be changed now
+    Policy,
+    /// Change parameters of the policy; if one of them needs a restart, none is changed
+    Params {
+        /// As behind --policy NAME:
+        #[arg(value_name = "KEY=VALUE,…")]
+        params: String,
+    },
+    /// Listen somewhere else too
+    Listen {
+        /// unix:PATH or tcp:ADDRESS:PORT
+        address: String,
+    },
+    /// Listen there no more; connections made there go on
+    Unlisten {
+        /// As it stands in the status
+        address: String,
+    },
+    /// Who hurts whom: what each tenant's requests waited for in the last ten seconds
+    Interference,
+    /// The configuration
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Take no more connections, and end when the last client has gone
+    Drain {
+        /// End at once: finish what is in flight and cut off who stays
+        #[arg(long)]
+        now: bool,
+    },
+    /// Call a method of the control socket; rpc.discover lists them
+    Call {
+        /// The method
+        method: String,
+        /// Its parameters, a JSON object
+        #[arg(value_name = "JSON")]
+        params: Option<String>,
+    },
+}
+
+/// What to do with the configuration.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print the configuration in force, as a file that could be given to serve
+    Dump,
+    /// Read the file again and make the server so; a bad file changes nothing
+    Reload,
 }
 
 /// Where to run.
@@ -469,6 +638,8 @@ impl ServeArgs {
             policy: self.policy,
             tenant: self.tenant.into_iter().map(|tenant| Spanned::new(0..0, tenant)).collect(),
             listen: self.listen,
+            control: self.control,
+            metrics: self.metrics,
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,

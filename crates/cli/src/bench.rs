@@ -10,6 +10,7 @@ use fairq_core::{FlowId, Policy};
 use fairq_host::client;
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
+use fairq_host::interference::Served;
 use fairq_host::load::{self, Measured, Times};
 use fairq_host::shard::{Clock, Common, Wakers};
 use fairq_host::stats::TenantStats;
@@ -326,6 +327,7 @@ impl Bench {
                     clock: Clock::default(),
                     tags: tags.max().unwrap_or(0).max(1),
                     tenants: jobs.len(),
+                    served: Arc::new(Served::new(cpus.len())),
                     fixed_buffers: 0,
                 };
                 let shape = Shape { cpus, flows: jobs.len(), tags: common.tags, slots: *slots };

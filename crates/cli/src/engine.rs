@@ -29,8 +29,8 @@ use crate::units::{exact_size, show_count, show_duration};
 
 /// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.
 const DEFAULT_SLOTS: u32 = 64;
-/// Flows for which a policy has room at least.
-const FLOWS_MIN: usize = 64;
+/// Flows for which a policy has room at least: a server's tenants and those that may be added to them.
+pub(crate) const FLOWS_MIN: usize = 64;
 
 /// What to do with a policy once it is built; a trait, because each policy is a type of its own.
 pub(crate) trait WithPolicy {
@@ -182,7 +182,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
             format!("{name} D={slots} T={}", exact_size(config.serial.flashfq.threshold_bytes))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
-            let threshold = config.threshold.unwrap_or(MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes);
+            let threshold = config.threshold.unwrap_or(default_threshold());
             format!("{name} D={slots} T={}", exact_size(threshold))
         }
         PolicyName::D2fq => {
@@ -206,6 +206,11 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
         }
         _ => format!("{name} D={slots}"),
     }
+}
+
+/// T of mqfq if nobody says.
+pub(crate) fn default_threshold() -> u64 {
+    MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes
 }
 
 /// The latency targets of reads and writes.

@@ -18,16 +18,20 @@ mod args;
 mod bench;
 mod calibrate;
 mod config;
+mod ctl;
 mod device;
 mod engine;
 mod fiojob;
 mod job;
 mod lab;
+mod manual;
+mod operate;
 mod pairs;
 mod report;
 mod series;
 mod serve;
 mod status;
+mod top;
 mod units;
 
 fn main() -> ExitCode {
@@ -44,31 +48,35 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let settings = serve::settings(*args)?;
-            start_log(cli.log.or(settings.log.clone()), "info")?;
-            serve::run(settings)
+            let sources = serve::settings(*args)?;
+            start_log(cli.log.or(sources.settings.log.clone()), "info", !std::io::stderr().is_terminal())?;
+            serve::run(sources)
         }
+        Command::Ctl(args) => ctl::run(args),
+        Command::Top(args) => top::run(args),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { folder } => manual::pages(&folder),
         Command::Bench(args) => {
-            start_log(cli.log, "warn")?;
+            start_log(cli.log, "warn", false)?;
             bench::run(args)
         }
         Command::Calibrate(args) => {
-            start_log(cli.log, "warn")?;
+            start_log(cli.log, "warn", false)?;
             calibrate::run(args)
         }
         Command::Device { command } => {
-            start_log(cli.log, "warn")?;
+            start_log(cli.log, "warn", false)?;
             device::run(command)
         }
         Command::Lab(args) => {
-            start_log(cli.log, "warn")?;
+            start_log(cli.log, "warn", false)?;
             lab::run(args)
         }
     }
 }
 
-/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual.
-fn start_log(level: Option<String>, usual: &str) -> Result<(), Refusal> {
+/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or as JSON.
+fn start_log(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
     // Under inetd standard error may be the client's connection, into which nobody must write.
     let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
     if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
@@ -89,6 +97,11 @@ fn start_log(level: Option<String>, usual: &str) -> Result<(), Refusal> {
     let directives = format!("offset_allocator=warn,{level}");
     let filter = EnvFilter::builder().parse(directives).map_err(|error| refuse(&format!("`{level}`: {error}")))?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| status::LogWriter).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| status::LogWriter);
+    if is_json {
+        log.json().flatten_event(true).init()
+    } else {
+        log.init()
+    }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! `fairq serve`: from a plan to a running server, and what it tells the operator.
 
-use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::Context;
 use fairq_core::Policy;
@@ -9,51 +8,64 @@ use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::nbd::handshake::HandshakeOptions;
 use fairq_host::nbd::{conn, tls};
-use fairq_host::server::{self, Observer, ServerError, Status};
-use fairq_host::stats::TenantStats;
-use std::sync::Arc;
+use fairq_host::server::{self, ServerError};
 
 use crate::args::ServeArgs;
 use crate::config::device::{DeviceConfig, FileConfig};
 use crate::config::listen::{self, Listen};
 use crate::config::tenant::{Range, Tenant, layout};
-use crate::config::{self, Plan, Refusal, Source, Surroundings};
-use crate::engine::{Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, with_policy};
+use crate::config::{self, Plan, Refusal, Settings, Source, Surroundings};
+use crate::engine::{FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, with_policy};
+use crate::operate::{Console, Given};
 use crate::report::{align_right, plain_table, show_percent};
-use crate::status;
 use crate::units::exact_size;
 
-/// Reads the configuration; the log level in it is for the caller.
-pub(crate) fn settings(args: ServeArgs) -> Result<config::Settings, Refusal> {
-    let file = args.config.as_deref().map(config::load).transpose()?.unwrap_or_default();
-    Ok(file.overlaid(args.settings()))
+/// The configuration of a server, and where it comes from.
+pub(crate) struct Sources {
+    given: Given,
+    /// File and flags together.
+    pub(crate) settings: Settings,
 }
 
-/// Serves until told to end.
-pub(crate) fn run(settings: config::Settings) -> anyhow::Result<()> {
+/// Reads the configuration.
+pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
+    let file = args.config.clone();
+    let flags = args.settings();
+    let written = file.as_deref().map(config::load).transpose()?.unwrap_or_default();
+    let settings = written.overlaid(flags.clone()).with_tenants();
     let surroundings = Surroundings {
         cpus: available_cpus(),
         inherited_sockets: inherited_sockets(),
         default_socket: listen::default_socket(),
+        default_control: listen::default_control(),
     };
-    let plan = settings.plan(&surroundings)?;
+    Ok(Sources { given: Given { file, flags, surroundings }, settings })
+}
+
+/// Serves until told to end.
+pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
+    let Sources { given, settings } = sources;
+    let plan = settings.plan(&given.surroundings)?;
     let device = plan.device.open(own_files(&plan.tenants))?;
-    let ranges = ranges(&plan, &device.info().sizes)?;
-    let config = server_config(&plan, &ranges, surroundings.inherited_sockets)?;
-    let shape =
-        Shape { cpus: &plan.cpus, flows: plan.tenants.len(), tags: config.tags, slots: plan.device.default_slots() };
-    let console = Console::new(&plan, &ranges);
+    let sizes = device.info().sizes.clone();
+    let ranges = ranges(&plan, &sizes)?;
+    let config = server_config(&plan, &ranges, given.surroundings.inherited_sockets)?;
+    let flows = config.most_tenants;
+    let welcome = Welcome::new(&plan, &ranges);
+    let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
+    let console = Console::new(given, plan.clone(), settings, sizes, welcome);
+    let shape = Shape { cpus: &plan.cpus, flows, tags: config.tags, slots: plan.device.default_slots() };
     with_policy(&plan.policy, shape, Serve { device, config, console })??;
     Ok(())
 }
 
-struct Serve<'a> {
+struct Serve {
     device: Arc<AnyDevice>,
     config: server::Config,
-    console: Console<'a>,
+    console: Console,
 }
 
-impl WithPolicy for Serve<'_> {
+impl WithPolicy for Serve {
     type Output = Result<(), ServerError>;
 
     fn run<L: Policy>(mut self, policy: L, ports: Vec<L::Port>) -> Self::Output
@@ -87,8 +99,9 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
     }
 }
 
-fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Result<server::Config> {
-    let tenant = |(tenant, range): (&Tenant, &Range)| server::Tenant {
+/// A tenant as the server knows it.
+pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
+    server::Tenant {
         name: tenant.name.clone(),
         description: tenant.description.clone(),
         weight: tenant.weight,
@@ -98,7 +111,10 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
         read_only: tenant.read_only,
         urgent: tenant.urgent,
         identity: tenant.identity.clone(),
-    };
+    }
+}
+
+fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Result<server::Config> {
     let mut listen: Vec<server::Listen> = Vec::new();
     match &plan.source {
         Source::Stdio => listen.push(server::Listen::Stdio),
@@ -106,10 +122,7 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
             if inherited > 0 {
                 listen.push(server::Listen::Inherited);
             }
-            listen.extend(addresses.iter().map(|address| match address {
-                Listen::Unix(path) => server::Listen::Unix(path.clone()),
-                Listen::Tcp(address) => server::Listen::Tcp(*address),
-            }));
+            listen.extend(addresses.iter().cloned().map(server::Listen::from));
         }
     }
     let tls = match &plan.tls {
@@ -124,8 +137,11 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
     let connections = (plan.limits.connections as usize).div_ceil(plan.cpus.len());
     Ok(server::Config {
-        tenants: plan.tenants.iter().zip(ranges).map(tenant).collect(),
+        tenants: plan.tenants.iter().zip(ranges).map(|(tenant, range)| server_tenant(tenant, range)).collect(),
+        most_tenants: plan.tenants.len() + FLOWS_MIN,
         listen,
+        control: plan.control.clone(),
+        metrics: plan.metrics.iter().cloned().map(server::Listen::from).collect(),
         cpus: plan.cpus.clone(),
         limits,
         connections,
@@ -134,24 +150,20 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
     })
 }
 
-/// What the operator sees.
-struct Console<'a> {
-    plan: &'a Plan,
-    ranges: &'a [Range],
-    names: Vec<(String, u16)>,
-    last: (Duration, Vec<TenantStats>),
+/// What is printed when the server is ready.
+struct Welcome {
+    plan: Plan,
+    ranges: Vec<Range>,
 }
 
-impl<'a> Console<'a> {
-    fn new(plan: &'a Plan, ranges: &'a [Range]) -> Console<'a> {
-        let names: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.weight.get())).collect();
-        let none = names.iter().map(|_| TenantStats::default()).collect();
-        Console { plan, ranges, names, last: (Duration::ZERO, none) }
+impl Welcome {
+    fn new(plan: &Plan, ranges: &[Range]) -> Welcome {
+        Welcome { plan: plan.clone(), ranges: ranges.to_vec() }
     }
 
     /// What is served, to whom, and how to attach.
-    fn welcome(&self, listening: &[server::Listen]) -> String {
-        let plan = self.plan;
+    fn text(&self, listening: &[server::Listen]) -> String {
+        let plan = &self.plan;
         let cpus: Vec<String> = plan.cpus.iter().map(usize::to_string).collect();
         let mut text = format!(
             "fairq {}: {} · {} · {} on CPU {}\n\n",
@@ -178,10 +190,10 @@ impl<'a> Console<'a> {
     }
 
     fn tenant_table(&self, addresses: &[Listen], with_tls: bool) -> String {
-        let total: f64 = self.names.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let total: f64 = self.plan.tenants.iter().map(|tenant| f64::from(tenant.weight.get())).sum();
         let mut table = plain_table();
         table.set_header(["tenant", "weight", "entitled", "size", "at"]);
-        for (tenant, range) in self.plan.tenants.iter().zip(self.ranges) {
+        for (tenant, range) in self.plan.tenants.iter().zip(&self.ranges) {
             let uris: Vec<String> = addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
             let size = if tenant.read_only { format!("{} ro", exact_size(range.size)) } else { exact_size(range.size) };
             table.add_row([
@@ -217,66 +229,4 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
         );
     }
     text + &format!("  qemu-img convert -n -f raw -O raw disk.img '{uri}'\n")
-}
-
-impl Observer for Console<'_> {
-    fn ready(&mut self, listening: &[server::Listen]) {
-        // On standard output only if it is not the connection itself.
-        if self.plan.source != Source::Stdio {
-            let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{}", self.welcome(listening)).and_then(|()| out.flush());
-        }
-    }
-
-    fn second(&mut self, now: &Status) {
-        let rows_of_terminal = status::terminal_rows();
-        if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
-            return;
-        }
-        let (elapsed, earlier) = &self.last;
-        let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
-        let counted: Vec<TenantStats> = now.tenants.iter().zip(earlier).map(|(now, then)| now.since(then)).collect();
-        let rows = status::rows(&self.names, &counted, seconds);
-        // A terminal that went away is no reason to stop serving.
-        let _ = match rows_of_terminal.filter(|_| !self.plan.status) {
-            Some(rows_of_terminal) => {
-                let most = rows_of_terminal.saturating_sub(6).max(1);
-                status::redraw(&status::table(&rows, most, &summary(now, &counted, seconds)))
-            }
-            None => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(status::lines(&rows, now.elapsed).as_bytes()).and_then(|()| out.flush())
-            }
-        };
-        self.last = (now.elapsed, now.tenants.clone());
-    }
-
-    fn stopping(&mut self) {
-        if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
-            println!("finishing what is in flight");
-        }
-    }
-}
-
-/// The last line of the status.
-fn summary(now: &Status, counted: &[TenantStats], seconds: f64) -> String {
-    let operations: u64 = counted.iter().map(TenantStats::operations).sum();
-    let bytes: u64 = counted.iter().map(TenantStats::bytes).sum();
-    let errors: u64 = now.tenants.iter().map(|tenant| tenant.errors).sum();
-    let connections = match now.connections {
-        1 => "1 connection".to_owned(),
-        n => format!("{n} connections"),
-    };
-    let mut parts = vec![connections];
-    if operations > 0 {
-        parts.push(format!("{} IOPS", crate::units::show_count(operations as f64 / seconds)));
-        parts.push(crate::units::show_bandwidth(bytes as f64 / seconds));
-    }
-    if let (Some(slots), Some(free)) = (now.policy.slots, now.policy.free_slots) {
-        parts.push(format!("{} of {slots} slots in use", slots.saturating_sub(free)));
-    }
-    if errors > 0 {
-        parts.push(format!("{errors} failed"));
-    }
-    parts.join(" · ")
 }

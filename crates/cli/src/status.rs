@@ -28,7 +28,12 @@ pub(crate) struct Now {
     pub(crate) share: f64,
     pub(crate) iops: f64,
     pub(crate) bytes_per_s: f64,
+    pub(crate) p50_ns: u64,
     pub(crate) p99_ns: u64,
+    /// A request's mean time in the scheduler.
+    pub(crate) staged_ns: f64,
+    /// A request's mean time on the device.
+    pub(crate) device_ns: f64,
 }
 
 /// Derives each tenant's row from what was counted in `seconds`.
@@ -47,7 +52,10 @@ pub(crate) fn rows(tenants: &[(String, u16)], counted: &[TenantStats], seconds: 
                 share: if bytes == 0 { 0.0 } else { stats.bytes() as f64 / bytes as f64 },
                 iops: stats.operations() as f64 / seconds,
                 bytes_per_s: stats.bytes() as f64 / seconds,
+                p50_ns: stats.latency_ns.value_at_quantile(0.5),
                 p99_ns: stats.latency_ns.value_at_quantile(0.99),
+                staged_ns: stats.staged_ns as f64 / stats.operations().max(1) as f64,
+                device_ns: stats.device_ns as f64 / stats.operations().max(1) as f64,
             }),
         })
         .collect()

@@ -15,10 +15,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::{Serialize, Serializer};
 
 /// Defines a number with its text form and what to tell those who write something else.
 macro_rules! quantity {
-    ($(#[$doc:meta])* $name:ident($inner:ty), $parse:path, $expecting:literal) => {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $parse:path, $expecting:literal, $exact:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub(crate) struct $name(pub(crate) $inner);
@@ -27,6 +28,19 @@ macro_rules! quantity {
             type Err = String;
             fn from_str(text: &str) -> Result<Self, String> {
                 $parse(text.trim()).map($name)
+            }
+        }
+
+        /// As it could be read back.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&$exact(self.0))
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
             }
         }
 
@@ -40,23 +54,23 @@ macro_rules! quantity {
 
 quantity!(
     /// Bytes.
-    Size(u64), parse_size, "a size such as 4096, \"64k\" or \"10G\""
+    Size(u64), parse_size, "a size such as 4096, \"64k\" or \"10G\"", exact_size
 );
 quantity!(
     /// Bytes a second.
-    Bandwidth(u64), parse_bandwidth, "a bandwidth such as \"1G/s\" or \"500M/s\""
+    Bandwidth(u64), parse_bandwidth, "a bandwidth such as \"1G/s\" or \"500M/s\"", |bytes| format!("{}/s", exact_size(bytes))
 );
 quantity!(
     /// A number of things, or of things a second.
-    Count(u64), parse_count, "a number such as 5000 or \"100k\""
+    Count(u64), parse_count, "a number such as 5000 or \"100k\"", |count: u64| count.to_string()
 );
 quantity!(
     /// Nanoseconds.
-    Nanos(u64), parse_duration, "a duration such as \"80us\", \"1ms\" or \"10s\""
+    Nanos(u64), parse_duration, "a duration such as \"80us\", \"1ms\" or \"10s\"", exact_duration
 );
 quantity!(
     /// Hundredths.
-    Factor(u32), parse_factor, "a factor such as 1, 2.5 or \"250%\""
+    Factor(u32), parse_factor, "a factor such as 1, 2.5 or \"250%\"", |hundredths: u32| format!("{hundredths}%")
 );
 
 /// Takes text, or a number as if it had been written as text.
@@ -187,6 +201,15 @@ pub(crate) fn exact_size(bytes: u64) -> String {
         },
     };
     format!("{}{letter}", bytes >> shift)
+}
+
+/// A duration as it could be read back, exact: `80us`, `1500ns`.
+fn exact_duration(ns: u64) -> String {
+    let unit = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    match unit.into_iter().find(|(length, _)| ns > 0 && ns.is_multiple_of(*length)) {
+        Some((length, unit)) => format!("{}{unit}", ns / length),
+        None => format!("{ns}ns"),
+    }
 }
 
 /// A size for the eye, three figures: `3.73 GiB`.

@@ -59,7 +59,7 @@ fn help_and_version_end_with_0() {
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(text(&help.stdout).contains("Exit status: 0 when all went well"), "{}", text(&help.stdout));
-    for command in ["serve", "bench", "calibrate", "device"] {
+    for command in ["serve", "ctl", "bench", "calibrate", "device"] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0));
         assert!(text(&help.stdout).contains(&format!("Examples:\n  fairq {command}")), "{}", text(&help.stdout));

@@ -207,6 +207,7 @@ mod tests {
     use crate::device::harness::{Driver, place};
     use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
     use crate::device::tests::{nvme_soft, scratch};
+    use crate::interference::Served;
     use crate::memory::{Buffer, Region};
     use crate::shard::Clock;
 
@@ -219,6 +220,7 @@ mod tests {
             clock: Clock::default(),
             tags: TAGS,
             tenants: 1,
+            served: Arc::new(Served::new(ports)),
             fixed_buffers: 0,
         }
     }

@@ -6,6 +6,7 @@ pub mod client;
 pub mod control;
 pub mod device;
 pub mod direct;
+pub mod interference;
 pub mod load;
 pub mod memory;
 pub mod nbd;

@@ -336,7 +336,7 @@ where
     pause(total);
     let (after, cpu_after, elapsed) = (shards.stats(), process_cpu(), start.elapsed());
     shards.stop();
-    let tenants = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
+    let tenants = after.tenants.iter().zip(&before.tenants).map(|(after, before)| after.since(before)).collect();
     let series = total_series(common.tenants, &all_series);
     Ok(Measured { tenants, elapsed, cpu: cpu_after - cpu_before, series, class_weights })
 }
@@ -362,6 +362,7 @@ pub(crate) fn process_cpu() -> Duration {
 mod tests {
     use super::*;
     use crate::device::null::NullDevice;
+    use crate::interference::Served;
     use crate::shard::{Clock, Wakers};
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;
@@ -375,6 +376,7 @@ mod tests {
             clock: Clock::default(),
             tags: 256,
             tenants: 1,
+            served: Arc::new(Served::new(2)),
             fixed_buffers: 0,
         }
     }

@@ -14,9 +14,11 @@ use std::sync::Arc;
 use fairq_core::{FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 
 use crate::device::{Command, Completion, Device, Queue};
+use crate::interference::Observed;
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
-use crate::stats::TenantStats;
+use crate::shard::Common;
+use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send for it costs little beside,
 /// and so little that a client with a deep queue works on the first replies while the device, or this thread in the
@@ -82,6 +84,10 @@ pub struct DataPath<P: Port, D: Device> {
     completions: Vec<Completion>,
     finished: Vec<Finished>,
     stats: Vec<TenantStats>,
+    /// To whom something has happened since the last report.
+    changed: Vec<bool>,
+    counters: ShardCounters,
+    observed: Observed,
     /// What `next` said last: when to call it again though nothing has happened.
     wait_until_ns: Option<u64>,
     /// Something was issued since the last `dispatch`.
@@ -91,12 +97,13 @@ pub struct DataPath<P: Port, D: Device> {
 }
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// The data path of port `id`, for at most `tags` live requests (the bound that the policy was built with).
-    pub fn new(port: P, id: PortId, device: Arc<D>, queue: D::Queue, tags: usize, tenants: usize) -> Self {
+    /// The data path of port `id`.
+    pub fn new(port: P, id: PortId, queue: D::Queue, common: &Common<D>) -> Self {
+        let (tags, tenants) = (common.tags, common.tenants);
         DataPath {
             port,
             id,
-            device,
+            device: common.device.clone(),
             queue,
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
@@ -104,6 +111,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
             completions: Vec::with_capacity(tags),
             finished: Vec::with_capacity(tags),
             stats: vec![TenantStats::default(); tenants],
+            changed: vec![false; tenants],
+            counters: ShardCounters::default(),
+            observed: Observed::new(common.served.clone(), usize::from(id.0)),
             wait_until_ns: None,
             issued: false,
             batch: 0,
@@ -125,9 +135,31 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.free.len() == self.live.len() && self.queue.is_idle()
     }
 
-    /// What each tenant got on this shard.
-    pub fn stats(&self) -> &[TenantStats] {
-        &self.stats
+    /// What has been counted; of tenants, what has changed since the last report.
+    pub fn report(&mut self, now_ns: u64) -> ShardReport {
+        let tenants = self.stats.iter().zip(&mut self.changed).enumerate();
+        let changed = tenants.filter_map(|(index, (stats, changed))| {
+            // Who waits starves without anything happening.
+            let again = std::mem::replace(changed, stats.staged > 0);
+            again.then(|| (index as u16, stats.at(now_ns)))
+        });
+        ShardReport { tenants: changed.collect(), counters: self.counters, matrix: self.observed.matrix().clone() }
+    }
+
+    /// Counts a turn of the shard's loop, and whether it slept.
+    #[inline]
+    pub fn count_turn(&mut self, slept: bool) {
+        self.counters.turns += 1;
+        self.counters.sleeps += u64::from(slept);
+    }
+
+    /// A tenant's number is another's from now on: nothing has been counted for it.
+    pub fn forget(&mut self, tenant: u16) {
+        if let Some(stats) = self.stats.get_mut(usize::from(tenant)) {
+            *stats = TenantStats::default();
+            self.changed[usize::from(tenant)] = true;
+            self.observed.forget(tenant);
+        }
     }
 
     /// Takes an order. Fails if its flow is gone; there must be room.
@@ -158,7 +190,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         };
         self.live[tag.0 as usize] =
             Some(Live { command, tenant: order.tenant, cookie: order.cookie, arrived_ns: now_ns, issued_ns: 0 });
-        self.stats[usize::from(order.tenant)].in_flight += 1;
+        self.stats[usize::from(order.tenant)].arrive(now_ns);
+        self.changed[usize::from(order.tenant)] = true;
+        self.observed.arrived(now_ns, tag);
         if let Submitted::Issue { class } = submitted {
             self.issue(now_ns, ring, tag, class);
         }
@@ -189,6 +223,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
         live.command.class = class;
         live.issued_ns = now_ns;
+        self.stats[usize::from(live.tenant)].issue(now_ns);
+        self.counters.issued[class as usize] += 1;
         self.issued = true;
         self.batch += 1;
         // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
@@ -213,15 +249,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let outcome = if failed { Outcome::Failed } else { Outcome::Done };
             self.port.complete(now_ns, completion.tag, outcome, &mut self.wake);
             self.free.push(completion.tag);
-            let stats = &mut self.stats[usize::from(live.tenant)];
-            stats.in_flight -= 1;
-            stats.count(
-                live.command.op,
-                live.command.length,
-                failed,
-                now_ns.saturating_sub(live.arrived_ns),
-                live.issued_ns.saturating_sub(live.arrived_ns),
-            );
+            let Command { op, length, .. } = live.command;
+            let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
+            self.stats[usize::from(live.tenant)].complete(op, length, failed, times);
+            self.changed[usize::from(live.tenant)] = true;
+            let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
+            self.counters.completed += 1;
+            self.counters.bytes += bytes;
+            self.observed.ended(completion.tag, live.tenant, bytes, times.latency_ns());
             self.finished.push(Finished { cookie: live.cookie, errno: completion.errno });
         }
         self.completions = completions;

@@ -22,9 +22,10 @@ use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{Device, Place};
+use crate::interference::Served;
 use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Event, Ring, UserData};
-use crate::stats::TenantStats;
+use crate::stats::ShardReport;
 
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long events can be held back
 /// by a device that completes as fast as requests are issued.
@@ -142,8 +143,10 @@ pub trait Front: 'static {
 pub enum Message<M> {
     /// Something for its front end.
     Front(M),
-    /// Send a copy of the statistics.
-    Stats(Sender<Vec<TenantStats>>),
+    /// Send a copy of the statistics, with the shard's number.
+    Stats(Sender<(usize, ShardReport)>),
+    /// This tenant's number is another's from now on.
+    Forget(u16),
     /// Take no more requests, finish those in flight and end.
     Stop,
 }
@@ -170,15 +173,18 @@ pub struct Common<D> {
     pub clock: Clock,
     /// The most live requests of a shard; what the policy was built with.
     pub tags: usize,
-    /// How many tenants there are.
+    /// The most tenants; their numbers are below it.
     pub tenants: usize,
+    /// What each shard has served.
+    pub served: Arc<Served>,
     /// Registered buffers a front end may use.
     pub fixed_buffers: u32,
 }
 
 impl<D> Clone for Common<D> {
     fn clone(&self) -> Self {
-        Common { device: self.device.clone(), wakers: self.wakers.clone(), ..*self }
+        let (device, wakers, served) = (self.device.clone(), self.wakers.clone(), self.served.clone());
+        Common { device, wakers, served, ..*self }
     }
 }
 
@@ -194,7 +200,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let mut ring = Ring::new(common.fixed_buffers)?;
         let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
         let queue = common.device.open_queue(&place, &mut ring)?;
-        let path = DataPath::new(port, id, common.device.clone(), queue, common.tags, common.tenants);
+        let path = DataPath::new(port, id, queue, common);
         Ok(Shard {
             index: usize::from(id.0),
             ring,
@@ -266,7 +272,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                     self.front.message(self.clock.now_ns(), &mut self.ring, &mut self.path, message);
                 }
                 // Whoever asked may have gone away meanwhile.
-                Message::Stats(reply) => drop(reply.send(self.path.stats().to_vec())),
+                Message::Stats(reply) => drop(reply.send((self.index, self.path.report(self.clock.now_ns())))),
+                Message::Forget(tenant) => self.path.forget(tenant),
                 Message::Stop => {
                     self.stopping = true;
                     self.front.stop();
@@ -282,10 +289,12 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let waker = &self.wakers.shards[self.index];
         waker.parked.store(true, Ordering::SeqCst);
         let timeout_ns = self.sleep_ns();
-        if busy || own || waker.pending.load(Ordering::SeqCst) || timeout_ns == Some(0) {
-            self.ring.enter(0, None);
-        } else {
+        let sleeps = !(busy || own || waker.pending.load(Ordering::SeqCst) || timeout_ns == Some(0));
+        self.path.count_turn(sleeps);
+        if sleeps {
             self.ring.enter(1, timeout_ns);
+        } else {
+            self.ring.enter(0, None);
         }
         waker.parked.store(false, Ordering::SeqCst);
     }

@@ -2,22 +2,25 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use fairq_core::{Port, PortId, PortSet};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::device::Device;
+use crate::interference::empty_matrix;
 use crate::shard::{Common, Front, Message, Shard, Wakers};
-use crate::stats::TenantStats;
+use crate::stats::{ShardCounters, ShardReport, TenantStats, Totals};
 
 /// The running shards.
 pub struct Shards<M> {
     inboxes: Vec<Sender<Message<M>>>,
     wakers: Arc<Wakers>,
     threads: Vec<JoinHandle<()>>,
+    /// The last that each shard told, all its tenants.
+    reports: Mutex<Vec<ShardReport>>,
 }
 
 impl<M: Send + 'static> Shards<M> {
@@ -57,7 +60,17 @@ impl<M: Send + 'static> Shards<M> {
         O: Fn(PortId, P, &Common<D>, F, Receiver<Message<M>>) -> io::Result<R> + Copy + Send + 'static,
         R: FnOnce(),
     {
-        let mut shards = Shards { inboxes: Vec::new(), wakers: common.wakers.clone(), threads: Vec::new() };
+        let nothing = || ShardReport {
+            tenants: (0..common.tenants as u16).map(|tenant| (tenant, TenantStats::default())).collect(),
+            counters: ShardCounters::default(),
+            matrix: empty_matrix(),
+        };
+        let mut shards = Shards {
+            inboxes: Vec::new(),
+            wakers: common.wakers.clone(),
+            threads: Vec::new(),
+            reports: Mutex::new(ports.iter().map(|_| nothing()).collect()),
+        };
         let (opened, openings) = channel();
         let count = ports.len();
         for (index, port) in ports.into_iter().enumerate() {
@@ -97,19 +110,30 @@ impl<M: Send + 'static> Shards<M> {
         self.wakers.wake_all(ports);
     }
 
-    /// What each tenant got, over all shards.
-    pub fn stats(&self) -> Vec<TenantStats> {
+    /// What each tenant got and each shard did. Of a shard that has ended, the last that it told.
+    pub fn stats(&self) -> Totals {
         let (reply, replies) = channel();
         for shard in 0..self.count() {
             self.send(shard, Message::Stats(reply.clone()));
         }
         drop(reply);
-        let mut total: Vec<TenantStats> = Vec::new();
-        for stats in replies {
-            total.resize_with(stats.len(), TenantStats::default);
-            total.iter_mut().zip(&stats).for_each(|(total, stats)| total.add(stats));
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        for (shard, report) in replies {
+            let kept = &mut reports[shard];
+            for (tenant, stats) in report.tenants {
+                kept.tenants[usize::from(tenant)].1 = stats;
+            }
+            (kept.counters, kept.matrix) = (report.counters, report.matrix);
         }
-        total
+        let mut totals = Totals { tenants: Vec::new(), shards: Vec::new(), matrix: empty_matrix() };
+        for report in reports.iter() {
+            totals.tenants.resize_with(report.tenants.len(), TenantStats::default);
+            totals.tenants.iter_mut().zip(&report.tenants).for_each(|(total, (_, stats))| total.add(stats));
+            totals.shards.push(report.counters);
+            let cells = totals.matrix.as_flattened_mut().iter_mut().zip(report.matrix.as_flattened());
+            cells.for_each(|(total, cell)| *total += cell);
+        }
+        totals
     }
 
     /// Whether all have ended.

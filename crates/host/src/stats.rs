@@ -1,10 +1,36 @@
-//! What each tenant got: counted by each shard alone, in plain memory, and copied out when asked.
+//! What each tenant got and each shard did: counted by each shard alone, in plain memory, and copied out when asked.
+//!
+//! A shard copies out only the tenants to whom something has happened since the last time; who asks
+//! ([`Shards`](crate::shards::Shards)) keeps the rest.
 
 use fairq_core::Op;
 use hdrhistogram::Histogram;
 
+use crate::interference::Matrix;
+
 /// Latencies above this are counted as this: 100 seconds.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;
+/// No time.
+const NOT_STARVED: u64 = u64::MAX;
+
+/// When a request came, when it went to the device and when it was done, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// It was taken in.
+    pub arrived_ns: u64,
+    /// It went to the device.
+    pub issued_ns: u64,
+    /// It was done.
+    pub done_ns: u64,
+}
+
+impl Times {
+    /// From arrival to completion.
+    #[inline]
+    pub fn latency_ns(&self) -> u64 {
+        self.done_ns.saturating_sub(self.arrived_ns)
+    }
+}
 
 /// What one tenant got on one shard, or on several together; counters since the start.
 #[derive(Clone, Debug)]
@@ -23,8 +49,16 @@ pub struct TenantStats {
     pub errors: u64,
     /// Time that requests waited in the scheduler, in total.
     pub staged_ns: u64,
+    /// Time that requests were on the device, in total.
+    pub device_ns: u64,
+    /// Time during which requests waited in the scheduler and none was on the device; of each shard, added up.
+    pub starved_ns: u64,
     /// Requests taken in and not yet completed.
     pub in_flight: u64,
+    /// Those of them that wait in the scheduler.
+    pub staged: u64,
+    /// Since when the tenant is starved; [`NOT_STARVED`] if it is not.
+    starved_since_ns: u64,
     /// From a request's arrival to its completion, in nanoseconds, two significant digits.
     pub latency_ns: Histogram<u64>,
 }
@@ -40,14 +74,58 @@ impl Default for TenantStats {
             written_bytes: 0,
             errors: 0,
             staged_ns: 0,
+            device_ns: 0,
+            starved_ns: 0,
             in_flight: 0,
+            staged: 0,
+            starved_since_ns: NOT_STARVED,
             latency_ns,
         }
     }
 }
 
 impl TenantStats {
-    /// Counts a completed request.
+    /// A request is taken in; until it is issued it is staged.
+    #[inline]
+    pub fn arrive(&mut self, now_ns: u64) {
+        if self.staged == self.in_flight && self.starved_since_ns == NOT_STARVED {
+            self.starved_since_ns = now_ns;
+        }
+        self.in_flight += 1;
+        self.staged += 1;
+    }
+
+    /// A request goes to the device.
+    #[inline]
+    pub fn issue(&mut self, now_ns: u64) {
+        self.staged -= 1;
+        if self.starved_since_ns != NOT_STARVED {
+            self.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+            self.starved_since_ns = NOT_STARVED;
+        }
+    }
+
+    /// An issued request is done.
+    #[inline]
+    pub fn complete(&mut self, op: Op, length: u32, failed: bool, times: Times) {
+        self.in_flight -= 1;
+        if self.staged > 0 && self.staged == self.in_flight {
+            self.starved_since_ns = times.done_ns;
+        }
+        self.count(op, length, failed, times.latency_ns(), times.issued_ns.saturating_sub(times.arrived_ns));
+    }
+
+    /// A copy in which a time of starvation that has not ended yet is counted.
+    #[must_use]
+    pub fn at(&self, now_ns: u64) -> TenantStats {
+        let mut copy = self.clone();
+        if self.starved_since_ns != NOT_STARVED {
+            copy.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+        }
+        copy
+    }
+
+    /// Counts a completed request, which was in the scheduler for `staged_ns` of its latency.
     pub fn count(&mut self, op: Op, length: u32, failed: bool, latency_ns: u64, staged_ns: u64) {
         match op {
             Op::Read => {
@@ -62,6 +140,7 @@ impl TenantStats {
         }
         self.errors += u64::from(failed);
         self.staged_ns += staged_ns;
+        self.device_ns += latency_ns.saturating_sub(staged_ns);
         self.latency_ns.saturating_record(latency_ns);
     }
 
@@ -84,7 +163,13 @@ impl TenantStats {
         self.written_bytes += other.written_bytes;
         self.errors += other.errors;
         self.staged_ns += other.staged_ns;
+        self.device_ns += other.device_ns;
+        self.starved_ns += other.starved_ns;
         self.in_flight += other.in_flight;
+        self.staged += other.staged;
+        if other.latency_ns.is_empty() {
+            return;
+        }
         self.latency_ns.add(&other.latency_ns).expect("all histograms have the same bounds");
     }
 
@@ -101,8 +186,70 @@ impl TenantStats {
             written_bytes: self.written_bytes - earlier.written_bytes,
             errors: self.errors - earlier.errors,
             staged_ns: self.staged_ns - earlier.staged_ns,
+            device_ns: self.device_ns - earlier.device_ns,
+            starved_ns: self.starved_ns.saturating_sub(earlier.starved_ns),
             in_flight: self.in_flight,
+            staged: self.staged,
+            starved_since_ns: NOT_STARVED,
             latency_ns,
         }
+    }
+}
+
+/// What one shard did; counters since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShardCounters {
+    /// Requests sent to the device, by class: urgent, high, medium, low.
+    pub issued: [u64; 4],
+    /// Requests completed.
+    pub completed: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+}
+
+/// What a shard answers when it is asked.
+pub struct ShardReport {
+    /// Tenants, by number, to whom something has happened since the last answer.
+    pub tenants: Vec<(u16, TenantStats)>,
+    /// What the shard did.
+    pub counters: ShardCounters,
+    /// Who hurt whom.
+    pub matrix: Matrix,
+}
+
+/// What all shards together tell.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    /// What each tenant got, by number.
+    pub tenants: Vec<TenantStats>,
+    /// What each shard did.
+    pub shards: Vec<ShardCounters>,
+    /// Who hurt whom.
+    pub matrix: Matrix,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starved_is_who_waits_with_nothing_on_the_device() {
+        let mut stats = TenantStats::default();
+        let times = |issued_ns, done_ns| Times { arrived_ns: 10, issued_ns, done_ns };
+        stats.arrive(10);
+        stats.arrive(20);
+        assert_eq!((stats.staged, stats.at(25).starved_ns, stats.starved_ns), (2, 15, 0));
+        stats.issue(30);
+        assert_eq!(stats.at(99).starved_ns, 20, "one is on the device");
+        stats.complete(Op::Read, 4096, false, times(30, 100));
+        assert_eq!(stats.at(130).starved_ns, 50);
+        stats.issue(140);
+        stats.complete(Op::Write, 512, true, times(140, 150));
+        assert_eq!((stats.at(1000).starved_ns, stats.staged, stats.in_flight), (60, 0, 0));
+        assert_eq!((stats.staged_ns, stats.device_ns, stats.errors), (150, 80, 1));
     }
 }

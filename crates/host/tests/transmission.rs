@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
 use fairq_core::{FlowId, Native, Policy, Weight};
 use fairq_host::device::ram::RamDevice;
+use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use fairq_host::nbd::proto::{BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
@@ -39,6 +40,7 @@ impl Rig {
             clock: Clock::default(),
             tags: TAGS,
             tenants: 2,
+            served: Arc::new(Served::new(shards)),
             fixed_buffers: 0,
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use fairq_device::Profile;
 use fairq_device::profile::Wrr;
 use fairq_host::device::nvme_soft;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Refusal;
 use crate::pairs::{self, Pair};
@@ -27,7 +27,7 @@ pub(crate) const MEMORY_SIZE: u64 = 4 << 30;
 pub(crate) const SECTOR: u64 = 512;
 
 /// What kind of device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
     /// Stores nothing, answers at once.
@@ -67,7 +67,7 @@ impl Kind {
 }
 
 /// Who polls a software controller.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Poller {
     /// The shards, on the way.
@@ -78,7 +78,7 @@ pub(crate) enum Poller {
 }
 
 /// What has been written to a device before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum State {
     /// Nothing.
@@ -89,7 +89,7 @@ pub(crate) enum State {
 }
 
 /// Whether to go around the page cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Direct {
     /// Where the file system allows it.
@@ -104,7 +104,7 @@ pub(crate) enum Direct {
 }
 
 /// The device as it is written; nothing is filled in yet.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct DeviceTable {
     pub(crate) kind: Option<Kind>,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::units::TextOrNumber;
 
@@ -60,10 +60,25 @@ impl fmt::Display for Listen {
     }
 }
 
+impl Serialize for Listen {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
         let text = TextOrNumber { expecting: "\"unix:PATH\" or \"tcp:ADDRESS:PORT\"", parse: str::parse };
         deserializer.deserialize_str(text)
+    }
+}
+
+impl From<Listen> for fairq_host::server::Listen {
+    fn from(listen: Listen) -> fairq_host::server::Listen {
+        match listen {
+            Listen::Unix(path) => fairq_host::server::Listen::Unix(path),
+            Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
+        }
     }
 }
 
@@ -119,6 +134,11 @@ pub(crate) fn default_socket() -> PathBuf {
             || std::env::temp_dir().join(format!("fairq-{}.sock", user.as_raw())),
             |(directory, name)| directory.join(name),
         )
+}
+
+/// The control socket beside it.
+pub(crate) fn default_control() -> PathBuf {
+    default_socket().with_extension("ctl")
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ pub(crate) mod listen;
 pub(crate) mod policy;
 pub(crate) mod serial;
 pub(crate) mod tenant;
+pub(crate) mod weight;
 
 use device::{DeviceConfig, DeviceTable, Kind};
 use listen::Listen;
@@ -81,6 +82,12 @@ impl FromStr for CpuList {
     }
 }
 
+impl serde::Serialize for CpuList {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+    }
+}
+
 impl<'de> Deserialize<'de> for CpuList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CpuList, D::Error> {
         let text = crate::units::TextOrNumber { expecting: "a list of CPUs such as \"0-3,6\"", parse: str::parse };
@@ -89,7 +96,7 @@ impl<'de> Deserialize<'de> for CpuList {
 }
 
 /// Whether clients must use TLS.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TlsMode {
     /// No TLS.
@@ -101,7 +108,7 @@ pub(crate) enum TlsMode {
 }
 
 /// `[tls]`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct TlsTable {
     pub(crate) mode: Option<TlsMode>,
@@ -111,7 +118,7 @@ pub(crate) struct TlsTable {
 }
 
 /// `[limits]`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct LimitsTable {
     pub(crate) connections: Option<u32>,
@@ -120,7 +127,7 @@ pub(crate) struct LimitsTable {
 }
 
 /// What was written, in a file or as flags.
-#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Settings {
     #[serde(default, deserialize_with = "device_text_or_table")]
@@ -131,6 +138,9 @@ pub(crate) struct Settings {
     pub(crate) tenant: Vec<Spanned<TenantTable>>,
     #[serde(default)]
     pub(crate) listen: Vec<Listen>,
+    pub(crate) control: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) metrics: Vec<Listen>,
     pub(crate) stdio: Option<bool>,
     pub(crate) shards: Option<u32>,
     pub(crate) cpus: Option<CpuList>,
@@ -244,6 +254,8 @@ impl Settings {
             policy: overlay(self.policy, flags.policy, PolicyTable::overlaid),
             tenant,
             listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
+            control: flags.control.or(self.control),
+            metrics: if flags.metrics.is_empty() { self.metrics } else { flags.metrics },
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
@@ -273,6 +285,8 @@ pub(crate) struct Surroundings {
     pub(crate) inherited_sockets: usize,
     /// Where to listen if nothing is said.
     pub(crate) default_socket: PathBuf,
+    /// The control socket beside that.
+    pub(crate) default_control: PathBuf,
 }
 
 /// Where requests come from.
@@ -325,6 +339,10 @@ pub(crate) struct Plan {
     pub(crate) tenants: Vec<Tenant>,
     /// Where requests come from.
     pub(crate) source: Source,
+    /// The control socket.
+    pub(crate) control: Option<PathBuf>,
+    /// Where metrics are served.
+    pub(crate) metrics: Vec<Listen>,
     /// The CPU of each shard.
     pub(crate) cpus: Vec<usize>,
     /// TLS, if it is on.
@@ -337,7 +355,7 @@ pub(crate) struct Plan {
 
 impl Settings {
     /// Fills in the defaults and refuses what does not fit together.
-    pub(crate) fn plan(self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
+    pub(crate) fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let tenants = self.complete_tenants()?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
@@ -350,6 +368,8 @@ impl Settings {
             policy: self.policy.clone().unwrap_or_default().complete()?,
             tenants,
             source: self.source(surroundings)?,
+            control: self.control_socket(surroundings),
+            metrics: self.metrics.clone(),
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
             tls,
             limits: complete_limits(&self.limits)?,
@@ -382,6 +402,21 @@ impl Settings {
             }
         }
         tables.into_iter().map(TenantTable::complete).collect()
+    }
+
+    /// Where it is said, or beside the default socket if that is used.
+    fn control_socket(&self, surroundings: &Surroundings) -> Option<PathBuf> {
+        let is_default = self.listen.is_empty() && surroundings.inherited_sockets == 0 && self.stdio != Some(true);
+        self.control.clone().or_else(|| is_default.then(|| surroundings.default_control.clone()))
+    }
+
+    /// The same with tenants: those that are served if none is named.
+    pub(crate) fn with_tenants(mut self) -> Settings {
+        if self.tenant.is_empty() {
+            let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
+            self.tenant = DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
+        }
+        self
     }
 
     fn source(&self, surroundings: &Surroundings) -> Result<Source, Refusal> {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use fairq_core::CostModel;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Refusal;
 use super::serial::SerialKnobs;
@@ -11,7 +11,7 @@ use crate::pairs::{self, Pair};
 use crate::units::{Factor, Nanos, Size, TextOrNumber};
 
 /// The schedulers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PolicyName {
     /// First come, first served.
@@ -84,8 +84,17 @@ impl PolicyName {
         matches!(self, PolicyName::NassCfq | PolicyName::NassBfq | PolicyName::NassFlashFq | PolicyName::NassFiops)
     }
 
+    /// The keys that can be changed while it runs.
+    pub(crate) fn live_keys(self) -> &'static [&'static str] {
+        match self {
+            PolicyName::Mqfq | PolicyName::MqfqSerial => &["threshold"],
+            PolicyName::None | PolicyName::D2fq | PolicyName::Kyber | PolicyName::KyberFair => &[],
+            _ => &["slots"],
+        }
+    }
+
     /// The keys that mean something for it.
-    fn keys(self) -> Vec<&'static str> {
+    pub(crate) fn keys(self) -> Vec<&'static str> {
         let limits: &[&str] = if self.is_limited() { NASS_KEYS } else { &[] };
         [self.own_keys(), limits].concat()
     }
@@ -140,7 +149,7 @@ const NASS_KEYS: &[&str] = &[
 ];
 
 /// How MQFQ finds its virtual time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum VirtualTime {
     /// The tree of minima.
@@ -151,7 +160,7 @@ pub(crate) enum VirtualTime {
 }
 
 /// How MQFQ hands out dispatch slots.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SlotKind {
     /// The token tree.
@@ -189,6 +198,15 @@ impl FromStr for Unthrottle {
     }
 }
 
+impl Serialize for Unthrottle {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Unthrottle::Wheel => serializer.serialize_str("wheel"),
+            Unthrottle::Poll(ns) => serializer.collect_str(&format_args!("poll:{}", Nanos(*ns))),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Unthrottle {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unthrottle, D::Error> {
         let text = TextOrNumber { expecting: "\"wheel\" or \"poll:1us\"", parse: str::parse };
@@ -219,6 +237,15 @@ impl FromStr for Hl {
     }
 }
 
+impl Serialize for Hl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Hl::Dynamic => serializer.serialize_str("dynamic"),
+            Hl::Static(ratio) => serializer.collect_str(&format_args!("static-{ratio}")),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Hl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hl, D::Error> {
         deserializer.deserialize_str(TextOrNumber { expecting: "\"dynamic\" or \"static-3\"", parse: str::parse })
@@ -226,7 +253,7 @@ impl<'de> Deserialize<'de> for Hl {
 }
 
 /// How D2FQ finds its global virtual time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Tracker {
     /// One word with a holder.
@@ -264,7 +291,7 @@ pub(crate) struct D2fqKeys {
 }
 
 /// The policy as it is written.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct PolicyTable {
     pub(crate) name: Option<PolicyName>,

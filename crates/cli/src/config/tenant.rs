@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use fairq_core::Weight;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use super::Refusal;
 use super::device::SECTOR;
-use super::{Refusal, policy};
+use super::weight::WeightSource;
 use crate::pairs::{self, Pair};
 use crate::units::{Size, exact_size};
 
@@ -37,14 +38,13 @@ impl fmt::Display for Origin {
 }
 
 /// A tenant as it is written.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct TenantTable {
     pub(crate) name: String,
     pub(crate) size: Option<Size>,
     pub(crate) offset: Option<Size>,
-    #[serde(default, deserialize_with = "policy::weight")]
-    pub(crate) weight: Option<Weight>,
+    pub(crate) weight: Option<WeightSource>,
     pub(crate) path: Option<PathBuf>,
     pub(crate) create: Option<bool>,
     pub(crate) read_only: Option<bool>,
@@ -60,7 +60,7 @@ pub(crate) struct TenantTable {
 pub(crate) struct Tenant {
     /// Its name, and that of its export.
     pub(crate) name: String,
-    /// Its share relative to the others'.
+    /// Its share relative to the others', as it is now.
     pub(crate) weight: Weight,
     /// How much it has; if not said, an equal part of what is left.
     pub(crate) size: Option<u64>,
@@ -175,9 +175,13 @@ impl TenantTable {
             (None, Some(_), None) => return refuse("an offset needs a size: add size=10G, say".into()),
             _ => {}
         }
+        let weight = match self.weight.clone().unwrap_or_default().now() {
+            Ok(weight) => weight,
+            Err(text) => return refuse(text),
+        };
         Ok(Tenant {
             name: self.name,
-            weight: self.weight.unwrap_or_default(),
+            weight,
             size: self.size.map(|Size(bytes)| bytes),
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,

@@ -5,7 +5,12 @@ use super::policy::{PolicyName, SlotKind, Unthrottle, VirtualTime};
 use super::*;
 
 fn surroundings() -> Surroundings {
-    Surroundings { cpus: vec![0, 1], inherited_sockets: 0, default_socket: "/run/fairq.sock".into() }
+    Surroundings {
+        cpus: vec![0, 1],
+        inherited_sockets: 0,
+        default_socket: "/run/fairq.sock".into(),
+        default_control: "/run/fairq.ctl".into(),
+    }
 }
 
 fn plan(text: &str) -> Result<Plan, String> {

@@ -12,10 +12,11 @@ use fairq_core::{Port, PortId};
 use super::LoadFront;
 use crate::device::Device;
 use crate::direct::{Completed, DirectPath};
+use crate::interference::empty_matrix;
 use crate::path::Finished;
 use crate::shard::{Clock, Common, Front, Message, Wakers};
 use crate::shards::Shards;
-use crate::stats::TenantStats;
+use crate::stats::{ShardCounters, ShardReport, TenantStats};
 
 /// Starts a thread for each port, with the jobs that `front` gives it.
 pub(super) fn start<P: Port + 'static, D: Device>(
@@ -91,10 +92,16 @@ impl<P: Port, D: Device> Client<P, D> {
             match message {
                 Message::Front(()) => {}
                 // Whoever asked may have gone away meanwhile.
-                Message::Stats(reply) => drop(reply.send(self.stats.clone())),
+                Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
+                Message::Forget(_) => {}
                 Message::Stop => self.front.stop(),
             }
         }
+    }
+
+    fn report(&self) -> ShardReport {
+        let tenants = (0..).zip(self.stats.iter().cloned()).collect();
+        ShardReport { tenants, counters: ShardCounters::default(), matrix: empty_matrix() }
     }
 
     /// Counts what has ended.

@@ -619,6 +619,11 @@ impl Conn {
         }
     }
 
+    /// Whether it serves this flow.
+    pub fn is_of(&self, flow: FlowId) -> bool {
+        self.volume.flow == flow
+    }
+
     /// Takes no more requests, but answers those that are complete.
     pub fn drain(&mut self) {
         if self.state == State::Open {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fairq_core::Port;
+use fairq_core::{FlowId, Port};
 
 use crate::device::Device;
 use crate::memory::Region;
@@ -33,6 +33,13 @@ pub struct Connect {
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
+    /// This flow is no more: its connections end when they have answered what they have in flight, or at once.
+    Detach {
+        /// The flow.
+        flow: FlowId,
+        /// Whatever they wait for.
+        cut_off: bool,
+    },
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
 }
@@ -108,6 +115,15 @@ impl Front for NbdFront {
     ) {
         match message {
             Message::Connect(_) if self.stopping => drop(self.count.fetch_sub(1, Ordering::Relaxed)),
+            Message::Detach { flow, cut_off } => {
+                for index in 0..self.conns.len() {
+                    if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
+                        && let Some(conn) = self.touch(index)
+                    {
+                        if cut_off { conn.hang_up() } else { conn.drain() }
+                    }
+                }
+            }
             Message::HangUp => {
                 for index in 0..self.conns.len() {
                     if let Some(conn) = self.touch(index) {

@@ -13,6 +13,7 @@ use crate::device::any::{AnyDevice, DeviceSpec};
 use crate::device::harness::{Driver as Harness, command, place};
 use crate::device::tests::{nvme_soft, scratch};
 use crate::device::{Command, Queue};
+use crate::interference::Served;
 use crate::load::{self, Job, Path, Threads, Times};
 use crate::nvme::spec::{Sqe, admin, feature};
 use crate::shard::Common;
@@ -124,7 +125,8 @@ fn urgent_commands_go_first() {
 
 fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
     let wakers = Arc::new(Wakers::new(shards).unwrap());
-    Common { device, wakers, clock: Clock::default(), tags: 256, tenants: 1, fixed_buffers: 0 }
+    let served = Arc::new(Served::new(wakers.count()));
+    Common { device, wakers, clock: Clock::default(), tags: 256, tenants: 1, served, fixed_buffers: 0 }
 }
 
 /// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for ever. And on several

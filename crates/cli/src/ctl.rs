@@ -1,0 +1,252 @@
+//! `fairq ctl`: the control socket as commands.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
+use crate::config::{Refusal, listen};
+use crate::report::{align_right, plain_table, show_percent};
+use crate::units::{exact_size, show_bandwidth, show_count, show_duration};
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection to a server's control socket.
+pub(crate) struct Connection {
+    stream: BufReader<UnixStream>,
+    calls: u64,
+}
+
+/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one.
+pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
+    said.or_else(|| std::env::var_os("FAIRQ_CONTROL").map(PathBuf::from)).unwrap_or_else(listen::default_control)
+}
+
+impl Connection {
+    /// Connects to a server.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Connection> {
+        let stream = UnixStream::connect(path).with_context(|| {
+            format!("no server answers at {}: start it with --control {0}, or say --control PATH here", path.display())
+        })?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Connection { stream: BufReader::new(stream), calls: 0 })
+    }
+
+    /// Calls a method.
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+        self.calls += 1;
+        let request = json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
+        writeln!(self.stream.get_mut(), "{request}").context("the server does not take the request")?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line).context("the server does not answer")?;
+        if line.is_empty() {
+            bail!("the server ended the connection: only its own user and root may control it");
+        }
+        let mut answer: Value = serde_json::from_str(&line).context("what answers there is no fairq server")?;
+        match answer.get("error") {
+            Some(error) if error["code"] == json!(-32602) => {
+                Err(Refusal::new(error["message"].as_str().unwrap_or_default()).into())
+            }
+            Some(error) => bail!("{}", error["message"].as_str().unwrap_or_default()),
+            None => Ok(answer["result"].take()),
+        }
+    }
+}
+
+/// Carries out a command.
+pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
+    let (method, params) = call_of(&args.command)?;
+    let mut server = Connection::open(&socket(args.control))?;
+    let result = server.call(&method, params)?;
+    let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
+    std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    Ok(())
+}
+
+/// The call that a command stands for.
+fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
+    let (method, params) = match command {
+        CtlCommand::Status => ("status", json!({})),
+        CtlCommand::Tenants => ("tenants", json!({})),
+        CtlCommand::Add { tenant } => ("add", json!({ "tenant": tenant })),
+        CtlCommand::Remove { tenant } => ("remove", json!({ "tenant": tenant })),
+        CtlCommand::Weight { tenant, weight } => ("weight", json!({ "tenant": tenant, "weight": weight })),
+        CtlCommand::Policy => ("policy", json!({})),
+        CtlCommand::Params { params } => ("params", json!({ "params": params })),
+        CtlCommand::Listen { address } => ("listen", json!({ "address": address })),
+        CtlCommand::Unlisten { address } => ("unlisten", json!({ "address": address })),
+        CtlCommand::Interference => ("interference", json!({})),
+        CtlCommand::Config { command: ConfigCommand::Dump } => ("config.dump", json!({})),
+        CtlCommand::Config { command: ConfigCommand::Reload } => ("config.reload", json!({})),
+        CtlCommand::Drain { now } => ("drain", json!({ "now": now })),
+        CtlCommand::Call { method, params } => {
+            let params = params.as_deref().unwrap_or("{}");
+            let params = serde_json::from_str(params).map_err(|error| {
+                Refusal::new(format!("the parameters are not JSON: {error}: write {{\"tenant\": \"db\"}}"))
+            })?;
+            return Ok((method.clone(), params));
+        }
+    };
+    Ok((method.to_owned(), params))
+}
+
+/// What a person reads.
+fn text(command: &CtlCommand, result: &Value) -> String {
+    match command {
+        CtlCommand::Status => status(result),
+        CtlCommand::Tenants => tenants(result),
+        CtlCommand::Policy => policy(result),
+        CtlCommand::Interference => interference(result),
+        CtlCommand::Config { command: ConfigCommand::Dump } => result.as_str().unwrap_or_default().to_owned(),
+        CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
+        CtlCommand::Add { .. } => format!(
+            "added {}: {} at {}\n",
+            string(&result["tenant"]),
+            exact_size(result["size"].as_u64().unwrap_or(0)),
+            exact_size(result["offset"].as_u64().unwrap_or(0))
+        ),
+        CtlCommand::Remove { .. } => format!("removed {}\n", string(&result["tenant"])),
+        CtlCommand::Weight { .. } => {
+            format!("{}: weight {} -> {}\n", string(&result["tenant"]), result["from"], result["to"])
+        }
+        CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
+        CtlCommand::Unlisten { .. } => format!("listens no more on {}\n", string(&result["address"])),
+        CtlCommand::Drain { .. } => format!("draining: {} connections left\n", result["connections"]),
+        CtlCommand::Call { .. } => format!("{result:#}\n"),
+    }
+}
+
+fn string(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn status(result: &Value) -> String {
+    let list = |key: &str| {
+        let items = result[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().map(string).collect::<Vec<_>>().join(" ")
+    };
+    let state = &result["policy_state"];
+    let mut lines = vec![
+        ("server", format!("fairq {}, process {}", string(&result["version"]), result["pid"])),
+        ("up", format!("{:.0} s", number(&result["uptime_s"]))),
+        ("device", string(&result["device"])),
+        ("policy", string(&result["policy"])),
+        ("tenants", result["tenants"].to_string()),
+        ("connections", result["connections"].to_string()),
+        ("listening", list("listening")),
+    ];
+    if !state["slots"].is_null() {
+        lines.push(("slots", format!("{} of {} in use", state["slots_in_use"], state["slots"])));
+    }
+    if !state["class_weights"].is_null() {
+        let weights = &state["class_weights"];
+        lines
+            .push(("classes", format!("high {} medium {} low {}", weights["high"], weights["medium"], weights["low"])));
+    }
+    for (index, shard) in result["shards"].as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate() {
+        let operations = show_count(number(&shard["operations"]));
+        let text = format!(
+            "shard {index} on CPU {}: {} connections, {operations} requests",
+            shard["cpu"], shard["connections"]
+        );
+        lines.push((if index == 0 { "shards" } else { "" }, text));
+    }
+    if result["draining"] == json!(true) {
+        lines.push(("draining", "no more connections; it ends with the last".into()));
+    }
+    lines.iter().map(|(key, value)| format!("{key:<12} {value}\n")).collect()
+}
+
+fn tenants(result: &Value) -> String {
+    let mut table = plain_table();
+    table.set_header([
+        "tenant",
+        "weight",
+        "entitled",
+        "share",
+        "IOPS",
+        "bandwidth",
+        "p50",
+        "p99",
+        "queue",
+        "errors",
+        "size",
+    ]);
+    for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
+        let last = &tenant["last_second"];
+        let when = |text: String| if last.is_null() { "–".to_owned() } else { text };
+        table.add_row([
+            string(&tenant["name"]),
+            tenant["weight"].to_string(),
+            when(show_percent(number(&last["entitled"]))),
+            when(show_percent(number(&last["share"]))),
+            when(show_count(number(&last["iops"]))),
+            when(show_bandwidth(number(&last["bytes_per_s"]))),
+            when(show_duration(number(&last["p50_ns"]))),
+            when(show_duration(number(&last["p99_ns"]))),
+            format!("{}+{}", tenant["staged"], number(&tenant["in_flight"]) - number(&tenant["staged"])),
+            tenant["errors"].to_string(),
+            exact_size(tenant["size"].as_u64().unwrap_or(0)),
+        ]);
+    }
+    align_right(&mut table);
+    format!("{table}\n")
+}
+
+fn policy(result: &Value) -> String {
+    let list = |key: &str| {
+        let items = result[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        if items.is_empty() { "nothing".to_owned() } else { items.iter().map(string).collect::<Vec<_>>().join(", ") }
+    };
+    let written = result["params"].as_object().into_iter().flatten();
+    let written: Vec<String> = written.map(|(key, value)| format!("{key}={}", string(value))).collect();
+    let mut text = format!("policy       {}\n", string(&result["description"]));
+    if !written.is_empty() {
+        text += &format!("given        {}\n", written.join(" "));
+    }
+    text += &format!("live         {}\nrestart      {}\n", list("live"), list("needs_restart"));
+    let state = result["state"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    for (key, value) in state {
+        text += &format!("{:<12} {}\n", key.replace('_', " "), string(value));
+    }
+    text
+}
+
+fn changes(result: &Value) -> String {
+    let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if changes.is_empty() {
+        return "nothing differs\n".into();
+    }
+    let side = |value: &Value| if value.is_null() { "(nothing)".to_owned() } else { string(value) };
+    let line = |change: &Value| {
+        let done = if change["done"] == json!(true) { "" } else { "   needs a restart" };
+        format!("{}: {} -> {}{done}\n", string(&change["key"]), side(&change["from"]), side(&change["to"]))
+    };
+    changes.iter().map(line).collect()
+}
+
+fn interference(result: &Value) -> String {
+    let rows = result.as_object().into_iter().flatten();
+    let mut text = String::new();
+    for (victim, others) in rows {
+        let mut parts: Vec<(&String, f64)> =
+            others.as_object().into_iter().flatten().map(|(name, part)| (name, number(part))).collect();
+        parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let part = |(name, part): &(&String, f64)| {
+            let name = if *name == victim { "itself" } else { name.as_str() };
+            format!("{name} {}", show_percent(*part))
+        };
+        text += &format!("{victim} waited for: {}\n", parts.iter().map(part).collect::<Vec<_>>().join(", "));
+    }
+    if text.is_empty() { "nobody waited in the last ten seconds\n".into() } else { text }
+}

@@ -1,0 +1,267 @@
+//! The metrics, in the Prometheus text format.
+//!
+//! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device` and `shard`, and
+//! never two of the first and last together, so the number of series is so many per tenant plus so many per shard.
+//! At most [`MOST_TENANTS`] tenants have series of their own; what the others got is told together.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use fairq_core::FlowId;
+use fairq_host::interference::{GROUPS, group};
+use fairq_host::server::{Member, Roster, Status};
+use fairq_host::stats::TenantStats;
+
+use crate::config::Plan;
+use crate::status::Row;
+
+/// Tenants with series of their own.
+const MOST_TENANTS: usize = 500;
+/// Upper bounds of the buckets of latencies, in nanoseconds.
+const BUCKETS_NS: [u64; 14] = [
+    50_000,
+    100_000,
+    200_000,
+    400_000,
+    800_000,
+    1_600_000,
+    3_200_000,
+    6_400_000,
+    12_800_000,
+    25_600_000,
+    51_200_000,
+    102_400_000,
+    409_600_000,
+    1_638_400_000,
+];
+/// Who stands for all tenants without series of their own.
+const OTHERS: &str = "(others)";
+
+/// Families of samples.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    /// Begins a family.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes everything");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        let escape = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escape(value))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        writeln!(self.0, "{name}{labels} {value}").expect("a string takes everything");
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+}
+
+/// A tenant's numbers.
+struct Subject {
+    name: String,
+    weight: Option<u16>,
+    stats: TenantStats,
+    row: Option<Row>,
+}
+
+/// The tenants with series of their own, and the rest as one.
+fn subjects(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>) -> Vec<Subject> {
+    let stats = |member: &Member| now.totals.tenants[usize::from(member.number())].clone();
+    let (own, rest) = roster.members().split_at(roster.members().len().min(MOST_TENANTS));
+    let mut subjects: Vec<Subject> = own
+        .iter()
+        .map(|member| Subject {
+            name: member.tenant.name.clone(),
+            weight: Some(member.tenant.weight.get()),
+            stats: stats(member),
+            row: second.get(&member.flow).cloned(),
+        })
+        .collect();
+    if !rest.is_empty() {
+        let mut all = TenantStats::default();
+        rest.iter().for_each(|member| all.add(&stats(member)));
+        subjects.push(Subject { name: OTHERS.into(), weight: None, stats: all, row: None });
+    }
+    subjects
+}
+
+/// All metrics.
+pub(crate) fn text(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>, plan: &Plan) -> String {
+    let mut text = Text::default();
+    server(&mut text, now, roster, plan);
+    tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
+    shards(&mut text, now);
+    policy(&mut text, now);
+    interference(&mut text, now, roster);
+    text.0
+}
+
+fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
+    text.family("fairq_info", "gauge", "Always 1; its labels say what runs.");
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("policy", plan.policy.name.name()),
+        ("device", &plan.device.describe()),
+    ];
+    text.sample("fairq_info", &labels, 1.0);
+    text.one("fairq_uptime_seconds", "gauge", "Time since the server started.", now.elapsed.as_secs_f64());
+    text.one("fairq_tenants", "gauge", "Tenants being served.", roster.members().len() as f64);
+    text.one("fairq_draining", "gauge", "1 while no more connections are taken.", f64::from(u8::from(now.is_draining)));
+}
+
+fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
+    type Value = fn(&TenantStats) -> u64;
+    let ops: [(&str, Value); 3] =
+        [("read", |stats| stats.reads), ("write", |stats| stats.writes), ("other", |stats| stats.others)];
+    let name = "fairq_tenant_operations_total";
+    text.family(name, "counter", "Requests completed; long ones count by the piece.");
+    for subject in subjects {
+        for (op, value) in ops {
+            let labels = [("tenant", subject.name.as_str()), ("device", device), ("op", op)];
+            text.sample(name, &labels, value(&subject.stats) as f64);
+        }
+    }
+    let counters: [(&str, &str, Value, f64); 9] = [
+        ("fairq_tenant_read_bytes_total", "Bytes read.", |stats| stats.read_bytes, 1.0),
+        ("fairq_tenant_written_bytes_total", "Bytes written.", |stats| stats.written_bytes, 1.0),
+        ("fairq_tenant_errors_total", "Requests that the device failed.", |stats| stats.errors, 1.0),
+        ("fairq_tenant_staged_seconds_total", "Time requests waited in the scheduler.", |stats| stats.staged_ns, 1e-9),
+        ("fairq_tenant_device_seconds_total", "Time requests were on the device.", |stats| stats.device_ns, 1e-9),
+        (
+            "fairq_tenant_starved_seconds_total",
+            "Time during which requests waited in the scheduler and none was on the device.",
+            |stats| stats.starved_ns,
+            1e-9,
+        ),
+        ("fairq_tenant_in_flight", "Requests taken in and not yet completed.", |stats| stats.in_flight, 1.0),
+        ("fairq_tenant_queue_length", "Requests that wait in the scheduler.", |stats| stats.staged, 1.0),
+        ("fairq_tenant_latency_max_seconds", "The longest latency so far.", |stats| stats.latency_ns.max(), 1e-9),
+    ];
+    for (name, help, value, unit) in counters {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        text.family(name, kind, help);
+        for subject in subjects {
+            let labels = [("tenant", subject.name.as_str()), ("device", device)];
+            text.sample(name, &labels, value(&subject.stats) as f64 * unit);
+        }
+    }
+    type Gauge = fn(&Subject) -> Option<f64>;
+    let gauges: [(&str, &str, Gauge); 3] = [
+        ("fairq_tenant_weight", "The tenant's weight.", |subject| subject.weight.map(f64::from)),
+        (
+            "fairq_tenant_entitled_ratio",
+            "What its weight is of the weights of all who wanted something in the last second; 0 while idle.",
+            |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.entitled)),
+        ),
+        ("fairq_tenant_received_ratio", "What it got of all bytes in the last second.", |subject| {
+            subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.share))
+        }),
+    ];
+    for (name, help, value) in gauges {
+        text.family(name, "gauge", help);
+        for subject in subjects {
+            if let Some(value) = value(subject) {
+                text.sample(name, &[("tenant", subject.name.as_str()), ("device", device)], value);
+            }
+        }
+    }
+    latencies(text, subjects, device);
+}
+
+fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
+    text.family("fairq_tenant_latency_seconds", "histogram", "From a request's arrival to its completion.");
+    for Subject { name, stats, .. } in subjects {
+        let labels = [("tenant", name.as_str()), ("device", device)];
+        for bound in BUCKETS_NS {
+            let le = (bound as f64 * 1e-9).to_string();
+            let below = if stats.latency_ns.is_empty() { 0 } else { stats.latency_ns.count_between(0, bound) };
+            let labels = [labels[0], labels[1], ("le", le.as_str())];
+            text.sample("fairq_tenant_latency_seconds_bucket", &labels, below as f64);
+        }
+        let count = stats.latency_ns.len() as f64;
+        text.sample("fairq_tenant_latency_seconds_bucket", &[labels[0], labels[1], ("le", "+Inf")], count);
+        let sum = (stats.staged_ns + stats.device_ns) as f64 * 1e-9;
+        text.sample("fairq_tenant_latency_seconds_sum", &labels, sum);
+        text.sample("fairq_tenant_latency_seconds_count", &labels, count);
+    }
+}
+
+fn shards(text: &mut Text, now: &Status) {
+    let shards: Vec<String> = (0..now.totals.shards.len()).map(|shard| shard.to_string()).collect();
+    type Value = fn(&fairq_host::stats::ShardCounters) -> u64;
+    let counters: [(&str, &str, Value); 4] = [
+        ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
+        ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),
+        ("fairq_shard_turns_total", "Turns of the shard's loop.", |shard| shard.turns),
+        ("fairq_shard_sleeps_total", "Times the shard slept; each ended with a wake-up.", |shard| shard.sleeps),
+    ];
+    for (name, help, value) in counters {
+        text.family(name, "counter", help);
+        for (shard, counters) in shards.iter().zip(&now.totals.shards) {
+            text.sample(name, &[("shard", shard)], value(counters) as f64);
+        }
+    }
+    text.family("fairq_shard_issued_total", "counter", "Requests sent to the device, by queue class.");
+    for (shard, counters) in shards.iter().zip(&now.totals.shards) {
+        for (class, issued) in ["urgent", "high", "medium", "low"].iter().zip(counters.issued) {
+            text.sample("fairq_shard_issued_total", &[("shard", shard), ("class", class)], issued as f64);
+        }
+    }
+    text.family("fairq_shard_connections", "gauge", "Open connections.");
+    for (shard, connections) in shards.iter().zip(&now.connections) {
+        text.sample("fairq_shard_connections", &[("shard", shard)], *connections as f64);
+    }
+}
+
+fn policy(text: &mut Text, now: &Status) {
+    let fairq_core::Stats { virtual_time, slots, free_slots, throttles, blocks, wakes } = now.policy;
+    if let Some(time) = virtual_time {
+        text.one(
+            "fairq_policy_virtual_time_bytes",
+            "gauge",
+            "Virtual time, in bytes at weight 100; it wraps.",
+            time as f64,
+        );
+    }
+    if let (Some(slots), Some(free)) = (slots, free_slots) {
+        text.one("fairq_policy_slots", "gauge", "The most requests outstanding on the device (D).", slots as f64);
+        let used = slots.saturating_sub(free) as f64;
+        text.one("fairq_policy_slots_in_use", "gauge", "Slots that requests or shards hold.", used);
+    }
+    let help = "Times a shard stopped because its next request was too far ahead.";
+    text.one("fairq_policy_throttles_total", "counter", help, throttles as f64);
+    text.one("fairq_policy_blocks_total", "counter", "Times a shard stopped for want of a slot.", blocks as f64);
+    text.one("fairq_policy_wakes_total", "counter", "Wake-ups given to other shards.", wakes as f64);
+    if let Some(weights) = now.classes {
+        let name = "fairq_policy_class_weight";
+        text.family(name, "gauge", "The weight of each of the device's queue classes.");
+        for (class, weight) in [("high", weights.high), ("medium", weights.medium), ("low", weights.low)] {
+            text.sample(name, &[("class", class)], f64::from(weight));
+        }
+        let ratio = f64::from(weights.high) / f64::from(weights.low.max(1));
+        text.one("fairq_policy_hl_ratio", "gauge", "How much faster the high class is than the low one.", ratio);
+    }
+}
+
+fn interference(text: &mut Text, now: &Status, roster: &Roster) {
+    let name = "fairq_interference_seconds_total";
+    text.family(name, "counter", "Delay of sampled requests of a tenant while requests of another (by) were served.");
+    let mut names = vec![None; GROUPS];
+    for member in roster.members() {
+        let slot = &mut names[group(member.number())];
+        *slot = Some(if group(member.number()) == GROUPS - 1 { OTHERS } else { member.tenant.name.as_str() });
+    }
+    for (victim, row) in names.iter().zip(now.totals.matrix.iter()) {
+        for (by, ns) in names.iter().zip(row) {
+            if let (Some(victim), Some(by)) = (victim, by)
+                && *ns > 0
+            {
+                text.sample(name, &[("tenant", victim), ("by", by)], *ns as f64 * 1e-9);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What the operator of a running server sees and can do: the terminal, the control socket, the metrics.
+//!
+//! One [`Console`] holds what is known beside the server itself: the configuration in force, and what was counted up to the
+//! last second. It runs in the server's control thread; each change is checked, made by the server's
+//! [`Admin`], and only then written into the configuration that `config dump` shows.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fairq_core::FlowId;
+use fairq_host::interference::Matrix;
+use fairq_host::server::{self, Admin, Operator, Roster, Status};
+use fairq_host::stats::TenantStats;
+use sd_notify::NotifyState;
+
+use crate::config::{Plan, Settings, Source, Surroundings};
+use crate::status::{self, Row};
+
+mod changes;
+mod methods;
+pub(crate) mod metrics;
+mod rpc;
+
+/// Seconds over which interference is told.
+const INTERFERENCE_S: usize = 10;
+
+/// What is printed when the server listens there.
+pub(crate) type Greeting = Box<dyn Fn(&[server::Listen]) -> String>;
+
+/// What was given when the server was started, and holds until it ends.
+pub(crate) struct Given {
+    /// The configuration file, to be read again.
+    pub(crate) file: Option<PathBuf>,
+    /// The flags, which win over it.
+    pub(crate) flags: Settings,
+    /// The machine.
+    pub(crate) surroundings: Surroundings,
+}
+
+/// What the operator knows; see the module's text.
+pub(crate) struct Console {
+    given: Given,
+    plan: Plan,
+    /// The configuration in force.
+    settings: Settings,
+    /// The size of each of the device's files.
+    sizes: Vec<u64>,
+    welcome: Greeting,
+    /// What had been counted at the last full second.
+    last: (Duration, HashMap<FlowId, TenantStats>),
+    /// What happened in the last second.
+    second: HashMap<FlowId, Row>,
+    /// Interference at the last seconds, the oldest first.
+    matrices: VecDeque<Matrix>,
+}
+
+impl Console {
+    pub(crate) fn new(given: Given, plan: Plan, settings: Settings, sizes: Vec<u64>, welcome: Greeting) -> Console {
+        Console {
+            given,
+            plan,
+            settings,
+            sizes,
+            welcome,
+            last: (Duration::ZERO, HashMap::new()),
+            second: HashMap::new(),
+            matrices: VecDeque::new(),
+        }
+    }
+
+    /// Takes a second's numbers in; gives each tenant's row and what it is made of.
+    fn count(&mut self, now: &Status, roster: &Roster) -> (Vec<Row>, Vec<TenantStats>, f64) {
+        let (elapsed, earlier) = &self.last;
+        let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
+        let counted: Vec<TenantStats> = roster
+            .members()
+            .iter()
+            .map(|member| {
+                let stats = &now.totals.tenants[usize::from(member.number())];
+                earlier.get(&member.flow).map_or_else(|| stats.clone(), |earlier| stats.since(earlier))
+            })
+            .collect();
+        let names: Vec<(String, u16)> =
+            roster.members().iter().map(|member| (member.tenant.name.clone(), member.tenant.weight.get())).collect();
+        let rows = status::rows(&names, &counted, seconds);
+        let flows = || roster.members().iter().map(|member| member.flow);
+        self.second = flows().zip(rows.iter().cloned()).collect();
+        let stats = |member: &server::Member| now.totals.tenants[usize::from(member.number())].clone();
+        self.last = (now.elapsed, flows().zip(roster.members().iter().map(stats)).collect());
+        self.matrices.push_back(now.totals.matrix.clone());
+        if self.matrices.len() > INTERFERENCE_S {
+            self.matrices.pop_front();
+        }
+        (rows, counted, seconds)
+    }
+
+    /// Shows a second's numbers where somebody looks.
+    fn show(&self, now: &Status, rows: &[Row], counted: &[TenantStats], seconds: f64) {
+        let rows_of_terminal = status::terminal_rows();
+        if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
+            return;
+        }
+        // A terminal that went away is no reason to stop serving.
+        let _ = match rows_of_terminal.filter(|_| !self.plan.status) {
+            Some(rows_of_terminal) => {
+                let most = rows_of_terminal.saturating_sub(6).max(1);
+                status::redraw(&status::table(rows, most, &summary(now, counted, seconds)))
+            }
+            None => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(status::lines(rows, now.elapsed).as_bytes()).and_then(|()| out.flush())
+            }
+        };
+    }
+}
+
+impl Operator for Console {
+    fn ready(&mut self, listening: &[server::Listen]) {
+        notify(NotifyState::Ready);
+        // On standard output only if it is not the connection itself.
+        if self.plan.source != Source::Stdio {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{}", (self.welcome)(listening)).and_then(|()| out.flush());
+        }
+    }
+
+    fn second(&mut self, admin: &mut dyn Admin) {
+        self.follow_cgroups(admin);
+        let (now, roster) = (admin.status(), admin.roster());
+        // Every shard has answered.
+        notify(NotifyState::Watchdog);
+        let (rows, counted, seconds) = self.count(&now, &roster);
+        self.show(&now, &rows, &counted, seconds);
+    }
+
+    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {
+        rpc::answer(line, |method, params| self.method(admin, method, params))
+    }
+
+    fn metrics(&mut self, admin: &mut dyn Admin) -> String {
+        metrics::text(&admin.status(), &admin.roster(), &self.second, &self.plan)
+    }
+
+    fn reload(&mut self, admin: &mut dyn Admin) {
+        match self.reload_file(admin) {
+            Ok(changes) => {
+                for change in &changes {
+                    let changes::Change { key, from, to, done } = change;
+                    let (from, to) = (from.as_deref().unwrap_or("(nothing)"), to.as_deref().unwrap_or("(nothing)"));
+                    if *done {
+                        tracing::info!(key, from, to, "changed");
+                    } else {
+                        tracing::warn!(key, from, to, "not changed: this needs a restart");
+                    }
+                }
+                tracing::info!(changes = changes.len(), "read the configuration again");
+            }
+            Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
+        }
+    }
+
+    fn stopping(&mut self) {
+        notify(NotifyState::Stopping);
+        if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
+            println!("finishing what is in flight");
+        }
+    }
+}
+
+/// Tells the service manager, if there is one.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::debug!(%error, "the service manager does not listen");
+    }
+}
+
+/// The last line of the status.
+fn summary(now: &Status, counted: &[TenantStats], seconds: f64) -> String {
+    let operations: u64 = counted.iter().map(TenantStats::operations).sum();
+    let bytes: u64 = counted.iter().map(TenantStats::bytes).sum();
+    let errors: u64 = now.totals.tenants.iter().map(|tenant| tenant.errors).sum();
+    let connections = match now.connections.iter().sum() {
+        1 => "1 connection".to_owned(),
+        n => format!("{n} connections"),
+    };
+    let mut parts = vec![connections];
+    if operations > 0 {
+        parts.push(format!("{} IOPS", crate::units::show_count(operations as f64 / seconds)));
+        parts.push(crate::units::show_bandwidth(bytes as f64 / seconds));
+    }
+    if let (Some(slots), Some(free)) = (now.policy.slots, now.policy.free_slots) {
+        parts.push(format!("{} of {slots} slots in use", slots.saturating_sub(free)));
+    }
+    if errors > 0 {
+        parts.push(format!("{errors} failed"));
+    }
+    parts.join(" · ")
+}

@@ -1,0 +1,302 @@
+//! JSON-RPC 2.0 on lines: one request or batch a line, one answer a line.
+//!
+//! What a method takes is an object with named parameters, or nothing. The list of methods is data ([`METHODS`]), from which
+//! `rpc.discover` answers with an OpenRPC document and `docs/CONTROL.md` is made.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+/// One method, for those who look it up.
+pub(crate) struct Method {
+    pub(crate) name: &'static str,
+    /// What it does.
+    pub(crate) summary: &'static str,
+    pub(crate) params: &'static [Param],
+    /// What it gives.
+    pub(crate) result: &'static str,
+}
+
+/// A named parameter.
+pub(crate) struct Param {
+    pub(crate) name: &'static str,
+    /// Its JSON type.
+    pub(crate) kind: &'static str,
+    pub(crate) is_required: bool,
+    pub(crate) summary: &'static str,
+}
+
+const fn required(name: &'static str, kind: &'static str, summary: &'static str) -> Param {
+    Param { name, kind, is_required: true, summary }
+}
+
+const fn optional(name: &'static str, kind: &'static str, summary: &'static str) -> Param {
+    Param { name, kind, is_required: false, summary }
+}
+
+/// Every method there is.
+pub(crate) const METHODS: &[Method] = &[
+    Method { name: "rpc.discover", summary: "This list, as an OpenRPC document", params: &[], result: "the document" },
+    Method {
+        name: "status",
+        summary: "What the server is, and what it does now",
+        params: &[],
+        result: "version, uptime, device, policy and its state, shards, connections, addresses",
+    },
+    Method {
+        name: "tenants",
+        summary: "The tenants: weights, ranges, what each got since the start and in the last second",
+        params: &[],
+        result: "a list of tenants",
+    },
+    Method {
+        name: "add",
+        summary: "Adds a tenant, in a part of the device that nobody has now; what others left there is still there",
+        params: &[required("tenant", "string", "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; not with path")],
+        result: "the tenant's name, size and offset",
+    },
+    Method {
+        name: "remove",
+        summary: "Removes a tenant: its connections end when what they have in flight is answered, its data stay",
+        params: &[required("tenant", "string", "its name")],
+        result: "the tenant's name",
+    },
+    Method {
+        name: "weight",
+        summary: "Changes a tenant's weight, for requests that come from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required("weight", "string", "1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight"),
+        ],
+        result: "the tenant's name, and its weight before and now",
+    },
+    Method {
+        name: "policy",
+        summary: "How the device is shared: the policy, its parameters, which of them can be changed now, its state",
+        params: &[],
+        result: "name, parameters, live, state",
+    },
+    Method {
+        name: "params",
+        summary: "Changes parameters of the policy; if one of them needs a restart, none is changed",
+        params: &[required("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
+        result: "what changed, from what, to what",
+    },
+    Method {
+        name: "listen",
+        summary: "Listens somewhere else too",
+        params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
+        result: "the address, with the port that was chosen",
+    },
+    Method {
+        name: "unlisten",
+        summary: "Listens there no more; connections made there go on",
+        params: &[required("address", "string", "as it stands in status")],
+        result: "the address",
+    },
+    Method {
+        name: "interference",
+        summary: "Who hurts whom: the part of each tenant's delay during which each other was served, over ten seconds",
+        params: &[],
+        result: "for each tenant that waited, the others' parts of its delay",
+    },
+    Method {
+        name: "config.dump",
+        summary: "The configuration as it is in force: file, flags, and what was changed since",
+        params: &[],
+        result: "the TOML text",
+    },
+    Method {
+        name: "config.reload",
+        summary: "Reads the configuration file again and makes the server so; a bad file changes nothing",
+        params: &[],
+        result: "what differs, from what, to what, and whether it holds now or needs a restart",
+    },
+    Method {
+        name: "drain",
+        summary: "Takes no more connections and ends when the last client has gone",
+        params: &[optional("now", "boolean", "end as at SIGTERM: finish what is in flight and cut off who stays")],
+        result: "the number of connections that are waited for",
+    },
+];
+
+/// Why a call was refused.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    code: i32,
+    message: String,
+}
+
+impl Fault {
+    /// The server could not do it; the text says why and what to do.
+    pub(crate) fn refused(text: impl ToString) -> Fault {
+        Fault { code: 1, message: text.to_string() }
+    }
+
+    /// The parameters make no sense.
+    pub(crate) fn params(text: impl ToString) -> Fault {
+        Fault { code: -32602, message: text.to_string() }
+    }
+
+    /// There is no such method.
+    pub(crate) fn no_method(name: &str) -> Fault {
+        let near = METHODS.iter().map(|method| (strsim::jaro_winkler(method.name, name), method.name));
+        let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness > 0.8);
+        let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| format!("did you mean {name}?"));
+        Fault { code: -32601, message: format!("there is no method {name}: {hint}") }
+    }
+
+    /// What is wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    fn value(&self) -> Value {
+        json!({ "code": self.code, "message": self.message })
+    }
+}
+
+/// Reads a method's parameters.
+pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
+    let given = if given.is_null() { Value::Object(Map::new()) } else { given };
+    if !given.is_object() {
+        return Err(Fault::params("parameters have names: send an object"));
+    }
+    serde_json::from_value(given).map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
+}
+
+/// Answers a line; `None` if nobody waits for an answer.
+pub(crate) fn answer(line: &str, mut call: impl FnMut(&str, Value) -> Result<Value, Fault>) -> Option<String> {
+    let parsed: Value = match serde_json::from_str(line) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let fault = Fault { code: -32700, message: format!("not JSON: {error}: send one request a line") };
+            return Some(failed(Value::Null, &fault).to_string());
+        }
+    };
+    match parsed {
+        Value::Array(batch) if batch.is_empty() => Some(failed(Value::Null, &invalid("an empty batch")).to_string()),
+        Value::Array(batch) => {
+            let answers: Vec<Value> = batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
+            (!answers.is_empty()).then(|| Value::Array(answers).to_string())
+        }
+        request => one(request, &mut call).map(|answer| answer.to_string()),
+    }
+}
+
+fn invalid(text: &str) -> Fault {
+    Fault {
+        code: -32600,
+        message: format!(
+            "{text} is not a request: send {{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"status\"}}, for example"
+        ),
+    }
+}
+
+fn failed(id: Value, fault: &Fault) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "error": fault.value() })
+}
+
+/// Carries out one request; one without an id is not answered.
+fn one(request: Value, call: &mut impl FnMut(&str, Value) -> Result<Value, Fault>) -> Option<Value> {
+    let Value::Object(mut request) = request else { return Some(failed(Value::Null, &invalid("this"))) };
+    let id = request.remove("id");
+    let valid_id = id.as_ref().is_none_or(|id| id.is_string() || id.is_number() || id.is_null());
+    let version = request.get("jsonrpc").and_then(Value::as_str) == Some("2.0");
+    let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id) else {
+        return Some(failed(id.filter(|_| valid_id).unwrap_or(Value::Null), &invalid("this")));
+    };
+    let result = call(&method.clone(), request.remove("params").unwrap_or(Value::Null));
+    let id = id?;
+    Some(match result {
+        Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
+        Err(fault) => failed(id, &fault),
+    })
+}
+
+/// The list of methods as an OpenRPC document.
+pub(crate) fn discover() -> Value {
+    let param = |param: &Param| {
+        json!({
+            "name": param.name,
+            "summary": param.summary,
+            "required": param.is_required,
+            "schema": { "type": param.kind },
+        })
+    };
+    let method = |method: &Method| {
+        json!({
+            "name": method.name,
+            "summary": method.summary,
+            "paramStructure": "by-name",
+            "params": method.params.iter().map(param).collect::<Vec<_>>(),
+            "result": { "name": "result", "summary": method.result, "schema": {} },
+        })
+    };
+    json!({
+        "openrpc": "1.3.2",
+        "info": { "title": "fairq", "version": env!("CARGO_PKG_VERSION") },
+        "methods": METHODS.iter().map(method).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(method: &str, params: Value) -> Result<Value, Fault> {
+        match method {
+            "echo" => Ok(params),
+            "discover" => Ok(discover()),
+            name => Err(Fault::no_method(name)),
+        }
+    }
+
+    fn ask(line: &str) -> Option<Value> {
+        answer(line, call).map(|answer| serde_json::from_str(&answer).unwrap())
+    }
+
+    fn code(line: &str) -> i64 {
+        ask(line).unwrap()["error"]["code"].as_i64().unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_by_the_rules() {
+        let echo = ask(r#"{"jsonrpc":"2.0","id":"x","method":"echo","params":{"a":1}}"#).unwrap();
+        assert_eq!(echo, json!({ "jsonrpc": "2.0", "id": "x", "result": { "a": 1 } }));
+        assert_eq!(ask(r#"{"jsonrpc":"2.0","method":"echo"}"#), None, "a notification");
+        assert_eq!(ask(r#"[{"jsonrpc":"2.0","method":"echo"}]"#), None);
+        let batch = r#"[{"jsonrpc":"2.0","id":1,"method":"echo"},{"jsonrpc":"2.0","method":"echo"},1]"#;
+        let batch = ask(batch).unwrap();
+        assert_eq!((batch.as_array().unwrap().len(), &batch[0]["id"], &batch[1]["id"]), (2, &json!(1), &Value::Null));
+        assert_eq!(code("{"), -32700);
+        assert_eq!(code("[]"), -32600);
+        assert_eq!(code(r#"{"id":1,"method":"echo"}"#), -32600, "no version");
+        assert_eq!(code(r#"{"jsonrpc":"2.0","id":{},"method":"echo"}"#), -32600);
+        assert_eq!(code(r#"{"jsonrpc":"2.0","id":1,"method":"tenant"}"#), -32601);
+        assert_eq!(Fault::no_method("tenant").message, "there is no method tenant: did you mean tenants?");
+        assert_eq!(Fault::no_method("xyz").message, "there is no method xyz: rpc.discover lists them");
+    }
+
+    #[test]
+    fn parameters_are_named_and_known() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct One {
+            #[allow(dead_code)]
+            now: Option<bool>,
+        }
+        let refused = |given: Value| params::<One>(given).unwrap_err();
+        assert!(params::<One>(Value::Null).is_ok());
+        assert_eq!(refused(json!([true])).code, -32602);
+        let typo = refused(json!({ "nwo": true })).message;
+        assert!(typo.contains("unknown key `nwo`; did you mean `now`?"), "{typo}");
+    }
+
+    #[test]
+    fn the_list_names_each_method_once() {
+        let document = discover();
+        let names: Vec<_> = document["methods"].as_array().unwrap().iter().map(|method| &method["name"]).collect();
+        assert_eq!(names.len(), METHODS.len());
+        assert!((1..names.len()).all(|index| !names[..index].contains(&names[index])));
+    }
+}

@@ -1,0 +1,107 @@
+//! `fairq top`: a server's tenants on the whole terminal, once a second.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use serde_json::json;
+
+use crate::args::TopArgs;
+use crate::config::Refusal;
+use crate::ctl::{Connection, socket};
+
+mod model;
+mod view;
+
+use model::Look;
+use view::Screen;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Shows a server until told to end, or once.
+pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
+    let mut server = Connection::open(&socket(args.control))?;
+    let mut look = Look::at(&mut server)?;
+    if args.json {
+        return print(&format!("{:#}", look.json()));
+    }
+    if args.once {
+        look.sort(model::Order::default());
+        let height = look.tenants.len() as u16 + 5;
+        let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
+        let width = if columns >= 80 { columns } else { 120 };
+        let text = view::text(&look, &Screen::default(), width, height);
+        // Its last line is the keys, of which there are none.
+        return print(text.rsplit_once('\n').map_or("", |(above, _)| above));
+    }
+    if !std::io::stdout().is_terminal() {
+        return Err(Refusal::new("standard output is no terminal: say --once or --json").into());
+    }
+    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
+    let result = show(&mut terminal, &mut server, look);
+    ratatui::restore();
+    result
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{}", text.trim_end()).context("cannot print")
+}
+
+/// Looks, draws and takes keys until `q`.
+fn show(terminal: &mut ratatui::DefaultTerminal, server: &mut Connection, mut look: Look) -> anyhow::Result<()> {
+    let mut screen = Screen::default();
+    let mut next = Instant::now() + PERIOD;
+    loop {
+        look.sort(screen.order);
+        screen.selected = screen.selected.min(look.tenants.len().saturating_sub(1));
+        terminal.draw(|frame| view::draw(&look, &screen, frame.area(), frame.buffer_mut()))?;
+        if event::poll(next.saturating_duration_since(Instant::now()))? {
+            if let Event::Key(key) = event::read()?
+                && key.kind == KeyEventKind::Press
+                && !press(key, &mut screen, &look, server)?
+            {
+                return Ok(());
+            }
+            continue;
+        }
+        next = Instant::now() + PERIOD;
+        if !screen.is_paused {
+            look = Look::at(server)?;
+        }
+    }
+}
+
+/// Does what a key stands for; false to end.
+fn press(key: KeyEvent, screen: &mut Screen, look: &Look, server: &mut Connection) -> anyhow::Result<bool> {
+    screen.complaint = None;
+    let ends = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    if let Some(typed) = screen.typed.as_mut().filter(|_| !ends) {
+        match key.code {
+            KeyCode::Char(digit) if digit.is_ascii_digit() && typed.len() < 5 => typed.push(digit),
+            KeyCode::Backspace => drop(typed.pop()),
+            KeyCode::Esc => screen.typed = None,
+            KeyCode::Enter => {
+                let weight = screen.typed.take().unwrap_or_default();
+                if let Some(tenant) = look.tenants.get(screen.selected).filter(|_| !weight.is_empty()) {
+                    let set = server.call("weight", json!({ "tenant": tenant.name, "weight": weight }));
+                    screen.complaint = set.err().map(|error| error.to_string());
+                }
+            }
+            _ => {}
+        }
+        return Ok(true);
+    }
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return Ok(false),
+        KeyCode::Char('c') if ends => return Ok(false),
+        KeyCode::Char('s') => screen.order = screen.order.next(),
+        KeyCode::Char(' ' | 'p') => screen.is_paused = !screen.is_paused,
+        KeyCode::Char('w') => screen.typed = Some(String::new()),
+        KeyCode::Down | KeyCode::Char('j') => screen.selected += 1,
+        KeyCode::Up | KeyCode::Char('k') => screen.selected = screen.selected.saturating_sub(1),
+        _ => {}
+    }
+    Ok(true)
+}

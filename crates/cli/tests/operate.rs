@@ -1,0 +1,490 @@
+//! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading, metrics.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+fn fairq(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
+    command
+        .args(args)
+        .env_remove("FAIRQ_LOG")
+        .env_remove("FAIRQ_CONTROL")
+        .env_remove("LISTEN_FDS")
+        .stdin(Stdio::null());
+    command
+}
+
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A server in a folder of its own; killed if its test fails.
+struct Server {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const CONFIG: &str = r#"
+device = "ram,size=64M"
+policy = "mqfq:T=64k"
+shards = 2
+
+[[tenant]]
+name = "db"
+size = "16M"
+weight = 300
+
+[[tenant]]
+name = "web"
+size = "16M"
+"#;
+
+impl Server {
+    /// Serves this configuration, with the flags given.
+    fn start(config: &str, flags: &[&str]) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("fairq.toml"), config).unwrap();
+        let listen = format!("unix:{}", path("sock"));
+        let args = ["serve", "--config", &path("fairq.toml"), "--listen", &listen, "--control", &path("ctl")];
+        let mut command = fairq(&[&args, flags].concat());
+        let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let server = Server { process, folder };
+        until("the server listens", || UnixStream::connect(server.path("ctl")).ok());
+        server
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        let control = self.path("ctl").display().to_string();
+        fairq(&[&["ctl", "--control", &control], args].concat()).output().unwrap()
+    }
+
+    /// What a command prints; it must succeed.
+    fn said(&self, args: &[&str]) -> String {
+        let Output { status, stdout, stderr } = self.ctl(args);
+        assert!(status.success(), "{args:?}: {}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).unwrap()
+    }
+
+    /// What a command says on failing.
+    fn refused(&self, args: &[&str]) -> (i32, String) {
+        let Output { status, stderr, .. } = self.ctl(args);
+        (status.code().unwrap(), String::from_utf8(stderr).unwrap())
+    }
+
+    fn tenants(&self) -> Vec<(String, u64, u64, u64)> {
+        let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
+        let number = |tenant: &Value, key: &str| tenant[key].as_u64().unwrap();
+        let one = |tenant: &Value| {
+            let name = tenant["name"].as_str().unwrap().to_owned();
+            (name, number(tenant, "weight"), number(tenant, "offset") >> 20, number(tenant, "size") >> 20)
+        };
+        list.as_array().unwrap().iter().map(one).collect()
+    }
+
+    fn weight(&self, name: &str) -> u64 {
+        self.tenants().into_iter().find(|tenant| tenant.0 == name).map_or(0, |tenant| tenant.1)
+    }
+
+    /// A load on one tenant, by another process.
+    fn load(&self, tenant: &str, seconds: &str) -> Child {
+        let uri = format!("nbd+unix:///{tenant}?socket={}", self.path("sock").display());
+        let job = format!("{tenant}=depth:8");
+        let args = ["bench", "--connect", &uri, "--tenant", &job, "--seconds", seconds, "--warmup", "0s", "--json"];
+        fairq(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn connections(&self) -> u64 {
+        let status: Value = serde_json::from_str(&self.said(&["status", "--json"])).unwrap();
+        status["connections"].as_u64().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    fn end(&mut self) -> i32 {
+        until("the server ends", || self.process.try_wait().unwrap()).code().unwrap()
+    }
+}
+
+fn tenant(name: &str, weight: u64, offset: u64, size: u64) -> (String, u64, u64, u64) {
+    (name.to_owned(), weight, offset, size)
+}
+
+#[test]
+fn tenants_come_and_go_and_change_while_the_server_runs() {
+    let server = Server::start(CONFIG, &[]);
+    assert_eq!(server.tenants(), [tenant("db", 300, 0, 16), tenant("web", 100, 16, 16)]);
+    assert_eq!(server.said(&["add", "batch=8M,weight=50"]), "added batch: 8M at 32M\n");
+    assert_eq!(server.said(&["weight", "web", "400"]), "web: weight 100 -> 400\n");
+    assert_eq!(server.said(&["remove", "db"]), "removed db\n");
+    assert_eq!(server.said(&["add", "db=4M"]), "added db: 4M at 0\n");
+    assert_eq!(server.tenants(), [tenant("web", 400, 16, 16), tenant("batch", 50, 32, 8), tenant("db", 100, 0, 4)]);
+    assert!(server.said(&["tenants"]).contains("batch"));
+    assert!(server.said(&["status"]).contains("mqfq D=64 T=64k"));
+
+    let (code, text) = server.refused(&["add", "batch=8M"]);
+    assert!(code == 1 && text.contains("tenant batch: there is one already"), "{code} {text}");
+    let (code, text) = server.refused(&["add", "huge=1G"]);
+    assert!(code == 1 && text.contains("tenant huge wants 1G, but"), "{code} {text}");
+    let (code, text) = server.refused(&["add", "x,wieght=3"]);
+    assert!(code == 2 && text.contains("unknown key `wieght`; did you mean `weight`?"), "{code} {text}");
+    let (code, text) = server.refused(&["weight", "nobody", "7"]);
+    assert!(code == 1 && text == "fairq: there is no tenant nobody\n", "{code} {text}");
+    let (code, text) = server.refused(&["weight", "web", "0"]);
+    assert!(code == 2 && text.contains("`0` is not a weight"), "{code} {text}");
+    let (code, text) = server.refused(&["remove", "nobody"]);
+    assert!(code == 1 && text.contains("there is no tenant nobody"), "{code} {text}");
+    assert_eq!(server.tenants().len(), 3);
+
+    // What is in force could be given to another server.
+    let dump = server.said(&["config", "dump"]);
+    let mut other = Server::start(&dump.replace(&*server.path("").to_string_lossy(), "/nowhere/"), &[]);
+    assert_eq!(other.tenants(), server.tenants());
+    other.signal(Signal::TERM);
+    assert_eq!(other.end(), 0);
+}
+
+#[test]
+fn a_removed_tenants_clients_end_and_the_others_go_on() {
+    let server = Server::start(CONFIG, &[]);
+    let mut web = server.load("web", "60s");
+    let mut db = server.load("db", "3s");
+    until("both are connected", || (server.connections() >= 2).then_some(()));
+    server.said(&["weight", "db", "1"]);
+    server.said(&["remove", "web"]);
+    let status = until("the removed tenant's client ends", || web.try_wait().unwrap());
+    assert!(!status.success(), "it lost its server");
+    let status = until("the other's client ends", || db.try_wait().unwrap());
+    assert!(status.success());
+    until("no connection is left", || (server.connections() == 0).then_some(()));
+    // The slot is another's now, and nothing of the old tenant is counted for it.
+    server.said(&["add", "new=16M"]);
+    let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+    assert_eq!((&list[1]["name"], &list[1]["reads"], &list[1]["in_flight"]), (&json!("new"), &json!(0), &json!(0)));
+    assert!(list[0]["reads"].as_u64().unwrap() > 0);
+    let mut new = server.load("new", "200ms");
+    assert!(until("its client ends", || new.try_wait().unwrap()).success());
+}
+
+#[test]
+fn parameters_change_live_or_not_at_all() {
+    let server = Server::start(CONFIG, &[]);
+    assert_eq!(server.said(&["params", "threshold=128k"]), "policy.threshold: 64k -> 128k\n");
+    assert!(server.said(&["policy"]).contains("policy       mqfq D=64 T=128k"));
+    let (code, text) = server.refused(&["params", "threshold=1M,slots=8"]);
+    assert!(code == 1 && text.contains("slots of mqfq is built in at the start"), "{code} {text}");
+    assert!(server.said(&["policy"]).contains("T=128k"), "nothing was changed");
+    let (code, text) = server.refused(&["params", "budget=1M"]);
+    assert!(code == 2 && text.contains("mqfq takes no `budget`"), "{code} {text}");
+    let serial = Server::start(CONFIG, &["--policy", "sfqd:D=4"]);
+    assert_eq!(serial.said(&["params", "D=9"]), "policy.slots: 4 -> 9\n");
+    let policy: Value = serde_json::from_str(&serial.said(&["policy", "--json"])).unwrap();
+    assert_eq!(policy["state"]["slots"], json!(9));
+}
+
+#[test]
+fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
+    let server = Server::start(CONFIG, &[]);
+    let file = server.path("fairq.toml");
+    assert_eq!(server.said(&["config", "reload"]), "nothing differs\n");
+    std::fs::write(&file, CONFIG.replace("weight = 300", "wieght = 300")).unwrap();
+    let (code, text) = server.refused(&["config", "reload"]);
+    assert!(
+        code == 1 && text.contains("fairq.toml:9:1: unknown key `wieght`; did you mean `weight`?"),
+        "{code} {text}"
+    );
+    assert_eq!(server.weight("db"), 300);
+    let new = CONFIG
+        .replace("weight = 300", "weight = 200")
+        .replace("T=64k", "T=32k,D=8")
+        .replace("shards = 2", "shards = 1")
+        .replace("name = \"web\"\nsize = \"16M\"", "name = \"mail\"\nsize = \"8M\"");
+    std::fs::write(&file, &new).unwrap();
+    let said = server.said(&["config", "reload"]);
+    let expected = [
+        "policy.slots: (nothing) -> 8   needs a restart",
+        "policy.threshold: 64k -> 32k",
+        "shards: 2 -> 1   needs a restart",
+        "tenant.db.weight: 300 -> 200",
+        "tenant.mail.name: (nothing) -> mail",
+        "tenant.mail.size: (nothing) -> 8M",
+        "tenant.web.name: web -> (nothing)",
+        "tenant.web.size: 16M -> (nothing)",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(server.tenants(), [tenant("db", 200, 0, 16), tenant("mail", 100, 16, 8)]);
+    assert!(server.said(&["policy"]).contains("mqfq D=64 T=32k"));
+    std::fs::write(&file, new.replace("weight = 200", "weight = 250")).unwrap();
+    server.signal(Signal::HUP);
+    until("the signal is heard", || (server.weight("db") == 250).then_some(()));
+}
+
+#[test]
+fn a_weight_follows_a_cgroup() {
+    let cgroup = tempfile::tempdir().unwrap();
+    let weight = |weight: &str| std::fs::write(cgroup.path().join("io.weight"), format!("default {weight}\n")).unwrap();
+    weight("250");
+    let server = Server::start(CONFIG, &[]);
+    let source = format!("cgroup:{}", cgroup.path().display());
+    assert_eq!(server.said(&["weight", "web", &source]), "web: weight 100 -> 250\n");
+    weight("700");
+    until("the weight is followed", || (server.weight("web") == 700).then_some(()));
+    std::fs::remove_file(cgroup.path().join("io.weight")).unwrap();
+    assert!(server.said(&["config", "dump"]).contains(&source));
+    assert_eq!(server.weight("web"), 700, "the last weight stays");
+}
+
+#[test]
+fn a_server_that_drains_ends_with_its_last_client() {
+    let mut server = Server::start(CONFIG, &[]);
+    let mut client = server.load("db", "2s");
+    until("it is connected", || (server.connections() >= 1).then_some(()));
+    assert!(server.said(&["drain"]).starts_with("draining: "));
+    assert!(server.said(&["status"]).contains("no more connections"));
+    until("it takes no more connections", || UnixStream::connect(server.path("sock")).err());
+    assert!(until("the client ends", || client.try_wait().unwrap()).success());
+    assert_eq!(server.end(), 0);
+    assert!(!server.path("ctl").exists() && !server.path("sock").exists(), "sockets vanish with the server");
+    let mut idle = Server::start(CONFIG, &[]);
+    idle.said(&["drain", "--now"]);
+    assert_eq!(idle.end(), 0);
+}
+
+#[test]
+fn listeners_come_and_go() {
+    let server = Server::start(CONFIG, &[]);
+    let address = format!("unix:{}", server.path("second").display());
+    server.said(&["listen", &address]);
+    assert!(UnixStream::connect(server.path("second")).is_ok());
+    server.said(&["unlisten", &address]);
+    until("its name is gone", || (!server.path("second").exists()).then_some(()));
+    let (code, text) = server.refused(&["unlisten", &address]);
+    assert!(code == 1 && text.contains("does not listen on"), "{code} {text}");
+    assert!(server.refused(&["listen", "nonsense"]).1.contains("says neither unix:PATH nor tcp:"));
+}
+
+#[test]
+fn the_control_socket_speaks_json_rpc_to_its_user_only() {
+    let server = Server::start(CONFIG, &[]);
+    let mode = std::fs::metadata(server.path("ctl")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+    let mut ask = |line: &str| {
+        writeln!(stream.get_mut(), "{line}").unwrap();
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    let document = ask(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.discover"}"#);
+    let methods = document["result"]["methods"].as_array().unwrap().clone();
+    // What is listed is there, whatever it says to a call without parameters. `drain` would end it.
+    for method in methods.iter().map(|method| method["name"].as_str().unwrap()).filter(|name| *name != "drain") {
+        let answer = ask(&json!({ "jsonrpc": "2.0", "id": method, "method": method }).to_string());
+        assert_ne!(answer["error"]["code"], json!(-32601), "{method}");
+        assert_eq!(answer["id"], json!(method));
+    }
+    assert_eq!(ask("nonsense")["error"]["code"], json!(-32700));
+    let typo = ask(r#"{"jsonrpc":"2.0","id":1,"method":"remove","params":{"name":"db"}}"#);
+    assert_eq!(typo["error"]["code"], json!(-32602));
+    let absent = fairq(&["ctl", "--control", "/nonexistent", "status"]).output().unwrap();
+    let text = String::from_utf8(absent.stderr).unwrap();
+    assert!(text.starts_with("fairq: no server answers at /nonexistent: start it with --control"), "{text}");
+}
+
+/// The body of a page.
+fn get(address: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+/// The value of a sample.
+fn sample(metrics: &str, name: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[test]
+fn metrics_are_what_prometheus_expects() {
+    // A free port: bound once, so that the system does not give it to others right away.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let server = Server::start(CONFIG, &["--metrics", &format!("tcp:{address}"), "--device", "ram,size=64M"]);
+    let mut client = server.load("db", "1500ms");
+    assert!(until("the client ends", || client.try_wait().unwrap()).success());
+    let (head, metrics) = get(&address, "/metrics");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("text/plain; version=0.0.4"), "{head}");
+    let db = |name: &str, rest: &str| sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram 64M\"{rest}}}"));
+    let reads = db("fairq_tenant_operations_total", ",op=\"read\"").unwrap();
+    assert!(reads > 0.0);
+    assert_eq!(db("fairq_tenant_read_bytes_total", ""), Some(reads * 4096.0));
+    assert_eq!(db("fairq_tenant_latency_seconds_count", ""), Some(reads));
+    assert_eq!(db("fairq_tenant_latency_seconds_bucket", ",le=\"+Inf\""), Some(reads));
+    assert_eq!(db("fairq_tenant_weight", ""), Some(300.0));
+    let by_shard =
+        ["0", "1"].map(|shard| sample(&metrics, &format!("fairq_shard_operations_total{{shard=\"{shard}\"}}")));
+    assert_eq!(by_shard.map(Option::unwrap).iter().sum::<f64>(), reads);
+    assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
+    let own = "fairq_interference_seconds_total{tenant=\"db\",by=\"db\"}";
+    assert!(sample(&metrics, own).unwrap() > 0.0, "it waited for itself");
+    assert!(get(&address, "/").0.starts_with("HTTP/1.1 404"));
+    check_with_promtool(&metrics);
+}
+
+/// What Prometheus' own tool says, if it is there.
+fn check_with_promtool(metrics: &str) {
+    let Ok(mut promtool) = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+    else {
+        return eprintln!("no promtool: the format was not checked by it");
+    };
+    promtool.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
+    let Output { status, stdout, stderr } = promtool.wait_with_output().unwrap();
+    let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    assert!(status.success() && said.is_empty(), "{said}\n{metrics}");
+}
+
+#[test]
+fn the_example_of_the_default_socket_works_without_saying_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let with_runtime = |args: &[&str]| {
+        let mut command = fairq(args);
+        command.env("XDG_RUNTIME_DIR", folder.path());
+        command
+    };
+    let mut command = with_runtime(&["serve", "--device", "ram,size=8M"]);
+    let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let server = Server { process, folder: tempfile::tempdir().unwrap() };
+    until("the server listens", || UnixStream::connect(folder.path().join("fairq.ctl")).ok());
+    let output = with_runtime(&["ctl", "tenants"]).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("gold"));
+    drop(server);
+    assert!(Path::new(folder.path()).exists());
+}
+
+#[test]
+fn top_shows_what_there_is() {
+    let server = Server::start(CONFIG, &[]);
+    let control = server.path("ctl").display().to_string();
+    let top = |args: &[&str]| {
+        let output = fairq(&[&["top", "--control", &control], args].concat()).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let (code, text) = top(&["--once"]);
+    assert!(code == 0 && text.contains("db           300 idle") && !text.contains("q quit"), "{text}");
+    let (code, text) = top(&["--json"]);
+    let look: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &look["tenants"][1]["name"], &look["status"]["device"]), (0, &json!("web"), &json!("ram 64M")));
+    let (code, text) = top(&[]);
+    assert!(code == 2 && text.contains("standard output is no terminal: say --once or --json"), "{text}");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let said = || {
+        let mut bytes = [0; 256];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap().trim().to_owned()
+    };
+    let listen = format!("unix:{}", folder.path().join("sock").display());
+    let mut command = fairq(&["serve", "--device", "ram,size=8M", "--listen", &listen]);
+    let process = command.env("NOTIFY_SOCKET", &path).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server = Server { process, folder: tempfile::tempdir().unwrap() };
+    assert_eq!(said(), "READY=1");
+    assert_eq!(said(), "WATCHDOG=1");
+    server.signal(Signal::TERM);
+    assert_eq!(until("it says so", || Some(said()).filter(|said| said != "WATCHDOG=1")), "STOPPING=1");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn completions_and_man_pages_are_made() {
+    let output = fairq(&["completions", "bash"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("complete -F _fairq") && text.contains("interference"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let man = folder.path().join("man1");
+    assert!(fairq(&["man", &man.display().to_string()]).status().unwrap().success());
+    let page = std::fs::read_to_string(man.join("fairq-serve.1")).unwrap();
+    assert!(page.contains("fairq serve") && page.contains("Examples:"), "{page}");
+    assert!(man.join("fairq.1").exists() && man.join("fairq-ctl-weight.1").exists());
+}
+
+#[test]
+fn logs_are_json_where_nobody_looks() {
+    let mut server = Server::start(CONFIG, &[]);
+    let mut client = server.load("db", "100ms");
+    assert!(until("the client ends", || client.try_wait().unwrap()).success());
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    let mut log = String::new();
+    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let line: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (&line["level"], &line["message"], &line["tenant"]),
+        (&json!("INFO"), &json!("connected"), &json!("db"))
+    );
+}
+
+#[test]
+fn the_files_for_prometheus_are_sound() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
+    let dashboard = std::fs::read_to_string(root.join("grafana/fairq.json")).unwrap();
+    let rules = std::fs::read_to_string(root.join("prometheus/fairq.rules.yml")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    // Every metric that they name is one that there is.
+    let source = include_str!("../src/operate/metrics.rs");
+    let names = |text: &str| -> Vec<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words
+            .filter(|word| word.starts_with("fairq_"))
+            .map(|word| word.trim_end_matches("_bucket").to_owned())
+            .collect()
+    };
+    let used = [names(&rules), names(&dashboard.to_string())].concat();
+    assert!(used.len() > 20);
+    for name in used {
+        assert!(source.contains(&format!("\"{name}\"")), "{name} is not there");
+    }
+    match Command::new("promtool").args(["check", "rules"]).arg(root.join("prometheus/fairq.rules.yml")).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(_) => eprintln!("no promtool: the rules were not checked by it"),
+    }
+}

@@ -1,0 +1,166 @@
+//! Who hurts whom: whose requests were served while a tenant's request waited.
+//!
+//! **Problem.** A tenant that is slow wants to know because of whom. To account for it exactly, each request would look at what
+//! every other tenant got during its life.
+//!
+//! **Model.** A few requests are looked at: each shard has at most one under observation, and begins with the next at most once
+//! per [`PERIOD_NS`], so the cost does not depend on how many requests there are. When it arrives, the bytes that each
+//! tenant has been served so far are noted, over all shards; when it ends, what each got meanwhile divides its latency
+//! among them. A tenant's own share is what its own queue cost it.
+//!
+//! **Bounds.** The tenants from number [`GROUPS`]` - 1` on are counted as one, so a shard's matrix has 32 KiB.
+//!
+//! *Memory ordering.* What each shard has served is a line of counters that it alone writes and that others read for their
+//! samples, relaxed: a sample may miss what ended in the same moment, and nothing else hangs on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use fairq_core::Tag;
+
+/// The tenants that are told apart; the last stands for all others.
+pub const GROUPS: usize = 64;
+/// Between the beginnings of two observations of a shard, for up to eight shards; in proportion more for more.
+pub const PERIOD_NS: u64 = 1_000_000;
+/// What a request without data counts for.
+const DATALESS_BYTES: u64 = 4096;
+
+/// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over what was observed.
+pub type Matrix = Box<[[u64; GROUPS]; GROUPS]>;
+
+/// A matrix of nothing.
+pub fn empty_matrix() -> Matrix {
+    Box::new([[0; GROUPS]; GROUPS])
+}
+
+/// Where a tenant is counted.
+#[inline]
+pub fn group(tenant: u16) -> usize {
+    usize::from(tenant).min(GROUPS - 1)
+}
+
+/// What each shard has served to each group, in bytes.
+pub struct Served {
+    shards: Box<[CachePadded<[AtomicU64; GROUPS]>]>,
+}
+
+impl Served {
+    /// Nothing yet, for so many shards.
+    pub fn new(shards: usize) -> Served {
+        let none = |_| CachePadded::new([const { AtomicU64::new(0) }; GROUPS]);
+        Served { shards: (0..shards).map(none).collect() }
+    }
+
+    #[inline]
+    fn add(&self, shard: usize, group: usize, bytes: u64) {
+        let counter = &self.shards[shard][group];
+        // The shard is the only one that writes it.
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+    }
+
+    fn sum(&self, into: &mut [u64; GROUPS]) {
+        into.fill(0);
+        for shard in &self.shards {
+            for (sum, counter) in into.iter_mut().zip(shard.iter()) {
+                *sum = sum.wrapping_add(counter.load(Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// A shard's observations.
+pub struct Observed {
+    served: Arc<Served>,
+    shard: usize,
+    period_ns: u64,
+    /// When the next may begin.
+    next_ns: u64,
+    /// The request under observation.
+    tag: Option<Tag>,
+    /// What had been served when it arrived.
+    before: Box<[u64; GROUPS]>,
+    matrix: Matrix,
+}
+
+impl Observed {
+    /// Of this shard.
+    pub fn new(served: Arc<Served>, shard: usize) -> Observed {
+        let period_ns = PERIOD_NS * served.shards.len().div_ceil(8) as u64;
+        let before = Box::new([0; GROUPS]);
+        Observed { served, shard, period_ns, next_ns: 0, tag: None, before, matrix: empty_matrix() }
+    }
+
+    /// A request arrives.
+    #[inline]
+    pub fn arrived(&mut self, now_ns: u64, tag: Tag) {
+        if now_ns >= self.next_ns && self.tag.is_none() {
+            self.next_ns = now_ns + self.period_ns;
+            self.tag = Some(tag);
+            self.served.sum(&mut self.before);
+        }
+    }
+
+    /// A request has ended.
+    #[inline]
+    pub fn ended(&mut self, tag: Tag, tenant: u16, bytes: u64, latency_ns: u64) {
+        self.served.add(self.shard, group(tenant), bytes.max(DATALESS_BYTES));
+        if self.tag == Some(tag) {
+            self.attribute(group(tenant), latency_ns);
+        }
+    }
+
+    #[cold]
+    fn attribute(&mut self, victim: usize, latency_ns: u64) {
+        self.tag = None;
+        let mut meanwhile = [0; GROUPS];
+        self.served.sum(&mut meanwhile);
+        meanwhile.iter_mut().zip(self.before.iter()).for_each(|(now, before)| *now = now.wrapping_sub(*before));
+        let total: u64 = meanwhile.iter().sum();
+        for (suffered, bytes) in self.matrix[victim].iter_mut().zip(meanwhile) {
+            *suffered += (u128::from(latency_ns) * u128::from(bytes) / u128::from(total.max(1))) as u64;
+        }
+    }
+
+    /// A number is another tenant's from now on.
+    pub fn forget(&mut self, tenant: u16) {
+        let group = group(tenant);
+        if group < GROUPS - 1 {
+            self.matrix[group].fill(0);
+            self.matrix.iter_mut().for_each(|row| row[group] = 0);
+        }
+    }
+
+    /// What was observed since the start.
+    pub fn matrix(&self) -> &Matrix {
+        &self.matrix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delay_is_divided_by_what_others_got_meanwhile() {
+        let served = Arc::new(Served::new(2));
+        let [mut here, mut there] = [0, 1].map(|shard| Observed::new(served.clone(), shard));
+        there.ended(Tag(9), 2, 1 << 20, 1);
+        here.arrived(5, Tag(0));
+        here.arrived(6, Tag(1));
+        there.ended(Tag(8), 1, 12_288, 1);
+        here.ended(Tag(1), 70, 4096, 1000);
+        here.ended(Tag(0), 0, 0, 5000);
+        let row = here.matrix()[0];
+        assert_eq!((row[0], row[1], row[2], row[GROUPS - 1]), (1000, 3000, 0, 1000));
+        assert_eq!(here.matrix()[GROUPS - 1].iter().sum::<u64>(), 0, "one request at a time is observed");
+        here.arrived(7, Tag(3));
+        here.ended(Tag(3), 0, 4096, 700);
+        assert_eq!(here.matrix()[0][0], 1000, "and one per period");
+        here.arrived(5 + PERIOD_NS, Tag(3));
+        here.ended(Tag(3), 1, 4096, 700);
+        assert_eq!(here.matrix()[1][1], 700);
+        here.forget(1);
+        assert_eq!((here.matrix()[1][1], here.matrix()[0][1], here.matrix()[0][0]), (0, 0, 1000));
+    }
+}

@@ -1,0 +1,180 @@
+//! Sockets: where clients, the control side and scrapers connect.
+
+use std::fs::Permissions;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// The sockets that the service manager has passed (`LISTEN_FDS`).
+    Inherited,
+    /// The connection on standard input, as inetd passes it; the server ends with it.
+    Stdio,
+}
+
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+            Listen::Tcp(address) => write!(f, "tcp:{address}"),
+            Listen::Inherited => f.write_str("inherited sockets"),
+            Listen::Stdio => f.write_str("standard input"),
+        }
+    }
+}
+
+/// A socket that accepts connections; a Unix socket's name vanishes with it.
+pub(super) enum Listener {
+    /// Its name is removed at the end if we have made it.
+    Unix {
+        listener: UnixListener,
+        _name: Option<OwnName>,
+    },
+    Tcp(TcpListener),
+}
+
+/// The name of a socket that this process has made.
+pub(super) struct OwnName(PathBuf);
+
+impl Drop for OwnName {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A connection of either kind.
+pub(super) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Listener {
+    /// The next connection, and who it is.
+    pub(super) async fn accept(&self) -> io::Result<(Stream, String)> {
+        match self {
+            Listener::Unix { listener, .. } => {
+                listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), "unix socket".into()))
+            }
+            Listener::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                // Requests are small and waited for.
+                let _ = stream.set_nodelay(true);
+                Ok((Stream::Tcp(stream), peer.to_string()))
+            }
+        }
+    }
+
+    /// Where it listens; `at` is what was asked for.
+    pub(super) fn place(&self, at: &Listen) -> io::Result<Listen> {
+        match self {
+            Listener::Tcp(listener) => Ok(Listen::Tcp(listener.local_addr()?)),
+            Listener::Unix { .. } => Ok(at.clone()),
+        }
+    }
+}
+
+/// The listeners of an address; the error says what to do. Must be called within the runtime.
+pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
+    match at {
+        Listen::Unix(path) => Ok(vec![bind_unix(path)?]),
+        Listen::Tcp(address) => {
+            let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
+            Ok(vec![Listener::Tcp(listener)])
+        }
+        Listen::Inherited => inherited().map_err(|error| error.to_string()),
+        Listen::Stdio => Err("standard input is no address to listen on".into()),
+    }
+}
+
+/// Listens on a Unix socket that only the same user may use.
+pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
+    // Nobody can connect before the permissions are right: the name appears under a directory's rights, so the mask
+    // narrows it from the beginning. The shards make no files that it could hit.
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = bind_unix(path);
+    rustix::process::umask(before);
+    let listener = listener?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| error.to_string())?;
+    Ok(listener)
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Listens on a Unix socket; replaces one that a server has left behind.
+fn bind_unix(path: &Path) -> Result<Listener, String> {
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            return Err("something that is not a socket is there: choose another path".into());
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err("another server listens there: stop it or choose another path".into());
+        }
+        std::fs::remove_file(path).map_err(|error| format!("cannot remove a stale socket: {error}"))?;
+    }
+    let explain = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => "its directory does not exist: create it or choose another path".into(),
+        io::ErrorKind::InvalidInput => "the path is too long for a Unix socket (107 bytes)".into(),
+        _ => error.to_string(),
+    };
+    let listener = UnixListener::bind(path).map_err(explain)?;
+    Ok(Listener::Unix { listener, _name: Some(OwnName(path.to_owned())) })
+}
+
+fn explain_tcp(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "the port is in use: stop who uses it or choose another".into(),
+        io::ErrorKind::AddrNotAvailable => "this machine does not have that address".into(),
+        io::ErrorKind::PermissionDenied => "not permitted: ports below 1024 need privileges".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// The listening sockets that the service manager has passed, by its protocol: descriptors from 3 on.
+fn inherited() -> io::Result<Vec<Listener>> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
+    let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id());
+    let count = number("LISTEN_FDS").filter(|&count| ours && count > 0).ok_or_else(|| {
+        io::Error::other("no sockets were passed: LISTEN_FDS and LISTEN_PID are not set for this process")
+    })?;
+    (3..3 + count as RawFd).map(listener_of).collect()
+}
+
+fn listener_of(fd: RawFd) -> io::Result<Listener> {
+    // SAFETY: the service manager passed this descriptor to us, and nothing else in the process uses it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    match rustix::net::getsockname(&fd)?.address_family() {
+        rustix::net::AddressFamily::UNIX => {
+            Ok(Listener::Unix { listener: UnixListener::from_std(fd.into())?, _name: None })
+        }
+        _ => TcpListener::from_std(fd.into()).map(Listener::Tcp),
+    }
+}
+
+/// The connection on standard input.
+pub(super) fn stdio() -> Result<Stream, String> {
+    let fd = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).map_err(|error| error.to_string())?;
+    let name = rustix::net::getsockname(&fd)
+        .map_err(|_| "standard input is not a socket: --stdio is for inetd and programs like it".to_string())?;
+    rustix::io::ioctl_fionbio(&fd, true).map_err(|error| error.to_string())?;
+    let stream = match name.address_family() {
+        rustix::net::AddressFamily::UNIX => UnixStream::from_std(fd.into()).map(Stream::Unix),
+        _ => TcpStream::from_std(fd.into()).map(Stream::Tcp),
+    };
+    stream.map_err(|error| error.to_string())
+}
