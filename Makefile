@@ -11,6 +11,7 @@ bench: build
 	bench/nbd-peers
 	bench/kernel-bfq
 	bench/d2fq
+	bench/operate
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device

@@ -1,0 +1,236 @@
+"""Tenants that behave badly beside one that does not: its share and latency stay, memory stays bounded, nothing leaks."""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+
+import rig
+from nbd import READ, REQUEST, WRITE, Client, Gone
+from rig import MI, PACED, check
+
+# How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
+ENOUGH = 0.85
+SECONDS = 3
+
+
+class Operated:
+    """A server with two tenants of one weight, and its control socket."""
+
+    def __init__(self, server, control):
+        self.server, self.control = server, control
+
+    def ask(self, *words):
+        return json.loads(rig.run(rig.fairq(), "ctl", "--control", self.control, "--json", *words).stdout)
+
+    def tenants(self):
+        return {tenant["name"]: tenant for tenant in self.ask("tenants")}
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.server.child.pid}/fd"))
+
+    def resident(self):
+        """Bytes of memory in use."""
+        with open(f"/proc/{self.server.child.pid}/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+    def connect(self, export="bad", **more):
+        return Client(self.server.socket, export, **more)
+
+    def is_quiet(self):
+        status = self.ask("status")
+        idle = all(tenant["in_flight"] == 0 for tenant in self.tenants().values())
+        return idle and status["connections"] == 0 and status["policy_state"]["slots_in_use"] == 0
+
+    @contextlib.contextmanager
+    def good_load(self, seconds):
+        """The good tenant at work, by another process: with more in flight (512 KiB) than a piece of a large request (256 KiB).
+        With less, it runs dry while such a piece is served, and what it does not ask for it does not get."""
+        load = ["bench", "--connect", self.server.uri("good"), "--tenant", "good=depth:128", "--json"]
+        child = rig.start([rig.fairq(), *load, "--seconds", f"{seconds}s", "--warmup", "0s"])
+        try:
+            rig.until(lambda: self.tenants()["good"]["in_flight"], 20, "the good tenant is at work")
+            yield
+        finally:
+            child.kill()
+            child.communicate()
+
+    def measure(self):
+        """Over some seconds, the good tenant's bytes a second, and its part of all."""
+        before, began = self.tenants(), time.monotonic()
+        time.sleep(SECONDS)
+        after, seconds = self.tenants(), time.monotonic() - began
+        moved = {n: sum(after[n][k] - before[n][k] for k in ("read_bytes", "written_bytes")) for n in ("good", "bad")}
+        return moved["good"] / seconds, moved["good"] / max(1, sum(moved.values()))
+
+
+@contextlib.contextmanager
+def operated(*args):
+    with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        control = os.path.join(folder, "control")
+        tenants = ["--tenant", "good=64M", "--tenant", "bad=64M"]
+        with rig.serve("--device", PACED, *tenants, "--control", control, *args) as server:
+            yield Operated(server, control)
+
+
+class Many:
+    """Threads that do the same until told to stop."""
+
+    def __init__(self, count, work):
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(work, index)) for index in range(count)]
+
+    def _run(self, work, index):
+        while not self.stop.is_set():
+            with contextlib.suppress(Gone, OSError):
+                work(self.stop, index)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(30)
+
+
+def slow_reader(rigged):
+    """Asks for much and never takes it."""
+
+    def work(stop, _):
+        client = rigged.connect(timeout=5)
+        for nth in range(60):
+            client.send(READ, nth * MI // 2, MI // 2)
+        stop.wait(30)
+        client.s.close()
+
+    return Many(2, work)
+
+
+def half_open(rigged):
+    """Says nothing, or half of what a client says first."""
+
+    def work(stop, index):
+        sockets = []
+        for _ in range(60):
+            s = socket.socket(socket.AF_UNIX)
+            s.settimeout(5)
+            s.connect(rigged.server.socket)
+            if index % 2:
+                s.sendall(b"\0\0\0\3IHAVEOPT\0\0")
+            sockets.append(s)
+        stop.wait(30)
+        for s in sockets:
+            s.close()
+
+    return Many(4, work)
+
+
+def many_connections(rigged):
+    """64 connections against one."""
+
+    def work(stop, index):
+        client = rigged.connect(timeout=20)
+        for nth in range(4):
+            client.send(READ, (index * 4 + nth) * 4096, 4096)
+        while not stop.is_set():
+            client.receive()
+            client.send(READ, index * 4096, 4096)
+        client.s.close()
+
+    return Many(64, work)
+
+
+def large_requests(rigged):
+    """Requests of 32 MiB."""
+
+    def work(stop, _):
+        client = rigged.connect(timeout=60)
+        for _ in range(2):
+            client.send(READ, 0, 32 * MI)
+        while not stop.is_set():
+            if len(client.s.recv(MI)) == 0:
+                return
+        client.s.close()
+
+    return Many(2, work)
+
+
+def killed_in_a_write(rigged):
+    """Vanishes in the middle of a write's payload."""
+
+    def work(stop, index):
+        client = rigged.connect(timeout=10)
+        client.s.sendall(struct.pack(">IHHQQI", REQUEST, 0, WRITE, 1, index * MI, MI) + bytes(MI // 3))
+        client.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.s.close()
+        stop.wait(0.01)
+
+    return Many(4, work)
+
+
+def handshakes(rigged):
+    """One handshake after the other, and nothing else."""
+
+    def work(stop, index):
+        client = Client(rigged.server.socket, "bad" if index % 2 else None, timeout=10)
+        client.s.close()
+        stop.wait(0.001)
+
+    return Many(4, work)
+
+
+EVENTS = [slow_reader, half_open, many_connections, large_requests, killed_in_a_write, handshakes]
+
+
+def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
+    said = []
+    with operated() as rigged:
+        rigged.connect("good").close()
+        rig.until(rigged.is_quiet, 20, "nothing is in flight")
+        descriptors, resident = rigged.descriptors(), rigged.resident()
+        with rigged.good_load(300):
+            calm, _ = rigged.measure()
+            for event in EVENTS:
+                name = event.__name__
+                with event(rigged):
+                    time.sleep(0.5)
+                    rate, part = rigged.measure()
+                    bound = resident + 90 * 40 * MI
+                    check(rigged.resident() < bound, f"{name}: {rigged.resident() >> 20} MiB in use")
+                # Entitled to half at least, and to all that the bad one does not take.
+                entitled = max(calm / 2, calm * part)
+                said.append(f"{name} {rate / calm:.2f}")
+                check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
+                check(part >= 0.5 * ENOUGH, f"{name}: the good tenant got only {part:.2f} of all bytes")
+                # What a client that has gone had asked for is served to the end, from its tenant's share.
+                rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {name} left is done")
+        rig.until(rigged.is_quiet, 30, "everything is given back")
+        rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
+        grown = rigged.resident() - resident
+        check(grown < 96 * MI, f"{grown >> 20} MiB more in use than before")
+    return "of the calm rate: " + ", ".join(said)
+
+
+def test_tenants_that_come_and_go_leave_nothing_behind():
+    with operated() as rigged:
+        descriptors = rigged.descriptors()
+        with rigged.good_load(120):
+            for round_ in range(100):
+                rigged.ask("add", f"t{round_}=8M")
+                client = rigged.connect(f"t{round_}")
+                client.send(READ, 0, 65536)
+                client.send(WRITE, 0, data=bytes(4096))
+                rigged.ask("remove", f"t{round_}")
+                with contextlib.suppress(Gone, OSError):
+                    while True:
+                        client.receive()
+                client.s.close()
+            check(rigged.tenants()["good"]["in_flight"] > 0, "the good tenant went on")
+        rig.until(rigged.is_quiet, 30, "everything is given back")
+        rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
+        check(set(rigged.tenants()) == {"good", "bad"}, "only those are left who stayed")
