@@ -127,6 +127,18 @@ fn bench_goes_by_either_path() {
     }
 }
 
+/// The tenant that cfq waits for is done before the time is over until which it was to be waited for: its shard alone
+/// knows that time, and has to stay for the other's requests.
+#[test]
+fn a_shard_that_waits_for_a_tenant_serves_the_other_before_it_ends() {
+    let device = ["--device", "paced,size=64M,iops=20000,latency=1ms", "--policy", "cfq:idle=50ms", "--shards", "2"];
+    let load = ["--tenant", "a=depth:32", "--tenant", "b=depth:32", "--seconds", "300ms", "--warmup", "10ms"];
+    let bench = fairq(&[&["bench"], &device[..], &load[..]].concat()).stdout(Stdio::null()).spawn().expect("it starts");
+    let mut bench = Server(bench);
+    let status = until("the bench has ended", || bench.0.try_wait().expect("it is a child"));
+    assert_eq!(status.code(), Some(0));
+}
+
 #[test]
 fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
     let folder = tempfile::tempdir().unwrap();

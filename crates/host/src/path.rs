@@ -130,9 +130,10 @@ impl<P: Port, D: Device> DataPath<P, D> {
         !self.free.is_empty() && self.batch < BATCH
     }
 
-    /// Whether no request is live, and the device's queue has nothing to do for other shards.
+    /// Whether no request is live, and neither the port nor the device's queue has something to do for other shards. A port
+    /// behind a lock that waits for a time may be the only one that was told so, and others' requests wait with it.
     pub fn is_idle(&self) -> bool {
-        self.free.len() == self.live.len() && self.queue.is_idle()
+        self.free.len() == self.live.len() && self.wait_until_ns.is_none() && self.queue.is_idle()
     }
 
     /// What has been counted; of tenants, what has changed since the last report.
