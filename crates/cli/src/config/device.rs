@@ -297,11 +297,14 @@ impl DeviceTable {
             return Err(Refusal::new("device: state is a profile's: add profile=z-ssd, say, or leave it out"));
         }
         let profile = name.as_deref().map(load_profile).transpose()?;
-        let of_profile =
-            |get: fn(&Profile) -> u32, most: u16| profile.as_ref().map(|one| get(one).min(most.into()) as u16);
-        let window = of_profile(|profile| profile.host.window.get(), *nvme_soft::WINDOW_RANGE.end());
+        // A SATA device has one queue; before it are as many as the controller needs.
+        let of_profile = |get: fn(&Profile) -> u32, range: RangeInclusive<u16>| {
+            let (least, most) = range.into_inner();
+            profile.as_ref().map(|one| get(one).clamp(least.into(), most.into()) as u16)
+        };
+        let window = of_profile(|profile| profile.host.window.get(), nvme_soft::WINDOW_RANGE);
         let window = self.window.or(window).unwrap_or(nvme_soft::WINDOW);
-        let queues = of_profile(|profile| profile.host.queues.get(), *nvme_soft::QUEUES_RANGE.end());
+        let queues = of_profile(|profile| profile.host.queues.get(), nvme_soft::QUEUES_RANGE);
         let queues = self.queues.or(queues).unwrap_or(nvme_soft::QUEUES);
         within("window", window, nvme_soft::WINDOW_RANGE)?;
         within("queues", queues, nvme_soft::QUEUES_RANGE)?;
@@ -415,6 +418,8 @@ mod tests {
         let slow = nvme("nvme-soft,backing=ram,size=1G,profile=z-ssd,state=steady,window=32,poller=core");
         assert_eq!((slow.profile, slow.window), (Some(("z-ssd".into(), State::Steady)), 32));
         assert_eq!((slow.backing, slow.queues, slow.poller), (Backing::Ram { size: 1 << 30 }, 32, Poller::Core));
+        let sata = nvme("nvme-soft,profile=intel-530");
+        assert_eq!((sata.window, sata.queues, sata.wrr), (32, *nvme_soft::QUEUES_RANGE.start(), false));
         assert!(!nvme("nvme-soft,wrr=false").wrr);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
         let file = FileConfig { path: "/srv/a.img".into(), size: Some(1 << 30), create: true };
