@@ -80,7 +80,8 @@ pub(crate) fn with_policy<W: WithPolicy>(
         | PolicyName::NassCfq
         | PolicyName::NassBfq
         | PolicyName::NassFlashFq
-        | PolicyName::NassFiops => {
+        | PolicyName::NassFiops
+        | PolicyName::NassMqfq => {
             let bounds = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
             let built =
                 serial(config, &bounds).and_then(|scheduler| Serial::<_, Native>::with_policy(scheduler, &bounds));

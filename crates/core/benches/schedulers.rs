@@ -28,7 +28,7 @@ use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
-use fairq_core::sfqd::Sfqd;
+use fairq_core::sfqd::StartTime;
 use fairq_core::{FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight};
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -296,10 +296,7 @@ fn main() {
         d2fq(threads, flows, TrackerKind::Mindicator)
     });
     measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| d2fq(threads, flows, TrackerKind::Scan));
-    measure(&mut criterion, &mut rows, "sfqd", |ports, flows| {
-        let config = SerialConfig { ports, flows, tags: flows * DEPTH, slots: SLOTS, ..SerialConfig::default() };
-        Sfqd::<Native>::new(&config).expect("the bounds are legal")
-    });
+    measure_serial(&mut criterion, &mut rows, ["sfqd", "nass+mqfq"], StartTime::new);
     // Without anticipation: time stands still here while a port waits.
     let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
     let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };

@@ -12,17 +12,22 @@
 //!
 //! - *Budgets* follow what flows do with them: one that was used up is doubled, at most to `budget_bytes`; one that
 //!   was not shrinks to what was used, at least to a 32nd of that. So flows that want little get it soon.
-//! - *Time.* A turn ends after `timeout_ns` when others wait, and is charged as a full budget: a flow that makes little
-//!   of its time pays for the time.
+//! - *Time.* A turn ends after `timeout_ns` when others wait, and is charged as much as such turns were seen to serve: a
+//!   flow that makes little of its time pays for the time. What is seen is the most, forgotten by a 64th each time; Linux has the
+//!   device's peak rate for that.
 //! - *Idling.* When the flow in service has nothing staged but is [expected][anticipation] to, the device waits,
-//!   at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not waited for.
-//! - *A flow that is not eligible* ends its turn, which costs what it was served.
+//!   at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not waited for; and nobody is while all busy
+//!   flows have the same weight, as in Linux on a device that queues: such a device is kept busy, and the flow that has the
+//!   deeper queue gets more.
+//! - *A flow that is not eligible* keeps its turn, and the others go on in the meantime, in their order. What they are
+//!   served they pay for as ever, and of a turn's time its flow pays its part. (Were the turn to end, a flow that may only have
+//!   one request on the device would get that one for each full budget of the others'.)
 //!
 //! **Fairness.** Counted at dispatch, two backlogged flows' services per weight differ by at most
 //! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by time.
 //!
 //! **Left out**: raised weights for interactive and soft real-time flows, merging of queues, injection of other flows'
-//! requests while idling, groups, and the rule that gives idling up on fast devices while all weights are equal.
+//! requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for BFQ-NA): Linux's
 //! defaults. `slots` (D, requests); the cost model.
@@ -100,10 +105,44 @@ pub struct Budgets {
     ready: FlowHeap,
     staged: Staged<JobState>,
     in_service: Option<Turn>,
-    /// The weights of all flows that have requests staged or are in service.
-    busy_weight: u64,
+    /// All flows that have requests staged or are in service.
+    busy: Busy,
+    /// The most bytes that turns which ended by time were seen to serve.
+    in_time: u64,
     turns: u64,
     next_lift_ns: u64,
+}
+
+/// Weights of flows: how many, their sum and the sum of their squares.
+#[derive(Clone, Copy, Default)]
+struct Busy {
+    flows: u64,
+    weight: u64,
+    squares: u64,
+}
+
+impl Busy {
+    #[inline]
+    fn add(&mut self, weight: Weight) {
+        let weight = u64::from(weight.get());
+        self.flows += 1;
+        self.weight += weight;
+        self.squares += weight * weight;
+    }
+
+    #[inline]
+    fn remove(&mut self, weight: Weight) {
+        let weight = u64::from(weight.get());
+        self.flows = self.flows.saturating_sub(1);
+        self.weight = self.weight.saturating_sub(weight);
+        self.squares = self.squares.saturating_sub(weight * weight);
+    }
+
+    /// Whether all have the same weight: then, and only then, the mean of the squares is the square of the mean.
+    #[inline]
+    fn is_even(&self) -> bool {
+        self.flows * self.squares == self.weight * self.weight
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -112,6 +151,8 @@ struct Turn {
     served: u64,
     budget: u64,
     ends_ns: u64,
+    /// What others were served in the meantime.
+    others: u64,
 }
 
 /// Why a turn ends.
@@ -120,7 +161,6 @@ enum End {
     UsedUp,
     OutOfTime,
     NothingStaged,
-    NotEligible,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -154,7 +194,8 @@ impl Budgets {
             ready: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             in_service: None,
-            busy_weight: 0,
+            busy: Busy::default(),
+            in_time: 0,
             turns: 0,
             next_lift_ns: 0,
         })
@@ -195,12 +236,10 @@ impl Budgets {
             self.virtual_time = self.virtual_time.max(first.tag);
             self.admit();
         }
-        let flow = match self.ready.first(&eligible) {
-            Some(at) => take(&mut self.ready, at),
-            None => self.ahead.first(&eligible).and_then(|at| take(&mut self.ahead, at)),
-        }?;
+        let flow = self.take_first(eligible)?;
         let budget = self.flows.get(flow)?.budget;
-        let turn = Turn { flow, served: 0, budget, ends_ns: now_ns.saturating_add(self.config.timeout_ns) };
+        let ends_ns = now_ns.saturating_add(self.config.timeout_ns);
+        let turn = Turn { flow, served: 0, budget, ends_ns, others: 0 };
         self.in_service = Some(turn);
         Some(turn)
     }
@@ -210,26 +249,35 @@ impl Budgets {
     fn end(&mut self, turn: Turn, why: End) {
         self.in_service = None;
         let largest = self.config.budget_bytes;
-        let charged = if why == End::OutOfTime { turn.served.max(largest) } else { turn.served };
+        let charged = if why == End::OutOfTime { self.price_of_time(turn) } else { turn.served };
         self.advance(charged - turn.served);
         let Some(flow) = self.flows.get_mut(turn.flow) else { return };
         flow.start = flow.start.plus(flow.normalizer.units(charged, flow.weight));
         flow.budget = match why {
             End::UsedUp => (turn.budget * 2).min(largest),
             End::NothingStaged => turn.served.max((largest / BUDGET_RANGE).max(1)).min(largest),
-            End::OutOfTime | End::NotEligible => turn.budget,
+            End::OutOfTime => turn.budget,
         };
         if self.staged.is_empty(turn.flow) {
-            self.busy_weight = self.busy_weight.saturating_sub(flow.weight.get().into());
+            self.busy.remove(flow.weight);
         } else {
             self.enqueue(turn.flow);
         }
     }
 
+    /// What a turn costs that ended by time.
+    #[inline]
+    fn price_of_time(&mut self, turn: Turn) -> u64 {
+        let all = (turn.served + turn.others).max(1);
+        self.in_time = all.max(self.in_time - self.in_time / 64);
+        // Both are at most a turn's bytes, and no turn is longer than 2^40 but by one request.
+        (turn.served / 1024 * (self.in_time / all.div_ceil(1024).max(1))).max(turn.served)
+    }
+
     #[inline]
     fn advance(&mut self, served: u64) {
         let numerator = served * 100 + self.remainder;
-        let divisor = self.busy_weight.max(1);
+        let divisor = self.busy.weight.max(1);
         let units = numerator / divisor;
         self.remainder = numerator - units * divisor;
         self.virtual_time = self.virtual_time.plus(units);
@@ -244,14 +292,15 @@ impl Budgets {
                 return Ok(Selection::Nothing);
             }
             let anticipation = self.flows.get(turn.flow).map(|flow| flow.anticipation).unwrap_or_default();
-            let until_ns = anticipation.until(now_ns, self.config.idle_ns).ok_or(End::NothingStaged)?;
+            let idle_ns = if self.busy.is_even() { 0 } else { self.config.idle_ns };
+            let until_ns = anticipation.until(now_ns, idle_ns).ok_or(End::NothingStaged)?;
             if now_ns >= turn.ends_ns {
                 return Err(End::OutOfTime);
             }
             return Ok(Selection::WaitUntil(until_ns.min(turn.ends_ns)));
         };
         if !eligible(turn.flow) {
-            return Err(End::NotEligible);
+            return Ok(self.serve_meanwhile(turn, eligible));
         }
         // A turn is at least one request, however large.
         if turn.served > 0 && turn.served + first.cost > turn.budget {
@@ -260,13 +309,46 @@ impl Budgets {
         if turn.served > 0 && others_wait && now_ns >= turn.ends_ns {
             return Err(End::OutOfTime);
         }
-        let Some((job, kept)) = self.staged.pop(turn.flow) else { return Err(End::NothingStaged) };
-        if let Some(flow) = self.flows.get_mut(turn.flow) {
+        let (job, cost) = self.serve(turn.flow).ok_or(End::NothingStaged)?;
+        self.in_service = Some(Turn { served: turn.served + cost, ..turn });
+        Ok(Selection::Serve(job))
+    }
+
+    /// The first request of a flow leaves for the device, and virtual time moves by what it costs.
+    #[inline]
+    fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
+        let (job, kept) = self.staged.pop(flow)?;
+        if let Some(flow) = self.flows.get_mut(flow) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
         }
         self.advance(kept.cost);
-        self.in_service = Some(Turn { served: turn.served + kept.cost, ..turn });
-        Ok(Selection::Serve(job))
+        Some((job, kept.cost))
+    }
+
+    /// While the flow in service may not be served, the next that may is: one request, which it pays for at once.
+    #[inline]
+    fn serve_meanwhile(&mut self, turn: Turn, eligible: impl Fn(usize) -> bool) -> Selection {
+        self.admit();
+        let Some(slot) = self.take_first(eligible) else { return Selection::Nothing };
+        let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
+        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
+        flow.start = flow.start.plus(flow.normalizer.units(cost, flow.weight));
+        if self.staged.is_empty(slot) {
+            self.busy.remove(flow.weight);
+        } else {
+            self.enqueue(slot);
+        }
+        self.in_service = Some(Turn { others: turn.others + cost, ..turn });
+        Selection::Serve(job)
+    }
+
+    /// Takes out the first eligible flow by its finish, or else the one that is least ahead.
+    #[inline]
+    fn take_first(&mut self, eligible: impl Fn(usize) -> bool) -> Option<usize> {
+        match self.ready.first(&eligible) {
+            Some(at) => take(&mut self.ready, at),
+            None => self.ahead.first(&eligible).and_then(|at| take(&mut self.ahead, at)),
+        }
     }
 }
 
@@ -304,9 +386,11 @@ impl SerialPolicy for Budgets {
         self.staged.push(slot, arrival.job, kept);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
-        let counted = if comes_back { 0 } else { flow.weight.get() };
+        if !comes_back {
+            self.busy.remove(flow.weight);
+        }
         flow.weight = arrival.weight;
-        self.busy_weight = (self.busy_weight + u64::from(arrival.weight.get())).saturating_sub(counted.into());
+        self.busy.add(flow.weight);
         if comes_back {
             flow.start = flow.start.max(self.virtual_time);
             self.enqueue(slot);
@@ -395,16 +479,18 @@ mod tests {
         }
     }
 
-    /// One that waits for its answers keeps its share of the bytes if it is waited for.
+    /// One that waits for its answers keeps its share of the bytes if it is waited for: where weights differ.
     #[test]
     fn idling_keeps_a_shallow_flows_share() {
-        let tenant = |depth| Loop { weight: 100, length: 4096, depth };
-        let share = |idle_ns| {
-            let served = run(&mut bfq(idle_ns), &[tenant(1), tenant(32)], 8, 2_000_000_000, |_| 100_000);
+        let tenant = |weight, depth| Loop { weight, length: 4096, depth };
+        let share = |idle_ns, weight| {
+            let loops = [tenant(weight, 1), tenant(100, 32)];
+            let served = run(&mut bfq(idle_ns), &loops, 8, 2_000_000_000, |_| 100_000);
             counts(&served, 2)[0] as f64 / served.len() as f64
         };
-        let (bfq, na) = (share(8_000_000), share(0));
+        let (bfq, na, even) = (share(8_000_000, 101), share(0, 101), share(8_000_000, 100));
         assert!((0.48..0.52).contains(&bfq) && na < 0.2, "{bfq} with idling, {na} without");
+        assert!(even < 0.2, "{even} with even weights");
     }
 
     /// A flow whose budget takes too long pays for the time: both get turns of the same time.

@@ -16,8 +16,8 @@
 //!   loses the slice at once. Writes are not waited for.
 //! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel that counts ticks: else a
 //!   flow that sends one request at a time would be active before all others for ever.
-//! - *A flow that is not eligible* keeps its slice; those that are go on in the meantime, in their order and
-//!   without charge, since time is what the active flow pays with.
+//! - *A flow that is not eligible* keeps its slice; those that are go on in the meantime, in their order, and pay for
+//!   their part of its time: what their bytes took in a slice of their own. The active flow pays for what is left.
 //!
 //! **What is shared** is time that flows have the device for. It is the same as device time only while one flow's
 //! requests do not linger in the next one's slice, which on a device that queues they do.
@@ -113,6 +113,10 @@ struct Slice {
     flow: usize,
     began_ns: u64,
     ends_ns: u64,
+    /// Its flow's bytes.
+    bytes: u64,
+    /// What others have paid for, in nanoseconds.
+    paid_ns: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -122,11 +126,14 @@ struct FlowState {
     normalizer: Normalizer,
     weight: Weight,
     anticipation: Anticipation,
+    /// How long a KiB took in its last slice, in nanoseconds.
+    pace: u64,
 }
 
 #[derive(Clone, Copy, Default)]
 struct JobState {
     flow: u32,
+    length: u32,
     read: bool,
 }
 
@@ -165,7 +172,8 @@ impl TimeSlices {
         let weight = u64::from(self.flows.get(flow)?.weight.get());
         let part = self.config.target_ns * weight / self.busy_weight.max(weight).max(1);
         let length_ns = (self.config.slice_ns * weight / 100).min(part).max(LEAST_SLICE_NS);
-        let slice = Slice { flow, began_ns: now_ns, ends_ns: now_ns.saturating_add(length_ns) };
+        let ends_ns = now_ns.saturating_add(length_ns);
+        let slice = Slice { flow, began_ns: now_ns, ends_ns, bytes: 0, paid_ns: 0 };
         self.active = Some(slice);
         Some(slice)
     }
@@ -176,8 +184,13 @@ impl TimeSlices {
         self.active = None;
         let Some(flow) = self.flows.get_mut(slice.flow) else { return };
         // Nothing was decided, and nobody wanted the device, since the slice ended.
-        let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns).max(LEAST_CHARGE_NS);
-        flow.used = flow.used.plus(flow.normalizer.units(used_ns, flow.weight).max(1));
+        let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
+        let left_ns = used_ns.saturating_sub(slice.paid_ns);
+        if slice.bytes >= 1024 {
+            flow.pace = left_ns / (slice.bytes >> 10).max(1);
+        }
+        let charged_ns = left_ns.max(LEAST_CHARGE_NS);
+        flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
         let (used, weight) = (flow.used, flow.weight);
         if self.staged.is_empty(slice.flow) {
             self.busy_weight = self.busy_weight.saturating_sub(weight.get().into());
@@ -189,27 +202,32 @@ impl TimeSlices {
 
     /// The first request of a flow leaves for the device.
     #[inline]
-    fn serve(&mut self, flow: usize) -> Selection {
-        let Some((job, kept)) = self.staged.pop(flow) else { return Selection::Nothing };
-        if let Some(flow) = self.flows.get_mut(flow) {
+    fn serve(&mut self, slot: usize) -> Option<(Job, u32)> {
+        let (job, kept) = self.staged.pop(slot)?;
+        if let Some(flow) = self.flows.get_mut(slot) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
         }
-        Selection::Serve(job)
+        Some((job, kept.length))
     }
 
-    /// While the active flow may not be served, the first that may is, and keeps its place.
+    /// While the active flow may not be served, the first that may is, and pays for that.
     #[inline]
-    fn serve_meanwhile(&mut self, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn serve_meanwhile(&mut self, slice: Slice, eligible: impl Fn(usize) -> bool) -> Selection {
         let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
-        let Some(Entry { flow, .. }) = self.heap.get(at) else { return Selection::Nothing };
-        let flow = flow as usize;
-        let selection = self.serve(flow);
-        if self.staged.is_empty(flow) {
+        let Some(entry) = self.heap.get(at) else { return Selection::Nothing };
+        let slot = entry.flow as usize;
+        let Some((job, length)) = self.serve(slot) else { return Selection::Nothing };
+        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
+        let took_ns = (flow.pace.saturating_mul(length.into()) >> 10).min(MAX_KNOB_NS);
+        flow.used = flow.used.plus(flow.normalizer.units(took_ns, flow.weight));
+        self.active = Some(Slice { paid_ns: slice.paid_ns.saturating_add(took_ns), ..slice });
+        if self.staged.is_empty(slot) {
             self.heap.replace(at, None);
-            let weight = self.flows.get(flow).map_or(0, |flow| flow.weight.get());
-            self.busy_weight = self.busy_weight.saturating_sub(weight.into());
+            self.busy_weight = self.busy_weight.saturating_sub(flow.weight.get().into());
+        } else {
+            self.heap.replace(at, Some(Entry { tag: flow.used, ..entry }));
         }
-        selection
+        Selection::Serve(job)
     }
 
     /// What the active flow's slice allows; `None` if it is over.
@@ -222,12 +240,14 @@ impl TimeSlices {
         let anticipation = self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
         if !self.staged.is_empty(slice.flow) {
             if !eligible(slice.flow) {
-                return Some(self.serve_meanwhile(eligible));
+                return Some(self.serve_meanwhile(slice, eligible));
             }
             if others_wait && anticipation.in_service() >= self.config.quantum {
                 return Some(Selection::Nothing);
             }
-            return Some(self.serve(slice.flow));
+            let Some((job, length)) = self.serve(slice.flow) else { return Some(Selection::Nothing) };
+            self.active = Some(Slice { bytes: slice.bytes.saturating_add(length.into()), ..slice });
+            return Some(Selection::Serve(job));
         }
         if !others_wait {
             return Some(Selection::Nothing);
@@ -259,7 +279,11 @@ impl SerialPolicy for TimeSlices {
         let slot = arrival.flow;
         let alone = self.staged.is_empty(slot);
         let is_active = self.active.is_some_and(|slice| slice.flow == slot);
-        self.staged.push(slot, arrival.job, JobState { flow: slot as u32, read: arrival.op == Op::Read });
+        self.staged.push(
+            slot,
+            arrival.job,
+            JobState { flow: slot as u32, length: arrival.length, read: arrival.op == Op::Read },
+        );
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
         let counted = if alone && !is_active { 0 } else { flow.weight.get() };

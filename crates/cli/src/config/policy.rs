@@ -49,6 +49,9 @@ pub(crate) enum PolicyName {
     /// NASS around FIOPS.
     #[serde(rename = "nass+fiops")]
     NassFiops,
+    /// NASS around MQFQ on one queue.
+    #[serde(rename = "nass+mqfq")]
+    NassMqfq,
     /// Kyber.
     Kyber,
     /// Kyber-fairness.
@@ -74,6 +77,7 @@ impl PolicyName {
             PolicyName::NassBfq => "nass+bfq",
             PolicyName::NassFlashFq => "nass+flashfq",
             PolicyName::NassFiops => "nass+fiops",
+            PolicyName::NassMqfq => "nass+mqfq",
             PolicyName::Kyber => "kyber",
             PolicyName::KyberFair => "kyber-fair",
         }
@@ -81,7 +85,14 @@ impl PolicyName {
 
     /// Whether NASS is around it.
     pub(crate) fn is_limited(self) -> bool {
-        matches!(self, PolicyName::NassCfq | PolicyName::NassBfq | PolicyName::NassFlashFq | PolicyName::NassFiops)
+        matches!(
+            self,
+            PolicyName::NassCfq
+                | PolicyName::NassBfq
+                | PolicyName::NassFlashFq
+                | PolicyName::NassFiops
+                | PolicyName::NassMqfq
+        )
     }
 
     /// The keys that can be changed while it runs.
@@ -111,7 +122,7 @@ impl PolicyName {
             PolicyName::FlashFq | PolicyName::NassFlashFq => {
                 &["slots", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
             }
-            PolicyName::Fiops | PolicyName::NassFiops => &["slots", "read-cost", "write-cost"],
+            PolicyName::Fiops | PolicyName::NassFiops | PolicyName::NassMqfq => &["slots", "read-cost", "write-cost"],
             PolicyName::Mqfq => {
                 &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
             }
@@ -661,11 +672,12 @@ mod tests {
             idleness: false,
         };
         assert_eq!((limited.nass, limited.bfq.idle_ns), (expected, 3_000_000));
-        for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops"] {
+        for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops", "nass+mqfq"] {
             let SerialKnobs { cfq, bfq, flashfq, .. } = knobs(name);
             assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
             assert_eq!(complete(name).unwrap().name.name(), name);
         }
+        assert_eq!(knobs("nass+mqfq:reserve=3").nass, NassConfig { reserve: 3, ..NassConfig::nvme() });
         let refused = complete("fiops:idle=1ms").unwrap_err();
         assert!(refused.contains("fiops takes no `idle` (it takes: slots, read-cost, write-cost)"), "{refused}");
     }
@@ -687,7 +699,7 @@ mod tests {
         assert_eq!(
             refusal("mqf"),
             "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq, cfq, cfq-na, bfq, \
-             bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, kyber, kyber-fair)"
+             bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, nass+mqfq, kyber, kyber-fair)"
         );
         assert_eq!(
             refusal("none:slots=4"),

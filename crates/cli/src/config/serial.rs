@@ -29,16 +29,17 @@ impl SerialKnobs {
         let time = |given: Option<Nanos>, default: u64| given.map_or(default, |Nanos(ns)| ns);
         let bytes = |given: Option<Size>, default: u64| given.map_or(default, |Size(bytes)| bytes);
         let narrow = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let nass = if name == PolicyName::NassMqfq { NassConfig::nvme() } else { defaults.nass };
         let nass = NassConfig {
-            channels: table.channels.unwrap_or(defaults.nass.channels),
-            sub_request_bytes: narrow(bytes(table.sub_request, defaults.nass.sub_request_bytes.into())),
-            history: table.history.unwrap_or(defaults.nass.history),
-            decay: table.decay.unwrap_or(defaults.nass.decay),
-            reserve: table.reserve.unwrap_or(defaults.nass.reserve),
-            queue_length: table.queue_length.unwrap_or(defaults.nass.queue_length),
-            aggressiveness: table.aggressiveness.unwrap_or(defaults.nass.aggressiveness),
-            sequentiality: table.sequentiality.unwrap_or(defaults.nass.sequentiality),
-            idleness: table.idleness.unwrap_or(defaults.nass.idleness),
+            channels: table.channels.unwrap_or(nass.channels),
+            sub_request_bytes: narrow(bytes(table.sub_request, nass.sub_request_bytes.into())),
+            history: table.history.unwrap_or(nass.history),
+            decay: table.decay.unwrap_or(nass.decay),
+            reserve: table.reserve.unwrap_or(nass.reserve),
+            queue_length: table.queue_length.unwrap_or(nass.queue_length),
+            aggressiveness: table.aggressiveness.unwrap_or(nass.aggressiveness),
+            sequentiality: table.sequentiality.unwrap_or(nass.sequentiality),
+            idleness: table.idleness.unwrap_or(nass.idleness),
         };
         let anticipates = match name {
             PolicyName::CfqNa | PolicyName::BfqNa => false,

@@ -12,6 +12,7 @@ use fairq_core::fiops::{Fiops, FiopsPort, VirtualIops};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, Throttled};
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::serial::SerialPolicy;
+use fairq_core::sfqd::StartTime;
 
 use crate::canary::serial_config;
 use crate::script::Kind;
@@ -227,7 +228,8 @@ laws_of_requests!(
     nass_flashfq: Limited(|shape: &Shape| {
         Throttled::new(&serial_config(shape), &ByDeviceTime { idle_ns: 0 }.config(shape)).expect("legal")
     }),
-    nass_fiops: Limited(|shape: &Shape| VirtualIops::new(&serial_config(shape)))
+    nass_fiops: Limited(|shape: &Shape| VirtualIops::new(&serial_config(shape))),
+    nass_mqfq: Limited(|shape: &Shape| StartTime::new(&serial_config(shape)))
 );
 
 /// Anticipation leaves dispatch as fair as it is without.
