@@ -7,10 +7,11 @@
 //! **Hand-over.** A port that completes a request is the first to come for another token: it would take back the one that
 //! it gave, before the port that it woke for it has even begun to run, and with few tokens the others would wait for seconds.
 //! So a token that comes back while ports wait is not free for a moment: it is *granted* to the next waiting port
-//! after the one that had it, round robin, counted as in use all the while. *Bounded wait*: as long as a port waits,
-//! each token that comes back is granted either to it or to a port nearer to it in the round, so it has one when no
-//! token has come back more often than there are other ports. What a port was granted and does not want any more, it
-//! gives back when it stops ([`Depths::give_back`]). The price: a granted token lies idle until its port has been woken.
+//! after the one that had it, round robin, counted as in use all the while. To wake another port costs more than the
+//! request, though, and the token lies idle until then; so a port that itself waits keeps what comes back to it, [`KEEPS`] times
+//! in a row at most. *Bounded wait*: as long as a port waits, each token that a port does not keep is granted either to it
+//! or to a port nearer to it in the round. What a port was granted and does not want any more, it
+//! gives back when it stops ([`Depths::give_back`]).
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word and *then* tries
 //! again; whoever makes a token free (or raises the depth) *then* reads `waiting`. In the total order of these accesses
@@ -37,6 +38,9 @@ struct Tokens<P: Platform> {
     /// A bit for each port that found none.
     waiting: P::U64,
 }
+
+/// How often in a row a port may keep a token that comes back to it.
+pub(super) const KEEPS: u32 = 7;
 
 const IN_USE: u64 = u32::MAX as u64;
 const LAST: PortId = PortId(PortSet::MAX_PORTS as u8 - 1);
@@ -111,10 +115,11 @@ impl<P: Platform> Depths<P> {
         P::fence();
     }
 
-    /// Gives a token back that `port` had; gives the port to wake.
+    /// Gives a token back that `port` had, to itself first if it may keep it and waits; gives the port to wake.
     #[inline]
-    pub(super) fn release(&self, domain: Domain, port: PortId) -> PortSet {
-        self.pass(domain, port, PortSet::MAX_PORTS)
+    pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
+        let before = PortId(port.0.wrapping_sub(1) & LAST.0);
+        self.pass(domain, if keeps { before } else { port }, PortSet::MAX_PORTS)
     }
 
     /// `port` stops, and wants tokens of the domains only for which it `has` requests: gives the ports to wake.

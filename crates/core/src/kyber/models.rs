@@ -29,7 +29,9 @@ fn a_token_finds_its_user<P: Platform>(grows: bool, looks_again: bool) {
         assert!(depths.acquire(Domain::Read, A));
         let other = depths.clone();
         let giver =
-            thread::spawn(move || if grows { other.resize(Domain::Read, 2) } else { other.release(Domain::Read, A) });
+            thread::spawn(
+                move || if grows { other.resize(Domain::Read, 2) } else { other.release(Domain::Read, A, false) },
+            );
         let got = want(&depths, B, looks_again);
         let wake = giver.join().unwrap();
         assert!(got || wake.contains(B), "a wake-up was lost");
@@ -68,7 +70,7 @@ fn a_token_is_not_stranded(gives_back: bool) {
         assert!(!want(&depths, B, true));
         let other = depths.clone();
         let waiter = thread::spawn(move || want(&other, C, true));
-        let mut wake = depths.release(Domain::Read, A);
+        let mut wake = depths.release(Domain::Read, A, false);
         assert_eq!(wake, PortSet::only(B), "whoever waits longest is next");
         if gives_back {
             wake.extend(depths.give_back(B, |_| false));
@@ -97,8 +99,8 @@ fn two_returned_tokens_are_granted_once_each() {
         assert!(depths.acquire(Domain::Read, A) && depths.acquire(Domain::Read, B));
         assert!(!want(&depths, C, true));
         let other = depths.clone();
-        let second = thread::spawn(move || other.release(Domain::Read, B));
-        let wakes = [depths.release(Domain::Read, A), second.join().unwrap()];
+        let second = thread::spawn(move || other.release(Domain::Read, B, false));
+        let wakes = [depths.release(Domain::Read, A, false), second.join().unwrap()];
         assert_eq!(wakes.iter().filter(|wake| wake.contains(C)).count(), 1, "C is woken once");
         assert_eq!(depths.state(Domain::Read).1, 1, "C's is in use");
         assert!(depths.acquire(Domain::Read, C) && depths.acquire(Domain::Read, A) && !depths.acquire(Domain::Read, B));

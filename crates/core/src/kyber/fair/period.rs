@@ -77,8 +77,8 @@ impl Period {
     }
 }
 
-/// A flow's tokens, and what its ports tell of it; in a cache line of its own.
-#[repr(align(64))]
+/// A flow's tokens, and what its ports tell of it; in two cache lines of its own, which some processors fetch as one.
+#[repr(align(128))]
 pub(super) struct Pot<P: Platform> {
     /// Number of the period, and tokens left.
     tokens: P::U64,
