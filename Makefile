@@ -12,6 +12,7 @@ bench: build
 	bench/kernel-bfq
 	bench/d2fq
 	bench/operate
+	bench/kyber-nass
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device
