@@ -1,5 +1,6 @@
 # make demo: see it share a device. make test: everything that must pass. make bench: against its peers.
-.PHONY: demo test bench build fmt clean
+# make lab: the papers' claims that take seconds. make results: all of them, into docs/.
+.PHONY: demo test bench lab results build fmt clean
 
 demo:
 	@tests/setup demo && tests/demo
@@ -17,6 +18,12 @@ bench: build
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device
 	cargo bench -p fairq-sim
+
+lab:
+	@tests/run build lab
+
+results: build
+	$${CARGO_TARGET_DIR:-target}/release/fairq lab run all --seed 1 --output docs
 
 build:
 	cargo build --release --locked -p fairq

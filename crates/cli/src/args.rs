@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use fairq_sim::lab::Shard;
 use toml::Spanned;
 
 use crate::config::device::DeviceTable;
@@ -127,7 +128,9 @@ Examples:
   fairq lab list
   fairq lab run M-5a M-T1
   fairq lab run --paper mqfq --json
-  fairq lab run all --jobs 2
+  fairq lab run all --jobs 2 --output docs
+  fairq lab run my.toml --policy all
+  fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole
 
 {EXIT_STATUS}"
     )
@@ -585,16 +588,19 @@ pub(crate) enum LabCommand {
     List,
     /// Run experiments and print what came out
     Run(LabRunArgs),
+    /// Put parts together that were run with --shard and --output
+    Merge(LabMergeArgs),
 }
 
 /// `fairq lab run`.
 #[derive(Debug, Args)]
 pub(crate) struct LabRunArgs {
-    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all
-    #[arg(value_name = "ID", required_unless_present = "paper")]
+    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast` for those that take seconds;
+    /// or scenario files (.toml)
+    #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
     pub(crate) ids: Vec<String>,
-    /// All claims of a paper
-    #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq"], conflicts_with = "ids")]
+    /// All claims of a paper, or what is asked beyond them
+    #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
     pub(crate) paper: Option<String>,
     /// Names the run: another seed, other random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -602,9 +608,35 @@ pub(crate) struct LabRunArgs {
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Option<u16>,
+    /// The policies to compare on scenario files, as for bench; `all` for all of them [default: none,mqfq]
+    #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_lab_policies)]
+    pub(crate) policy: Option<Policies>,
+    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts the parts together
+    #[arg(long, value_name = "PART/OF", value_parser = crate::lab::parse_shard)]
+    pub(crate) shard: Option<Shard>,
     /// Print one JSON object instead of a table, or write it to FILE beside the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
+    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data (CSV)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Fail unless all that comes out is what the report in DIR says
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
+}
+
+/// `fairq lab merge`.
+#[derive(Debug, Args)]
+pub(crate) struct LabMergeArgs {
+    /// What --output was in each part
+    #[arg(value_name = "DIR", required = true)]
+    pub(crate) parts: Vec<PathBuf>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the report of the whole into DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// One list of policies.
@@ -620,6 +652,10 @@ impl Policies {
 
 fn parse_policies(text: &str) -> Result<Policies, String> {
     policy::parse_list(text).map(Policies)
+}
+
+fn parse_lab_policies(text: &str) -> Result<Policies, String> {
+    parse_policies(if text == "all" { policy::ALL } else { text })
 }
 
 /// A duration; a number alone is seconds.

@@ -19,7 +19,7 @@ use crate::args::{BenchArgs, Policies, Way};
 use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::{PolicyConfig, PolicyName, PolicyTable};
-use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, with_policy};
+use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy};
 use crate::fiojob;
 use crate::job::Job;
 use crate::report::{Got, Report, Run};
@@ -330,7 +330,7 @@ impl Bench {
                     served: Arc::new(Served::new(cpus.len())),
                     fixed_buffers: 0,
                 };
-                let shape = Shape { cpus, flows: jobs.len(), tags: common.tags, slots: *slots };
+                let shape = Shape { topology: topology(cpus), flows: jobs.len(), tags: common.tags, slots: *slots };
                 let threads = load::Threads { cpus, path: *path };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();

@@ -43,10 +43,10 @@ pub(crate) trait WithPolicy {
 }
 
 /// What a policy is built for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape<'a> {
-    /// The CPU of each shard.
-    pub(crate) cpus: &'a [usize],
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    /// Where each shard runs.
+    pub(crate) topology: Topology,
     /// Tenants.
     pub(crate) flows: usize,
     /// Live requests of each shard.
@@ -56,17 +56,14 @@ pub(crate) struct Shape<'a> {
 }
 
 /// Builds the policy and does something with it.
-pub(crate) fn with_policy<W: WithPolicy>(
-    config: &PolicyConfig,
-    shape: Shape<'_>,
-    with: W,
-) -> Result<W::Output, Refusal> {
+pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, with: W) -> Result<W::Output, Refusal> {
     let flows = shape.flows.max(FLOWS_MIN);
     let slots = config.slots.unwrap_or(shape.slots);
+    let ports = shape.topology.ports();
     let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("policy {}: {error}", config.name.name()));
     match config.name {
         PolicyName::None => {
-            let built = NonePolicy::<Native>::new(shape.cpus.len(), flows, shape.tags);
+            let built = NonePolicy::<Native>::new(ports, flows, shape.tags);
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -82,14 +79,14 @@ pub(crate) fn with_policy<W: WithPolicy>(
         | PolicyName::NassFlashFq
         | PolicyName::NassFiops
         | PolicyName::NassMqfq => {
-            let bounds = SerialConfig { ports: shape.cpus.len(), flows, tags: shape.tags, slots, cost: config.cost };
+            let bounds = SerialConfig { ports, flows, tags: shape.tags, slots, cost: config.cost };
             let built =
                 serial(config, &bounds).and_then(|scheduler| Serial::<_, Native>::with_policy(scheduler, &bounds));
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
-            let mut mqfq = MqfqConfig::new(topology(shape.cpus), flows, shape.tags);
+            let mut mqfq = MqfqConfig::new(shape.topology, flows, shape.tags);
             mqfq.slots = slots;
             mqfq.threshold_bytes = config.threshold.unwrap_or(mqfq.threshold_bytes);
             mqfq.cost = config.cost;
@@ -111,18 +108,18 @@ pub(crate) fn with_policy<W: WithPolicy>(
             Ok(with.run(policy, ports))
         }
         PolicyName::D2fq => {
-            let d2fq = d2fq(config, shape.cpus, flows, shape.tags);
+            let d2fq = d2fq(config, shape.topology, flows, shape.tags);
             let (policy, ports) = D2fq::<Native>::new(d2fq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::Kyber => {
-            let mut kyber = KyberConfig::new(shape.cpus.len(), flows, shape.tags);
+            let mut kyber = KyberConfig::new(ports, flows, shape.tags);
             [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
             let (policy, ports) = Kyber::<Native>::new(&kyber).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::KyberFair => {
-            let mut fair = KyberFairConfig::new(shape.cpus.len(), flows, shape.tags);
+            let mut fair = KyberFairConfig::new(ports, flows, shape.tags);
             fair.cost = config.cost;
             fair.measured_writes = config.measured_writes;
             fair.period_ns = config.period_ns.unwrap_or(fair.period_ns);
@@ -134,9 +131,9 @@ pub(crate) fn with_policy<W: WithPolicy>(
 }
 
 /// D2FQ as it is configured.
-fn d2fq(config: &PolicyConfig, cpus: &[usize], flows: usize, tags: usize) -> D2fqConfig {
+fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: usize) -> D2fqConfig {
     let keys = &config.d2fq;
-    let defaults = D2fqConfig::new(topology(cpus), flows, tags);
+    let defaults = D2fqConfig::new(ports, flows, tags);
     D2fqConfig {
         tau_l: keys.tau_l,
         tau_m: keys.tau_m,
@@ -187,7 +184,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
             format!("{name} D={slots} T={}", exact_size(threshold))
         }
         PolicyName::D2fq => {
-            let d2fq = d2fq(config, &[], 1, 1);
+            let d2fq = d2fq(config, Topology::flat(1), 1, 1);
             let ratio = match d2fq.ratio {
                 Ratio::Dynamic { .. } => "dynamic".into(),
                 Ratio::Static(ratio) => format!("static-{ratio}"),
@@ -227,7 +224,7 @@ fn kyber_fair_busy(config: &PolicyConfig, device_slots: u32) -> u32 {
 }
 
 /// The socket and core of each shard's CPU, as the kernel tells them.
-fn topology(cpus: &[usize]) -> Topology {
+pub(crate) fn topology(cpus: &[usize]) -> Topology {
     let number = |cpu: usize, name: &str| -> Option<u16> {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
         std::fs::read_to_string(Path::new(&path)).ok()?.trim().parse().ok()

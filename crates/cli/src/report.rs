@@ -198,13 +198,18 @@ impl Report {
 
 impl Run {
     fn text(&self, name_width: usize) -> String {
+        // A simulation uses none.
+        let cpu = if self.cpu_ns_per_io > 0.0 {
+            format!("  CPU {} a request", show_duration(self.cpu_ns_per_io))
+        } else {
+            String::new()
+        };
         format!(
-            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}  CPU {} a request\n{}\n{}",
+            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}\n{}\n{}",
             self.policy,
             with_space(&show_count(self.iops)),
             show_bandwidth(self.bytes_per_s),
             self.jain_weighted,
-            show_duration(self.cpu_ns_per_io),
             self.table(),
             self.series.as_ref().map(Series::text).unwrap_or_default(),
         )

@@ -15,7 +15,9 @@ use crate::config::device::{DeviceConfig, FileConfig};
 use crate::config::listen::{self, Listen};
 use crate::config::tenant::{Range, Tenant, layout};
 use crate::config::{self, Plan, Refusal, Settings, Source, Surroundings};
-use crate::engine::{FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, with_policy};
+use crate::engine::{
+    FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology, with_policy,
+};
 use crate::operate::{Console, Given};
 use crate::report::{align_right, plain_table, show_percent};
 use crate::units::exact_size;
@@ -54,7 +56,7 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
     let console = Console::new(given, plan.clone(), settings, sizes, welcome);
-    let shape = Shape { cpus: &plan.cpus, flows, tags: config.tags, slots: plan.device.default_slots() };
+    let shape = Shape { topology: topology(&plan.cpus), flows, tags: config.tags, slots: plan.device.default_slots() };
     with_policy(&plan.policy, shape, Serve { device, config, console })??;
     Ok(())
 }

@@ -12,6 +12,8 @@
 //! - [`subject`]: a policy, and what it promises.
 //! - [`run`]: from event to event; gives what each tenant got ([`Run`]).
 //! - [`check`]: laws, checked in every run; each in a file of its own.
+//! - [`proxy`]: applications, as loads.
+//! - [`trace`]: what was asked for elsewhere, to be replayed.
 //! - [`swarm`]: random scenarios under all of them, from a seed.
 //! - [`lab`]: the claims of the papers, one by one.
 //!
@@ -32,10 +34,12 @@ pub mod fact;
 pub mod host;
 pub mod lab;
 mod meter;
+pub mod proxy;
 pub mod random;
 pub mod scenario;
 pub mod subject;
 pub mod swarm;
+pub mod trace;
 pub mod traced;
 pub mod variant;
 mod workload;
@@ -47,4 +51,4 @@ pub use host::Host;
 pub use meter::{Got, Run, Violation};
 pub use scenario::{Job, Scenario, ScenarioError, Tenant};
 pub use subject::{Promise, Subject};
-pub use world::{CALM_NS, run, run_traced};
+pub use world::{CALM_NS, run, run_traced, simulate};

@@ -1,6 +1,6 @@
 //! The meter: what each tenant got.
 
-use fairq_core::{Class, ClassWeights};
+use fairq_core::{Class, ClassWeights, Stats};
 use hdrhistogram::Histogram;
 
 use crate::cpu::CpuUse;
@@ -21,6 +21,8 @@ pub struct Run {
     pub requests: u64,
     /// Says the same for the same run: made of every completion's time, port, tag and flow.
     pub digest: u64,
+    /// What the policy counted, at the end.
+    pub stats: Stats,
     /// What a check found.
     pub violation: Option<Violation>,
 }
@@ -138,7 +140,7 @@ impl Meter {
         }
     }
 
-    pub(crate) fn finish(self, violation: Option<Violation>) -> Run {
+    pub(crate) fn finish(self, stats: Stats, violation: Option<Violation>) -> Run {
         Run {
             tenants: self.tenants,
             class_weights: self.class_weights,
@@ -146,6 +148,7 @@ impl Meter {
             measured_ns: self.until_ns - self.from_ns,
             requests: self.requests,
             digest: self.digest.0,
+            stats,
             violation,
         }
     }

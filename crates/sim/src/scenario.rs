@@ -5,6 +5,7 @@ use fairq_core::{CostModel, PortSet, Weight};
 use fairq_device::{Profile, State};
 
 use crate::host::Host;
+use crate::trace::Trace;
 
 /// A host, a device, and tenants.
 #[derive(Clone, Debug)]
@@ -70,6 +71,17 @@ pub struct Job {
     pub interval_ns: u64,
     /// Requests are made only at times.
     pub burst: Option<Burst>,
+    /// What is asked for and where comes from a trace, instead of sizes, reads and access. The tenant's threads take turns.
+    pub replay: Option<Replay>,
+}
+
+/// A trace, and how it is replayed.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The requests.
+    pub trace: Trace,
+    /// Not before their time, counted from the tenant's beginning; else as fast as there are places.
+    pub keeps_time: bool,
 }
 
 /// Where requests go.
@@ -128,11 +140,15 @@ impl Job {
             think_ns: 0,
             interval_ns: 0,
             burst: None,
+            replay: None,
         }
     }
 
     /// Its largest size.
     pub fn largest(&self) -> u32 {
+        if let Some(replay) = &self.replay {
+            return replay.trace.asked().iter().map(|asked| asked.length).max().unwrap_or(0);
+        }
         self.sizes.iter().map(|size| size.0).max().unwrap_or(0)
     }
 }

@@ -4,12 +4,14 @@
 //! nobody asks any more and everything must be served.
 
 use fairq_core::d2fq::Ratio;
+use fairq_core::kyber::fair::Totals;
+use fairq_core::nass::NassConfig;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 
 use crate::random::Random;
 use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
-use crate::subject::{AnyPolicy, Direct, Multi, SfqD};
+use crate::subject::{AnyPolicy, Depths, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
 
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
@@ -44,9 +46,27 @@ fn policy(random: &mut Random) -> AnyPolicy {
         2..4 => AnyPolicy::Direct(Direct {
             ratio,
             tau_l: random.pick(&[1 << 16, 1 << 20, 8 << 20]),
-            medium: random.one_in(2),
+            tau_m: random.one_in(2).then_some(1 << 16),
+            strict_paper: false,
         }),
         _ => AnyPolicy::Multi(Multi { slots, threshold: random.pick(&[0, 4096, 46_080, 1 << 20]) }),
+    }
+}
+
+/// Another policy for the scenario of a seed: the schedulers behind one lock, with limits and without, and Kyber's.
+pub fn older_policy(seed: u64) -> AnyPolicy {
+    let random = &mut Random::new(seed, STREAM + 1);
+    let slots = random.pick(&[1, 2, 9, 32, 64]);
+    match random.below(6) {
+        0 => AnyPolicy::Depths(Depths),
+        1 => AnyPolicy::Tokens(Tokens { busy: random.pick(&[1, 16, 64]), totals: Totals::default() }),
+        _ => {
+            let schedulers = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
+            let mut lock = OneLock::new(random.pick(&schedulers), slots);
+            lock.waits = random.one_in(2);
+            let nass = NassConfig { sequentiality: random.one_in(2), ..NassConfig::default() };
+            AnyPolicy::OneLock(if random.one_in(2) { lock.limited(nass) } else { lock })
+        }
     }
 }
 
@@ -73,6 +93,7 @@ fn job(random: &mut Random, room: u32) -> Job {
         think_ns: if random.one_in(4) { random.below(200 * US) } else { 0 },
         interval_ns: if random.one_in(6) { random.below(100 * US) } else { 0 },
         burst: random.one_in(5).then_some(burst),
+        replay: None,
     }
 }
 

@@ -7,6 +7,7 @@ use fairq_core::Op;
 
 use crate::random::Random;
 use crate::scenario::{Access, Job};
+use crate::trace::Asked;
 
 /// A thread of a tenant.
 pub(crate) struct Thread {
@@ -23,7 +24,32 @@ pub(crate) struct Thread {
     position: u64,
     /// When it may ask again, if it is paced.
     paced_ns: u64,
+    turns: Turns,
 }
+
+/// Which requests of a trace are a thread's, and how far it is: places wait for the time of one after the other, and ask for
+/// them in the same order.
+#[derive(Clone, Copy)]
+pub(crate) struct Turns {
+    /// The next that a place will wait for.
+    awaited: usize,
+    /// The next that will be asked for.
+    asked: usize,
+    /// From one to the next.
+    step: usize,
+    /// When the trace begins.
+    begins_ns: u64,
+}
+
+impl Turns {
+    /// Of this thread, of so many; from then on.
+    pub(crate) fn new(thread: usize, of: usize, begins_ns: u64) -> Turns {
+        Turns { awaited: thread, asked: thread, step: of, begins_ns }
+    }
+}
+
+/// For a place that has nothing to ask for any more.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// What a thread asks for.
 #[derive(Clone, Copy)]
@@ -35,10 +61,20 @@ pub(crate) struct Ask {
 
 /// Sequential threads begin and stay at multiples of this.
 const BLOCK: u64 = 4096;
+/// Requests of traces begin at multiples of this.
+const SECTOR: u64 = 512;
 
 impl Thread {
     /// `place` of 2^16 is where a sequential thread begins.
-    pub(crate) fn new(tenant: usize, port: usize, job: &Job, capacity: u64, random: Random, place: u64) -> Self {
+    pub(crate) fn new(
+        tenant: usize,
+        port: usize,
+        job: &Job,
+        capacity: u64,
+        random: Random,
+        place: u64,
+        turns: Turns,
+    ) -> Self {
         Thread {
             tenant,
             port,
@@ -49,13 +85,21 @@ impl Thread {
             capacity,
             position: (capacity >> 16) * (place & 0xffff) / BLOCK * BLOCK,
             paced_ns: 0,
+            turns,
         }
     }
 
-    /// When a place that was answered now asks again.
+    /// When a place that was answered now asks again; [`NEVER`] at a trace's end.
     #[inline]
     pub(crate) fn due_ns(&mut self, now_ns: u64) -> u64 {
         let mut due_ns = now_ns + self.job.think_ns;
+        if let Some(replay) = &self.job.replay {
+            let Some(asked) = replay.trace.asked().get(self.turns.awaited) else { return NEVER };
+            self.turns.awaited += self.turns.step;
+            if replay.keeps_time {
+                due_ns = due_ns.max(self.turns.begins_ns.saturating_add(asked.at_ns));
+            }
+        }
         if self.job.interval_ns > 0 {
             due_ns = due_ns.max(self.paced_ns);
             self.paced_ns = due_ns + self.job.interval_ns;
@@ -67,6 +111,11 @@ impl Thread {
 
     #[inline]
     pub(crate) fn ask(&mut self) -> Ask {
+        if let Some(replay) = &self.job.replay {
+            let asked = replay.trace.asked()[self.turns.asked];
+            self.turns.asked += self.turns.step;
+            return self.replayed(asked);
+        }
         let length = self.size();
         let bytes = u64::from(length);
         let offset = match self.job.access {
@@ -83,6 +132,12 @@ impl Thread {
             percent => self.random.below(100) < u64::from(percent),
         };
         Ask { op: if reads { Op::Read } else { Op::Write }, offset, length }
+    }
+
+    /// The request of a trace, brought onto this device.
+    fn replayed(&self, Asked { op, offset, length, .. }: Asked) -> Ask {
+        let last = (self.capacity - u64::from(length)) / SECTOR * SECTOR;
+        Ask { op, offset: (offset % self.capacity / SECTOR * SECTOR).min(last), length }
     }
 
     #[inline]
@@ -104,10 +159,28 @@ impl Thread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::{Burst, MS};
+    use crate::scenario::{Burst, MS, Replay};
+    use crate::trace::{Format, Trace};
 
     fn thread(job: Job) -> Thread {
-        Thread::new(0, 0, &job, 1 << 30, Random::new(1, 1), 1)
+        Thread::new(0, 0, &job, 1 << 30, Random::new(1, 1), 1, Turns::new(0, 1, 0))
+    }
+
+    #[test]
+    fn threads_take_turns_at_a_trace_and_end_with_it() {
+        let text = "0 0 16 8 1\n1000 0 4194304 8 0\n5000 0 32 8 1\n";
+        let trace = Trace::read(Format::Mqsim, text.as_bytes(), None).expect("it is well formed");
+        let thread = |number, keeps_time| {
+            let job = Job { replay: Some(Replay { trace: trace.clone(), keeps_time }), ..Job::random_read(4096, 2) };
+            Thread::new(0, 0, &job, 1 << 30, Random::new(1, 1), 1, Turns::new(number, 2, 100))
+        };
+        let mut first = thread(0, true);
+        assert_eq!([first.due_ns(0), first.due_ns(0), first.due_ns(7)], [100, 5100, NEVER]);
+        assert_eq!([first.ask().offset, first.ask().offset], [8192, 16_384]);
+        let mut second = thread(1, false);
+        assert_eq!((second.due_ns(3), second.due_ns(3)), (3, NEVER));
+        let ask = second.ask();
+        assert_eq!((ask.op, ask.offset, ask.length), (Op::Write, 0, 4096));
     }
 
     #[test]

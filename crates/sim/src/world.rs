@@ -31,9 +31,9 @@ use crate::host::BlockLayer;
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError};
-use crate::subject::{Built, Subject};
+use crate::subject::Subject;
 use crate::traced::{self, Traced};
-use crate::workload::Thread;
+use crate::workload::{NEVER, Thread, Turns};
 
 /// How long what was asked for in time may take to be served.
 pub const CALM_NS: u64 = 5 * SECOND;
@@ -142,7 +142,8 @@ pub fn run<S: Subject>(scenario: &Scenario, subject: &S, checks: Vec<Box<dyn Che
     if scenario.host.is_some() {
         return Err(ScenarioError::Illegal("a host's CPUs take time: use run_traced".to_owned()));
     }
-    Ok(go(scenario, subject.build(scenario)?, checks))
+    let (policy, ports) = subject.build(scenario)?;
+    Ok(simulate(scenario, policy, ports, checks))
 }
 
 /// The same on the scenario's host, where the policy's accesses to shared words take time.
@@ -156,12 +157,13 @@ pub fn run_traced<S: Subject<Traced>>(
         return Err(ScenarioError::Illegal("a scenario without a host: use run".to_owned()));
     };
     traced::begin(host.caches());
-    let run = subject.build(scenario).map(|built| go(scenario, built, checks));
+    let run = subject.build(scenario).map(|(policy, ports)| simulate(scenario, policy, ports, checks));
     traced::end();
     Ok(run?)
 }
 
-fn go<P: Policy>(scenario: &Scenario, (policy, ports): Built<P>, checks: Vec<Box<dyn Check>>) -> Run {
+/// Runs a scenario, which was [checked](Scenario::check), under a policy that was built for its ports, flows and tags.
+pub fn simulate<P: Policy>(scenario: &Scenario, policy: P, ports: Vec<P::Port>, checks: Vec<Box<dyn Check>>) -> Run {
     let mut world = World::new(scenario, policy, ports, checks);
     world.begin();
     while world.violation.is_none() && world.step() {}
@@ -182,11 +184,15 @@ impl<'a, P: Policy> World<'a, P> {
         };
         let capacity = scenario.profile.host.capacity();
         let fed = scenario.tenants.iter().enumerate();
-        let all = fed.flat_map(|(tenant, plan)| plan.threads.iter().map(move |&port| (tenant, port, &plan.job)));
+        let all = fed.flat_map(|(tenant, plan)| {
+            let begins_ns = plan.lives.first().map_or(0, |life| life.0);
+            let turns = move |thread| Turns::new(thread, plan.threads.len(), begins_ns);
+            plan.threads.iter().enumerate().map(move |(thread, &port)| (tenant, port, &plan.job, turns(thread)))
+        });
         let count = scenario.tenants.iter().map(|tenant| tenant.threads.len()).sum::<usize>().max(1) as u64;
-        let threads = all.zip(0u64..).map(|((tenant, port, job), number)| {
+        let threads = all.zip(0u64..).map(|((tenant, port, job, turns), number)| {
             let random = Random::new(scenario.seed, number);
-            Thread::new(tenant, port, job, capacity, random, (number << 16) / count)
+            Thread::new(tenant, port, job, capacity, random, (number << 16) / count, turns)
         });
         let clock = scenario.host.as_ref().map_or_else(Clock::default, |host| Clock {
             cores: host.cores(),
@@ -424,6 +430,9 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn go_on(&mut self, thread: u32) {
         let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
+        if due_ns == NEVER {
+            return;
+        }
         if due_ns <= self.now_ns {
             self.arrive(self.threads[thread as usize].port, Task::Ask(thread));
         } else {
@@ -651,7 +660,7 @@ impl<'a, P: Policy> World<'a, P> {
                 self.violation = Some(Violation { check: check.name(), at_ns, what });
             }
         }
-        self.meter.finish(self.violation)
+        self.meter.finish(self.policy.stats(), self.violation)
     }
 }
 

@@ -55,7 +55,10 @@ fn the_same_run_on_a_host_for_ever() {
         (AnyPolicy::FirstCome, 0xcacd_e1a1_6e91_f6ba),
         (AnyPolicy::SfqD(SfqD { slots: 32 }), 0xeb20_c257_2c56_1186),
         (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0xfb34_c4c0_8b3b_29c1),
-        (AnyPolicy::Direct(Direct { ratio: Ratio::Static(8), tau_l: 1 << 20, medium: true }), 0xde4e_fe36_6d29_0cc0),
+        (
+            AnyPolicy::Direct(Direct { ratio: Ratio::Static(8), tau_l: 1 << 20, tau_m: None, strict_paper: false }),
+            0xde4e_fe36_6d29_0cc0,
+        ),
     ];
     // Ports on both sockets, and two hardware threads of one core.
     let mut host = Host::gold_5112(5);

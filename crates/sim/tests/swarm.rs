@@ -5,6 +5,9 @@ use fairq_sim::{Host, swarm};
 /// How many seeds a usual run of the tests takes.
 const SEEDS: u64 = 1500;
 
+/// And how many for the policies that were not made for this.
+const OLDER_SEEDS: u64 = 300;
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
@@ -38,6 +41,21 @@ fn nothing_is_wrong_where_cpus_take_time() {
         let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         if let Some(violation) = run.violation {
             panic!("seed {seed} on a host under {policy:?}: {violation}\n{scenario:#?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_wrong_with_older_policies() {
+    let seeds = match number("FAIRQ_SWARM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FAIRQ_SWARM_SEEDS").unwrap_or(OLDER_SEEDS),
+    };
+    for seed in seeds {
+        let ((scenario, _), policy) = (swarm::scenario(seed), swarm::older_policy(seed));
+        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        if let Some(violation) = run.violation {
+            panic!("FAIRQ_SWARM_SEED={seed} under {policy:?}: {violation}\n{scenario:#?}");
         }
     }
 }

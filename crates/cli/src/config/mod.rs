@@ -203,7 +203,7 @@ pub(crate) fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
 }
 
 /// Says what is wrong with a file, and shows the place.
-fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
+pub(crate) fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
     let message = explain(error.message());
     let Some(span) = error.span() else { return Refusal::new(format!("{path}: {message}")) };
     let (line, column) = line_and_column(text, span.start);
@@ -222,7 +222,7 @@ fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
 }
 
 /// Line and column, from 1, of a byte.
-fn line_and_column(text: &str, at: usize) -> (usize, usize) {
+pub(crate) fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     let before = text.get(..at).unwrap_or(text);
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)

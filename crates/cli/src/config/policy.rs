@@ -388,6 +388,10 @@ impl FromStr for PolicyTable {
     }
 }
 
+/// Every policy, with the knobs that it has by default.
+pub(crate) const ALL: &str = "none,sfqd,mqfq,mqfq-serial,d2fq,cfq,cfq-na,bfq,bfq-na,flashfq,fiops,nass+cfq,nass+bfq,\
+                              nass+flashfq,nass+fiops,kyber,kyber-fair";
+
 /// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before it belongs
 /// to the policy before it.
 pub(crate) fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
@@ -691,6 +695,18 @@ mod tests {
         assert_eq!(list[1].unthrottle, Some(Unthrottle::Poll(1_000)));
         assert_eq!(list[3].slots, Some(8));
         assert_eq!(parse_list("sfqd,slots=4").unwrap(), ["sfqd:slots=4".parse().unwrap()]);
+    }
+
+    #[test]
+    fn all_are_all() {
+        let names: Vec<_> = parse_list(ALL).unwrap().iter().map(|policy| policy.name.unwrap().name()).collect();
+        let refusal = complete("mqf").unwrap_err();
+        let allowed = refusal.split("allowed: ").nth(1).unwrap().trim_end_matches(')');
+        let mut allowed: Vec<_> = allowed.split(", ").collect();
+        let mut names = names;
+        allowed.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(names, allowed);
     }
 
     #[test]

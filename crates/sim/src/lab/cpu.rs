@@ -7,7 +7,7 @@ use fairq_core::d2fq::{Ratio, TrackerKind};
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_device::Profile;
 
-use super::{Answer, Experiment, go, near};
+use super::{Answer, Experiment, Outcome, go, near};
 use crate::host::{BlockLayer, Host};
 use crate::meter::Run;
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
@@ -15,15 +15,15 @@ use crate::subject::{AnyPolicy, Direct, Multi};
 use crate::variant::{Budgeted, DirectBy, MultiOf};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], run: bypass },
-    Experiment { ids: &["D-12.1", "D-12.2", "D-12.3", "D-11a.3"], run: cost_of_fairness },
-    Experiment { ids: &["D-14.2"], run: short_term },
-    Experiment { ids: &["D-16.1", "D-16.2", "D-16.3", "D-16.4"], run: depths },
-    Experiment { ids: &["D-17.1", "D-17.2"], run: trackers },
-    Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], run: scalability },
-    Experiment { ids: &["M-9.1"], run: virtual_times },
-    Experiment { ids: &["M-10.1", "M-10.2"], run: unthrottling },
-    Experiment { ids: &["M-11.1", "M-11.2"], run: slots },
+    Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },
+    Experiment { ids: &["D-12.1", "D-12.2", "D-12.3", "D-11a.3"], seconds: 10, run: cost_of_fairness },
+    Experiment { ids: &["D-14.2"], seconds: 10, run: short_term },
+    Experiment { ids: &["D-16.1", "D-16.2", "D-16.3", "D-16.4"], seconds: 10, run: depths },
+    Experiment { ids: &["D-17.1", "D-17.2"], seconds: 10, run: trackers },
+    Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], seconds: 10, run: scalability },
+    Experiment { ids: &["M-9.1"], seconds: 10, run: virtual_times },
+    Experiment { ids: &["M-10.1", "M-10.2"], seconds: 10, run: unthrottling },
+    Experiment { ids: &["M-11.1", "M-11.2"], seconds: 10, run: slots },
 ];
 
 const NONE: AnyPolicy = AnyPolicy::FirstCome;
@@ -31,13 +31,13 @@ const MQFQ_SSD: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 <<
 const BFQ_SSD: AnyPolicy = AnyPolicy::Budgeted(Budgeted { slots: 64 });
 
 fn direct(ratio: Ratio) -> Direct {
-    Direct { ratio, tau_l: 8 << 20, medium: true }
+    Direct { ratio, tau_l: 8 << 20, tau_m: None, strict_paper: false }
 }
 
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 
 fn answer(id: &'static str, measured: String, holds: bool, note: &'static str) -> Answer {
-    Answer { id, measured, holds, note }
+    Answer { id, measured, holds: Some(holds), note: note.into() }
 }
 
 fn profile(name: &str) -> Result<Profile, String> {
@@ -96,7 +96,7 @@ fn depth(saturates: Option<u32>) -> String {
 }
 
 /// Figure 2: 4 KB reads, with and without the block layer.
-fn bypass(seed: u64) -> Result<Vec<Answer>, String> {
+fn bypass(seed: u64) -> Result<Outcome, String> {
     let mqfq = Curve::new(MQFQ_SSD, BlockLayer::LINUX_5, 4096, seed)?;
     let none = Curve::new(NONE, BlockLayer::LINUX_5, 4096, seed)?;
     let bypass = Curve::new(NONE, BlockLayer::LOW_LATENCY, 4096, seed)?;
@@ -124,11 +124,12 @@ fn bypass(seed: u64) -> Result<Vec<Answer>, String> {
                 && last(saturate[1]) < last(saturate[2]),
             "MQFQ, none, bypass; a core saturates early, since the model's device answers fast (see D-16.3)",
         ),
-    ])
+    ]
+    .into())
 }
 
 /// Figure 16: 8 KB reads.
-fn depths(seed: u64) -> Result<Vec<Answer>, String> {
+fn depths(seed: u64) -> Result<Outcome, String> {
     let curve = |policy, layer| Curve::new(policy, layer, 8192, seed);
     let d2fq = AnyPolicy::Direct(direct(DYNAMIC));
     let (none, d2fq, mqfq, low) = (
@@ -179,7 +180,7 @@ fn depths(seed: u64) -> Result<Vec<Answer>, String> {
             all.iter().all(|curve| rises(&curve.bandwidth) && rises(&curve.latency_us) && rises(&curve.cpu)),
             "once the core is saturated bandwidth varies by up to 2 %: how many completions share an interrupt depends on the depth",
         ),
-    ])
+    ].into())
 }
 
 // Several threads on D2FQ's machine A.
@@ -205,7 +206,7 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
 }
 
 /// Figure 12: what fairness costs.
-fn cost_of_fairness(seed: u64) -> Result<Vec<Answer>, String> {
+fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
     let policies = [NONE, AnyPolicy::Direct(direct(DYNAMIC)), MQFQ_SSD, BFQ_SSD];
     let mut loads = Vec::new();
     for flows in LOADS {
@@ -249,11 +250,11 @@ fn cost_of_fairness(seed: u64) -> Result<Vec<Answer>, String> {
             all(&|runs| runs[..3].iter().all(|run| runs[3].bandwidth() < 0.95 * run.bandwidth())),
             "none, D2FQ, MQFQ, BFQ",
         ),
-    ])
+    ].into())
 }
 
 /// Figure 14: bytes in intervals of 10 ms, D2FQ at the ratio to which it converges.
-fn short_term(seed: u64) -> Result<Vec<Answer>, String> {
+fn short_term(seed: u64) -> Result<Outcome, String> {
     let mut scenario = machine_a(LOADS[0], SECOND)?;
     scenario.series_ns = Some(10 * MS);
     let varies = |policy| {
@@ -272,11 +273,11 @@ fn short_term(seed: u64) -> Result<Vec<Answer>, String> {
         mqfq[0] > d2fq[0] && mqfq[1] > d2fq[1],
         "coefficient of variation of the two flows; MQFQ bounds what flows may differ by, at any time, and slots change \
          hands in about a microsecond",
-    )])
+    )].into())
 }
 
 /// Figure 17: a flow a core on machine B, before the ramdisk.
-fn trackers(seed: u64) -> Result<Vec<Answer>, String> {
+fn trackers(seed: u64) -> Result<Outcome, String> {
     let at = |cores: usize, policy| {
         let tenant = |core| Tenant::new(&format!("core {core}"), 100, vec![core], Job::random_read(1024, 128));
         let scenario = Scenario::new(profile("nvmf-ramdisk")?, cores, (0..cores).map(tenant).collect(), 16 * MS);
@@ -311,7 +312,7 @@ fn trackers(seed: u64) -> Result<Vec<Answer>, String> {
                 && mindicator[1] < sloppy[1],
             "at 24 cores the device's 4 M a second is the limit of all",
         ),
-    ])
+    ].into())
 }
 
 // MQFQ's NVMf machine.
@@ -343,7 +344,7 @@ fn millions(policy: AnyPolicy, threads: usize, seed: u64) -> Result<f64, String>
 }
 
 /// Figure 8.
-fn scalability(seed: u64) -> Result<Vec<Answer>, String> {
+fn scalability(seed: u64) -> Result<Outcome, String> {
     let serial = AnyPolicy::MultiOf(MultiOf { serial: true, ..MULTI.parts() });
     let bfq = AnyPolicy::Budgeted(Budgeted { slots: 128 });
     let mut best = (0, 0.0);
@@ -386,11 +387,11 @@ fn scalability(seed: u64) -> Result<Vec<Answer>, String> {
             order.windows(2).all(|pair| pair[0] > pair[1]),
             "nosched, MQFQ, serial, BFQ at 16 threads; serial has MQFQ's shared words to fetch while it holds the lock, BFQ only its own",
         ),
-    ])
+    ].into())
 }
 
 /// Figure 9.
-fn virtual_times(seed: u64) -> Result<Vec<Answer>, String> {
+fn virtual_times(seed: u64) -> Result<Outcome, String> {
     let scan = AnyPolicy::MultiOf(MultiOf { virtual_time: VirtualTimeKind::ArrayScan, ..MULTI.parts() });
     let gain = |threads| Ok::<_, String>(millions(MQFQ, threads, seed)? / millions(scan, threads, seed)? - 1.0);
     let (half, all) = (gain(16)?, gain(32)?);
@@ -400,11 +401,12 @@ fn virtual_times(seed: u64) -> Result<Vec<Answer>, String> {
         (0.3..=0.5).contains(&all),
         "one flow of all threads. A port publishes its lead only after an eighth of the window or when it runs empty, not after \
          each dispatch, so the scan is spared most of its looks",
-    )])
+    )]
+    .into())
 }
 
 /// Figure 10: a flow a thread, since flows of one progress alike.
-fn unthrottling(seed: u64) -> Result<Vec<Answer>, String> {
+fn unthrottling(seed: u64) -> Result<Outcome, String> {
     let polling =
         |period_ns| AnyPolicy::MultiOf(MultiOf { unthrottle: UnthrottleKind::Polling { period_ns }, ..MULTI.parts() });
     let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, seed);
@@ -434,11 +436,11 @@ fn unthrottling(seed: u64) -> Result<Vec<Answer>, String> {
             "polling at 4, 16 and 32 threads. A port that is woken finds the slot taken by another that came just before, or nothing \
              to send any more",
         ),
-    ])
+    ].into())
 }
 
 /// Figure 11: with a window that nobody runs into virtual time is out of the way.
-fn slots(seed: u64) -> Result<Vec<Answer>, String> {
+fn slots(seed: u64) -> Result<Outcome, String> {
     let with = |slots| {
         let parts = Multi { threshold: 1 << 40, ..MULTI }.parts();
         AnyPolicy::MultiOf(MultiOf { slots, ..parts })
@@ -461,5 +463,5 @@ fn slots(seed: u64) -> Result<Vec<Answer>, String> {
             socket[1] <= 1.1 * socket[0],
             "as above: a line that is handed on by hardware is not yet a bottleneck at this rate",
         ),
-    ])
+    ].into())
 }

@@ -3,17 +3,17 @@
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
 
-use super::{Answer, Experiment, go, near};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near};
 use crate::scenario::{Job, MS, Scenario, Tenant};
 use crate::subject::AnyPolicy;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { ids: &["D-3.1"], run: order_of_arbitration },
-    Experiment { ids: &["M-P.1", "M-P.2"], run: internal_parallelism },
+    Experiment { ids: &["D-3.1"], seconds: 2, run: order_of_arbitration },
+    Experiment { ids: &["M-P.1", "M-P.2"], seconds: 2, run: internal_parallelism },
 ];
 
 /// Two queues of each class, each with many commands, weights 3:2:1.
-fn order_of_arbitration(_seed: u64) -> Result<Vec<Answer>, String> {
+fn order_of_arbitration(_seed: u64) -> Result<Outcome, String> {
     let classes = [Class::High, Class::Medium, Class::Low];
     let weights = ClassWeights { high: 3, medium: 2, low: 1 };
     let mut arbiter = Arbiter::new(Mechanism::Weighted, 6, Arbitration { burst: Burst::ONE, weights });
@@ -25,7 +25,7 @@ fn order_of_arbitration(_seed: u64) -> Result<Vec<Answer>, String> {
     let measured = fetched.iter().map(|&queue| ["H0", "H1", "M0", "M1", "L0", "L1"][usize::from(queue)]);
     let measured = measured.collect::<Vec<_>>().join(" ");
     let holds = measured == "H0 H1 H0 M0 M1 L0 H1 H0 H1 M0 M1 L1";
-    Ok(vec![Answer { id: "D-3.1", measured, holds, note: "two queues a class" }])
+    Ok(vec![Answer { id: "D-3.1", measured, holds: Some(holds), note: "two queues a class".into() }].into())
 }
 
 /// Requests a second at each depth, first come, first served.
@@ -48,20 +48,31 @@ fn fills(points: &[(u32, f64)]) -> (u32, f64) {
     (least.map_or(0, |point| point.0), most)
 }
 
-fn internal_parallelism(seed: u64) -> Result<Vec<Answer>, String> {
-    let (ssd, ssd_iops) = fills(&sweep("p3700", 4096, seed)?);
-    let (fabric, fabric_iops) = fills(&sweep("nvmf-ramdisk", 1024, seed)?);
+fn internal_parallelism(seed: u64) -> Result<Outcome, String> {
+    let (on_ssd, on_fabric) = (sweep("p3700", 4096, seed)?, sweep("nvmf-ramdisk", 1024, seed)?);
+    let ((ssd, ssd_iops), (fabric, fabric_iops)) = (fills(&on_ssd), fills(&on_fabric));
     let parallelism = Answer {
         id: "M-P.1",
         measured: format!("P3700 {ssd}, NVMf {fabric}"),
-        holds: (48..=64).contains(&ssd) && (96..=128).contains(&fabric),
-        note: "the least of 1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256 that gives 98 % of the most; the models fill up sooner",
+        holds: Some((48..=64).contains(&ssd) && (96..=128).contains(&fabric)),
+        note: "the least of 1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256 that gives 98 % of the most; the models fill up sooner".into(),
     };
     let peak = Answer {
         id: "M-P.2",
         measured: format!("P3700 {:.0} K, NVMf {:.2} M", ssd_iops / 1e3, fabric_iops / 1e6),
-        holds: near(ssd_iops, 460e3, 0.1) && near(fabric_iops, 4e6, 0.1),
-        note: "both profiles are held to these points; no host CPU in the way",
+        holds: Some(near(ssd_iops, 460e3, 0.1) && near(fabric_iops, 4e6, 0.1)),
+        note: "both profiles are held to these points; no host CPU in the way".into(),
     };
-    Ok(vec![parallelism, peak])
+    let line = |name: &str, points: &[(u32, f64)]| {
+        Line::new(name, points.iter().map(|&(depth, iops)| (f64::from(depth), iops / 1e3)).collect())
+    };
+    let figure = Figure {
+        id: "m-p",
+        title: "MQFQ, Section 4: requests a second by depth".into(),
+        x: Axis::log("requests outstanding"),
+        y: Axis::linear("thousand requests a second"),
+        shape: Shape::Lines,
+        lines: vec![line("P3700, 4 KB", &on_ssd), line("NVMf, 1 KB", &on_fabric)],
+    };
+    Ok(Outcome { answers: vec![parallelism, peak], figures: vec![figure], tables: Vec::new() })
 }

@@ -5,6 +5,7 @@
 //! of that experiment holds, and the note says which law. Tolerances were written down with the claims; where one does not
 //! hold, the row says so.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +14,20 @@ use crate::meter::Run;
 use crate::scenario::Scenario;
 use crate::subject::AnyPolicy;
 
+mod beside;
 mod catalogue;
 mod cpu;
 mod d2fq;
 mod device;
+mod figure;
+mod kyber;
 mod mqfq;
+mod nass;
+mod parameters;
+mod sweeps;
 
 pub use catalogue::ROWS;
+pub use figure::{Axis, Figure, Line, Shape, Table};
 
 /// Where a claim comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +36,12 @@ pub enum Paper {
     D2fq,
     /// Hedayati et al., ATC 2019.
     Mqfq,
+    /// Son, Oh and Ahn, JSTS 2020.
+    Kyber,
+    /// NASS, MSST 2020.
+    Nass,
+    /// None: what users ask.
+    Beyond,
 }
 
 impl Paper {
@@ -36,8 +50,25 @@ impl Paper {
         match self {
             Paper::D2fq => "d2fq",
             Paper::Mqfq => "mqfq",
+            Paper::Kyber => "kyber",
+            Paper::Nass => "nass",
+            Paper::Beyond => "beyond",
         }
     }
+
+    /// What it is called in a report.
+    pub fn title(self) -> &'static str {
+        match self {
+            Paper::D2fq => "D2FQ (FAST 2021)",
+            Paper::Mqfq => "MQFQ (ATC 2019)",
+            Paper::Kyber => "Kyber-fairness (JSTS 2020)",
+            Paper::Nass => "NASS (MSST 2020)",
+            Paper::Beyond => "Beyond the papers",
+        }
+    }
+
+    /// All of them.
+    pub const ALL: [Paper; 5] = [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
 }
 
 /// A claim.
@@ -53,6 +84,8 @@ pub struct Row {
     pub expected: &'static str,
     /// What counts as the same.
     pub within: &'static str,
+    /// Why it cannot be checked here, if it cannot.
+    pub not_here: Option<&'static str>,
 }
 
 /// What came out of a row.
@@ -71,32 +104,104 @@ pub struct Finding {
 /// Some rows, and how they are answered.
 struct Experiment {
     ids: &'static [&'static str],
-    run: fn(seed: u64) -> Result<Vec<Answer>, String>,
+    /// About how many seconds it takes on one core, for what is to be quick and for the time left.
+    seconds: u32,
+    run: fn(seed: u64) -> Result<Outcome, String>,
+}
+
+/// What comes out of an experiment.
+struct Outcome {
+    answers: Vec<Answer>,
+    figures: Vec<Figure>,
+    tables: Vec<Table>,
 }
 
 /// An answer to one row.
 struct Answer {
     id: &'static str,
     measured: String,
-    holds: bool,
-    note: &'static str,
+    /// `None` where it cannot be said, and the note tells why.
+    holds: Option<bool>,
+    note: Cow<'static, str>,
 }
 
-/// Measured, whether it holds, and the note.
-type Found = (String, Option<bool>, String);
+impl From<Vec<Answer>> for Outcome {
+    fn from(answers: Vec<Answer>) -> Outcome {
+        Outcome { answers, figures: Vec::new(), tables: Vec::new() }
+    }
+}
+
+/// All that came out: of the rows, and to be drawn.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Of each row, in the catalogue's order.
+    pub rows: Vec<Finding>,
+    /// In the order of their names.
+    pub figures: Vec<Figure>,
+    /// In the order of their names.
+    pub tables: Vec<Table>,
+}
+
+/// Which part of the experiments to run: this one, from 0, of so many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shard {
+    /// This one.
+    pub part: usize,
+    /// Of so many.
+    pub of: usize,
+}
+
+impl Shard {
+    /// All of them.
+    pub const WHOLE: Shard = Shard { part: 0, of: 1 };
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Experiments done.
+    pub done: usize,
+    /// Of so many.
+    pub of: usize,
+    /// How long what is done takes, roughly, in seconds on one core.
+    pub seconds: u32,
+    /// And everything.
+    pub of_seconds: u32,
+}
 
 const NOT_BUILT: &str = "not built yet";
 
-/// Whether there is an experiment for a row.
+/// An experiment that takes longer is not run with the fast ones.
+const FAST_SECONDS: u32 = 3;
+
+/// Whether there is an experiment for a row, or a reason why there can be none.
 pub fn is_built(row: &Row) -> bool {
-    experiments().any(|experiment| experiment.ids.contains(&row.id))
+    row.not_here.is_some() || experiments().any(|experiment| experiment.ids.contains(&row.id))
+}
+
+fn is_fast(row: &Row) -> bool {
+    row.not_here.is_some()
+        || experiments().any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
-    [device::EXPERIMENTS, d2fq::EXPERIMENTS, mqfq::EXPERIMENTS, cpu::EXPERIMENTS].into_iter().flatten()
+    [
+        device::EXPERIMENTS,
+        d2fq::EXPERIMENTS,
+        mqfq::EXPERIMENTS,
+        parameters::EXPERIMENTS,
+        beside::EXPERIMENTS,
+        kyber::EXPERIMENTS,
+        nass::EXPERIMENTS,
+        cpu::EXPERIMENTS,
+        sweeps::EXPERIMENTS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
-/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its like); `all` is all.
+/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its like); `all` is all, `fast` all
+/// whose experiments take seconds.
 pub fn named(name: &str) -> Vec<&'static Row> {
     let goes_on = |id: &str| {
         let rest =
@@ -104,41 +209,79 @@ pub fn named(name: &str) -> Vec<&'static Row> {
         // D-1 does not stand for D-11.
         rest.is_some_and(|rest| !(rest.starts_with(|c: char| c.is_ascii_digit())))
     };
-    ROWS.iter().filter(|row| name == "all" || goes_on(row.id)).collect()
+    let stands = |row: &&Row| name == "all" || (name == "fast" && is_fast(row)) || goes_on(row.id);
+    ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows, with so many threads; tells how many experiments of how many are done. The answers do not depend on how
-/// many threads there are.
-pub fn answer(rows: &[&'static Row], seed: u64, jobs: usize, done: impl Fn(usize, usize) + Sync) -> Vec<Finding> {
+/// Answers rows, with so many threads; tells how far it is, and stops before the next experiment when it is told to (by
+/// `false`). The answers do not depend on how many threads there are. Of a shard only the rows of its experiments.
+pub fn answer(
+    rows: &[&'static Row],
+    seed: u64,
+    jobs: usize,
+    shard: Shard,
+    on: impl Fn(Progress) -> bool + Sync,
+) -> Findings {
     let wanted = |experiment: &&Experiment| experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id));
-    let experiments: Vec<&Experiment> = experiments().filter(wanted).collect();
-    let findings: Mutex<BTreeMap<&str, Found>> = Mutex::default();
-    let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let all = experiments().filter(wanted).enumerate();
+    let mut mine: Vec<&Experiment> =
+        all.filter(|(number, _)| number % shard.of == shard.part).map(|(_, experiment)| experiment).collect();
+    // The longest first: then none of them runs alone at the end.
+    mine.sort_by_key(|experiment| std::cmp::Reverse(experiment.seconds));
+    let of_seconds = mine.iter().map(|experiment| experiment.seconds).sum();
+    let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let outcomes: Mutex<Vec<(&Experiment, Result<Outcome, String>)>> = Mutex::default();
+    let progress = || {
+        let (done, seconds) = (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
+        Progress { done, of: mine.len(), seconds, of_seconds }
+    };
     let work = || {
-        while let Some(experiment) = experiments.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let answers = (experiment.run)(seed);
-            let mut findings = findings.lock().expect("nobody panics with it");
-            match answers {
-                Ok(answers) => findings.extend(
-                    answers
-                        .into_iter()
-                        .map(|answer| (answer.id, (answer.measured, Some(answer.holds), answer.note.to_owned()))),
-                ),
-                Err(why) => {
-                    findings.extend(experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone()))));
-                }
-            }
-            done(ended.fetch_add(1, Ordering::Relaxed) + 1, experiments.len());
+        while on(progress())
+            && let Some(experiment) = mine.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let outcome = (experiment.run)(seed);
+            outcomes.lock().expect("nobody panics with it").push((experiment, outcome));
+            seconds.fetch_add(experiment.seconds as usize, Ordering::Relaxed);
+            ended.fetch_add(1, Ordering::Relaxed);
         }
     };
     std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
-    let mut findings = findings.into_inner().expect("nobody panics with it");
+    on(progress());
+    let (mut found, mut figures, mut tables) = (BTreeMap::new(), Vec::new(), Vec::new());
+    for (experiment, outcome) in outcomes.into_inner().expect("nobody panics with it") {
+        match outcome {
+            Ok(outcome) => {
+                let answered = |answer: Answer| (answer.id, (answer.measured, answer.holds, answer.note.into_owned()));
+                found.extend(outcome.answers.into_iter().map(answered));
+                figures.extend(outcome.figures);
+                tables.extend(outcome.tables);
+            }
+            Err(why) => found.extend(experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone())))),
+        }
+    }
+    figures.sort_by_key(|figure| figure.id);
+    tables.sort_by_key(|table| table.id);
+    let ours = |row: &&&'static Row| shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id));
+    let others = |row: &&&'static Row| {
+        !experiments().any(|experiment| {
+            experiment.ids.contains(&row.id) && !mine.iter().any(|mine| std::ptr::eq(*mine, experiment))
+        })
+    };
     let finding = |row: &&'static Row| {
-        let (measured, holds, note) =
-            findings.remove(row.id).unwrap_or_else(|| (String::new(), None, NOT_BUILT.to_owned()));
+        let unasked = || (String::new(), None, unanswered(row));
+        let (measured, holds, note) = found.remove(row.id).unwrap_or_else(unasked);
         Finding { row, measured, holds, note }
     };
-    rows.iter().map(finding).collect()
+    Findings { rows: rows.iter().filter(ours).filter(others).map(finding).collect(), figures, tables }
+}
+
+/// Why there is no answer to a row.
+fn unanswered(row: &Row) -> String {
+    match row.not_here {
+        Some(why) => format!("not checkable here: {why}"),
+        None if is_built(row) => "interrupted".to_owned(),
+        None => NOT_BUILT.to_owned(),
+    }
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
@@ -149,6 +292,27 @@ fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> 
         None => Ok(run),
         Some(violation) => Err(format!("under {policy:?} a law is broken: {violation}")),
     }
+}
+
+/// Runs a scenario without checks, for sweeps that are too large for them.
+fn measured(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+    policy.measure(&Scenario { seed, ..scenario.clone() }).map_err(|error| error.to_string())
+}
+
+/// Jain's index: 1 when all are equal, 1/n when one has everything.
+fn jain(values: impl Iterator<Item = f64>) -> f64 {
+    let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
+    for value in values {
+        count += 1.0;
+        sum += value;
+        squares += value * value;
+    }
+    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+}
+
+/// A part of a hundred.
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
 }
 
 /// Whether a value is what it should be, within a part of that.
@@ -176,21 +340,37 @@ mod tests {
         assert_eq!(ids("m-t1"), ["M-T1"]);
         assert_eq!(ids("D-3.1"), ["D-3.1"]);
         assert_eq!(ids("M-5a"), ["M-5a.1", "M-5a.2"]);
-        assert!(ids("D-1").is_empty() && ids("X").is_empty());
+        assert!(ids("D-1").is_empty() && ids("Y").is_empty());
         assert_eq!(ids("all").len(), ROWS.len());
     }
 
     #[test]
     fn what_is_not_built_is_said_to_be() {
-        let findings = answer(&named("D-18"), 1, 1, |_, _| ());
-        assert!(findings.len() == 4 && findings.iter().all(|finding| finding.holds.is_none()));
-        assert!(findings.iter().all(|finding| finding.note == NOT_BUILT && finding.measured.is_empty()));
+        for row in ROWS.iter().filter(|row| !is_built(row)) {
+            let findings = answer(&[row], 1, 1, Shard::WHOLE, |_| true).rows;
+            assert!(findings[0].holds.is_none() && findings[0].note == NOT_BUILT && findings[0].measured.is_empty());
+        }
     }
 
     #[test]
     fn more_threads_give_the_same() {
         let rows = [named("D-3.1"), named("M-T1")].concat();
-        let table = |jobs| format!("{:?}", answer(&rows, 1, jobs, |_, _| ()));
+        let table = |jobs| format!("{:?}", answer(&rows, 1, jobs, Shard::WHOLE, |_| true));
         assert_eq!(table(1), table(3));
+    }
+
+    #[test]
+    fn shards_are_the_whole_and_each_row_is_in_one() {
+        let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
+        let ids = |shard| answer(&rows, 1, 2, shard, |_| true).rows.iter().map(|f| f.row.id).collect::<Vec<_>>();
+        let mut parts = [0, 1].map(|part| ids(Shard { part, of: 2 })).concat();
+        parts.sort_unstable();
+        assert_eq!(parts, ["D-3.1", "M-5c.1", "M-T1"]);
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| false);
+        assert_eq!((findings.rows[0].holds, findings.rows[0].note.as_str()), (None, "interrupted"));
     }
 }

@@ -14,6 +14,12 @@ use crate::traced::Traced;
 use crate::variant::{Budgeted, DirectBy, MultiOf};
 use crate::world::{run, run_traced};
 
+pub use kyber::{Depths, Tokens};
+pub use serial::{OneLock, Scheduler};
+
+mod kyber;
+mod serial;
+
 /// A policy and its ports.
 pub type Built<P> = (P, Vec<<P as Policy>::Port>);
 
@@ -69,26 +75,45 @@ pub enum AnyPolicy {
     DirectBy(DirectBy),
     /// BFQ.
     Budgeted(Budgeted),
+    /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or without.
+    OneLock(OneLock),
+    /// Kyber.
+    Depths(Depths),
+    /// Kyber-fairness.
+    Tokens(Tokens),
 }
 
 impl AnyPolicy {
     /// Runs a scenario under it, with every check of what it promises.
     pub fn run(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
+        self.with(scenario, true)
+    }
+
+    /// Runs a scenario under it without checks: some of them look at every pair of flows.
+    pub fn measure(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
+        self.with(scenario, false)
+    }
+
+    fn with(&self, scenario: &Scenario, is_checked: bool) -> Result<Run, ScenarioError> {
         match self {
-            AnyPolicy::FirstCome => checked(scenario, &FirstCome),
-            AnyPolicy::SfqD(policy) => checked(scenario, policy),
-            AnyPolicy::Multi(policy) => checked(scenario, policy),
-            AnyPolicy::Direct(policy) => checked(scenario, policy),
-            AnyPolicy::MultiOf(policy) => checked(scenario, policy),
-            AnyPolicy::DirectBy(policy) => checked(scenario, policy),
-            AnyPolicy::Budgeted(policy) => checked(scenario, policy),
+            AnyPolicy::FirstCome => go(scenario, &FirstCome, is_checked),
+            AnyPolicy::SfqD(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::Multi(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::Direct(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::OneLock(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::Depths(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::Tokens(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::MultiOf(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::DirectBy(policy) => go(scenario, policy, is_checked),
+            AnyPolicy::Budgeted(policy) => go(scenario, policy, is_checked),
         }
     }
 }
 
-/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises.
-pub fn checked<S: Subject + Subject<Traced>>(scenario: &Scenario, subject: &S) -> Result<Run, ScenarioError> {
-    let checks = check::all(scenario, &Subject::<Native>::promise(subject));
+/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises or with none.
+fn go<S: Subject + Subject<Traced>>(scenario: &Scenario, subject: &S, is_checked: bool) -> Result<Run, ScenarioError> {
+    let promise = Subject::<Native>::promise(subject);
+    let checks = if is_checked { check::all(scenario, &promise) } else { Vec::new() };
     if scenario.host.is_some() { run_traced(scenario, subject, checks) } else { run(scenario, subject, checks) }
 }
 
@@ -119,8 +144,10 @@ pub struct Direct {
     pub ratio: Ratio,
     /// The threshold of the low class, in units.
     pub tau_l: u64,
-    /// Whether the medium class is used.
-    pub medium: bool,
+    /// The threshold of the medium class, in units: the paper's tau_l / 2 if nothing is said; at tau_l there is no such class.
+    pub tau_m: Option<u64>,
+    /// Exactly what the paper says, where our default differs.
+    pub strict_paper: bool,
 }
 
 impl<P: Platform> Subject<P> for FirstCome {
@@ -185,7 +212,8 @@ impl Direct {
         let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.ratio = self.ratio;
         config.tau_l = Some(self.tau_l);
-        config.tau_m = (!self.medium).then_some(self.tau_l);
+        config.tau_m = self.tau_m;
+        config.strict_paper = self.strict_paper;
         config.cost = scenario.cost;
         config
     }

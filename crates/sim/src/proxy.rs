@@ -1,0 +1,91 @@
+//! Applications as closed loops: what the papers tell of them, and no more.
+//!
+//! | name | source | threads x depth | requests |
+//! |---|---|---|---|
+//! | `ycsb` | D2FQ, 4.4 (RocksDB) | 48 x 1 | 4 KiB reads (RocksDB's block), 20 us of computing |
+//! | `flashx` | MQFQ, 4.1 (pagerank) | 6 x 4 | 4 KiB reads, 20 us of computing: "does not maintain a large queue depth" |
+//! | `aerospike` | MQFQ, 4.1 | 16 x 32 | 512 bytes read, at most a million a second |
+//! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 1 x 32, 1 x 8, 2 x 32 | as the table says |
+//! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 1 x 8 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
+//!
+//! How much they compute between requests is a guess wherever the papers say nothing, and it is never fitted to what they
+//! measured.
+
+use crate::scenario::{Access, Job, MS, US};
+
+/// Threads, and what each does.
+pub type Proxy = (usize, Job);
+
+/// A proxy and what it is called.
+pub type Named = (&'static str, fn() -> Proxy);
+
+/// All of them, by name.
+pub const ALL: [Named; 9] = [
+    ("ycsb", ycsb),
+    ("flashx", flashx),
+    ("aerospike", aerospike),
+    ("file-server", file_server),
+    ("mail-server", mail_server),
+    ("database", database),
+    ("oltp", oltp),
+    ("sort", sort),
+    ("wordcount", wordcount),
+];
+
+/// The one of this name.
+pub fn named(name: &str) -> Option<Proxy> {
+    ALL.iter().find(|proxy| proxy.0 == name).map(|proxy| (proxy.1)())
+}
+
+/// What a program of Filebench or Spark takes between two requests of a place.
+const THINK_NS: u64 = 10 * US;
+
+fn mixed(bytes: u32, depth: u32, access: Access, read_percent: u32) -> Job {
+    Job { access, read_percent, think_ns: THINK_NS, ..Job::random_read(bytes, depth) }
+}
+
+/// Clients of RocksDB.
+pub fn ycsb() -> Proxy {
+    (48, Job { think_ns: 20 * US, ..Job::random_read(4096, 1) })
+}
+
+/// Pagerank on a graph.
+pub fn flashx() -> Proxy {
+    (6, Job { think_ns: 20 * US, ..Job::random_read(4096, 4) })
+}
+
+/// A key-value store of small values.
+pub fn aerospike() -> Proxy {
+    (16, Job { interval_ns: 16 * US, ..Job::random_read(512, 32) })
+}
+
+/// Reads to writes 1:2, sequential, 32 threads, 16 to 512 KiB.
+pub fn file_server() -> Proxy {
+    let sizes = [16, 32, 64, 128, 256, 512].map(|kib| (kib << 10, 1)).to_vec();
+    (1, Job { sizes, ..mixed(4096, 32, Access::Sequential, 33) })
+}
+
+/// 1:1, sequential, 8 threads, 16 KiB.
+pub fn mail_server() -> Proxy {
+    (1, mixed(16 << 10, 8, Access::Sequential, 50))
+}
+
+/// 2:1, random, 64 threads, 4 KiB.
+pub fn database() -> Proxy {
+    (2, mixed(4096, 32, Access::Random, 67))
+}
+
+/// Eight threads of small requests.
+pub fn oltp() -> Proxy {
+    (1, Job { think_ns: 50 * US, ..mixed(4096, 8, Access::Random, 70) })
+}
+
+/// Eight map tasks that read and write.
+pub fn sort() -> Proxy {
+    (1, mixed(800 << 10, 8, Access::Sequential, 50))
+}
+
+/// Eight map tasks that read, and compute more.
+pub fn wordcount() -> Proxy {
+    (1, Job { think_ns: 40 * MS, ..mixed(500 << 10, 8, Access::Sequential, 100) })
+}

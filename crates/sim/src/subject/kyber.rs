@@ -1,0 +1,52 @@
+//! Kyber and Kyber-fairness.
+
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
+use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_core::{ConfigError, Platform};
+
+use super::{Built, Promise, Subject};
+use crate::scenario::Scenario;
+
+/// Kyber, with Linux's depths and targets.
+#[derive(Clone, Copy, Debug)]
+pub struct Depths;
+
+/// Kyber-fairness.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// While fewer requests are outstanding nobody is throttled.
+    pub busy: u32,
+    /// How many tokens a period may have.
+    pub totals: Totals,
+}
+
+/// More than a flow is served in a period of 100 ms.
+const TURN: u64 = 1 << 30;
+
+impl<P: Platform> Subject<P> for Depths {
+    type Policy = Kyber<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Kyber<P>>, ConfigError> {
+        Kyber::new(&KyberConfig::new(scenario.ports, scenario.flows(), scenario.tags()))
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { holds_back: true, turn: TURN, ..Promise::NONE }
+    }
+}
+
+impl<P: Platform> Subject<P> for Tokens {
+    type Policy = KyberFair<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<KyberFair<P>>, ConfigError> {
+        let mut config = KyberFairConfig::new(scenario.ports, scenario.flows(), scenario.tags());
+        config.busy = self.busy;
+        config.tokens = self.totals;
+        config.cost = scenario.cost;
+        KyberFair::new(&config)
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { holds_back: true, turn: TURN, ..Promise::NONE }
+    }
+}

@@ -1,0 +1,104 @@
+//! The schedulers behind one lock, and NASS around them.
+
+use fairq_core::bfq::{BfqConfig, Budgets};
+use fairq_core::cfq::{CfqConfig, TimeSlices};
+use fairq_core::fiops::VirtualIops;
+use fairq_core::flashfq::{FlashFqConfig, Throttled};
+use fairq_core::nass::{Nass, NassConfig};
+use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
+use fairq_core::{ConfigError, Platform};
+
+use super::{Built, Promise, Subject};
+use crate::scenario::Scenario;
+
+/// Which of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scheduler {
+    /// Slices of time.
+    Cfq,
+    /// Budgets of bytes.
+    Bfq,
+    /// Virtual time with a threshold, and anticipation.
+    FlashFq,
+    /// A request a turn.
+    Fiops,
+}
+
+/// A scheduler behind one lock, with the knobs that it has by default.
+#[derive(Clone, Copy, Debug)]
+pub struct OneLock {
+    /// Which.
+    pub scheduler: Scheduler,
+    /// D; over SATA the length of the device's queue.
+    pub slots: u32,
+    /// Whether it waits for the next request of a flow that has just been answered (anticipation).
+    pub waits: bool,
+    /// The limits around it, if there are any.
+    pub nass: Option<NassConfig>,
+}
+
+/// More than any of them serves one flow at a time: a slice of 100 ms on the fastest device.
+const TURN: u64 = 1 << 30;
+
+impl OneLock {
+    /// With anticipation, if it has any, and without limits.
+    pub fn new(scheduler: Scheduler, slots: u32) -> OneLock {
+        OneLock { scheduler, slots, waits: true, nass: None }
+    }
+
+    /// Without anticipation.
+    #[must_use]
+    pub fn without_waiting(self) -> OneLock {
+        OneLock { waits: false, ..self }
+    }
+
+    /// Within limits. NASS keeps room for flows instead of waiting for them, unless it is told not to.
+    #[must_use]
+    pub fn limited(self, nass: NassConfig) -> OneLock {
+        OneLock { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
+    }
+
+    fn scheduler(&self, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        let idle = |idle_ns| if self.waits { idle_ns } else { 0 };
+        Ok(match self.scheduler {
+            Scheduler::Cfq => {
+                let cfq = CfqConfig { idle_ns: idle(CfqConfig::default().idle_ns), ..CfqConfig::default() };
+                Box::new(TimeSlices::new(bounds, &cfq)?)
+            }
+            Scheduler::Bfq => {
+                let bfq = BfqConfig { idle_ns: idle(BfqConfig::default().idle_ns), ..BfqConfig::default() };
+                Box::new(Budgets::new(bounds, &bfq)?)
+            }
+            Scheduler::FlashFq => {
+                let usual = FlashFqConfig::default();
+                Box::new(Throttled::new(bounds, &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual })?)
+            }
+            Scheduler::Fiops => Box::new(VirtualIops::new(bounds)),
+        })
+    }
+}
+
+impl<P: Platform> Subject<P> for OneLock {
+    type Policy = Serial<Box<dyn SerialPolicy>, P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
+        let bounds = SerialConfig {
+            ports: scenario.ports,
+            flows: scenario.flows(),
+            tags: scenario.tags(),
+            slots: self.slots,
+            cost: scenario.cost,
+        };
+        let inner = self.scheduler(&bounds)?;
+        let scheduler: Box<dyn SerialPolicy> = match &self.nass {
+            None => inner,
+            Some(nass) => Box::new(Nass::new(inner, &bounds, nass)?),
+        };
+        Serial::with_policy(scheduler, &bounds)
+    }
+
+    /// They keep the device for one flow, wait, or keep places free; how fair they are is for the lab to find out.
+    fn promise(&self) -> Promise {
+        Promise { slots: Some(self.slots), holds_back: true, turn: TURN, ..Promise::NONE }
+    }
+}
