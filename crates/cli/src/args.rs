@@ -229,6 +229,7 @@ Examples:
   fairq device probe /dev/nvme1n1 --output mine.toml
   fairq device probe /srv --size 4G --output srv.toml
   fairq device probe /dev/nvme1n1 --overwrite --json
+  fairq device probe nvme-soft,backing=ram,profile=z-ssd
 
 It writes only into a scratch file of its own, unless --overwrite is given.
 
@@ -544,8 +545,9 @@ pub(crate) struct ShowArgs {
 /// `fairq device probe`.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
-    /// A file or block device, or a directory to make a scratch file in
-    #[arg(value_name = "PATH")]
+    /// A file or block device, or a directory to make a scratch file in; or nvme-soft,KEY=VALUE… as for serve, to see
+    /// whether its queue classes differ in speed
+    #[arg(value_name = "PATH|DEVICE")]
     pub(crate) path: PathBuf,
     /// Write the profile to this file
     #[arg(long, value_name = "FILE")]

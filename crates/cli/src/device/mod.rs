@@ -13,6 +13,7 @@ use crate::config::Refusal;
 use crate::report::{align_right, plain_table};
 use crate::units::{show_bandwidth, show_count, show_duration};
 
+mod classes;
 mod probe;
 
 /// Does what was asked for.
@@ -20,8 +21,16 @@ pub(crate) fn run(command: DeviceCommand) -> anyhow::Result<()> {
     match command {
         DeviceCommand::List { json } => list(json),
         DeviceCommand::Show(args) => show(&args),
-        DeviceCommand::Probe(args) => probe::run(args),
+        DeviceCommand::Probe(args) => match args.path.to_str().filter(|text| is_controller(text)) {
+            Some(device) => classes::run(device, &args),
+            None => probe::run(args),
+        },
     }
+}
+
+/// Whether what is to be probed is the software controller, and not a path.
+fn is_controller(text: &str) -> bool {
+    text.split(',').next() == Some("nvme-soft") && !Path::new(text).exists()
 }
 
 /// One profile in a line.

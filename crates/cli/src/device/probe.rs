@@ -82,7 +82,9 @@ fn report(args: &ProbeArgs, place: &Place, derived: &Derived) -> anyhow::Result<
     }
     let mut text = points_table(&points);
     text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be told from outside and \
-             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, protection against power loss.\n";
+             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, protection against power loss.\n\
+             (WRR: the kernel's driver does not use it, and a block device shows neither classes nor whether the controller \
+             offers any.)\n";
     if !place.may_write {
         text += "Writes were not measured and are taken to be like reads: give a directory for a scratch file, or \
                  --overwrite\nif what is there may be lost.\n";

@@ -1,0 +1,140 @@
+//! `fairq device probe nvme-soft,…`: whether the queue classes of a controller really differ in speed.
+//!
+//! Two loads, both with more requests than the controller fetches at a time, one in the high class and one in the low, at
+//! H/L ratios of 1, 8 and 64. The scheduler that puts them there is `d2fq` itself with a fixed ratio: one load is entitled to ten
+//! thousand times what the other is and never gets it, so it is always behind, and the other always ahead.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use fairq_host::device::Device;
+use fairq_host::load::{self, Times};
+use fairq_host::stats::TenantStats;
+
+use crate::args::ProbeArgs;
+use crate::bench::{Bench, Target, write_out};
+use crate::config::Refusal;
+use crate::config::device::{DeviceTable, Kind};
+use crate::config::policy::PolicyTable;
+use crate::engine::shard_cpus;
+use crate::job::Job;
+use crate::report::{align_right, plain_table};
+
+/// The ratios that are tried.
+const RATIOS: [u16; 3] = [1, 8, 64];
+/// What comes out may be so many times more or less than what was set: a class that is empty for a moment loses its turn to
+/// the other, the more the further apart they are.
+const WITHIN: f64 = 3.0;
+
+/// What came out at one ratio.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    /// High over low, as set.
+    ratio: u16,
+    /// Requests a second of each.
+    high_iops: f64,
+    low_iops: f64,
+    /// High over low, as measured.
+    measured: f64,
+}
+
+impl Outcome {
+    fn is_as_set(&self) -> bool {
+        let off = self.measured / f64::from(self.ratio);
+        (1.0 / WITHIN..=WITHIN).contains(&off)
+    }
+}
+
+/// Measures a device that is given as for serve.
+pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
+    let foreign =
+        [("--output", args.output.is_some()), ("--name", args.name.is_some()), ("--size", args.size.is_some())];
+    if let Some((flag, _)) = foreign.iter().find(|(_, given)| *given) {
+        return Err(Refusal::new(format!(
+            "{flag} is for a profile, and of nvme-soft only the classes are probed: leave it out"
+        ))
+        .into());
+    }
+    let config = device.parse::<DeviceTable>().map_err(Refusal::new)?.complete(Kind::NvmeSoft)?;
+    let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
+    let (slots, opened) = (config.default_slots(), config.open(Vec::new())?);
+    if !opened.info().has_classes {
+        return Err(
+            Refusal::new(format!("{}: offers no weighted round robin: use mqfq there", config.describe())).into()
+        );
+    }
+    let target = Target::Device { device: opened, cpus, slots, path: load::Path::Shards };
+    let bench = Bench { target, is_quiet: args.json };
+    let measured = Duration::from_nanos(args.seconds.0);
+    let times = Times { warmup: measured / 2, measured, interval: None };
+    let outcomes = RATIOS.into_iter().map(|ratio| at(&bench, ratio, times)).collect::<anyhow::Result<Vec<_>>>()?;
+    let differs = outcomes.iter().all(Outcome::is_as_set);
+    if args.json {
+        let object = serde_json::json!({ "classes": &outcomes, "differ": differs });
+        return write_out(&serde_json::to_string_pretty(&object)?);
+    }
+    write_out(&format!("{}\n\n{}\n\n{}", config.describe(), table(&outcomes), verdict(&outcomes)))
+}
+
+fn at(bench: &Bench, ratio: u16, times: Times) -> anyhow::Result<Outcome> {
+    let policy =
+        format!("d2fq:hl=static-{ratio},tau-l=64k").parse::<PolicyTable>().map_err(Refusal::new)?.complete()?;
+    let job = |text: &str| text.parse::<Job>().map_err(Refusal::new);
+    let jobs = [job("high=weight:10000,bs:4k,depth:128,jobs:2")?, job("low=weight:1,bs:4k,depth:128,jobs:2")?];
+    let measured = bench.measure(&policy, &jobs, times, &format!("high to low {ratio}:1"))?;
+    let seconds = measured.elapsed.as_secs_f64();
+    let iops = |index: usize| measured.tenants.get(index).map_or(0, TenantStats::operations) as f64 / seconds;
+    let (high_iops, low_iops) = (iops(0), iops(1));
+    anyhow::ensure!(
+        high_iops > 0.0 && low_iops > 0.0,
+        "a class got nothing at {ratio}:1: give each point more --seconds"
+    );
+    Ok(Outcome { ratio, high_iops, low_iops, measured: high_iops / low_iops })
+}
+
+fn table(outcomes: &[Outcome]) -> String {
+    let mut table = plain_table();
+    table.set_header(["H/L set", "H/L measured", "high", "low"]);
+    for outcome in outcomes {
+        let thousands = |iops: f64| format!("{:.1} K/s", iops / 1e3);
+        table.add_row([
+            format!("{}", outcome.ratio),
+            format!("{:.2}", outcome.measured),
+            thousands(outcome.high_iops),
+            thousands(outcome.low_iops),
+        ]);
+    }
+    align_right(&mut table);
+    table.to_string()
+}
+
+fn verdict(outcomes: &[Outcome]) -> String {
+    let most = outcomes.iter().map(|outcome| outcome.measured).fold(1.0, f64::max);
+    if outcomes.iter().all(Outcome::is_as_set) {
+        format!(
+            "The classes differ as they are told to: d2fq can share this device, up to {most:.0}:1 as it was loaded here."
+        )
+    } else {
+        "The classes do not differ as they are told to: what is outstanding does not wait in the queues. The device is faster\n\
+         than its clients here, or fetches too much at a time: a smaller window, or use mqfq."
+            .into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_differ_only_if_all_ratios_come_out() {
+        let outcomes = |measured: [f64; 3]| {
+            let outcome = |(ratio, measured)| Outcome { ratio, high_iops: 1.0, low_iops: 1.0, measured };
+            RATIOS.into_iter().zip(measured).map(outcome).collect::<Vec<_>>()
+        };
+        assert!(verdict(&outcomes([1.01, 6.7, 27.2])).contains("up to 27:1"));
+        assert!(verdict(&outcomes([1.0, 1.0, 1.0])).contains("do not differ"));
+        assert!(verdict(&outcomes([1.0, 8.0, 9.0])).contains("do not differ"));
+        assert!(verdict(&outcomes([8.0, 8.0, 64.0])).contains("do not differ"));
+    }
+}
