@@ -252,8 +252,9 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
 }
 
 /// Test 5: small requests beside large ones keep more with NASS, whatever is inside, and the device is used no less. (The
-/// paper has FV rise by 4, 57 and 11 % for CFQ, BFQ and FlashFQ. Here theirs are 0.96 and more without NASS,
-/// since nothing but the device stands between them and their shares, and NASS trades some of it.)
+/// paper has FV rise by 4, 57 and 11 % for CFQ, BFQ and FlashFQ. Here BFQ's rises by two thirds; those of CFQ and FlashFQ
+/// are 0.96 and more without NASS, since nothing but the device stands between them and their shares, and NASS trades
+/// some of it.)
 #[test]
 fn small_requests_beside_large_ones() {
     for (base, before, after) in before_and_after(N9) {
@@ -263,8 +264,8 @@ fn small_requests_beside_large_ones() {
 }
 
 /// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation held the device back its utilization rises, most
-/// for CFQ; FIOPS, which never waited, becomes fair. With FlashFQ the shallow tenant had nearly all that it has
-/// alone, and the other paid for it: it gives some back.
+/// for CFQ; FIOPS, which never waited, and BFQ, which does not while weights are even, become fairer. With FlashFQ
+/// the shallow tenant had nearly all that it has alone, and the other paid for it: it gives some back.
 #[test]
 fn depth_2_beside_depth_32() {
     let rows = before_and_after(N10);
@@ -272,13 +273,17 @@ fn depth_2_beside_depth_32() {
         let weak_gains = after.kept[0] > before.kept[0];
         assert_eq!(weak_gains, base != Base::FlashFq, "{base:?}: {before:?}, with NASS {after:?}");
         assert!(after.kept[0] > 0.75, "{base:?}: {after:?}");
-        assert!(after.kept[1] > before.kept[1] || base == Base::Fiops, "{base:?}: {before:?}, with NASS {after:?}");
+        assert!(
+            after.kept[1] > before.kept[1] || matches!(base, Base::Bfq | Base::Fiops),
+            "{base:?}: {before:?}, with NASS {after:?}"
+        );
     }
     let gains: Vec<f64> = rows.iter().map(|(_, before, after)| after.utilization / before.utilization).collect();
     let [cfq, bfq, flashfq, fiops] = gains[..] else { panic!("four schedulers") };
     assert!(cfq > 1.4 && cfq > bfq && cfq > flashfq && flashfq > 1.1 && fiops < bfq.min(flashfq), "{gains:?}");
-    let (_, before, after) = rows[3];
-    assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
+    for (_, before, after) in [rows[1], rows[3]] {
+        assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
+    }
 }
 
 /// Each of the two mechanisms is what helps in its test.
@@ -292,8 +297,9 @@ fn each_mechanism_alone() {
     assert!(room > 1.2 * none, "{room} with idleness alone, {none} with neither");
 }
 
-/// Weights 1:3 on two equal tenants count with NASS as without, but for CFQ: while the light one's slice runs and its
-/// limit holds it back, the heavy one goes on, so that slices and limits multiply.
+/// Weights 1:3 on two equal tenants count with NASS as without, but for a twentieth that its limits take, and but for
+/// CFQ: while the light one's slice runs and its limit holds it back, the heavy one goes on, so that slices and limits
+/// multiply.
 #[test]
 fn weights() {
     let heavy = Tenant { weight: 300, ..SMALL };
@@ -303,6 +309,6 @@ fn weights() {
         let after = ratio(base.run_with(&NassConfig::default(), &[SMALL, heavy]));
         println!("{base:?} 1:{before:.3}, with NASS 1:{after:.3}");
         assert!((before / 3.0 - 1.0).abs() < 0.05, "{base:?}: {before}");
-        assert_eq!((after / 3.0 - 1.0).abs() < 0.05, base != Base::Cfq, "{base:?}: {after}");
+        assert_eq!((after / 3.0 - 1.0).abs() < 0.06, base != Base::Cfq, "{base:?}: {after}");
     }
 }

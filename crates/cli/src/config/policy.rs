@@ -390,7 +390,7 @@ impl FromStr for PolicyTable {
 
 /// Every policy, with the knobs that it has by default.
 pub(crate) const ALL: &str = "none,sfqd,mqfq,mqfq-serial,d2fq,cfq,cfq-na,bfq,bfq-na,flashfq,fiops,nass+cfq,nass+bfq,\
-                              nass+flashfq,nass+fiops,kyber,kyber-fair";
+                              nass+flashfq,nass+fiops,nass+mqfq,kyber,kyber-fair";
 
 /// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before it belongs
 /// to the policy before it.
