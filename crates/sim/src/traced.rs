@@ -1,8 +1,8 @@
 //! The traced platform: the policies' own code, with every access to a shared word charged to the caches of a simulated host.
 //!
 //! **Problem.** A scheduler's cost on 32 cores is what its shared words cost, and nobody here has 32 cores.
-//! **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core is [*inside*](inside) a verb, each
-//! access goes to [`Caches`] and takes that core's time; outside (control threads, checks) it is free. A run is one thread,
+//! **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core is *inside* a verb, each
+//! access goes to `Caches` and takes that core's time; outside (control threads, checks) it is free. A run is one thread,
 //! which is what the thread-local is for; the words' values are ordinary.
 //!
 //! **Which words share a line** is decided by their places in memory, and must not depend on what the allocator

@@ -8,7 +8,7 @@
 //! one after the other; the shards learn of it by messages. No connection is dropped but those of a removed tenant.
 //!
 //! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold all places for as long as
-//! a handshake may take: so when all are taken, the one that has been at it longest, beyond [`UNHURRIED`], loses its place
+//! a handshake may take: so when all are taken, the one that has been at it longest, beyond `UNHURRIED`, loses its place
 //! to whoever waits. Handshakes that fail are told of once a second, however many they are.
 //!
 //! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is finished, answered and put on
