@@ -1,37 +1,19 @@
 //! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading, metrics.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-fn fairq(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
-    command
-        .args(args)
-        .env_remove("FAIRQ_LOG")
-        .env_remove("FAIRQ_CONTROL")
-        .env_remove("LISTEN_FDS")
-        .stdin(Stdio::null());
-    command
-}
-
-fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "still not: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
+use common::{fairq, until};
 
 /// A server in a folder of its own; killed if its test fails.
 struct Server {

@@ -1,16 +1,13 @@
 //! The program as its users run it: what it prints, to where, and with which status it ends.
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Output, Stdio};
 
-fn fairq(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
-    command.args(args).env_remove("FAIRQ_LOG").env_remove("LISTEN_FDS").stdin(Stdio::null());
-    command
-}
+use common::{fairq, until};
 
 fn run(args: &[&str]) -> Output {
     fairq(args).output().expect("the program starts")
@@ -18,17 +15,6 @@ fn run(args: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "still not: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A server that is killed if its test fails.

@@ -20,6 +20,14 @@ pub enum Domain {
     Other,
 }
 
+/// Where a port's tag is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Staged,
+    Issued,
+}
+
 /// How many domains there are.
 pub(super) const DOMAINS: usize = 4;
 

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use super::Shared;
 use super::depths::KEEPS;
-use super::domain::{DOMAINS, Domain, QueueSet};
+use super::domain::{DOMAINS, Domain, QueueSet, State};
 use crate::flow::PortFlows;
 use crate::platform::{Native, Platform};
 use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
@@ -31,13 +31,6 @@ struct Entry {
     flow: u32,
     domain: Domain,
     state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Free,
-    Staged,
-    Issued,
 }
 
 impl<P: Platform> KyberPort<P> {

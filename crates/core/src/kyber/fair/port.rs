@@ -12,7 +12,7 @@ use super::period::{Period, Taken};
 use super::predict::Ratio;
 use super::{Latency, Line, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
-use crate::kyber::domain::{Domain, QueueSet};
+use crate::kyber::domain::{Domain, QueueSet, State};
 use crate::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 use crate::serial::fifo::{Fifo, Links};
@@ -54,13 +54,6 @@ struct Entry {
     flow: u32,
     domain: Domain,
     state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Free,
-    Staged,
-    Issued,
 }
 
 /// What the port knows of a flow; one cache line.

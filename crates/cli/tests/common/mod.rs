@@ -1,0 +1,28 @@
+//! What the tests of the program share.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program, with nothing from the environment that it would listen to.
+pub(crate) fn fairq(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
+    command
+        .args(args)
+        .env_remove("FAIRQ_LOG")
+        .env_remove("FAIRQ_CONTROL")
+        .env_remove("LISTEN_FDS")
+        .stdin(Stdio::null());
+    command
+}
+
+/// Waits for it, a minute at most.
+pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
