@@ -12,6 +12,7 @@ pub mod memory;
 pub mod nbd;
 pub mod nvme;
 pub mod path;
+mod patience;
 pub mod ring;
 pub mod server;
 pub mod shard;

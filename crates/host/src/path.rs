@@ -90,6 +90,8 @@ pub struct DataPath<P: Port, D: Device> {
     observed: Observed,
     /// What `next` said last: when to call it again though nothing has happened.
     wait_until_ns: Option<u64>,
+    /// Whether `next` said last that requests wait for what another verb does.
+    blocked: bool,
     /// Something was issued since the last `dispatch`.
     issued: bool,
     /// Requests issued since the last `reap`.
@@ -115,6 +117,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
             wait_until_ns: None,
+            blocked: false,
             issued: false,
             batch: 0,
         }
@@ -204,6 +207,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// `submit` or here: the device may have completed it already.
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
+        self.blocked = false;
         while self.batch < BATCH {
             match self.port.next(now_ns, &mut self.wake) {
                 Next::Issue { tag, class } => {
@@ -213,7 +217,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
                     self.wait_until_ns = Some(time_ns);
                     break;
                 }
-                Next::Blocked | Next::Idle => break,
+                Next::Blocked => {
+                    self.blocked = true;
+                    break;
+                }
+                Next::Idle => break,
             }
         }
         self.queue.ring(now_ns, ring, &mut self.wake);
@@ -275,6 +283,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let own = others.contains(self.id);
         others.remove(self.id);
         (others, own)
+    }
+
+    /// Whether requests are held back until another shard, or a completion, lets them go.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     /// When to run again though no event comes.

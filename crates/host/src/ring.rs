@@ -150,6 +150,14 @@ impl Ring {
         }
     }
 
+    /// Whether an event has arrived, or the kernel has something to run that may become one.
+    pub fn has_news(&mut self) -> bool {
+        let submission = self.uring.submission();
+        let runs = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        runs || !self.uring.completion().is_empty()
+    }
+
     /// Takes the next event that has already arrived.
     pub fn event(&mut self) -> Option<Event> {
         let entry: cqueue::Entry = self.uring.completion().next()?;

@@ -4,14 +4,15 @@
 //! flush replies, issue while the port says so, ring, deliver wake-ups, park. Nothing on it is shared with other
 //! shards except what the policy itself shares, and the [`Wakers`].
 //!
-//! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `parked` flag is
-//! set. A shard that wants to sleep sets `parked` and then looks at `pending`. Both sides write before they read, with
-//! sequentially consistent order, so at least one of them sees the other: either the waker sees `parked` and writes,
-//! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call.
+//! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `state` is
+//! [`PARKED`]. A shard that wants to sleep sets that and then looks at `pending`. Both sides write before they read, with
+//! sequentially consistent order, so at least one of them sees the other: either the waker sees that it is parked and writes,
+//! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call; nor does
+//! one that looks for the wake-up before it sleeps, which it does for a while if another shard runs (see `patience`).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -24,6 +25,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::device::{Device, Place};
 use crate::interference::Served;
 use crate::path::{DataPath, Finished};
+use crate::patience::{AWAY_NS, Patience, YIELD_NS};
 use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::ShardReport;
 
@@ -53,6 +55,13 @@ impl Clock {
     }
 }
 
+/// A shard's state: it runs, and may wake others.
+const RUNS: u8 = 0;
+/// It looks for a wake-up, and wakes nobody meanwhile.
+const LOOKS: u8 = 1;
+/// It sleeps, or is about to.
+const PARKED: u8 = 2;
+
 /// How to wake each shard.
 pub struct Wakers {
     shards: Box<[CachePadded<Waker>]>,
@@ -60,7 +69,7 @@ pub struct Wakers {
 
 struct Waker {
     pending: AtomicBool,
-    parked: AtomicBool,
+    state: AtomicU8,
     eventfd: OwnedFd,
 }
 
@@ -69,7 +78,7 @@ impl Wakers {
     pub fn new(shards: usize) -> io::Result<Wakers> {
         let waker = |_| {
             let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            Ok(CachePadded::new(Waker { pending: AtomicBool::new(false), parked: AtomicBool::new(false), eventfd }))
+            Ok(CachePadded::new(Waker { pending: AtomicBool::new(false), state: AtomicU8::new(RUNS), eventfd }))
         };
         Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
     }
@@ -83,9 +92,15 @@ impl Wakers {
     pub fn wake(&self, shard: usize) {
         let waker = &self.shards[shard];
         waker.pending.store(true, Ordering::SeqCst);
-        if waker.parked.swap(false, Ordering::SeqCst) {
+        if waker.state.load(Ordering::SeqCst) != RUNS && waker.state.swap(RUNS, Ordering::SeqCst) == PARKED {
             rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
         }
+    }
+
+    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a hint.
+    fn any_runs(&self, except: usize) -> bool {
+        let runs = |waker: &Waker| waker.state.load(Ordering::Relaxed) == RUNS;
+        self.shards.iter().enumerate().any(|(index, waker)| index != except && runs(waker))
     }
 
     /// Whether a shard has been woken since the last call.
@@ -160,6 +175,7 @@ pub struct Shard<P: Port, D: Device, F: Front> {
     inbox: Receiver<Message<F::Message>>,
     wakers: Arc<Wakers>,
     clock: Clock,
+    patience: Patience,
     stopping: bool,
 }
 
@@ -209,6 +225,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             inbox,
             wakers: common.wakers.clone(),
             clock: common.clock,
+            patience: Patience::default(),
             stopping: false,
         })
     }
@@ -286,17 +303,57 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn park(&mut self, busy: bool) {
         let (others, own) = self.path.take_wakes();
         self.wakers.wake_all(others);
-        let waker = &self.wakers.shards[self.index];
-        waker.parked.store(true, Ordering::SeqCst);
-        let timeout_ns = self.sleep_ns();
-        let sleeps = !(busy || own || waker.pending.load(Ordering::SeqCst) || timeout_ns == Some(0));
-        self.path.count_turn(sleeps);
-        if sleeps {
-            self.ring.enter(1, timeout_ns);
-        } else {
+        if busy || own || self.is_woken_in_time() {
+            self.path.count_turn(false);
             self.ring.enter(0, None);
+            return;
         }
-        waker.parked.store(false, Ordering::SeqCst);
+        let waker = &self.wakers.shards[self.index];
+        waker.state.store(PARKED, Ordering::SeqCst);
+        let timeout_ns = self.sleep_ns();
+        let sleeps = !waker.pending.load(Ordering::SeqCst) && timeout_ns != Some(0);
+        self.path.count_turn(sleeps);
+        self.ring.enter(usize::from(sleeps), timeout_ns);
+        waker.state.store(RUNS, Ordering::SeqCst);
+    }
+
+    /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does and one runs. True if
+    /// there is something to do.
+    fn is_woken_in_time(&mut self) -> bool {
+        if !self.path.is_blocked() || !self.wakers.any_runs(self.index) {
+            return false;
+        }
+        // What has been queued goes out first: its completion may be what frees a slot.
+        self.ring.enter(0, None);
+        let bound_ns = self.patience.bound_ns().min(self.sleep_ns().unwrap_or(u64::MAX));
+        self.wakers.shards[self.index].state.store(LOOKS, Ordering::Relaxed);
+        let is_woken = self.look(bound_ns);
+        self.wakers.shards[self.index].state.store(RUNS, Ordering::Relaxed);
+        is_woken
+    }
+
+    fn look(&mut self, bound_ns: u64) -> bool {
+        let start_ns = self.clock.now_ns();
+        let (mut waited_ns, mut yield_ns) = (0, YIELD_NS);
+        loop {
+            if self.wakers.shards[self.index].pending.load(Ordering::Relaxed) || self.ring.has_news() {
+                self.patience.rewarded(waited_ns);
+                return true;
+            }
+            let before_ns = std::mem::replace(&mut waited_ns, self.clock.now_ns() - start_ns);
+            if waited_ns >= bound_ns {
+                self.patience.in_vain();
+                return false;
+            }
+            if !self.wakers.any_runs(self.index) || waited_ns - before_ns > AWAY_NS {
+                return false;
+            }
+            if waited_ns >= yield_ns {
+                std::thread::yield_now();
+                yield_ns = waited_ns + YIELD_NS;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// How long the shard may sleep; forever if `None`.
