@@ -277,7 +277,7 @@ pub(crate) struct ServeArgs {
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if that is used]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Where Prometheus metrics are served, unix:PATH or tcp:ADDRESS:PORT; may be given many times
+    /// Where metrics for Prometheus and a web page are served, unix:PATH or tcp:ADDRESS:PORT; may be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
     /// Serve the one connection on standard input, then end (inetd)
@@ -678,6 +678,7 @@ impl ServeArgs {
             listen: self.listen,
             control: self.control,
             metrics: self.metrics,
+            web_token: None,
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,

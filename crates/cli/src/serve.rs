@@ -55,7 +55,7 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let flows = config.most_tenants;
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let console = Console::new(given, plan.clone(), settings, sizes, welcome);
+    let console = Console::new(given, plan.clone(), settings, sizes, welcome)?;
     let shape = Shape { topology: topology(&plan.cpus), flows, tags: config.tags, slots: plan.device.default_slots() };
     with_policy(&plan.policy, shape, Serve { device, config, console })??;
     Ok(())

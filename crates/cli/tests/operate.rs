@@ -338,8 +338,35 @@ fn metrics_are_what_prometheus_expects() {
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
     let own = "fairq_interference_seconds_total{tenant=\"db\",by=\"db\"}";
     assert!(sample(&metrics, own).unwrap() > 0.0, "it waited for itself");
-    assert!(get(&address, "/").0.starts_with("HTTP/1.1 404"));
+    assert!(get(&address, "/nonsense").0.starts_with("HTTP/1.1 404"));
     check_with_promtool(&metrics);
+
+    // The page, and what it asks for: the same as top.
+    let (head, page) = get(&address, "/");
+    assert!(head.contains("default-src 'none'") && page.contains("<title>fairq</title>"), "{head}");
+    let control = server.path("ctl").display().to_string();
+    let top = fairq(&["top", "--control", &control, "--json"]).output().unwrap();
+    let (head, look) = get(&address, "/look.json");
+    assert!(head.contains("fairq-write: off"), "{head}");
+    let [mut of_page, mut of_top] = [look.as_bytes(), &top.stdout].map(|text| serde_json::from_slice::<Value>(text).unwrap());
+    for look in [&mut of_page, &mut of_top] {
+        look["status"]["uptime_s"] = Value::Null;
+    }
+    assert_eq!(of_page, of_top);
+}
+
+#[test]
+fn a_unix_socket_for_http_is_its_users_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("http");
+    let server = Server::start(CONFIG, &["--metrics", &format!("unix:{}", path.display())]);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.contains("fairq_tenants 2"), "{text}");
+    drop(server);
 }
 
 /// What Prometheus' own tool says, if it is there.

@@ -141,6 +141,7 @@ pub(crate) struct Settings {
     pub(crate) control: Option<PathBuf>,
     #[serde(default)]
     pub(crate) metrics: Vec<Listen>,
+    pub(crate) web_token: Option<PathBuf>,
     pub(crate) stdio: Option<bool>,
     pub(crate) shards: Option<u32>,
     pub(crate) cpus: Option<CpuList>,
@@ -256,6 +257,7 @@ impl Settings {
             listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
             control: flags.control.or(self.control),
             metrics: if flags.metrics.is_empty() { self.metrics } else { flags.metrics },
+            web_token: flags.web_token.or(self.web_token),
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
@@ -341,8 +343,10 @@ pub(crate) struct Plan {
     pub(crate) source: Source,
     /// The control socket.
     pub(crate) control: Option<PathBuf>,
-    /// Where metrics are served.
+    /// Where metrics and the web page are served.
     pub(crate) metrics: Vec<Listen>,
+    /// The file with what one must know to change weights on the page; without it nobody can.
+    pub(crate) web_token: Option<PathBuf>,
     /// The CPU of each shard.
     pub(crate) cpus: Vec<usize>,
     /// TLS, if it is on.
@@ -370,6 +374,7 @@ impl Settings {
             source: self.source(surroundings)?,
             control: self.control_socket(surroundings),
             metrics: self.metrics.clone(),
+            web_token: self.web_token.clone(),
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
             tls,
             limits: complete_limits(&self.limits)?,

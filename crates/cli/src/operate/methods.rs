@@ -17,6 +17,7 @@ use crate::config::weight::WeightSource;
 use crate::config::{self, Refusal, Settings};
 use crate::engine::describe_policy;
 use crate::serve::server_tenant;
+use crate::top::Look;
 use crate::units::Size;
 
 #[derive(Deserialize)]
@@ -61,8 +62,9 @@ impl Console {
         let bare = |given: Value| params::<Nothing>(given);
         match method {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
-            "status" => bare(given).map(|Nothing {}| self.status(admin)),
-            "tenants" => bare(given).map(|Nothing {}| self.tenants(admin)),
+            "status" => bare(given).map(|Nothing {}| self.status(admin, &admin.status())),
+            "tenants" => bare(given).map(|Nothing {}| self.tenants(admin, &admin.status())),
+            "look" => bare(given).map(|Nothing {}| self.look(admin)),
             "policy" => bare(given).map(|Nothing {}| self.policy(admin)),
             "interference" => bare(given).map(|Nothing {}| self.interference(admin)),
             "add" => self.add(admin, &params::<OfTenant>(given)?.tenant),
@@ -91,8 +93,14 @@ impl Console {
         }
     }
 
-    fn status(&self, admin: &dyn Admin) -> Value {
+    /// What is shown of the server, once a second, on a terminal and on the web page.
+    pub(super) fn look(&self, admin: &dyn Admin) -> Value {
         let now = admin.status();
+        let whole = json!({ "status": self.status(admin, &now), "tenants": self.tenants(admin, &now) });
+        serde_json::from_value::<Look>(whole).expect("what is shown is a part of what is told").json()
+    }
+
+    fn status(&self, admin: &dyn Admin, now: &Status) -> Value {
         let shard = |(index, connections): (usize, &usize)| {
             let counters = now.totals.shards[index];
             json!({
@@ -111,7 +119,7 @@ impl Console {
             "uptime_s": now.elapsed.as_secs_f64(),
             "device": self.plan.device.describe(),
             "policy": self.describe_policy(),
-            "policy_state": policy_state(&now),
+            "policy_state": policy_state(now),
             "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
             "connections": now.connections.iter().sum::<usize>(),
             "tenants": admin.roster().members().len(),
@@ -124,10 +132,9 @@ impl Console {
         describe_policy(&self.plan.policy, self.plan.device.default_slots())
     }
 
-    fn tenants(&self, admin: &dyn Admin) -> Value {
-        let now = admin.status();
+    fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
         let roster = admin.roster();
-        roster.members().iter().map(|member| self.tenant(&now, member, roster.members())).collect()
+        roster.members().iter().map(|member| self.tenant(now, member, roster.members())).collect()
     }
 
     fn tenant(&self, now: &Status, member: &Member, all: &[Member]) -> Value {

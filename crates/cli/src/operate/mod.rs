@@ -1,4 +1,4 @@
-//! What the operator of a running server sees and can do: the terminal, the control socket, the metrics.
+//! What the operator of a running server sees and can do: the terminal, the control socket, metrics and the web page.
 //!
 //! One [`Console`] holds what is known beside the server itself: the configuration in force, and what was counted up to the
 //! last second. It runs in the server's control thread; each change is checked, made by the server's
@@ -15,13 +15,14 @@ use fairq_host::server::{self, Admin, Operator, Roster, Status};
 use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
 
-use crate::config::{Plan, Settings, Source, Surroundings};
+use crate::config::{Plan, Refusal, Settings, Source, Surroundings};
 use crate::status::{self, Row};
 
 mod changes;
 mod methods;
 pub(crate) mod metrics;
 mod rpc;
+mod web;
 
 /// Seconds over which interference is told.
 const INTERFERENCE_S: usize = 10;
@@ -54,12 +55,21 @@ pub(crate) struct Console {
     second: HashMap<FlowId, Row>,
     /// Interference at the last seconds, the oldest first.
     matrices: VecDeque<Matrix>,
+    /// Who may change weights on the web page.
+    writers: web::Writers,
 }
 
 impl Console {
-    pub(crate) fn new(given: Given, plan: Plan, settings: Settings, sizes: Vec<u64>, welcome: Greeting) -> Console {
-        Console {
+    pub(crate) fn new(
+        given: Given,
+        plan: Plan,
+        settings: Settings,
+        sizes: Vec<u64>,
+        welcome: Greeting,
+    ) -> Result<Console, Refusal> {
+        Ok(Console {
             given,
+            writers: web::Writers::new(plan.web_token.as_deref())?,
             plan,
             settings,
             sizes,
@@ -67,7 +77,7 @@ impl Console {
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
             matrices: VecDeque::new(),
-        }
+        })
     }
 
     /// Takes a second's numbers in; gives each tenant's row and what it is made of.
@@ -128,6 +138,7 @@ impl Operator for Console {
 
     fn second(&mut self, admin: &mut dyn Admin) {
         self.follow_cgroups(admin);
+        self.writers.tell_refused();
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(NotifyState::Watchdog);
@@ -139,8 +150,8 @@ impl Operator for Console {
         rpc::answer(line, |method, params| self.method(admin, method, params))
     }
 
-    fn metrics(&mut self, admin: &mut dyn Admin) -> String {
-        metrics::text(&admin.status(), &admin.roster(), &self.second, &self.plan)
+    fn http(&mut self, admin: &mut dyn Admin, request: &server::HttpRequest) -> server::HttpResponse {
+        web::answer(self, admin, request)
     }
 
     fn reload(&mut self, admin: &mut dyn Admin) {

@@ -49,6 +49,12 @@ pub(crate) const METHODS: &[Method] = &[
         result: "a list of tenants",
     },
     Method {
+        name: "look",
+        summary: "What `fairq top` and the web page show, from one moment",
+        params: &[],
+        result: "parts of status and tenants",
+    },
+    Method {
         name: "add",
         summary: "Adds a tenant, in a part of the device that nobody has now; what others left there is still there",
         params: &[required("tenant", "string", "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; not with path")],
@@ -143,6 +149,11 @@ impl Fault {
         let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness > 0.8);
         let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| format!("did you mean {name}?"));
         Fault { code: -32601, message: format!("there is no method {name}: {hint}") }
+    }
+
+    /// Whether it is what was asked that is wrong, not the server that could not do it.
+    pub(crate) fn is_params(&self) -> bool {
+        self.code == -32602
     }
 
     /// What is wrong.

@@ -14,7 +14,7 @@ use crate::ctl::{Connection, socket};
 mod model;
 mod view;
 
-use model::Look;
+pub(crate) use model::Look;
 use view::Screen;
 
 /// Between two looks.

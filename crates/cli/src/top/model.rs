@@ -29,6 +29,7 @@ pub(crate) struct Status {
 /// The policy's state.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct PolicyState {
+    pub(crate) virtual_time: Option<u64>,
     pub(crate) slots: Option<u64>,
     pub(crate) slots_in_use: Option<u64>,
     pub(crate) throttles: u64,
@@ -99,9 +100,8 @@ impl Order {
 impl Look {
     /// Asks a server.
     pub(crate) fn at(server: &mut Connection) -> anyhow::Result<Look> {
-        let mut ask = |method: &str| server.call(method, json!({}));
-        let whole = json!({ "status": ask("status")?, "tenants": ask("tenants")? });
-        serde_json::from_value::<Look>(whole).context("the server is of another version than this program")
+        let look = server.call("look", json!({}))?;
+        serde_json::from_value(look).context("the server is of another version than this program")
     }
 
     pub(crate) fn sort(&mut self, order: Order) {

@@ -1,20 +1,23 @@
-//! Who asks the control thread for something: lines on the control socket, and scrapers.
+//! Who asks the control thread for something: lines on the control socket, and HTTP requests of scrapers and browsers.
 //!
 //! Each connection is a task that reads and writes; what is asked goes to the one place that may change the server, through a
-//! channel that holds a few. The control socket's line is passed on as it is: its meaning is the operator's matter.
+//! channel that holds a few. A line or an HTTP request is passed on as it is: its meaning is the operator's matter.
 //!
-//! **Bounds.** So many connections of each kind, lines of at most [`LINE`] bytes, and a client that takes longer than
-//! [`PATIENCE`] to take an answer or to finish a line is cut off; one that is silent between lines is not.
+//! **Rights.** A Unix socket, of either kind, is the server's user's and root's: its mode says so, and the peer's
+//! credentials are looked at again. Over TCP everybody may ask; what may be changed that way is for the operator to guard.
+//!
+//! **Bounds.** So many connections of each kind, lines of at most [`LINE`] bytes, bodies of [`BODY`], and a client that
+//! takes longer than [`PATIENCE`] to take an answer or to finish a line is cut off; one that is silent between lines is not.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -25,6 +28,8 @@ use super::listen::{Listener, Stream};
 
 /// The longest line.
 const LINE: u64 = 1 << 20;
+/// The longest body of an HTTP request.
+const BODY: usize = 1 << 16;
 /// Connections of each kind at a time.
 const CONNECTIONS: usize = 32;
 /// How long a client may take to take an answer, or from a line's first byte to its last.
@@ -34,9 +39,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Ask {
     /// A line of the control socket; its answer, if it is to have one.
     Call(String, oneshot::Sender<Option<String>>),
-    /// The metrics.
-    Scrape(oneshot::Sender<String>),
+    /// An HTTP request.
+    Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
+
+/// An HTTP request, whole.
+pub type HttpRequest = Request<Vec<u8>>;
+/// Its answer.
+pub type HttpResponse = Response<Cow<'static, [u8]>>;
 
 /// Where they go.
 pub(super) type Asks = mpsc::Sender<Ask>;
@@ -64,10 +74,7 @@ pub(super) async fn serve_control(listener: Listener, asks: Asks) {
 
 /// One connection of the control socket.
 async fn control(stream: UnixStream, asks: Asks) -> io::Result<()> {
-    let peer = stream.peer_cred()?;
-    let (ours, theirs) = (rustix::process::geteuid().as_raw(), peer.uid());
-    if theirs != ours && theirs != 0 {
-        tracing::warn!(uid = theirs, "refused a control connection: only the server's user and root may change it");
+    if !is_ours(&stream)? {
         return Ok(());
     }
     let (reader, mut writer) = stream.into_split();
@@ -98,8 +105,17 @@ async fn control(stream: UnixStream, asks: Asks) -> io::Result<()> {
     }
 }
 
-/// Serves metrics for ever.
-pub(super) async fn serve_metrics(listener: Listener, asks: Asks) {
+/// Whether the peer is the server's user or root.
+fn is_ours(stream: &UnixStream) -> io::Result<bool> {
+    let (ours, theirs) = (rustix::process::geteuid().as_raw(), stream.peer_cred()?.uid());
+    if theirs != ours && theirs != 0 {
+        tracing::warn!(uid = theirs, "refused a connection: only the server's user and root may use this socket");
+    }
+    Ok(theirs == ours || theirs == 0)
+}
+
+/// Serves HTTP for ever.
+pub(super) async fn serve_http(listener: Listener, asks: Asks) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let permit = permits.clone().acquire_owned().await.expect("never closed");
@@ -113,7 +129,8 @@ pub(super) async fn serve_metrics(listener: Listener, asks: Asks) {
         let asks = asks.clone();
         tokio::spawn(async move {
             match stream {
-                Stream::Unix(stream) => http(stream, asks).await,
+                Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => http(stream, asks).await,
+                Stream::Unix(_) => {}
                 Stream::Tcp(stream) => http(stream, asks).await,
             }
             drop(permit);
@@ -125,36 +142,39 @@ pub(super) async fn serve_metrics(listener: Listener, asks: Asks) {
 async fn http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, asks: Asks) {
     let service = hyper::service::service_fn(move |request| {
         let asks = asks.clone();
-        async move { Ok::<_, Infallible>(answer(&request, &asks).await) }
+        async move { Ok::<_, Infallible>(answer(request, &asks).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .serve_connection(TokioIo::new(stream), service);
-    // Also the time that a scraper may keep a connection: a new one costs it nothing.
+    // Also the time that a client may keep a connection: a new one costs it nothing.
     if let Ok(Err(error)) = timeout(6 * PATIENCE, connection).await {
         tracing::debug!(%error, "an HTTP connection ended");
     }
 }
 
-async fn answer(request: &Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>> {
-    let text = |status: StatusCode, kind: &str, body: String| {
-        let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
-        response.body(Full::new(Bytes::from(body))).expect("status and header are valid")
+async fn answer(request: Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>> {
+    let refuse = |status: StatusCode, text: &'static str| {
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        response
     };
-    let plain = "text/plain; charset=utf-8";
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, plain, "there is nothing to change here: use GET\n".into());
+    let (head, body) = request.into_parts();
+    let Ok(Ok(body)) = timeout(PATIENCE, Limited::new(body, BODY).collect()).await else {
+        return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is longer than 64 KiB, or took too long to come\n");
+    };
+    let (reply, answer) = oneshot::channel();
+    let request = Request::from_parts(head, body.to_bytes().to_vec());
+    if asks.send(Ask::Http(Box::new(request), reply)).await.is_ok()
+        && let Ok(answer) = answer.await
+    {
+        return answer.map(|body| match body {
+            Cow::Borrowed(body) => Full::new(Bytes::from_static(body)),
+            Cow::Owned(body) => Full::new(Bytes::from(body)),
+        });
     }
-    if request.uri().path() != "/metrics" {
-        return text(StatusCode::NOT_FOUND, plain, "there is /metrics, and nothing else\n".into());
-    }
-    let (reply, metrics) = oneshot::channel();
-    let sent = asks.send(Ask::Scrape(reply)).await.is_ok();
-    match metrics.await {
-        Ok(metrics) if sent => text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics),
-        _ => text(StatusCode::SERVICE_UNAVAILABLE, plain, "the server is ending\n".into()),
-    }
+    refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")
 }
 
 /// Out of descriptors, most likely: existing connections go on, new ones wait a moment.

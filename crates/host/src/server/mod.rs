@@ -46,6 +46,7 @@ mod asks;
 mod listen;
 mod roster;
 
+pub use asks::{HttpRequest, HttpResponse};
 pub use listen::Listen;
 pub use roster::{Member, Roster};
 
@@ -97,7 +98,7 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// The control socket.
     pub control: Option<PathBuf>,
-    /// Where metrics are served over HTTP.
+    /// Where metrics and the web page are served over HTTP.
     pub metrics: Vec<Listen>,
     /// The CPU of each shard; as many as the policy has ports, or empty to pin none.
     pub cpus: Vec<usize>,
@@ -196,8 +197,8 @@ pub trait Operator {
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket; gives the answer, if there is to be one.
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String>;
-    /// The metrics, in the Prometheus text format.
-    fn metrics(&mut self, admin: &mut dyn Admin) -> String;
+    /// A request came on an HTTP address.
+    fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
     /// SIGHUP: the configuration is to be read again.
     fn reload(&mut self, admin: &mut dyn Admin);
     /// It was told to end.
@@ -531,8 +532,12 @@ impl<L: Policy, D: Device> Desk<'_, L, D> {
         }
         for at in &config.metrics {
             let fail = |cause| ServerError::Listen { at: at.clone(), cause };
-            for listener in listen::bind(at).map_err(fail)? {
-                tokio::spawn(asks::serve_metrics(listener, asks.clone()));
+            let listeners = match at {
+                Listen::Unix(path) => vec![listen::bind_private(path).map_err(fail)?],
+                _ => listen::bind(at).map_err(fail)?,
+            };
+            for listener in listeners {
+                tokio::spawn(asks::serve_http(listener, asks.clone()));
             }
         }
         Ok(places)
@@ -594,7 +599,7 @@ async fn run<L: Policy, D: Device>(
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.
                 Ask::Call(line, reply) => drop(reply.send(operator.call(&mut desk, &line))),
-                Ask::Scrape(reply) => drop(reply.send(operator.metrics(&mut desk))),
+                Ask::Http(request, reply) => drop(reply.send(operator.http(&mut desk, &request))),
             },
             _ = hangup.recv() => operator.reload(&mut desk),
             () = tokio::time::sleep(DRAIN_PERIOD), if desk.drain == Drain::Waiting => {}

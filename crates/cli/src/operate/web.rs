@@ -1,0 +1,228 @@
+//! What is served over HTTP: `/metrics` for Prometheus, and a page for people.
+//!
+//! **The page** is three files of this program's own; its policy ([`POLICY`]) lets it load nothing else and speak to nobody
+//! else. Once a second it asks for `/look.json`, which is what `fairq top --json` prints.
+//!
+//! **Writing.** The page shows and changes nothing, unless the configuration names a file with a token; then whoever sends that
+//! token may change weights (`POST /weight`), and nothing else. A browser sends it on behalf of this page only: it travels
+//! in a header that no form and no link can set, there is no answer that allows other origins to, and a request that
+//! another origin caused is refused before the token is looked at. The token is compared in constant time.
+
+use std::borrow::Cow;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use fairq_host::server::{Admin, HttpRequest, HttpResponse};
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{Method, Response, StatusCode};
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+
+use super::{Console, metrics};
+use crate::config::Refusal;
+
+/// What the page may load, and whom it may talk to: this server. Icons may be in the page itself.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
+     form-action 'none'; frame-ancestors 'none'",
+);
+/// Tells the page whether weights can be changed: `token` or `off`.
+const WRITE: HeaderName = HeaderName::from_static("fairq-write");
+/// Where a browser says who caused a request.
+const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// The shortest token, in bytes.
+const TOKEN_MIN: usize = 16;
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const JSON: &str = "application/json";
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Who may change weights.
+pub(super) struct Writers {
+    /// What they know; nobody may if there is none.
+    token: Option<String>,
+    /// Wrong tokens since they were last told of, so that a flood of them is one line a second.
+    refused: u64,
+}
+
+impl Writers {
+    /// Those who know what is in this file.
+    pub(super) fn new(file: Option<&Path>) -> Result<Writers, Refusal> {
+        Ok(Writers { token: file.map(read_token).transpose()?, refused: 0 })
+    }
+
+    fn know(&mut self, given: Option<&HeaderValue>) -> bool {
+        let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let knows = match (&self.token, given) {
+            (Some(token), Some(given)) => token.as_bytes().ct_eq(given).into(),
+            _ => false,
+        };
+        self.refused += u64::from(!knows);
+        knows
+    }
+
+    /// Tells how many requests came with a wrong token or none since the last call.
+    pub(super) fn tell_refused(&mut self) {
+        let count = std::mem::take(&mut self.refused);
+        if count > 0 {
+            tracing::warn!(count, "refused to change weights over HTTP: no token, or a wrong one");
+        }
+    }
+}
+
+fn read_token(path: &Path) -> Result<String, Refusal> {
+    let refuse = |text: String| Refusal::new(format!("web-token: {}: {text}", path.display()));
+    let mode = std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(refuse(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let token = text.trim();
+    if token.len() < TOKEN_MIN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(refuse(format!(
+            "a token has at least {TOKEN_MIN} characters, none of them blank: make one with head -c 18 /dev/urandom | base64"
+        )));
+    }
+    Ok(token.to_owned())
+}
+
+/// Answers a request.
+pub(super) fn answer(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
+    let reads = request.method() == Method::GET || request.method() == Method::HEAD;
+    let writes = request.method() == Method::POST;
+    let mut response = match request.uri().path() {
+        "/" if reads => page(HTML, include_str!("web/page.html")),
+        "/page.css" if reads => page(CSS, include_str!("web/page.css")),
+        "/page.js" if reads => page(SCRIPT, include_str!("web/page.js")),
+        "/look.json" if reads => made(JSON, console.look(admin).to_string()),
+        "/metrics" if reads => {
+            made(METRICS, metrics::text(&admin.status(), &admin.roster(), &console.second, &console.plan))
+        }
+        "/weight" if writes => set_weight(console, admin, request),
+        "/" | "/page.css" | "/page.js" | "/look.json" | "/metrics" | "/weight" => {
+            refuse(StatusCode::METHOD_NOT_ALLOWED, "GET what is shown; POST a weight, and nothing else")
+        }
+        _ => refuse(StatusCode::NOT_FOUND, "there are /, /look.json and /metrics"),
+    };
+    let headers = response.headers_mut();
+    let write = if console.writers.token.is_some() { "token" } else { "off" };
+    headers.insert(WRITE, HeaderValue::from_static(write));
+    headers.insert(CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn page(kind: &'static str, body: &'static str) -> HttpResponse {
+    with(StatusCode::OK, kind, Cow::Borrowed(body.as_bytes()))
+}
+
+fn made(kind: &'static str, body: String) -> HttpResponse {
+    with(StatusCode::OK, kind, Cow::Owned(body.into_bytes()))
+}
+
+fn refuse(status: StatusCode, text: &str) -> HttpResponse {
+    with(status, JSON, Cow::Owned(json!({ "error": text }).to_string().into_bytes()))
+}
+
+fn with(status: StatusCode, kind: &'static str, body: Cow<'static, [u8]>) -> HttpResponse {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// `POST /weight` with what the control socket's method takes.
+fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
+    if console.writers.token.is_none() {
+        return refuse(StatusCode::FORBIDDEN, "this server changes nothing over HTTP: set web-token in its configuration");
+    }
+    if is_cross_site(request) {
+        return refuse(StatusCode::FORBIDDEN, "only this server's own page may change weights");
+    }
+    if request.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != JSON) {
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
+    }
+    if !console.writers.know(request.headers().get(AUTHORIZATION)) {
+        return refuse(StatusCode::UNAUTHORIZED, "the token is wrong: it is in the file that web-token names");
+    }
+    let Ok(params) = serde_json::from_slice::<Value>(request.body()) else {
+        return refuse(StatusCode::BAD_REQUEST, "send {\"tenant\": \"db\", \"weight\": \"300\"}");
+    };
+    match console.method(admin, "weight", params) {
+        Ok(result) => {
+            tracing::info!(%result, "a weight was changed over HTTP");
+            made(JSON, result.to_string())
+        }
+        Err(fault) if fault.is_params() => refuse(StatusCode::BAD_REQUEST, fault.message()),
+        Err(fault) => refuse(StatusCode::CONFLICT, fault.message()),
+    }
+}
+
+/// Whether a page of another origin caused the request. A browser says so; a program says nothing, and needs the token.
+fn is_cross_site(request: &HttpRequest) -> bool {
+    let header = |name: &HeaderName| request.headers().get(name).map(HeaderValue::as_bytes);
+    if let Some(site) = header(&SITE) {
+        return site != b"same-origin";
+    }
+    let Some(origin) = header(&ORIGIN) else { return false };
+    let authority = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+    authority.is_none() || authority != header(&HOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caused_by(headers: &[(&str, &str)]) -> bool {
+        let request = headers.iter().fold(http::Request::post("/weight"), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        is_cross_site(&request.body(Vec::new()).unwrap())
+    }
+
+    #[test]
+    fn another_origin_is_told_from_the_page_and_from_programs() {
+        assert!(!caused_by(&[]) && !caused_by(&[("sec-fetch-site", "same-origin")]));
+        assert!(!caused_by(&[("host", "h:1"), ("origin", "http://h:1")]));
+        assert!(!caused_by(&[("host", "h:1"), ("origin", "http://proxy"), ("sec-fetch-site", "same-origin")]));
+        for headers in [
+            &[("sec-fetch-site", "cross-site"), ("host", "h:1"), ("origin", "http://h:1")][..],
+            &[("sec-fetch-site", "same-site")],
+            &[("host", "h:1"), ("origin", "http://h:2")],
+            &[("host", "h:1"), ("origin", "null")],
+            &[("origin", "http://h:1")],
+        ] {
+            assert!(caused_by(headers), "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_a_file_that_nobody_else_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let refusal = || Writers::new(Some(&path)).map(|_| ()).unwrap_err().to_string();
+        assert!(refusal().contains("No such file"));
+        std::fs::write(&path, "0123456789abcdef\n").unwrap();
+        mode(0o640);
+        assert!(refusal().contains("others may read it (mode 640): chmod 600 it"));
+        mode(0o600);
+        let mut writers = Writers::new(Some(&path)).unwrap();
+        let mut knows = |text: &'static str| writers.know(Some(&HeaderValue::from_static(text)));
+        assert!(knows("Bearer 0123456789abcdef"));
+        for wrong in ["Bearer 0123456789abcdeg", "Bearer 0123456789abcde", "0123456789abcdef", "Bearer ", ""] {
+            assert!(!knows(wrong), "{wrong}");
+        }
+        assert!(!writers.know(None) && writers.refused == 6);
+        std::fs::write(&path, "short").unwrap();
+        assert!(refusal().contains("at least 16 characters"));
+        assert!(!Writers::new(None).unwrap().know(Some(&HeaderValue::from_static("Bearer "))), "nobody may");
+    }
+}

@@ -1,0 +1,275 @@
+"""The web page, in a real browser: what it shows is what the server tells, nothing leaves the server's address, and weights
+change for those who know the token only. $FAIRQ_PICTURES names a folder to put pictures of it in."""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import browser
+import rig
+
+TOKEN = "0123456789-for-the-tests"
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+UNITS |= {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
+
+
+@contextlib.contextmanager
+def served(folder, *tenants, token=True, port=None, policy="mqfq"):
+    """A server with the page on a port of its own."""
+    if port is None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+    path = os.path.join(folder, "fairq.toml")
+    with open(path, "w", encoding="utf-8") as config:
+        if token:
+            config.write(f'web-token = "{secret(folder)}"\n')
+    args = [arg for tenant in tenants for arg in ("--tenant", tenant)]
+    device = ["--device", "nvme-soft,backing=ram,size=512M" if policy == "d2fq" else "paced,size=512M,iops=20k,latency=200us"]
+    server = rig.Server(
+        folder, "--config", path, "--metrics", f"tcp:127.0.0.1:{port}", "--control", os.path.join(folder, "ctl"),
+        "--policy", policy, *device, *args,
+    )
+    server.page, server.port = f"http://127.0.0.1:{port}", port
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def secret(folder):
+    path = os.path.join(folder, "token")
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(TOKEN + "\n")
+    return path
+
+
+def load(server, *tenants):
+    args = [arg for tenant in tenants for arg in ("--tenant", tenant)]
+    return rig.start([rig.fairq(), "bench", "--connect", f"nbd+unix:///?socket={server.socket}", *args,
+                      "--seconds", "120s", "--warmup", "0s"])
+
+
+def number(text):
+    value, _, unit = text.replace("\u00a0", " ").partition(" ")
+    return float(value) * UNITS[unit]
+
+
+def close(text, value, what):
+    """Is this what a person is shown of the value? Three digits, or one behind the point."""
+    rig.check(abs(number(text) - value) <= max(0.006 * abs(value), 0.0006), f"{what}: the page says {text}, the server {value}")
+
+
+def post(server, body, **headers):
+    """The status and the answer to a program's attempt to change a weight."""
+    request = urllib.request.Request(server.page + "/weight", data=json.dumps(body).encode(), headers={
+        name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def look(server):
+    with urllib.request.urlopen(server.page + "/look.json", timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def weight(server, name):
+    return next(t["weight"] for t in look(server)["tenants"] if t["name"] == name)
+
+
+def picture(tab, name):
+    folder = os.environ.get("FAIRQ_PICTURES")
+    if folder:
+        tab.shoot(os.path.join(folder, f"{name}.png"))
+
+
+def last_look(tab):
+    """What the server told the page last, as it came over the wire."""
+    asked = {e["requestId"] for e in tab.of("Network.requestWillBeSent") if e["request"]["url"].endswith("/look.json")}
+    done = [e["requestId"] for e in tab.of("Network.loadingFinished") if e["requestId"] in asked]
+    body = tab.call("Network.getResponseBody", requestId=done[-1])
+    text = base64.b64decode(body["body"]).decode() if body["base64Encoded"] else body["body"]
+    return json.loads(text)
+
+
+def complaints(tab):
+    said = [e["entry"]["text"] for e in tab.of("Log.entryAdded") if e["entry"]["level"] in ("error", "warning")]
+    said += [str(e["args"]) for e in tab.of("Runtime.consoleAPICalled") if e["type"] in ("error", "warning")]
+    return said + [str(e["exceptionDetails"]) for e in tab.of("Runtime.exceptionThrown")]
+
+
+def shows(tab, told):
+    """Every number of the table, the tiles and the matrix."""
+    cells = tab.run("""Object.fromEntries([...document.querySelectorAll('#rows tr')].map(tr =>
+        [tr.dataset.tenant, Object.fromEntries([...tr.children].map(td => [td.dataset.of ?? 'name', td.innerText.trim()]))]))""")
+    compared = 0
+    for tenant in told["tenants"]:
+        shown, last = cells[tenant["name"]], tenant["last_second"]
+        rig.check(shown["weight"] == str(tenant["weight"]), f"weight {shown['weight']} of {tenant}")
+        rig.check(shown["queue"] == f"{tenant['staged']}+{tenant['in_flight'] - tenant['staged']}", f"{shown} of {tenant}")
+        for cell, key in (("due", "entitled"), ("share", "share"), ("iops", "iops"), ("bandwidth", "bytes_per_s"),
+                          ("p50", "p50_ns"), ("p99", "p99_ns"), ("staged", "staged_ns"), ("device", "device_ns")):
+            if last is None:
+                rig.check(shown[cell] in ("–", ""), f"{tenant['name']} is idle and shows {shown[cell]}")
+            else:
+                close(shown[cell], last[key], f"{tenant['name']}'s {cell}")
+                compared += 1
+        for by, part in (tenant["hurt_by"] or {}).items():
+            cell = tab.text(f"#matrix tr[data-tenant='{tenant['name']}'] td[data-by='{by}']")
+            rig.check(abs(int(cell) - 100 * part) <= 0.51, f"{tenant['name']} hurt by {by}: {cell} for {part}")
+            compared += 1
+    close(tab.text("[data-of=iops]"), sum(t["last_second"]["iops"] for t in told["tenants"] if t["last_second"]), "IOPS")
+    policy = told["status"]["policy_state"]
+    rig.check(tab.text("[data-of=slots]") == f"{policy['slots_in_use']} of {policy['slots']}", "slots in use")
+    return compared
+
+
+def sideways(tab):
+    """How far the page is wider than the window."""
+    return tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def test_page_shows_what_the_server_tells():
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(rig.tempfile.TemporaryDirectory(prefix="fairq-"))
+        tab = stack.enter_context(browser.page())
+        server = stack.enter_context(served(folder, "db,weight=300", "web", "batch", "idle"))
+        busy = load(server, "db=depth:32", "web=depth:32", "batch=depth:4,bs:64k")
+        stack.callback(busy.kill)
+        tab.size(1280, 900)
+        tab.open(server.page + "/")
+        tab.until("document.querySelectorAll('#matrix tbody tr').length >= 3", 30, "the matrix has three rows")
+        tab.until("document.querySelectorAll('#chart-share path.line').length >= 3", 30, "three lines are drawn")
+        picture(tab, "desktop")
+        tab.run("document.getElementById('pause').click()")
+        tab.listen(0.3)
+        rig.check(tab.text("#state") == "paused", "it does not say that it pauses")
+        compared = shows(tab, last_look(tab))
+        rig.check(compared >= 3 * 8 + 6, f"only {compared} numbers were compared")
+        tab.run("document.getElementById('pause').click()")
+        tab.until("document.getElementById('state').textContent === 'live'", 10, "it goes on")
+
+        for name, like in {"dark": {"prefers_color_scheme": "dark"}, "contrast": {"forced_colors": "active"},
+                           "deuteranopia": {"deficiency": "deuteranopia"}}.items():
+            tab.like(**like)
+            tab.listen(1.2)
+            picture(tab, name)
+        tab.like()
+        shapes = tab.run("[...document.querySelectorAll('#key path')].map(p => p.getAttribute('d'))")
+        rig.check(len(shapes) >= 4 and len(set(shapes)) == len(shapes), "tenants are told apart by colour alone")
+        tab.size(360, 740, 2, True)
+        tab.listen(1.2)
+        picture(tab, "phone")
+        rig.check(sideways(tab) <= 0, f"a phone scrolls {sideways(tab)} pixels sideways")
+
+        # The server goes away and comes back.
+        tab.size(1280, 900)
+        before = complaints(tab)
+        rig.check(not before, f"the console says {before}")
+        server.kill()
+        tab.until("document.getElementById('state').dataset.state === 'gone'", 20, "the page says that the server is gone")
+        rig.check("has not answered since" in tab.text("#state"), tab.text("#state"))
+        picture(tab, "gone")
+        again = stack.enter_context(served(folder, "db,weight=300", "web", "batch", "idle", port=server.port))
+        tab.until("document.getElementById('state').textContent === 'live'", 20, "the page finds the server again")
+        tab.until("/up \\d s/.test(document.getElementById('server').textContent)", 20, "the new server's time is shown")
+        hosts = {e["request"]["url"] for e in tab.of("Network.requestWillBeSent")}
+        rig.check(all(url.startswith((again.page + "/", "data:")) for url in hosts), f"it asked elsewhere: {hosts}")
+        policy = next(e["response"]["headers"] for e in tab.of("Network.responseReceived") if e["type"] == "Document")
+        policy = {name.lower(): value for name, value in policy.items()}["content-security-policy"]
+        rig.check("default-src 'none'" in policy and "unsafe" not in policy, policy)
+        return f"{compared} numbers as told"
+
+
+def edit(tab, name, weight_):
+    """As by keyboard: into the field, all of it replaced, Enter."""
+    field = f"document.querySelector('#rows tr[data-tenant=\"{name}\"] input')"
+    tab.run(f"{field}.focus(); {field}.select()")
+    tab.type(str(weight_))
+    tab.press("Enter", "Enter", 13, "\r")
+
+
+def test_page_changes_weights_with_the_token_only():
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(rig.tempfile.TemporaryDirectory(prefix="fairq-"))
+        server = stack.enter_context(served(folder, "db,weight=300", "web"))
+        change, kind, right = {"tenant": "db", "weight": "500"}, "application/json", f"Bearer {TOKEN}"
+        for code, headers in (
+            (401, {"Content_Type": kind}),
+            (401, {"Content_Type": kind, "Authorization": f"Bearer {TOKEN}x"}),
+            (401, {"Content_Type": kind, "Authorization": TOKEN}),
+            (415, {"Content_Type": "text/plain", "Authorization": right}),
+            (403, {"Content_Type": kind, "Authorization": right, "Origin": "http://elsewhere"}),
+            (403, {"Content_Type": kind, "Authorization": right, "Sec_Fetch_Site": "cross-site"}),
+        ):
+            status, said = post(server, change, **headers)
+            rig.check(status == code and said["error"], f"{headers}: {status} {said}")
+        rig.check(weight(server, "db") == 300, "a refused change was made")
+        status, said = post(server, {"tenant": "db", "weight": "0"}, Content_Type=kind, Authorization=right)
+        rig.check(status == 400 and "is not a weight" in said["error"], f"{status} {said}")
+        status, said = post(server, {"tenant": "nobody", "weight": "1"}, Content_Type=kind, Authorization=right)
+        rig.check(status == 409 and said["error"] == "there is no tenant nobody", f"{status} {said}")
+        status, said = post(server, change, Content_Type=kind, Authorization=right)
+        rig.check((status, said) == (200, {"tenant": "db", "from": 300, "to": 500}), f"{status} {said}")
+        with served(rig.tempfile.mkdtemp(dir=folder), "db", token=False) as closed:
+            status, said = post(closed, change, Content_Type=kind, Authorization=right)
+            rig.check(status == 403 and "set web-token" in said["error"], f"{status} {said}")
+
+        tab = stack.enter_context(browser.page())
+        tab.size(1000, 800)
+        tab.open(server.page + "/")
+        tab.until("!document.getElementById('token-label').hidden", 20, "the page asks for a token")
+        rig.check(tab.run("[...document.querySelectorAll('#rows input')].every(e => e.hidden)"), "weights can be edited at once")
+        tab.run("document.getElementById('token').focus()")
+        tab.type("not-the-token-at-all")
+        tab.until("!document.querySelector('#rows input').hidden", 20, "there are fields")
+        edit(tab, "web", 250)
+        tab.until("document.getElementById('said').textContent.includes('the token is wrong')", 20, "the page says why not")
+        rig.check(weight(server, "web") == 100, "a wrong token changed a weight")
+        tab.run("document.getElementById('token').select()")
+        tab.type(TOKEN)
+        edit(tab, "web", 250)
+        tab.until("document.getElementById('said').textContent === 'web: weight 100 → 250'", 20, "the page says what changed")
+        rig.check(weight(server, "web") == 250, "the weight is not changed")
+        picture(tab, "weights")
+        stored = tab.run("JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie + location.href")
+        rig.check(TOKEN not in stored, "the token is kept somewhere")
+        said = [text for text in complaints(tab) if "401" not in text]
+        rig.check(not said, f"the console says {said}")
+
+
+def test_page_holds_two_hundred_tenants():
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(rig.tempfile.TemporaryDirectory(prefix="fairq-"))
+        tab = stack.enter_context(browser.page())
+        names = [f"tenant-with-a-long-name-{n:03}" for n in range(200)]
+        server = stack.enter_context(served(folder, *(f"{name},weight={n + 1}" for n, name in enumerate(names)), policy="d2fq"))
+        busy = load(server, *(f"{name}=depth:4" for name in names[:20]))
+        stack.callback(busy.kill)
+        for width, height, scale, mobile in ((360, 740, 2, True), (1280, 900, 1, False)):
+            tab.size(width, height, scale, mobile)
+            tab.open(server.page + "/")
+            tab.until("document.querySelectorAll('#chart-share path.line').length === 6", 30, "six lines are drawn")
+            tab.until("document.querySelectorAll('#chart-classes path.line').length === 1", 30, "H/L is drawn")
+            rig.check(sideways(tab) <= 0, f"at {width}: {sideways(tab)} pixels sideways")
+            tab.listen(2)
+            picture(tab, f"many-{width}")
+        count = "document.querySelectorAll('#rows tr').length"
+        rig.check(tab.run(count) == 20, f"{tab.run(count)} rows")
+        tab.run("document.getElementById('more').click()")
+        rig.check(tab.run(count) == 40, f"{tab.run(count)} rows after more")
+        tab.run("document.getElementById('find').focus()")
+        tab.type("name-19")
+        rig.check(tab.run(count) == 10 and tab.run("document.getElementById('more').hidden"), "finding 190 to 199")
+        rig.check(tab.run("document.querySelectorAll('#matrix tbody tr').length") <= 8, "the matrix is bounded")
+        rig.check(re.search("and 194 more", tab.text("#key")), tab.text("#key"))
+        said = complaints(tab)
+        rig.check(not said, f"the console says {said}")
