@@ -163,6 +163,7 @@ Examples:
   fairq ctl weight db cgroup:/tenants/db
   fairq ctl params threshold=128k
   fairq ctl config reload
+  fairq ctl trace --seconds 1 --format perfetto -o trace.json
   fairq ctl --control /run/other.ctl drain
 
 {EXIT_STATUS}"
@@ -402,6 +403,11 @@ pub(crate) enum CtlCommand {
         #[arg(long)]
         now: bool,
     },
+    /// Record the scheduler's decisions for a while, with the numbers that caused them
+    ///
+    /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the device (virtual time, start tag,
+    /// class, slot), are held back (and why) and complete. Without a recording none of this is done.
+    Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
     Call {
         /// The method
@@ -410,6 +416,34 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "JSON")]
         params: Option<String>,
     },
+}
+
+/// `fairq ctl trace`.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// How long to record, up to 600; a number alone is seconds
+    #[arg(long, value_name = "TIME", default_value = "1", value_parser = parse_time)]
+    pub(crate) seconds: Nanos,
+    /// How many decisions each shard keeps, the last ones, up to 1048576
+    #[arg(long, value_name = "N")]
+    pub(crate) events: Option<u64>,
+    /// How to write them
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: TraceFormat,
+    /// Where to write them, in place of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// How a recording is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TraceFormat {
+    /// A line for each decision
+    Text,
+    /// For ui.perfetto.dev
+    Perfetto,
+    /// For programs and `fairq lab run`, which replays it
+    Csv,
 }
 
 /// What to do with the configuration.

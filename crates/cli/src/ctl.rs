@@ -61,6 +61,9 @@ impl Connection {
 
 /// Carries out a command.
 pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
+    if let CtlCommand::Trace(trace) = &args.command {
+        return crate::trace::run(&mut Connection::open(&socket(args.control))?, trace);
+    }
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
@@ -85,6 +88,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Config { command: ConfigCommand::Dump } => ("config.dump", json!({})),
         CtlCommand::Config { command: ConfigCommand::Reload } => ("config.reload", json!({})),
         CtlCommand::Drain { now } => ("drain", json!({ "now": now })),
+        CtlCommand::Trace(_) => unreachable!("more than one call"),
         CtlCommand::Call { method, params } => {
             let params = params.as_deref().unwrap_or("{}");
             let params = serde_json::from_str(params).map_err(|error| {
@@ -118,7 +122,7 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => format!("listens no more on {}\n", string(&result["address"])),
         CtlCommand::Drain { .. } => format!("draining: {} connections left\n", result["connections"]),
-        CtlCommand::Call { .. } => format!("{result:#}\n"),
+        CtlCommand::Trace(_) | CtlCommand::Call { .. } => format!("{result:#}\n"),
     }
 }
 

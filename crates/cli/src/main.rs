@@ -32,6 +32,7 @@ mod series;
 mod serve;
 mod status;
 mod top;
+mod trace;
 mod units;
 
 fn main() -> ExitCode {

@@ -348,11 +348,67 @@ fn metrics_are_what_prometheus_expects() {
     let top = fairq(&["top", "--control", &control, "--json"]).output().unwrap();
     let (head, look) = get(&address, "/look.json");
     assert!(head.contains("fairq-write: off"), "{head}");
-    let [mut of_page, mut of_top] = [look.as_bytes(), &top.stdout].map(|text| serde_json::from_slice::<Value>(text).unwrap());
+    let [mut of_page, mut of_top] =
+        [look.as_bytes(), &top.stdout].map(|text| serde_json::from_slice::<Value>(text).unwrap());
     for look in [&mut of_page, &mut of_top] {
         look["status"]["uptime_s"] = Value::Null;
     }
     assert_eq!(of_page, of_top);
+}
+
+#[test]
+fn decisions_are_recorded_and_the_lab_replays_them() {
+    let config = CONFIG.replace("ram,size=64M", "paced,size=64M,iops=2000,latency=1ms");
+    let server = Server::start(&config, &[]);
+    let (db, web) = (server.load("db", "60s"), server.load("web", "60s"));
+    until("both move", || {
+        let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+        list.as_array().unwrap().iter().all(|tenant| tenant["reads"].as_u64() > Some(50)).then_some(())
+    });
+    let file = |name: &str| server.path(name).display().to_string();
+    let record = |format: &str, path: &str| {
+        let said = server.ctl(&["trace", "--seconds", "0.4", "--format", format, "-o", path]);
+        let said = (said.status.success(), String::from_utf8(said.stderr).unwrap());
+        assert!(said.0 && said.1.contains(" decisions within ") && !said.1.contains("found no room"), "{said:?}");
+        std::fs::read_to_string(path).unwrap()
+    };
+    let csv = record("csv", &file("trace.csv"));
+    let rows: Vec<Vec<&str>> = csv.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    let of = |event: &str, tenant: &str| rows.iter().filter(|row| row[2] == event && row[3] == tenant).count();
+    for tenant in ["db", "web"] {
+        let counts = ["arrive", "issue", "complete"].map(|event| of(event, tenant));
+        assert!(counts.iter().all(|count| *count > 50 && count.abs_diff(counts[0]) <= 8), "{tenant}: {counts:?}");
+    }
+    for row in rows.iter().filter(|row| row[2] == "issue") {
+        let [slot, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
+        assert!(slot < 64 && start <= now + 2 * 65_536, "no request goes that is more than T ahead: {row:?}");
+    }
+    let text = record("text", &file("trace.txt"));
+    assert!(text.contains("  issue  ") && text.contains(" of virtual time ") && text.contains(" in all"), "{text}");
+    let perfetto: Value = serde_json::from_str(&record("perfetto", &file("trace.json"))).unwrap();
+    let events = perfetto["traceEvents"].as_array().unwrap();
+    let named = |name: &str| events.iter().any(|event| event["args"]["name"] == json!(name));
+    assert!(named("tenant db") && named("tenant web") && named("shard 1") && events.len() > 500);
+    // A ring that is too small keeps the last, and says so.
+    let said = server.ctl(&["trace", "--seconds", "300ms", "--events", "10"]);
+    assert!(String::from_utf8(said.stderr).unwrap().contains("earlier ones found no room"));
+    assert!(String::from_utf8(said.stdout).unwrap().lines().count() <= 21);
+    assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
+    for mut client in [db, web] {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    let scenario = ["db", "web"].map(|tenant| {
+        format!("[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \"fairq\"\nvolume = \"{tenant}\"\n")
+    });
+    std::fs::write(
+        server.path("replay.toml"),
+        format!("device = \"z-ssd\"\nduration = \"300ms\"\n{}", scenario.concat()),
+    )
+    .unwrap();
+    let lab = fairq(&["lab", "run", &file("replay.toml")]).output().unwrap();
+    let said = String::from_utf8([lab.stdout, lab.stderr].concat()).unwrap();
+    assert!(lab.status.success() && said.contains("db") && said.contains("web"), "{said}");
 }
 
 #[test]

@@ -51,6 +51,6 @@ pub use cost::CostModel;
 pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
 pub use port::{
-    Class, ClassWeights, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag,
-    TuneError, Tuning,
+    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, PortId, PortSet, Reason, Request, Stats, SubmitError,
+    Submitted, Tag, TuneError, Tuning,
 };

@@ -151,6 +151,35 @@ pub trait Port: Send {
 
     /// Takes back an issued request when the device has completed it.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+
+    /// The numbers behind the port's last answer: about this live request, or (`None`) about why nothing may go. For
+    /// whoever records decisions; it is called while somebody does, and not otherwise.
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
+    }
+}
+
+/// The numbers that a decision came from, in units ([`crate::vtime`]); `None` is what the policy does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reason {
+    /// Virtual time, as the port knew it.
+    pub virtual_time: Option<u64>,
+    /// The request's start tag, or where policies have none, its flow's virtual time; without a request that of the one
+    /// that would be next.
+    pub start_tag: Option<u64>,
+    /// Which of the device's slots the request has.
+    pub slot: Option<u32>,
+    /// Why nothing may go.
+    pub held: Option<Held>,
+}
+
+/// Why requests are staged and none may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Held {
+    /// The next one is too far ahead of virtual time.
+    Ahead,
+    /// No slot of the device is free.
+    NoSlot,
 }
 
 /// A parameter of a policy that may be changed while requests run.

@@ -13,6 +13,7 @@ pub mod nbd;
 pub mod nvme;
 pub mod path;
 mod patience;
+pub mod record;
 pub mod ring;
 pub mod server;
 pub mod shard;

@@ -16,6 +16,7 @@ use fairq_core::{FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, Subm
 use crate::device::{Command, Completion, Device, Queue};
 use crate::interference::Observed;
 use crate::memory::Memory;
+use crate::record::{Decision, Kind, Recorder, Recording};
 use crate::ring::{Event, Ring};
 use crate::shard::Common;
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
@@ -88,6 +89,8 @@ pub struct DataPath<P: Port, D: Device> {
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
+    /// Where decisions are recorded, while somebody wants them.
+    recorder: Option<Box<Recorder>>,
     /// What `next` said last: when to call it again though nothing has happened.
     wait_until_ns: Option<u64>,
     /// Whether `next` said last that requests wait for what another verb does.
@@ -116,6 +119,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            recorder: None,
             wait_until_ns: None,
             blocked: false,
             issued: false,
@@ -166,6 +170,26 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
+    /// Records decisions from now on, the last `events` of them.
+    pub fn record(&mut self, events: usize) {
+        self.recorder = Some(Box::new(Recorder::new(events)));
+    }
+
+    /// Ends that; what was recorded.
+    pub fn recorded(&mut self) -> Recording {
+        self.recorder.take().map_or_else(Recording::default, |recorder| recorder.finish())
+    }
+
+    /// Writes down what happened to a live request.
+    #[cold]
+    fn note(&mut self, at_ns: u64, kind: Kind, tag: Tag) {
+        let reason = self.port.reason(Some(tag));
+        if let (Some(recorder), Some(Some(live))) = (&mut self.recorder, self.live.get(tag.0 as usize)) {
+            let Command { op, class, offset, length, .. } = live.command;
+            recorder.add(Decision { at_ns, kind, tag, tenant: live.tenant, op, class, offset, length, reason });
+        }
+    }
+
     /// Takes an order. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
@@ -197,6 +221,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.stats[usize::from(order.tenant)].arrive(now_ns);
         self.changed[usize::from(order.tenant)] = true;
         self.observed.arrived(now_ns, tag);
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Arrive, tag);
+        }
         if let Submitted::Issue { class } = submitted {
             self.issue(now_ns, ring, tag, class);
         }
@@ -215,10 +242,12 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 }
                 Next::WaitUntil(time_ns) => {
                     self.wait_until_ns = Some(time_ns);
+                    self.hold(now_ns);
                     break;
                 }
                 Next::Blocked => {
                     self.blocked = true;
+                    self.hold(now_ns);
                     break;
                 }
                 Next::Idle => break,
@@ -226,6 +255,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.queue.ring(now_ns, ring, &mut self.wake);
         std::mem::take(&mut self.issued)
+    }
+
+    /// Nothing may go.
+    #[inline]
+    fn hold(&mut self, now_ns: u64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.hold(now_ns, self.port.reason(None));
+        }
     }
 
     fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: fairq_core::Class) {
@@ -239,6 +276,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
         // not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &live.command) };
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Issue, tag);
+        }
     }
 
     /// Passes an event of the device's to it.
@@ -253,6 +293,10 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();
         for completion in completions.drain(..) {
+            if self.recorder.is_some() {
+                let failed = completion.errno != 0;
+                self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, completion.tag);
+            }
             let live = self.live[completion.tag.0 as usize].take().expect("the device completes live tags only");
             let failed = completion.errno != 0;
             let outcome = if failed { Outcome::Failed } else { Outcome::Done };

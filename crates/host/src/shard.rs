@@ -26,6 +26,7 @@ use crate::device::{Device, Place};
 use crate::interference::Served;
 use crate::path::{DataPath, Finished};
 use crate::patience::{AWAY_NS, Patience, YIELD_NS};
+use crate::record::Recording;
 use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::ShardReport;
 
@@ -162,6 +163,10 @@ pub enum Message<M> {
     Stats(Sender<(usize, ShardReport)>),
     /// This tenant's number is another's from now on.
     Forget(u16),
+    /// Record the scheduler's decisions from now on, the last so many of them.
+    Record(usize),
+    /// Record no more, and send what was recorded, with the shard's number.
+    Recorded(Sender<(usize, Recording)>),
     /// Take no more requests, finish those in flight and end.
     Stop,
 }
@@ -291,6 +296,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 // Whoever asked may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.path.report(self.clock.now_ns())))),
                 Message::Forget(tenant) => self.path.forget(tenant),
+                Message::Record(events) => self.path.record(events),
+                Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
                 Message::Stop => {
                     self.stopping = true;
                     self.front.stop();

@@ -11,6 +11,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::device::Device;
 use crate::interference::empty_matrix;
+use crate::record::Recording;
 use crate::shard::{Common, Front, Message, Shard, Wakers};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Totals};
 
@@ -134,6 +135,23 @@ impl<M: Send + 'static> Shards<M> {
             cells.for_each(|(total, cell)| *total += cell);
         }
         totals
+    }
+
+    /// Makes each shard record its decisions, the last `events` of them.
+    pub fn record(&self, events: usize) {
+        (0..self.count()).for_each(|shard| self.send(shard, Message::Record(events)));
+    }
+
+    /// Ends that; what each shard recorded. Nothing of a shard that has ended.
+    pub fn recorded(&self) -> Vec<Recording> {
+        let (reply, replies) = channel();
+        for shard in 0..self.count() {
+            self.send(shard, Message::Recorded(reply.clone()));
+        }
+        drop(reply);
+        let mut recorded: Vec<Recording> = (0..self.count()).map(|_| Recording::default()).collect();
+        replies.into_iter().for_each(|(shard, recording)| recorded[shard] = recording);
+        recorded
     }
 
     /// Whether all have ended.

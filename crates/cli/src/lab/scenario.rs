@@ -391,7 +391,7 @@ mod tests {
         );
         assert_eq!(
             error("name = \"a\"\ntrace = \"t.csv\""),
-            "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, mqsim, blkparse, vscsi"
+            "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, mqsim, blkparse, vscsi, fairq"
         );
         assert_eq!(
             error("name = \"a\"\ndepth = 0"),

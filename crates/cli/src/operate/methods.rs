@@ -89,6 +89,9 @@ impl Console {
                 admin.drain(now);
                 Ok(json!({ "connections": admin.status().connections.iter().sum::<usize>() }))
             }
+            "trace.start" => self.trace_start(admin, given),
+            "trace.stop" => bare(given).and_then(|Nothing {}| self.trace_stop(admin)),
+            "trace.read" => self.trace_read(given),
             name => Err(Fault::no_method(name)),
         }
     }

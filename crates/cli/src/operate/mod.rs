@@ -21,6 +21,7 @@ use crate::status::{self, Row};
 mod changes;
 mod methods;
 pub(crate) mod metrics;
+mod record;
 mod rpc;
 mod web;
 
@@ -57,6 +58,8 @@ pub(crate) struct Console {
     matrices: VecDeque<Matrix>,
     /// Who may change weights on the web page.
     writers: web::Writers,
+    /// Recordings of decisions.
+    records: record::Records,
 }
 
 impl Console {
@@ -77,6 +80,7 @@ impl Console {
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
             matrices: VecDeque::new(),
+            records: record::Records::default(),
         })
     }
 
@@ -139,6 +143,7 @@ impl Operator for Console {
     fn second(&mut self, admin: &mut dyn Admin) {
         self.follow_cgroups(admin);
         self.writers.tell_refused();
+        self.trace_expire(admin);
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(NotifyState::Watchdog);

@@ -118,6 +118,30 @@ pub(crate) const METHODS: &[Method] = &[
         result: "what differs, from what, to what, and whether it holds now or needs a restart",
     },
     Method {
+        name: "trace.start",
+        summary: "Records the scheduler's decisions, the last of each shard, until trace.stop",
+        params: &[
+            required("seconds", "number", "how long it will be, at most; a recording that nobody stops is dropped"),
+            optional("events", "number", "decisions that each shard keeps, up to 1048576"),
+        ],
+        result: "how many each shard keeps",
+    },
+    Method {
+        name: "trace.stop",
+        summary: "Ends the recording",
+        params: &[],
+        result: "of each shard, how much there is and how much found no room; the tenants' numbers and names",
+    },
+    Method {
+        name: "trace.read",
+        summary: "What was recorded, piece by piece; after the last shard's last it is gone",
+        params: &[
+            required("shard", "number", "of which shard"),
+            required("from", "number", "from which decision on, from 0"),
+        ],
+        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, slot, virtual time, start tag, why",
+    },
+    Method {
         name: "drain",
         summary: "Takes no more connections and ends when the last client has gone",
         params: &[optional("now", "boolean", "end as at SIGTERM: finish what is in flight and cut off who stays")],

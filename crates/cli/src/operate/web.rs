@@ -141,7 +141,10 @@ fn with(status: StatusCode, kind: &'static str, body: Cow<'static, [u8]>) -> Htt
 /// `POST /weight` with what the control socket's method takes.
 fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
     if console.writers.token.is_none() {
-        return refuse(StatusCode::FORBIDDEN, "this server changes nothing over HTTP: set web-token in its configuration");
+        return refuse(
+            StatusCode::FORBIDDEN,
+            "this server changes nothing over HTTP: set web-token in its configuration",
+        );
     }
     if is_cross_site(request) {
         return refuse(StatusCode::FORBIDDEN, "only this server's own page may change weights");
@@ -181,9 +184,8 @@ mod tests {
     use super::*;
 
     fn caused_by(headers: &[(&str, &str)]) -> bool {
-        let request = headers.iter().fold(http::Request::post("/weight"), |request, (name, value)| {
-            request.header(*name, *value)
-        });
+        let request =
+            headers.iter().fold(http::Request::post("/weight"), |request, (name, value)| request.header(*name, *value));
         is_cross_site(&request.body(Vec::new()).unwrap())
     }
 

@@ -12,7 +12,7 @@ use super::tracker::{Leads, Tracker};
 use super::{DEPTHS, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Native, Ordering, Platform};
-use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Reason, Request, SubmitError, Submitted, Tag};
 use crate::vtime::{Normalizer, VTime};
 
 /// One shard's port of D2FQ.
@@ -101,6 +101,16 @@ impl<P: Platform> Port for D2fqPort<P> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {
         self.local.complete(&self.shared, now_ns, tag);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        let live = tag.and_then(|tag| self.local.live.get(tag.0 as usize)).copied().unwrap_or(0);
+        let slot = (live as usize & 0xffff).wrapping_sub(1);
+        Reason {
+            virtual_time: Some(self.shared.tracker.units()),
+            start_tag: self.shared.states.get(slot).map(|state| state.vt().units()),
+            ..Reason::default()
+        }
     }
 }
 

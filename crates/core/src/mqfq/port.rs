@@ -7,7 +7,7 @@ use super::queue::Queue;
 use super::wheel::Place;
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Class, Held, Next, Outcome, Port, PortId, PortSet, Reason, Request, SubmitError, Submitted, Tag};
 use crate::vtime::VTime;
 
 /// One shard's port of MQFQ.
@@ -80,6 +80,22 @@ impl<P: Platform> Port for MqfqPort<P> {
         match &shared.serial {
             None => local.complete(shared, tag, wake),
             Some(lock) => lock.with(|()| local.complete(shared, tag, wake)),
+        }
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        let Local { queue, time, enlisted, .. } = &self.local;
+        let start = tag.map_or(queue.lead(), |tag| queue.start(tag));
+        let held = match tag {
+            Some(_) => None,
+            None if *enlisted => Some(Held::NoSlot),
+            None => start.map(|_| Held::Ahead),
+        };
+        Reason {
+            virtual_time: Some(time.units()),
+            start_tag: start.map(VTime::units),
+            slot: tag.and_then(|tag| queue.slot(tag)),
+            held,
         }
     }
 }

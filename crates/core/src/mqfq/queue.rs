@@ -160,6 +160,18 @@ impl Queue {
         self.first.get().map(Key::start)
     }
 
+    /// A live request's start tag.
+    pub(super) fn start(&self, tag: Tag) -> Option<VTime> {
+        let is_live = !self.is_free(tag);
+        self.keys.get(tag.0 as usize).filter(|_| is_live).map(|key| key.start())
+    }
+
+    /// The slot that an issued request holds.
+    pub(super) fn slot(&self, tag: Tag) -> Option<u32> {
+        let entry = self.entries.get(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
+        Some(entry.link)
+    }
+
     /// Takes out the request that is to go first; it holds `slot` from now on.
     #[inline]
     pub(super) fn issue(&mut self, slot: u32) -> Option<Tag> {

@@ -39,8 +39,8 @@ use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Lock, Native, Platform};
 use crate::port::{
-    Class, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag, TuneError,
-    Tuning,
+    Class, Held, Next, Op, Outcome, Policy, Port, PortId, PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag,
+    TuneError, Tuning,
 };
 
 use fifo::{Fifo, Links};
@@ -379,6 +379,14 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         });
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, slot as usize);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.shared.core.with(|core| Reason {
+            virtual_time: core.policy.virtual_time(),
+            held: Some(Held::NoSlot).filter(|_| tag.is_none() && core.free == 0),
+            ..Reason::default()
+        })
     }
 }
 

@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::direct::{Completed, DirectPath};
 use crate::interference::empty_matrix;
 use crate::path::Finished;
+use crate::record::Recording;
 use crate::shard::{Clock, Common, Front, Message, Wakers};
 use crate::shards::Shards;
 use crate::stats::{ShardCounters, ShardReport, TenantStats};
@@ -93,7 +94,8 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Front(()) => {}
                 // Whoever asked may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
-                Message::Forget(_) => {}
+                Message::Forget(_) | Message::Record(_) => {}
+                Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),
                 Message::Stop => self.front.stop(),
             }
         }

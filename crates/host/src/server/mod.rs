@@ -38,6 +38,7 @@ use crate::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::{HandshakeError, HandshakeOptions, Outcome, handshake};
 use crate::nbd::pace::SEND_BUFFER;
 use crate::nbd::tls::Established;
+use crate::record::Recording;
 use crate::shard::{Clock, Common, Message, Wakers};
 use crate::shards::Shards;
 use crate::stats::Totals;
@@ -185,6 +186,10 @@ pub trait Admin {
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
     /// Listens there no more; connections made there go on.
     fn unlisten(&mut self, at: &Listen) -> Result<(), AdminError>;
+    /// Records the scheduler's decisions, the last `events` of each shard.
+    fn record(&mut self, events: usize);
+    /// Ends that; what each shard recorded.
+    fn recorded(&mut self) -> Vec<Recording>;
     /// Takes no more connections and ends when the last has gone; or as at SIGTERM, `now`.
     fn drain(&mut self, now: bool);
 }
@@ -469,6 +474,14 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
             stays
         });
         if self.listeners.len() < before { Ok(()) } else { Err(AdminError::NotListening(at.clone())) }
+    }
+
+    fn record(&mut self, events: usize) {
+        self.server.shards.record(events);
+    }
+
+    fn recorded(&mut self) -> Vec<Recording> {
+        self.server.shards.recorded()
     }
 
     fn drain(&mut self, now: bool) {

@@ -13,6 +13,7 @@ pub(super) fn parse(format: Format, line: &str) -> Result<Option<Raw<'_>>, Strin
         Format::Alibaba => alibaba(line).map(Some),
         Format::Mqsim => mqsim(line).map(Some),
         Format::Blkparse => blkparse(line),
+        Format::Fairq => fairq(line),
         Format::Vscsi => Err("records are not lines".into()),
     }
 }
@@ -95,6 +96,18 @@ fn mqsim(line: &str) -> Result<Raw<'_>, String> {
     let at_ns = u128::from(number(time, "time")?);
     let op = operation(op, "1", "0")?;
     Ok(Raw { at_ns, volume, op, offset: sectors(sector, "sector")?, bytes: sectors(count, "size")? })
+}
+
+/// A decision of a scheduler; of those, the arrivals of reads and writes. The first line names the columns.
+fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
+    let [time, _shard, event, volume, _tag, op, offset, bytes, _class, _slot, _now, _start, _why] =
+        fields(line, line.split(','))?;
+    if event != "arrive" || !["read", "write"].contains(&op) {
+        return Ok(None);
+    }
+    let at_ns = u128::from(number(time, "time")?);
+    let op = operation(op, "read", "write")?;
+    Ok(Some(Raw { at_ns, volume, op, offset: number(offset, "offset")?, bytes: number(bytes, "size")? }))
 }
 
 /// `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`: device, CPU, number, time, process, action, kind, place. The lines of

@@ -8,6 +8,7 @@
 //! | `alibaba` | `volume,R or W,offset,bytes,timestamp in us` (Alibaba) |
 //! | `mqsim` | `time in ns,device,sector,sectors,1 read or 0 write`, between spaces |
 //! | `blkparse` | a line of `blkparse`'s usual text; queued requests (Q) count, discards and flushes are left out |
+//! | `fairq` | `time in ns,shard,event,tenant,tag,read or write,offset,bytes,…`: what `fairq ctl trace --format csv` writes; arrivals count |
 //! | `vscsi` | a binary record of 32 bytes (version 1) or 40 (version 2): reads and writes by SCSI's opcodes |
 //!
 //! **Edges.** A trace comes from strangers. Each field is read once, here, and what makes no sense is an error with its line
@@ -52,6 +53,8 @@ pub enum Format {
     Blkparse,
     /// CloudPhysics' binary records.
     Vscsi,
+    /// What `fairq ctl trace --format csv` writes.
+    Fairq,
 }
 
 /// A request of a trace.
@@ -109,7 +112,7 @@ struct Raw<'a> {
 
 impl Format {
     /// All of them, by name.
-    pub const ALL: [(&'static str, Format); 7] = [
+    pub const ALL: [(&'static str, Format); 8] = [
         ("msr", Format::Msr),
         ("systor", Format::Systor),
         ("tencent", Format::Tencent),
@@ -117,6 +120,7 @@ impl Format {
         ("mqsim", Format::Mqsim),
         ("blkparse", Format::Blkparse),
         ("vscsi", Format::Vscsi),
+        ("fairq", Format::Fairq),
     ];
 
     /// The one of this name.

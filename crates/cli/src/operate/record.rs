@@ -1,0 +1,144 @@
+//! Recordings of the scheduler's decisions, over the control socket.
+//!
+//! `trace.start` makes the shards record, `trace.stop` takes what they have, and `trace.read` tells it piece by piece: rows of
+//! plain numbers, at most [`ROWS`] a call, so that the control thread is never busy with it for long. What is made of
+//! them is `fairq ctl trace`'s matter ([`crate::trace`]). One recording at a time; a client that forgets to stop one
+//! costs memory for at most [`SECONDS_MAX`] seconds, and `trace.read` at its end drops it.
+
+use std::time::{Duration, Instant};
+
+use fairq_core::{Held, Op};
+use fairq_host::record::{Decision, Kind, Recording};
+use fairq_host::server::Admin;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Console;
+use super::rpc::{Fault, params};
+
+/// Rows that one call gives.
+const ROWS: usize = 4096;
+/// Decisions that a shard keeps if nothing is said.
+const EVENTS: usize = 1 << 18;
+/// And at most: 80 MiB a shard.
+const EVENTS_MAX: usize = 1 << 20;
+/// The longest recording.
+const SECONDS_MAX: f64 = 600.0;
+
+/// What has been or is being recorded.
+#[derive(Default)]
+pub(super) struct Records {
+    /// When to end it if nobody does.
+    until: Option<Instant>,
+    /// What each shard recorded.
+    shards: Vec<Recording>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfStart {
+    seconds: f64,
+    #[serde(default)]
+    events: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfRead {
+    shard: usize,
+    from: usize,
+}
+
+impl Console {
+    /// Begins a recording, in place of any other.
+    pub(super) fn trace_start(&mut self, admin: &mut dyn Admin, given: Value) -> Result<Value, Fault> {
+        let OfStart { seconds, events } = params(given)?;
+        let events = events.unwrap_or(EVENTS);
+        if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
+            return Err(Fault::params(format!("{seconds} seconds: record for up to {SECONDS_MAX}")));
+        }
+        if !(1..=EVENTS_MAX).contains(&events) {
+            return Err(Fault::params(format!("{events} events: a shard keeps the last 1 to {EVENTS_MAX}")));
+        }
+        self.records = Records { until: Some(Instant::now() + Duration::from_secs_f64(seconds)), shards: Vec::new() };
+        admin.record(events);
+        Ok(json!({ "events": events }))
+    }
+
+    /// Ends the recording; says how much there is, and whose the numbers of tenants are.
+    pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
+        if self.records.until.take().is_some() {
+            self.records.shards = admin.recorded();
+        }
+        if self.records.shards.is_empty() {
+            return Err(Fault::refused("nothing is being recorded: call trace.start first"));
+        }
+        let shard = |recording: &Recording| json!({ "events": recording.decisions.len(), "lost": recording.lost });
+        let roster = admin.roster();
+        let tenants: Vec<Value> =
+            roster.members().iter().map(|member| json!([member.number(), member.tenant.name])).collect();
+        Ok(json!({ "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(), "tenants": tenants }))
+    }
+
+    /// Some of a shard's rows; after the last shard's last the recording is gone.
+    pub(super) fn trace_read(&mut self, given: Value) -> Result<Value, Fault> {
+        let OfRead { shard, from } = params(given)?;
+        let Some(recording) = self.records.shards.get(shard) else {
+            return Err(Fault::refused("there is no such recording: call trace.stop first"));
+        };
+        let rest = recording.decisions.get(from..).unwrap_or_default();
+        let rows: Vec<Value> = rest.iter().take(ROWS).map(row).collect();
+        if shard + 1 == self.records.shards.len() && rest.len() <= ROWS {
+            self.records.shards = Vec::new();
+        }
+        Ok(json!({ "rows": rows }))
+    }
+
+    /// Ends a recording that nobody ended in time.
+    pub(super) fn trace_expire(&mut self, admin: &mut dyn Admin) {
+        // Whoever asked for so many seconds needs some more to end it.
+        if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now()) {
+            admin.recorded();
+            self.records = Records::default();
+            tracing::warn!("dropped a recording that nobody has fetched");
+        }
+    }
+}
+
+/// A decision as [`crate::trace::Row`] reads it.
+fn row(decision: &Decision) -> Value {
+    let Decision { at_ns, kind, tag, tenant, op, class, offset, length, reason } = *decision;
+    let kind = match kind {
+        Kind::Arrive => "arrive",
+        Kind::Issue => "issue",
+        Kind::Held => "held",
+        Kind::Complete => "complete",
+        Kind::Fail => "fail",
+    };
+    let op = match op {
+        Op::Read => "read",
+        Op::Write => "write",
+        Op::Flush => "flush",
+        Op::Discard => "discard",
+        Op::WriteZeroes => "write-zeroes",
+    };
+    let class = ["urgent", "high", "medium", "low"][class as usize];
+    let held = reason.held.map(|held| match held {
+        Held::Ahead => "ahead",
+        Held::NoSlot => "no-slot",
+    });
+    json!([
+        at_ns,
+        kind,
+        tenant,
+        tag.0,
+        op,
+        offset,
+        length,
+        class,
+        reason.slot,
+        reason.virtual_time,
+        reason.start_tag,
+        held
+    ])
+}

@@ -1,0 +1,416 @@
+//! `fairq ctl trace`: what a running server's scheduler decided, and the numbers that it decided by.
+//!
+//! | format | for |
+//! |---|---|
+//! | `text` | people: a line for each decision |
+//! | `perfetto` | ui.perfetto.dev (Chrome's JSON format): a process for each tenant with its requests, staged and on the device; one for each shard with its decisions; counters of virtual time and of requests on the device |
+//! | `csv` | programs, and `fairq lab run` (`format = "fairq"`), which replays the arrivals |
+
+use std::collections::HashMap;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::args::{TraceArgs, TraceFormat};
+use crate::ctl::Connection;
+use crate::units::show_duration;
+
+/// The columns of the CSV form; `fairq_sim::trace` reads it.
+const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,slot,virtual_time,start_tag,why";
+/// A name for tenants that were removed meanwhile.
+const GONE: &str = "(gone)";
+
+/// A decision as the server tells it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct Row {
+    at_ns: u64,
+    kind: String,
+    tenant: u16,
+    tag: u32,
+    op: String,
+    offset: u64,
+    length: u32,
+    class: String,
+    slot: Option<u32>,
+    virtual_time: Option<u64>,
+    start_tag: Option<u64>,
+    why: Option<String>,
+}
+
+/// What all shards recorded, in the order of time.
+#[derive(Debug)]
+struct Recorded {
+    rows: Vec<(usize, Row)>,
+    shards: usize,
+    lost: u64,
+    tenants: HashMap<u16, String>,
+}
+
+#[derive(Deserialize)]
+struct Stopped {
+    shards: Vec<StoppedShard>,
+    tenants: Vec<(u16, String)>,
+}
+
+#[derive(Deserialize)]
+struct StoppedShard {
+    events: usize,
+    lost: u64,
+}
+
+/// Records for a while and writes what there is.
+pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<()> {
+    let seconds = args.seconds.0 as f64 / 1e9;
+    server.call("trace.start", json!({ "seconds": seconds, "events": args.events }))?;
+    let until = Instant::now() + Duration::from_nanos(args.seconds.0);
+    std::thread::sleep(until - Instant::now());
+    let recorded = fetch(server)?;
+    match &args.output {
+        Some(path) => {
+            let file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+            write(&recorded, args.format, BufWriter::new(file))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            tell(&recorded, Some(path));
+        }
+        None => {
+            match write(&recorded, args.format, BufWriter::new(io::stdout().lock())) {
+                // Whoever reads has seen enough.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                result => result.context("cannot print")?,
+            }
+            tell(&recorded, None);
+        }
+    }
+    Ok(())
+}
+
+/// Says on standard error how much it is, and whether it is all.
+fn tell(recorded: &Recorded, path: Option<&Path>) {
+    let Recorded { rows, lost, .. } = recorded;
+    let span_ns = rows.last().map_or(0, |(_, last)| last.at_ns) - rows.first().map_or(0, |(_, first)| first.at_ns);
+    let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
+    eprintln!("{place}{} decisions within {}", rows.len(), show_duration(span_ns as f64));
+    if *lost > 0 {
+        eprintln!("{lost} earlier ones found no room: --events keeps more, a shorter --seconds needs less");
+    }
+}
+
+/// Takes the recording from the server.
+fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
+    let other = "the server is of another version than this program";
+    let stopped: Stopped = serde_json::from_value(server.call("trace.stop", json!({}))?).context(other)?;
+    let mut rows = Vec::new();
+    for (shard, StoppedShard { events, .. }) in stopped.shards.iter().enumerate() {
+        let mut from = 0;
+        loop {
+            let mut answer = server.call("trace.read", json!({ "shard": shard, "from": from }))?;
+            let some: Vec<Row> = serde_json::from_value(answer["rows"].take()).context(other)?;
+            from += some.len();
+            let is_last = some.is_empty() || from >= *events;
+            rows.extend(some.into_iter().map(|row| (shard, row)));
+            if is_last {
+                break;
+            }
+        }
+    }
+    // Stable: what a shard did in one moment stays in its order.
+    rows.sort_by_key(|(_, row)| row.at_ns);
+    let lost = stopped.shards.iter().map(|shard| shard.lost).sum();
+    Ok(Recorded { rows, shards: stopped.shards.len(), lost, tenants: stopped.tenants.into_iter().collect() })
+}
+
+fn write(recorded: &Recorded, format: TraceFormat, mut out: impl Write) -> io::Result<()> {
+    match format {
+        TraceFormat::Text => text(recorded, &mut out),
+        TraceFormat::Perfetto => perfetto(recorded, &mut out),
+        TraceFormat::Csv => csv(recorded, &mut out),
+    }?;
+    out.flush()
+}
+
+impl Recorded {
+    fn tenant(&self, row: &Row) -> &str {
+        self.tenants.get(&row.tenant).map_or(GONE, String::as_str)
+    }
+}
+
+fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{COLUMNS}")?;
+    for (shard, row) in &recorded.rows {
+        let Row { at_ns, kind, tag, op, offset, length, class, .. } = row;
+        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let (slot, now, start) = (number(row.slot.map(u64::from)), number(row.virtual_time), number(row.start_tag));
+        let why = row.why.as_deref().unwrap_or_default();
+        if kind == "held" {
+            writeln!(out, "{at_ns},{shard},held,,,,,,,,{now},{start},{why}")?;
+            continue;
+        }
+        // A name may hold what divides fields; a quotation mark would need another reader.
+        let tenant = recorded.tenant(row).replace([',', '"', '\n'], "_");
+        writeln!(
+            out,
+            "{at_ns},{shard},{kind},{tenant},{tag},{op},{offset},{length},{class},{slot},{now},{start},{why}"
+        )?;
+    }
+    Ok(())
+}
+
+/// When a live request came and went to the device.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    arrived_ns: Option<u64>,
+    issued_ns: Option<u64>,
+}
+
+fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
+    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
+    let width = recorded.tenants.values().map(|name| name.chars().count()).max().unwrap_or(0).clamp(6, 24);
+    let mut lives: HashMap<(usize, u32), Life> = HashMap::new();
+    writeln!(out, "{:>12}  shard  {:<8}  {:<width$}  what", "time/us", "event", "tenant")?;
+    for (shard, row) in &recorded.rows {
+        let at_us = (row.at_ns - first_ns) as f64 / 1e3;
+        let life = lives.entry((*shard, row.tag)).or_default();
+        let since = |then: Option<u64>| then.map(|then| show_duration((row.at_ns - then) as f64));
+        let request = format!("{} {} at {} (tag {})", row.op, row.length, row.offset, row.tag);
+        let what = match row.kind.as_str() {
+            "arrive" => {
+                *life = Life { arrived_ns: Some(row.at_ns), issued_ns: None };
+                format!("{request}{}", numbers(row))
+            }
+            "issue" => {
+                life.issued_ns = Some(row.at_ns);
+                let waited = since(life.arrived_ns).map(|time| format!(", staged for {time}")).unwrap_or_default();
+                let slot = row.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
+                format!("{request}: class {}{slot}{}{waited}", row.class, numbers(row))
+            }
+            "held" => match row.why.as_deref() {
+                Some("ahead") => format!("the next is too far ahead{}", numbers(row)),
+                Some("no-slot") => format!("no slot of the device is free{}", numbers(row)),
+                _ => format!("the policy waits{}", numbers(row)),
+            },
+            _ => {
+                let device = since(life.issued_ns).map(|time| format!(": {time} on the device")).unwrap_or_default();
+                let whole = since(life.arrived_ns).map(|time| format!(", {time} in all")).unwrap_or_default();
+                format!("{request}{device}{whole}")
+            }
+        };
+        let tenant = if row.kind == "held" { "" } else { recorded.tenant(row) };
+        writeln!(out, "{at_us:>12.3}  {shard:>5}  {:<8}  {tenant:<width$}  {what}", row.kind)?;
+    }
+    Ok(())
+}
+
+/// Virtual time, and how far ahead of it the request is.
+fn numbers(row: &Row) -> String {
+    match (row.start_tag, row.virtual_time) {
+        (Some(start), Some(now)) => {
+            format!(", start tag {start}, {:+} of virtual time {now}", i128::from(start) - i128::from(now))
+        }
+        (None, Some(now)) => format!(", virtual time {now}"),
+        _ => String::new(),
+    }
+}
+
+/// Chrome's JSON format. A tenant's requests overlap, so they are asynchronous slices, each with a number of its own.
+fn perfetto(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
+    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
+    let us = |at_ns: u64| (at_ns - first_ns) as f64 / 1e3;
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let mut is_first = true;
+    let mut put = |event: Value| {
+        let comma = if std::mem::take(&mut is_first) { "" } else { "," };
+        write!(out, "{comma}\n{event}")
+    };
+    let named = |pid: usize, name: &str| json!({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}});
+    for shard in 0..recorded.shards {
+        put(named(shard_process(shard), &format!("shard {shard}")))?;
+    }
+    let mut tenants: Vec<(&u16, &String)> = recorded.tenants.iter().collect();
+    tenants.sort();
+    for (number, name) in tenants {
+        put(named(tenant_process(*number), &format!("tenant {name}")))?;
+    }
+    // The slice that is open of each live request: its number and its name.
+    let mut open: HashMap<(usize, u32), (u64, &'static str)> = HashMap::new();
+    let mut on_device = vec![0u64; recorded.shards];
+    for (id, (shard, row)) in recorded.rows.iter().enumerate() {
+        let (ts, process) = (us(row.at_ns), tenant_process(row.tenant));
+        let slice = |ph: &str, id: u64, name: &str, args: Value| json!({"ph": ph, "cat": "request", "id": id, "pid": process, "tid": 0, "name": name, "ts": ts, "args": args});
+        let args = json!({
+            "op": row.op, "offset": row.offset, "bytes": row.length, "tag": row.tag, "shard": shard, "class": row.class,
+            "slot": row.slot, "start_tag": row.start_tag, "virtual_time": row.virtual_time,
+        });
+        let live = (*shard, row.tag);
+        let mut count = None;
+        match row.kind.as_str() {
+            "arrive" => {
+                put(slice("b", id as u64, "staged", args.clone()))?;
+                open.insert(live, (id as u64, "staged"));
+            }
+            "issue" => {
+                let number = match open.get(&live) {
+                    Some((number, name)) => {
+                        put(slice("e", *number, name, Value::Null))?;
+                        *number
+                    }
+                    // It came before the recording.
+                    None => id as u64,
+                };
+                put(slice("b", number, "on the device", args.clone()))?;
+                open.insert(live, (number, "on the device"));
+                count = Some(on_device[*shard] + 1);
+            }
+            "complete" | "fail" => {
+                if let Some((number, name)) = open.remove(&live) {
+                    put(slice("e", number, name, json!({ "failed": row.kind == "fail" })))?;
+                    count = Some(on_device[*shard].saturating_sub(1));
+                }
+            }
+            _ => {}
+        }
+        let process = shard_process(*shard);
+        if row.kind != "complete" {
+            let name = row.why.as_deref().map_or(row.kind.clone(), |why| format!("held: {why}"));
+            let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
+            let args = json!({ "tenant": tenant, "start_tag": row.start_tag, "virtual_time": row.virtual_time, "slot": row.slot });
+            put(json!({"ph": "i", "s": "t", "pid": process, "tid": 0, "name": name, "ts": ts, "args": args}))?;
+        }
+        if let Some(count) = count {
+            on_device[*shard] = count;
+            put(
+                json!({"ph": "C", "pid": process, "tid": 0, "name": "on the device", "ts": ts, "args": {"requests": count}}),
+            )?;
+        }
+        if let Some(now) = row.virtual_time {
+            put(
+                json!({"ph": "C", "pid": process, "tid": 0, "name": "virtual time", "ts": ts, "args": {"units": now}}),
+            )?;
+        }
+    }
+    // What was under way at the end.
+    let last = recorded.rows.last().map_or(0.0, |(_, row)| us(row.at_ns));
+    let tenant_of: HashMap<(usize, u32), u16> = recorded
+        .rows
+        .iter()
+        .filter(|(_, row)| row.kind != "held")
+        .map(|(shard, row)| ((*shard, row.tag), row.tenant))
+        .collect();
+    let mut rest: Vec<_> = open.into_iter().collect();
+    rest.sort();
+    for (live, (number, name)) in rest {
+        let process = tenant_process(tenant_of[&live]);
+        put(
+            json!({"ph": "e", "cat": "request", "id": number, "pid": process, "tid": 0, "name": name, "ts": last, "args": {}}),
+        )?;
+    }
+    writeln!(out, "\n]}}")
+}
+
+fn shard_process(shard: usize) -> usize {
+    1 + shard
+}
+
+fn tenant_process(number: u16) -> usize {
+    1000 + usize::from(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(at_ns: u64, kind: &str, tenant: u16, tag: u32) -> Row {
+        Row {
+            at_ns,
+            kind: kind.into(),
+            tenant,
+            tag,
+            op: "read".into(),
+            offset: 8192,
+            length: 4096,
+            class: "medium".into(),
+            slot: (kind == "issue").then_some(3),
+            virtual_time: (kind != "complete").then_some(500),
+            start_tag: (kind != "complete").then_some(900),
+            why: (kind == "held").then(|| "ahead".to_owned()),
+        }
+    }
+
+    fn recorded() -> Recorded {
+        let rows = vec![
+            (1, row(900, "complete", 0, 9)),
+            (0, row(1000, "arrive", 0, 5)),
+            (0, row(1000, "held", 0, 0)),
+            (1, row(2500, "issue", 1, 5)),
+            (0, row(3500, "issue", 0, 5)),
+            (0, row(9500, "complete", 0, 5)),
+            (0, row(9600, "arrive", 7, 5)),
+        ];
+        Recorded { rows, shards: 2, lost: 0, tenants: HashMap::from([(0, "db".into()), (1, "web, two".into())]) }
+    }
+
+    fn written(format: TraceFormat) -> String {
+        let mut out = Vec::new();
+        write(&recorded(), format, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn text_says_what_happened_and_why() {
+        let expected = [
+            "     time/us  shard  event     tenant    what",
+            "       0.000      1  complete  db        read 4096 at 8192 (tag 9)",
+            "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
+            "       0.100      0  held                the next is too far ahead, start tag 900, +400 of virtual time 500",
+            "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, slot 3, start tag 900, +400 of virtual time 500",
+            "       2.600      0  issue     db        read 4096 at 8192 (tag 5): class medium, slot 3, start tag 900, +400 of virtual time 500, staged for 2.50 µs",
+            "       8.600      0  complete  db        read 4096 at 8192 (tag 5): 6.00 µs on the device, 8.50 µs in all",
+            "       8.700      0  arrive    (gone)    read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
+        ];
+        assert_eq!(written(TraceFormat::Text).lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn csv_is_for_programs() {
+        let text = written(TraceFormat::Csv);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], COLUMNS);
+        assert_eq!(lines[2], "1000,0,arrive,db,5,read,8192,4096,medium,,500,900,");
+        assert_eq!(lines[3], "1000,0,held,,,,,,,,500,900,ahead");
+        assert_eq!(lines[4], "2500,1,issue,web_ two,5,read,8192,4096,medium,3,500,900,");
+    }
+
+    #[test]
+    fn perfetto_is_told_whole_slices() {
+        let whole: Value = serde_json::from_str(&written(TraceFormat::Perfetto)).unwrap();
+        check_perfetto(&whole);
+        let events = whole["traceEvents"].as_array().unwrap();
+        let named = |name: &str| events.iter().filter(|event| event["name"] == name).count();
+        assert_eq!((named("staged"), named("on the device"), named("held: ahead")), (4, 4 + 3, 1));
+    }
+
+    /// Every process is named, every slice that begins ends, later and in its own process, and counters count.
+    fn check_perfetto(whole: &Value) {
+        let events = whole["traceEvents"].as_array().unwrap();
+        let mut open = HashMap::new();
+        let mut named = Vec::new();
+        for event in events {
+            let ts = event["ts"].as_f64();
+            match event["ph"].as_str().unwrap() {
+                "M" => named.push(event["pid"].clone()),
+                "b" => assert!(open.insert(event["id"].to_string(), (event["pid"].clone(), ts)).is_none(), "{event}"),
+                "e" => {
+                    let (pid, began) = open.remove(&event["id"].to_string()).unwrap();
+                    assert!(pid == event["pid"] && began <= ts, "{event}");
+                }
+                "C" => assert!(event["args"].as_object().unwrap().values().all(Value::is_number), "{event}"),
+                "i" => assert!(named.contains(&event["pid"]) && ts.is_some(), "{event}"),
+                other => panic!("{other}"),
+            }
+        }
+        assert!(open.is_empty(), "{open:?}");
+    }
+}

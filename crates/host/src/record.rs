@@ -1,0 +1,170 @@
+//! Decisions of the scheduler with the numbers that caused them, recorded while somebody wants them.
+//!
+//! **Problem.** "Why did this request wait?" needs each decision as it was made, and nobody may pay for that who does not ask.
+//!
+//! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory, allocated then, the last so
+//! many of them; nothing is shared and nothing is formatted here. A shard that is not has no ring, and pays one look at
+//! a pointer of its own, which never changes, for each of the four places below.
+//!
+//! | kind | when | numbers |
+//! |---|---|---|
+//! | arrive | taken in and tagged | the request; start tag, virtual time |
+//! | issue | to the device | class, slot; start tag, virtual time |
+//! | held | requests are staged and none may go | whether the next is too far ahead or no slot is free; its start tag |
+//! | complete, fail | done | – |
+//!
+//! Being held is asked again and again: it is recorded when it begins, and when its reason changes.
+
+use fairq_core::{Class, Held, Op, Reason, Tag};
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A request was taken in.
+    Arrive,
+    /// A request went to the device.
+    Issue,
+    /// Requests are staged and none may go; there is no request to this one.
+    Held,
+    /// A request is done.
+    Complete,
+    /// A request has failed.
+    Fail,
+}
+
+/// One decision, or what leads to one.
+#[derive(Clone, Copy, Debug)]
+pub struct Decision {
+    /// When, in the process's time.
+    pub at_ns: u64,
+    /// What happened.
+    pub kind: Kind,
+    /// To which of the shard's live requests.
+    pub tag: Tag,
+    /// Whose.
+    pub tenant: u16,
+    /// What it does.
+    pub op: Op,
+    /// To which queue class it went.
+    pub class: Class,
+    /// Where, in bytes of the device's file.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+    /// The numbers behind it.
+    pub reason: Reason,
+}
+
+// What the documentation states of a recording's memory.
+const _: () = assert!(size_of::<Decision>() <= 80);
+
+/// What a shard recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// The decisions, in order.
+    pub decisions: Vec<Decision>,
+    /// Earlier ones, for which there was no room.
+    pub lost: u64,
+}
+
+/// A ring of decisions.
+pub struct Recorder {
+    ring: Vec<Decision>,
+    /// Decisions it holds at most.
+    most: usize,
+    /// Decisions recorded so far.
+    count: u64,
+    /// What was recorded last, if that was being held.
+    held: Option<(Option<Held>, Option<u64>)>,
+}
+
+impl Recorder {
+    /// For the last `most` decisions, at least one.
+    pub fn new(most: usize) -> Recorder {
+        let most = most.max(1);
+        Recorder { ring: Vec::with_capacity(most), most, count: 0, held: None }
+    }
+
+    /// Records a decision.
+    pub fn add(&mut self, decision: Decision) {
+        self.held = None;
+        self.push(decision);
+    }
+
+    /// Records that requests are held, if that is news.
+    pub fn hold(&mut self, at_ns: u64, reason: Reason) {
+        let held = Some((reason.held, reason.start_tag));
+        if self.held != held {
+            let (op, class) = (Op::Read, Class::Medium);
+            self.push(Decision {
+                at_ns,
+                kind: Kind::Held,
+                tag: Tag(0),
+                tenant: 0,
+                op,
+                class,
+                offset: 0,
+                length: 0,
+                reason,
+            });
+            self.held = held;
+        }
+    }
+
+    fn push(&mut self, decision: Decision) {
+        let at = (self.count % self.most as u64) as usize;
+        match self.ring.get_mut(at) {
+            Some(place) => *place = decision,
+            None => self.ring.push(decision),
+        }
+        self.count += 1;
+    }
+
+    /// What was recorded.
+    pub fn finish(self) -> Recording {
+        let Recorder { mut ring, most, count, .. } = self;
+        let lost = count.saturating_sub(most as u64);
+        if lost > 0 {
+            ring.rotate_left((count % most as u64) as usize);
+        }
+        Recording { decisions: ring, lost }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrive(recorder: &mut Recorder, at_ns: u64) {
+        let (kind, tag, op, class) = (Kind::Arrive, Tag(0), Op::Read, Class::Medium);
+        let reason = Reason::default();
+        recorder.add(Decision { at_ns, kind, tag, tenant: 0, op, class, offset: 0, length: 1, reason });
+    }
+
+    fn times(recorder: Recorder) -> (Vec<u64>, u64) {
+        let Recording { decisions, lost } = recorder.finish();
+        (decisions.iter().map(|decision| decision.at_ns).collect(), lost)
+    }
+
+    #[test]
+    fn the_last_ones_are_kept_in_order() {
+        for (count, expected, lost) in [(2, vec![0, 1], 0), (3, vec![0, 1, 2], 0), (7, vec![4, 5, 6], 4)] {
+            let mut recorder = Recorder::new(3);
+            (0..count).for_each(|at_ns| arrive(&mut recorder, at_ns));
+            assert_eq!(times(recorder), (expected, lost));
+        }
+    }
+
+    #[test]
+    fn being_held_is_told_once() {
+        let mut recorder = Recorder::new(9);
+        let reason = |held| Reason { held: Some(held), start_tag: Some(7), ..Reason::default() };
+        recorder.hold(1, reason(Held::Ahead));
+        recorder.hold(2, reason(Held::Ahead));
+        recorder.hold(3, reason(Held::NoSlot));
+        arrive(&mut recorder, 4);
+        recorder.hold(5, reason(Held::NoSlot));
+        recorder.hold(6, reason(Held::NoSlot));
+        assert_eq!(times(recorder), (vec![1, 3, 4, 5], 0));
+    }
+}
