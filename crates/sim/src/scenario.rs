@@ -18,6 +18,9 @@ pub struct Scenario {
     pub ports: usize,
     /// Who asks.
     pub tenants: Vec<Tenant>,
+    /// How often the operating system places the threads anew, evenly over the cores and otherwise by chance; what they
+    /// have outstanding ends where it began. `None`: each stays where its tenant says.
+    pub moves_ns: Option<u64>,
     /// When tenants stop asking. What they have asked for by then is still served.
     pub duration_ns: u64,
     /// From when on it is measured.
@@ -185,6 +188,7 @@ impl Scenario {
             state: State::Fresh,
             ports,
             tenants,
+            moves_ns: None,
             duration_ns,
             warmup_ns: duration_ns / 10,
             series_ns: None,
@@ -209,6 +213,11 @@ impl Scenario {
 
     /// The most requests that a port has live: the bound of its tags.
     pub fn tags(&self) -> usize {
+        if self.moves_ns.is_some() {
+            // Wherever they are placed; what a queue cannot take is put off.
+            let all = self.tenants.iter().map(|tenant| tenant.depth() as usize).sum::<usize>();
+            return all.min(self.profile.host.queue_entries.get() as usize);
+        }
         let mut depths = vec![0; self.ports];
         for tenant in &self.tenants {
             tenant.threads.iter().for_each(|&port| depths[port] += tenant.job.depth as usize);
@@ -226,6 +235,9 @@ impl Scenario {
         let refuse = |what: String| Err(ScenarioError::Illegal(what));
         if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
             return refuse(format!("{} ports: there must be 1 to {}", self.ports, PortSet::MAX_PORTS));
+        }
+        if self.moves_ns == Some(0) {
+            return refuse("moves_ns is 0: threads stay at least a nanosecond where they are".to_owned());
         }
         if self.wake_ns == 0 {
             return refuse("wake_ns is 0: waking another core takes at least a nanosecond".to_owned());

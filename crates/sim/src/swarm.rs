@@ -34,7 +34,9 @@ pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
     scenario.wake_ns = random.pick(&[1, 500, US, 20 * US]);
     scenario.faults = faults(random);
     scenario.seed = seed;
-    (scenario, policy(random))
+    let policy = policy(random);
+    scenario.moves_ns = random.one_in(4).then_some(MS);
+    (scenario, policy)
 }
 
 fn policy(random: &mut Random) -> AnyPolicy {

@@ -30,7 +30,7 @@ use crate::fact::{Fact, Live, Moment};
 use crate::host::BlockLayer;
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
-use crate::scenario::{SECOND, Scenario, ScenarioError};
+use crate::scenario::{SECOND, Scenario, ScenarioError, US};
 use crate::subject::Subject;
 use crate::traced::{self, Traced};
 use crate::workload::{NEVER, Thread, Turns};
@@ -58,6 +58,8 @@ enum Event {
     Begin(u32),
     End(u32),
     Reweigh(u32, u16),
+    /// Threads are placed anew.
+    Move,
 }
 
 /// A port and what its core keeps.
@@ -96,6 +98,8 @@ struct World<'a, P: Policy> {
     cores: Vec<Core<P::Port>>,
     device: Device,
     threads: Vec<Thread>,
+    /// Where they go.
+    moves: Random,
     present: Vec<Option<Present>>,
     flows: usize,
     agenda: Agenda<Event>,
@@ -132,6 +136,7 @@ struct Clock {
 
 /// A stream for each thread; the device has the one after all.
 const DEVICE_STREAM: u64 = u64::MAX;
+const MOVES_STREAM: u64 = u64::MAX - 1;
 
 /// How often a port may wake itself before it is said to do so for ever.
 const MOST_SELF_WAKES: u32 = 1000;
@@ -210,6 +215,7 @@ impl<'a, P: Policy> World<'a, P> {
             policy,
             cores: ports.into_iter().map(core).collect(),
             threads: threads.collect(),
+            moves: Random::new(scenario.seed, MOVES_STREAM),
             present: vec![None; scenario.tenants.len()],
             flows: 0,
             agenda: Agenda::new(),
@@ -236,6 +242,9 @@ impl<'a, P: Policy> World<'a, P> {
             for &(at_ns, weight) in &tenant.reweights {
                 self.agenda.add(at_ns, Event::Reweigh(number, weight));
             }
+        }
+        if self.scenario.moves_ns.is_some() {
+            self.place();
         }
         self.tick();
     }
@@ -280,6 +289,7 @@ impl<'a, P: Policy> World<'a, P> {
             Event::Begin(tenant) => self.come(tenant as usize),
             Event::End(tenant) => self.go(tenant as usize),
             Event::Reweigh(tenant, weight) => self.reweigh(tenant as usize, weight),
+            Event::Move => self.place(),
         }
     }
 
@@ -301,7 +311,7 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn perform(&mut self, port: usize, task: Task) {
         match task {
-            Task::Ask(thread) => self.ask(thread),
+            Task::Ask(thread) => self.ask(port, thread),
             Task::Reap(answer) => self.reap(&answer),
             Task::Complete(id, outcome) => self.complete(id, outcome),
             Task::Wake => {
@@ -415,6 +425,20 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Removed { flow });
     }
 
+    /// Places the threads that are there on cores by chance, as many on each as on any other or one more.
+    fn place(&mut self) {
+        let Some(moves_ns) = self.scenario.moves_ns.filter(|_| self.now_ns < self.scenario.duration_ns) else { return };
+        let mut here: Vec<usize> =
+            (0..self.threads.len()).filter(|&number| self.present[self.threads[number].tenant].is_some()).collect();
+        self.moves.shuffle(&mut here);
+        let mut ports: Vec<usize> = (0..self.scenario.ports).collect();
+        self.moves.shuffle(&mut ports);
+        for (number, &port) in here.into_iter().zip(ports.iter().cycle()) {
+            self.threads[number].port = port;
+        }
+        self.agenda.add(self.now_ns + moves_ns, Event::Move);
+    }
+
     fn reweigh(&mut self, tenant: usize, weight: u16) {
         let Some(present) = &mut self.present[tenant] else { return };
         let legal = Weight::new(weight).expect("the scenario was checked");
@@ -440,18 +464,21 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// A place of a thread asks, if its tenant is there.
+    /// A place of a thread asks on this port, if its tenant is there.
     #[inline]
-    fn ask(&mut self, number: u32) {
+    fn ask(&mut self, port: usize, number: u32) {
         let thread = &mut self.threads[number as usize];
         let present = self.present[thread.tenant].filter(|_| self.now_ns < self.scenario.duration_ns);
         let Some(Present { id, flow, weight }) = present else {
             thread.resting += 1;
             return;
         };
-        let (port, ask) = (thread.port, thread.ask());
         let core = &mut self.cores[port];
-        let tag = core.free.pop().expect("there is a tag for each place");
+        let Some(tag) = core.free.pop() else {
+            // Only where threads move: what those left that were here before fills the queue.
+            return self.agenda.add(self.now_ns + US, Event::Ask(number));
+        };
+        let ask = thread.ask();
         let cost = self.scenario.cost.cost(ask.op, ask.length);
         let submitted_ns = if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
         let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns };
@@ -673,5 +700,27 @@ fn tell(checks: &mut [Box<dyn Check>], violation: &mut Option<Violation>, now_ns
         {
             *violation = Some(Violation { check: check.name(), at_ns: now_ns, what });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairq_device::Profile;
+
+    use crate::scenario::{Job, MS, Scenario, Tenant};
+    use crate::subject::AnyPolicy;
+
+    /// A device without weights serves queues alike: who has one alone gets twice what two others get of theirs.
+    #[test]
+    fn threads_that_move_get_on_average_what_cores_give() {
+        let profile = Profile::named("z-ssd").expect("it is built in");
+        let tenant = |core| Tenant::new("one thread", 100, vec![core], Job::random_read(4096, 64));
+        let mut scenario = Scenario::new(profile, 2, vec![tenant(0), tenant(1), tenant(1)], 400 * MS);
+        let shares = |scenario: &Scenario| AnyPolicy::FirstCome.run(scenario).expect("it is legal").shares();
+        let stay = shares(&scenario);
+        assert!((0.48..0.52).contains(&stay[0]), "{stay:?}");
+        scenario.moves_ns = Some(MS);
+        let moved = shares(&scenario);
+        assert!(moved.iter().all(|share| (0.30..0.37).contains(share)), "{moved:?}");
     }
 }

@@ -40,6 +40,7 @@ struct ScenarioTable {
     duration: Nanos,
     warmup: Option<Nanos>,
     wake: Option<Nanos>,
+    moves: Option<Nanos>,
     seed: Option<u64>,
     #[serde(default)]
     fio: Vec<PathBuf>,
@@ -211,6 +212,7 @@ fn parse(text: &str, path: &Path, seed: u64) -> Result<Scenario, Refusal> {
     let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
     scenario.warmup_ns = table.warmup.map_or(scenario.warmup_ns, |Nanos(ns)| ns);
     scenario.wake_ns = table.wake.map_or(scenario.wake_ns, |Nanos(ns)| ns);
+    scenario.moves_ns = table.moves.map(|Nanos(ns)| ns);
     scenario.seed = table.seed.unwrap_or(seed);
     scenario.state = match table.state {
         Some(State::Steady) => Written::Steady,

@@ -11,7 +11,7 @@
 //! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual time, during which the
 //! others get theirs, T on either side); the last is what policies that serve one flow at a time let each of the F flows have
 //! in its turn; the second is what stands before it in queues that nobody reorders: device queues
-//! and, with classes, up to a round of the largest weights per queue. It is a loose bound on purpose: `bounds` and
+//! and, with classes, up to a round of the largest weights for each command before it in a low queue, and for each queue. It is a loose bound on purpose: `bounds` and
 //! `share` say what is fair, this one says what is never right.
 
 use super::Check;
@@ -49,7 +49,7 @@ impl Starvation {
     /// For a scenario and a policy.
     pub fn new(scenario: &Scenario, promise: &Promise) -> Self {
         let live: u64 = scenario.tenants.iter().map(|tenant| tenant.depth()).sum();
-        let rounds = if promise.slots.is_some() { 0 } else { ROUND * scenario.ports as u64 };
+        let rounds = if promise.slots.is_some() { 0 } else { ROUND * (scenario.ports + scenario.tags()) as u64 };
         Starvation {
             threshold: promise.threshold.unwrap_or(0),
             turn: promise.turn,
