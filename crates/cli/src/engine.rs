@@ -79,7 +79,14 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
         | PolicyName::NassFlashFq
         | PolicyName::NassFiops
         | PolicyName::NassMqfq => {
-            let bounds = SerialConfig { ports, flows, tags: shape.tags, slots, cost: config.cost };
+            let bounds = SerialConfig {
+                ports,
+                flows,
+                tags: shape.tags,
+                slots,
+                cost: config.cost,
+                merge_bytes: config.merge_bytes,
+            };
             let built =
                 serial(config, &bounds).and_then(|scheduler| Serial::<_, Native>::with_policy(scheduler, &bounds));
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
@@ -202,6 +209,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
             let busy = kyber_fair_busy(config, device_slots);
             format!("{name} period={} busy={busy}", show_duration(period as f64))
         }
+        _ if config.merge_bytes > 0 => format!("{name} D={slots} merge={}", exact_size(config.merge_bytes.into())),
         _ => format!("{name} D={slots}"),
     }
 }

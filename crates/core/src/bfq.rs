@@ -398,6 +398,13 @@ impl SerialPolicy for Budgets {
     }
 
     #[inline]
+    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
+        if let Some(kept) = self.staged.kept_mut(arrival.job) {
+            kept.cost = kept.cost.saturating_add(arrival.cost);
+        }
+    }
+
+    #[inline]
     fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         if let Some(turn) = self.in_service {
             match self.within(now_ns, turn, eligible) {

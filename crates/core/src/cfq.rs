@@ -298,6 +298,13 @@ impl SerialPolicy for TimeSlices {
     }
 
     #[inline]
+    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
+        if let Some(kept) = self.staged.kept_mut(arrival.job) {
+            kept.length = kept.length.saturating_add(arrival.length);
+        }
+    }
+
+    #[inline]
     fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         if let Some(slice) = self.active {
             if let Some(selection) = self.within(now_ns, slice, eligible) {

@@ -132,6 +132,10 @@ impl SerialPolicy for VirtualIops {
         }
     }
 
+    /// It is one I/O still.
+    #[inline]
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
     #[inline]
     fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };

@@ -97,6 +97,8 @@ pub struct Throttled {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
+    /// What requests that have left had grown by after others were tagged behind them: added to all tags of the queue.
+    shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,
     is_in_heap: bool,
@@ -105,6 +107,8 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     start: VTime,
+    /// What it has grown by since it was tagged, in units.
+    grown: u64,
     arrival: u64,
     flow: u32,
     read: bool,
@@ -135,11 +139,12 @@ impl Throttled {
     /// Where a flow stands after its first request has left.
     #[inline]
     fn following(&self, now_ns: u64, slot: usize) -> Option<Entry> {
+        let flow = self.flows.get(slot)?;
         if let Some(first) = self.staged.first(slot) {
-            return Some(Entry { tag: first.start, arrival: first.arrival, flow: slot as u32 });
+            return Some(Entry { tag: first.start.plus(flow.shift), arrival: first.arrival, flow: slot as u32 });
         }
         self.expected_until(now_ns, slot)?;
-        Some(Entry { tag: self.flows.get(slot)?.end, arrival: self.arrivals, flow: slot as u32 })
+        Some(Entry { tag: flow.end, arrival: self.arrivals, flow: slot as u32 })
     }
 
     /// Flows at the head of the order that are not expected any more make way.
@@ -178,15 +183,24 @@ impl SerialPolicy for Throttled {
         let alone = self.staged.is_empty(slot);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
-        let start = self.virtual_time.max(flow.end);
+        let start = self.virtual_time.minus(flow.shift).max(flow.end);
         let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
         flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
         let read = arrival.op == Op::Read;
-        self.staged.push(slot, arrival.job, JobState { start, arrival: self.arrivals, flow: slot as u32, read });
+        let kept = JobState { start, grown: 0, arrival: self.arrivals, flow: slot as u32, read };
+        self.staged.push(slot, arrival.job, kept);
         if !core::mem::replace(&mut flow.is_in_heap, true) {
-            self.heap.push(Entry { tag: start, arrival: self.arrivals, flow: slot as u32 });
+            self.heap.push(Entry { tag: start.plus(flow.shift), arrival: self.arrivals, flow: slot as u32 });
         }
         self.arrivals = self.arrivals.wrapping_add(1);
+    }
+
+    #[inline]
+    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
+        let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
+        if let Some(kept) = self.staged.kept_mut(arrival.job) {
+            kept.grown = kept.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
+        }
     }
 
     #[inline]
@@ -214,6 +228,10 @@ impl SerialPolicy for Throttled {
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
+            flow.shift = flow.shift.saturating_add(kept.grown);
+            if self.staged.is_empty(slot) {
+                flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
+            }
         }
         let following = self.following(now_ns, slot);
         if let Some(flow) = self.flows.get_mut(slot) {
@@ -234,7 +252,7 @@ impl SerialPolicy for Throttled {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns >= self.next_lift_ns {
             for flow in &mut self.flows {
-                flow.end = flow.end.max(self.virtual_time);
+                flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
             }
             self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }

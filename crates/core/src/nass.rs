@@ -37,9 +37,8 @@
 //!   for them; and it lasts while there is such a flow other than the one that asks.
 //! - *Who counts as a flow of the scheduler*, `W(n)`: those with requests staged, on the device, or among the last arrivals.
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
-//! - *What could be merged*: a request that begins where the flow's last one ended, if that is still staged and of the same
-//!   kind. Nothing is merged here: each request is a command of its own. Then the second mechanism only holds streams
-//!   back, so it is off by default (which is the paper's variant NM).
+//! - *What can be merged* is what [was merged](crate::serial::merge): NASS hears of it as the scheduler inside does. Where
+//!   requests are not merged (`merge_bytes` is 0) no flow is sequential, and the second mechanism does nothing.
 //!
 //! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes far more commands there than
 //! it works on, so the queue's length says nothing; what stands for NCQ's 32 places is the *window*, the number of commands that
@@ -94,7 +93,7 @@ pub struct NassConfig {
     pub queue_length: u32,
     /// Whether aggressive flows are limited; default true.
     pub aggressiveness: bool,
-    /// Whether sequential flows are held back or let go; default false, see the [module's text](self).
+    /// Whether sequential flows are held back or let go; default true (false is the paper's variant NM).
     pub sequentiality: bool,
     /// Whether room is kept for flows that are deceptively idle; default true.
     pub idleness: bool,
@@ -110,7 +109,7 @@ impl Default for NassConfig {
             reserve: 8,
             queue_length: 32,
             aggressiveness: true,
-            sequentiality: false,
+            sequentiality: true,
             idleness: true,
         }
     }
@@ -187,13 +186,12 @@ struct FlowState {
     sequentiality: i64,
     /// In [`DECAY_UNIT_NS`].
     decayed: u64,
-    last_end: u64,
-    last_was_read: bool,
 }
 
 #[derive(Clone, Copy, Default)]
 struct JobState {
     flow: u32,
+    length: u32,
     channels: u32,
 }
 
@@ -265,7 +263,7 @@ impl Control {
     fn arrived(&mut self, now_ns: u64, arrival: &Arrival) {
         let channels = self.channels_of(arrival.op, arrival.length);
         if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
-            *job = JobState { flow: arrival.flow as u32, channels };
+            *job = JobState { flow: arrival.flow as u32, length: arrival.length, channels };
         }
         self.remember(arrival.flow);
         let Some(mut flow) = self.flows.get(arrival.flow).copied() else { return };
@@ -281,9 +279,24 @@ impl Control {
         if !core::mem::replace(&mut flow.is_present, true) {
             self.round = self.round.wrapping_add(1);
         }
-        if self.config.sequentiality {
-            self.perceive(now_ns, arrival, &mut flow);
+        self.perceive(now_ns, false, &mut flow);
+        if let Some(place) = self.flows.get_mut(arrival.flow) {
+            *place = flow;
         }
+    }
+
+    /// A request arrives and is merged with a staged one: the same, but nothing more is staged.
+    #[inline]
+    fn grown(&mut self, now_ns: u64, arrival: &Arrival) {
+        let length = self.jobs.get(arrival.job.0 as usize).map_or(0, |job| job.length);
+        let length = length.saturating_add(arrival.length);
+        let channels = self.channels_of(arrival.op, length);
+        if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
+            (job.length, job.channels) = (length, channels);
+        }
+        self.remember(arrival.flow);
+        let Some(mut flow) = self.flows.get(arrival.flow).copied() else { return };
+        self.perceive(now_ns, true, &mut flow);
         if let Some(place) = self.flows.get_mut(arrival.flow) {
             *place = flow;
         }
@@ -336,7 +349,10 @@ impl Control {
 
     /// The flow's sequentiality with this arrival (Eq. 7), and what follows for its limit.
     #[inline]
-    fn perceive(&mut self, now_ns: u64, arrival: &Arrival, flow: &mut FlowState) {
+    fn perceive(&self, now_ns: u64, merges: bool, flow: &mut FlowState) {
+        if !self.config.sequentiality {
+            return;
+        }
         let now = now_ns / DECAY_UNIT_NS;
         let mut units = now.saturating_sub(flow.decayed);
         flow.decayed = now;
@@ -344,13 +360,6 @@ impl Control {
             flow.sequentiality = flow.sequentiality.checked_div(self.config.decay.into()).unwrap_or(0);
             units -= 1;
         }
-        let is_read = arrival.op == Op::Read;
-        let continues = arrival.offset == flow.last_end && is_read == flow.last_was_read;
-        let moves_data = matches!(arrival.op, Op::Read | Op::Write);
-        // It counts itself among the staged ones by now.
-        let merges = moves_data && continues && flow.staged > 1;
-        flow.last_end = arrival.offset.saturating_add(arrival.length.into());
-        flow.last_was_read = is_read;
         flow.sequentiality = flow.sequentiality.saturating_add(if merges { ONE } else { -ONE });
         if flow.sequentiality > 0 {
             let limit = self.limit(flow);
@@ -365,7 +374,7 @@ impl Control {
     /// A request enters the device: lines 15 to 30.
     #[inline]
     fn sent(&mut self, job: Job) {
-        let Some(JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize).copied() else { return };
+        let Some(JobState { flow: slot, channels, .. }) = self.jobs.get(job.0 as usize).copied() else { return };
         let Some(flow) = self.flows.get_mut(slot as usize) else { return };
         flow.staged = flow.staged.saturating_sub(1);
         let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched < self.config.reserve;
@@ -387,7 +396,7 @@ impl Control {
     /// A request is completed: lines 23 to 30.
     #[inline]
     fn came_back(&mut self, job: Job) {
-        let Some(JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize).copied() else { return };
+        let Some(JobState { flow: slot, channels, .. }) = self.jobs.get(job.0 as usize).copied() else { return };
         let Some(flow) = self.flows.get_mut(slot as usize) else { return };
         flow.dispatched = flow.dispatched.saturating_sub(1);
         self.expected_dispatched = self.expected_dispatched.saturating_sub(flow.is_expected.into());
@@ -447,6 +456,12 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
         self.control.arrived(now_ns, arrival);
         self.inner.insert(now_ns, arrival);
+    }
+
+    #[inline]
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.control.grown(now_ns, arrival);
+        self.inner.grow(now_ns, arrival);
     }
 
     #[inline]
@@ -608,21 +623,25 @@ mod tests {
 
     #[test]
     fn a_stream_is_held_back_while_its_aggressiveness_rises() {
-        let stream = |job: u32| Arrival { offset: u64::from(job) * 4096, ..read(job, 0, 100, 4096) };
+        let part = |job: u32| read(job, 0, 100, 4096);
         let mut nass = nass(only(false, true, false));
-        (0..10).for_each(|job| nass.insert(0, &stream(job)));
-        // The first could not be merged; the third is the first that makes it sequential.
-        assert_eq!(nass.control.flows[0].sequentiality, 8 * ONE);
-        assert_eq!(nass.limit(0), 32 - 8);
-        assert_eq!(send(&mut nass).len(), 10);
-        complete(&mut nass, &[0]);
+        (0..3).for_each(|job| nass.insert(0, &part(job)));
+        // What could not be merged counts against it.
+        assert_eq!((nass.control.flows[0].sequentiality, nass.limit(0)), (-3 * ONE, 32));
+        (0..10).for_each(|_| nass.grow(0, &part(2)));
+        // The fourth is the first that makes it sequential.
+        assert_eq!(nass.control.flows[0].sequentiality, 7 * ONE);
+        assert_eq!(nass.limit(0), 32 - 7);
+        assert_eq!(send(&mut nass), [0, 1, 2]);
+        assert_eq!(nass.control.channels, 1 + 1 + 6, "the third is 44 KiB by now");
+        complete(&mut nass, &[2]);
         let limit = nass.limit(0);
-        // Nothing of it is staged to be merged with: less sequential, but still; and it has just had one back.
-        nass.insert(0, &stream(10));
-        assert_eq!((nass.control.flows[0].sequentiality, nass.limit(0)), (7 * ONE, (limit + 1).min(32)));
+        // It has just had one back.
+        nass.insert(0, &part(3));
+        assert_eq!((nass.control.flows[0].sequentiality, nass.limit(0)), (6 * ONE, (limit + 1).min(32)));
         // It decays to a half with each unit of time, rounded to zero.
-        nass.insert(3 * DECAY_UNIT_NS, &stream(11));
-        assert_eq!(nass.control.flows[0].sequentiality, 7 * ONE / 8 + ONE);
+        nass.grow(3 * DECAY_UNIT_NS, &part(3));
+        assert_eq!(nass.control.flows[0].sequentiality, 6 * ONE / 8 + ONE);
     }
 
     /// A flow of large requests has room for one at a time here. It can still get its share, a quarter, if the scheduler

@@ -6,6 +6,7 @@
 //! ```text
 //!   request ── submit ──▶ Issue{class} ───────────────▶ device     (direct policies: submit = dispatch)
 //!                    └──▶ Staged ── next ──▶ Issue{tag, class} ──▶ device
+//!                                       ├──▶ Join{tag}             part of the command that the next Issue completes
 //!                                       ├──▶ WaitUntil(time)       call again then
 //!                                       ├──▶ Blocked               another verb will wake this port
 //!                                       └──▶ Idle                  nothing staged here
@@ -13,7 +14,9 @@
 //! ```
 //!
 //! # What the caller owes
-//! - It calls `next` until it gives something other than `Issue` whenever it has submitted, has completed, or was woken.
+//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, has completed, or was woken.
+//! - It makes one command of the requests that `next` gave as `Join` and of the one that it then gives as `Issue`: they lie one
+//!   after the other, in this order, and do the same. It calls `next` again at once after a `Join`.
 //! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is called
 //!   on each of them soon, its own port included. A wake-up that is never delivered stalls the device.
 //! - A [`Tag`] names one live request of one port, below the bound given when the policy was built; it is free
@@ -110,6 +113,11 @@ pub enum Next {
         /// The class to send it to.
         class: Class,
     },
+    /// This staged request is part of one command with what `next` gives now, up to the next `Issue`.
+    Join {
+        /// The request.
+        tag: Tag,
+    },
     /// Requests are staged; call again at this time (nanoseconds), or when woken.
     WaitUntil(u64),
     /// Requests are staged; another verb on some port will wake this one.
@@ -151,6 +159,10 @@ pub trait Port: Send {
 
     /// Takes back an issued request when the device has completed it.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+
+    /// No request of the flow that is submitted from now on is [joined](Next::Join) with one that was submitted before.
+    /// Requests that are neither reads nor writes do that by themselves.
+    fn barrier(&mut self, _flow: FlowId) {}
 
     /// The numbers behind the port's last answer: about this live request, or (`None`) about why nothing may go. For
     /// whoever records decisions; it is called while somebody does, and not otherwise.

@@ -67,6 +67,8 @@ pub struct StartTime {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
+    /// What requests that have left had grown by after others were tagged behind them: added to all tags of the queue.
+    shift: u64,
     normalizer: Normalizer,
     staged: Fifo,
 }
@@ -75,6 +77,8 @@ struct FlowState {
 struct JobState {
     start: VTime,
     finish: VTime,
+    /// What it has grown by since it was tagged, in units.
+    grown: u64,
     arrival: u64,
 }
 
@@ -94,9 +98,9 @@ impl StartTime {
         }
     }
 
-    fn entry(&self, flow: u32, first: Option<u32>) -> Option<Entry> {
+    fn entry(&self, flow: u32, first: Option<u32>, shift: u64) -> Option<Entry> {
         let state = self.jobs.get(first? as usize)?;
-        Some(Entry { tag: state.start, arrival: state.arrival, flow })
+        Some(Entry { tag: state.start.plus(shift), arrival: state.arrival, flow })
     }
 }
 
@@ -117,16 +121,24 @@ impl SerialPolicy for StartTime {
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
         let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) else { return };
-        let start = self.virtual_time.max(flow.end);
+        let start = self.virtual_time.minus(flow.shift).max(flow.end);
         let finish = start.plus(flow.normalizer.units(arrival.cost, arrival.weight));
-        *job = JobState { start, finish, arrival: self.arrivals };
+        *job = JobState { start, finish, grown: 0, arrival: self.arrivals };
         flow.end = finish;
         let newly_backlogged = flow.staged.is_empty();
         self.links.push(&mut flow.staged, arrival.job.0);
         if newly_backlogged {
-            self.heap.push(Entry { tag: start, arrival: self.arrivals, flow: arrival.flow as u32 });
+            self.heap.push(Entry { tag: start.plus(flow.shift), arrival: self.arrivals, flow: arrival.flow as u32 });
         }
         self.arrivals = self.arrivals.wrapping_add(1);
+    }
+
+    #[inline]
+    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
+        let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
+        if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
+            job.grown = job.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
+        }
     }
 
     #[inline]
@@ -136,12 +148,17 @@ impl SerialPolicy for StartTime {
         let Some(flow) = self.flows.get_mut(slot as usize) else { return Selection::Nothing };
         let Some(job) = self.links.pop(&mut flow.staged) else { return Selection::Nothing };
         let following = flow.staged.first();
-        self.heap.replace(at, self.entry(slot, following));
         if let Some(state) = self.jobs.get(job as usize) {
             // The later of the two: a flow that was not eligible for a while is served behind virtual time.
-            self.virtual_time = self.virtual_time.max(state.start);
-            self.max_finish = self.max_finish.max(state.finish);
+            self.virtual_time = self.virtual_time.max(state.start.plus(flow.shift));
+            flow.shift = flow.shift.saturating_add(state.grown);
+            self.max_finish = self.max_finish.max(state.finish.plus(flow.shift));
         }
+        let shift = flow.shift;
+        if following.is_none() {
+            flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
+        }
+        self.heap.replace(at, self.entry(slot, following, shift));
         self.in_service = self.in_service.wrapping_add(1);
         Selection::Serve(Job(job))
     }
@@ -157,7 +174,7 @@ impl SerialPolicy for StartTime {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns >= self.next_lift_ns {
             for flow in &mut self.flows {
-                flow.end = flow.end.max(self.virtual_time);
+                flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
             }
             self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }

@@ -91,6 +91,7 @@ impl<S: SerialPolicy> Run<S> {
                     self.ssd.start(now_ns, tag, Op::Read, offset, length);
                 }
                 Next::WaitUntil(until_ns) => return until_ns.max(now_ns + 1),
+                Next::Join { .. } => unreachable!("nothing is merged"),
                 Next::Blocked | Next::Idle => return u64::MAX,
             }
         }

@@ -6,6 +6,13 @@
 //!   finished ◀── port.complete ◀── reap: queue.reap
 //! ```
 //!
+//! **Merged requests** are one command of the device's: what the policy joins is collected until the request that completes
+//! it, and handed to the queue with the memory of each part ([`Queue::issue_merged`]); when the command ends, all of them
+//! have. If it fails, each part is issued once more, alone: the device says what became of the command and not where in it, so
+//! that one bad block would fail up to a hundred requests that have nothing to do with it. Reading again and writing the
+//! same again do no harm, since the parts are still on their way for everybody. Nothing is joined to a write that is to be durable,
+//! nor across it, and the policy joins nothing across a flush.
+//!
 //! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed stock, so the
 //! requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates once a shard runs.
 
@@ -70,6 +77,8 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
+    /// The one after it in its command.
+    after: Option<Tag>,
 }
 
 /// One shard's port, device queue and live requests.
@@ -80,6 +89,9 @@ pub struct DataPath<P: Port, D: Device> {
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
+    /// What the policy has joined to the command that its next `Issue` completes, and the memory of a command's parts.
+    joined: Vec<Tag>,
+    memories: Vec<Memory>,
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
     wake: PortSet,
     completions: Vec<Completion>,
@@ -112,6 +124,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
             queue,
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
+            joined: Vec::with_capacity(tags),
+            memories: Vec::with_capacity(tags),
             wake: PortSet::EMPTY,
             completions: Vec::with_capacity(tags),
             finished: Vec::with_capacity(tags),
@@ -197,7 +211,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub unsafe fn submit(&mut self, now_ns: u64, ring: &mut Ring, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the front end asked has_room first");
         let request = Request { tag, flow: order.flow, op: order.op, offset: order.offset, length: order.length };
-        let submitted = match self.port.submit(now_ns, &request, &mut self.wake) {
+        if order.fua {
+            self.port.barrier(order.flow);
+        }
+        let submitted = self.port.submit(now_ns, &request, &mut self.wake);
+        if order.fua {
+            self.port.barrier(order.flow);
+        }
+        let submitted = match submitted {
             Ok(submitted) => submitted,
             Err(error) => {
                 self.free.push(tag);
@@ -216,8 +237,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             fast_only: order.fast_only,
             memory: order.memory,
         };
-        self.live[tag.0 as usize] =
-            Some(Live { command, tenant: order.tenant, cookie: order.cookie, arrived_ns: now_ns, issued_ns: 0 });
+        self.live[tag.0 as usize] = Some(Live {
+            command,
+            tenant: order.tenant,
+            cookie: order.cookie,
+            arrived_ns: now_ns,
+            issued_ns: 0,
+            after: None,
+        });
         self.stats[usize::from(order.tenant)].arrive(now_ns);
         self.changed[usize::from(order.tenant)] = true;
         self.observed.arrived(now_ns, tag);
@@ -235,8 +262,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
         self.blocked = false;
-        while self.batch < BATCH {
+        while self.batch < BATCH || !self.joined.is_empty() {
             match self.port.next(now_ns, &mut self.wake) {
+                Next::Join { tag } => self.joined.push(tag),
                 Next::Issue { tag, class } => {
                     self.issue(now_ns, ring, tag, class);
                 }
@@ -265,20 +293,73 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
+    #[inline]
     fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: fairq_core::Class) {
+        if !self.joined.is_empty() {
+            return self.issue_joined(now_ns, ring, tag, class);
+        }
+        self.batch += 1;
+        let command = self.leave(now_ns, tag, class);
+        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
+        // not finished before its completion has been reaped.
+        unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    /// The request that completes a command: all that were joined go, and it.
+    fn issue_joined(&mut self, now_ns: u64, ring: &mut Ring, last: Tag, class: fairq_core::Class) {
+        let mut parts = std::mem::take(&mut self.joined);
+        parts.push(last);
+        self.batch += 1;
+        self.memories.clear();
+        let mut whole: Option<Command> = None;
+        for &part in &parts {
+            let command = self.leave(now_ns, part, class);
+            self.memories.push(Memory { length: command.length, ..command.memory });
+            match &mut whole {
+                None => whole = Some(command),
+                Some(whole) => {
+                    debug_assert!(
+                        whole.file == command.file && whole.offset + u64::from(whole.length) == command.offset
+                    );
+                    whole.length += command.length;
+                }
+            }
+        }
+        let whole = whole.expect("it has parts");
+        // SAFETY: as for one; the parts are finished together, after the completion of the whole.
+        if unsafe { self.queue.issue_merged(now_ns, ring, &whole, &self.memories) } {
+            self.counters.joined += parts.len() as u64 - 1;
+            for two in parts.windows(2) {
+                self.live[two[0].0 as usize].as_mut().expect("it has just gone").after = Some(two[1]);
+            }
+        } else {
+            parts.iter().for_each(|&part| self.issue_alone(now_ns, ring, part));
+        }
+        parts.clear();
+        self.joined = parts;
+    }
+
+    /// Issues a request that the policy has let go.
+    fn issue_alone(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag) {
+        let command = self.live[tag.0 as usize].as_ref().expect("it is on its way").command;
+        // SAFETY: as for those that are not joined.
+        unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    /// The policy has let a request go.
+    #[inline]
+    fn leave(&mut self, now_ns: u64, tag: Tag, class: fairq_core::Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
         live.command.class = class;
         live.issued_ns = now_ns;
         self.stats[usize::from(live.tenant)].issue(now_ns);
         self.counters.issued[class as usize] += 1;
         self.issued = true;
-        self.batch += 1;
-        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
-        // not finished before its completion has been reaped.
-        unsafe { self.queue.issue(now_ns, ring, &live.command) };
+        let command = live.command;
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Issue, tag);
         }
+        command
     }
 
     /// Passes an event of the device's to it.
@@ -292,28 +373,51 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();
-        for completion in completions.drain(..) {
-            if self.recorder.is_some() {
-                let failed = completion.errno != 0;
-                self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, completion.tag);
+        for Completion { tag, errno } in completions.drain(..) {
+            let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
+            match after {
+                None => self.end(now_ns, tag, errno),
+                Some(after) => self.end_joined(now_ns, ring, tag, after, errno),
             }
-            let live = self.live[completion.tag.0 as usize].take().expect("the device completes live tags only");
-            let failed = completion.errno != 0;
-            let outcome = if failed { Outcome::Failed } else { Outcome::Done };
-            self.port.complete(now_ns, completion.tag, outcome, &mut self.wake);
-            self.free.push(completion.tag);
-            let Command { op, length, .. } = live.command;
-            let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
-            self.stats[usize::from(live.tenant)].complete(op, length, failed, times);
-            self.changed[usize::from(live.tenant)] = true;
-            let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
-            self.counters.completed += 1;
-            self.counters.bytes += bytes;
-            self.observed.ended(completion.tag, live.tenant, bytes, times.latency_ns());
-            self.finished.push(Finished { cookie: live.cookie, errno: completion.errno });
         }
         self.completions = completions;
         any
+    }
+
+    /// A command of several requests has ended: so have they; or it has failed, and they go alone.
+    fn end_joined(&mut self, now_ns: u64, ring: &mut Ring, first: Tag, second: Tag, errno: i32) {
+        let mut part = Some((first, Some(second)));
+        while let Some((tag, after)) = part {
+            if errno == 0 {
+                self.end(now_ns, tag, 0);
+            } else {
+                self.issued = true;
+                self.issue_alone(now_ns, ring, tag);
+            }
+            part = after.map(|tag| (tag, self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take())));
+        }
+    }
+
+    /// A request has been carried out.
+    #[inline]
+    fn end(&mut self, now_ns: u64, tag: Tag, errno: i32) {
+        let failed = errno != 0;
+        if self.recorder.is_some() {
+            self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
+        }
+        let live = self.live[tag.0 as usize].take().expect("the device completes live tags only");
+        let outcome = if failed { Outcome::Failed } else { Outcome::Done };
+        self.port.complete(now_ns, tag, outcome, &mut self.wake);
+        self.free.push(tag);
+        let Command { op, length, .. } = live.command;
+        let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
+        self.stats[usize::from(live.tenant)].complete(op, length, failed, times);
+        self.changed[usize::from(live.tenant)] = true;
+        let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
+        self.counters.completed += 1;
+        self.counters.bytes += bytes;
+        self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
+        self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
     /// The next order that has been carried out.
@@ -340,5 +444,176 @@ impl<P: Port, D: Device> DataPath<P, D> {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use fairq_core::serial::SerialConfig;
+    use fairq_core::sfqd::{Sfqd, SfqdPort};
+    use fairq_core::{Native, Policy, Weight};
+
+    use super::*;
+    use crate::device::store::Store;
+    use crate::device::{Info, Place};
+    use crate::interference::Served;
+    use crate::memory::{Buffer, Region};
+    use crate::shard::{Clock, Wakers};
+
+    const TAGS: usize = 64;
+    const BLOCK: u32 = 4096;
+
+    /// Memory with a bad block, which notes what it was sent: offsets and lengths.
+    struct Flawed {
+        info: Info,
+        store: Arc<Store>,
+        bad: u64,
+    }
+
+    struct FlawedQueue {
+        store: Arc<Store>,
+        bad: u64,
+        sent: Vec<(u64, u32)>,
+        done: Vec<Completion>,
+    }
+
+    impl Device for Flawed {
+        type Queue = FlawedQueue;
+        fn info(&self) -> &Info {
+            &self.info
+        }
+        fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<FlawedQueue> {
+            Ok(FlawedQueue { store: self.store.clone(), bad: self.bad, sent: Vec::new(), done: Vec::new() })
+        }
+    }
+
+    impl FlawedQueue {
+        fn note(&mut self, command: &Command, carry_out: impl FnOnce(&Store) -> i32) {
+            self.sent.push((command.offset, command.length));
+            let range = command.offset..command.offset + u64::from(command.length);
+            let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
+            self.done.push(Completion { tag: command.tag, errno });
+        }
+    }
+
+    impl Queue for FlawedQueue {
+        unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+            // SAFETY: the caller vouches for the memory.
+            self.note(command, |store| unsafe { store.execute(command) });
+        }
+        unsafe fn issue_merged(
+            &mut self,
+            _now_ns: u64,
+            _ring: &mut Ring,
+            command: &Command,
+            memories: &[Memory],
+        ) -> bool {
+            assert_eq!(memories.iter().map(|memory| memory.length).sum::<u32>(), command.length);
+            // SAFETY: the caller vouches for the memory.
+            self.note(command, |store| unsafe { store.execute_merged(command, memories) });
+            true
+        }
+        fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+            done.append(&mut self.done);
+        }
+    }
+
+    struct Bench {
+        policy: Sfqd,
+        path: DataPath<SfqdPort, Flawed>,
+        ring: Ring,
+        flow: FlowId,
+        region: Region,
+        buffers: Vec<Buffer>,
+    }
+
+    impl Bench {
+        fn new(bad: u64) -> Bench {
+            let config = SerialConfig { flows: 1, tags: TAGS, slots: 1, merge_bytes: 1 << 16, ..Default::default() };
+            let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
+            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+            let store = Arc::new(Store::map(1 << 20).unwrap());
+            let device = Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
+            let common = Common {
+                device: Arc::new(device),
+                wakers: Arc::new(Wakers::new(1).unwrap()),
+                clock: Clock::default(),
+                tags: TAGS,
+                tenants: 1,
+                served: Arc::new(Served::new(1)),
+                fixed_buffers: 0,
+            };
+            let mut ring = Ring::new(0).unwrap();
+            let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
+            let queue = common.device.open_queue(&place, &mut ring).unwrap();
+            let path = DataPath::new(ports.remove(0), PortId(0), queue, &common);
+            Bench { policy, path, ring, flow, region: Region::map(1 << 20).unwrap(), buffers: Vec::new() }
+        }
+
+        fn submit(&mut self, op: Op, block: u64, fua: bool) {
+            let mut buffer = self.region.allocate(BLOCK).unwrap();
+            buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
+            let (no_hole, fast_only, memory) = (false, false, buffer.memory());
+            let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
+            let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
+            let order = Order { tenant, flow, op, file, offset, length, fua, no_hole, fast_only, memory, cookie };
+            self.buffers.push(buffer);
+            // SAFETY: the buffers outlive the orders and are not touched before `run` has had them all back.
+            unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
+        }
+
+        /// Until nothing is left: the errno of each order, in the order in which they were submitted, and what the device got.
+        fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
+            let mut errnos = vec![-1; self.buffers.len()];
+            while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
+                self.path.reap(0, &mut self.ring);
+                while let Some(Finished { cookie, errno }) = self.path.finished() {
+                    assert_eq!(std::mem::replace(&mut errnos[cookie as usize], errno), -1, "finished once");
+                }
+            }
+            assert_eq!(self.policy.stats().free_slots, Some(1));
+            let sent = std::mem::take(&mut self.path.queue.sent);
+            (errnos, sent.into_iter().map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK)).collect())
+        }
+
+        fn free(&mut self) -> Vec<u8> {
+            let first = |buffer: &Buffer| buffer.bytes()[0];
+            let bytes = self.buffers.iter().map(first).collect();
+            self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
+            bytes
+        }
+    }
+
+    #[test]
+    fn adjacent_requests_are_one_command_up_to_the_barrier() {
+        let mut bench = Bench::new(u64::MAX);
+        // Behind, behind, before; a gap; a write that is to be durable, and one behind that.
+        [4, 5, 6, 3, 9].into_iter().for_each(|block| bench.submit(Op::Write, block, false));
+        bench.submit(Op::Write, 7, true);
+        bench.submit(Op::Write, 8, false);
+        let (errnos, sent) = bench.run();
+        assert_eq!((errnos, sent), (vec![0; 7], vec![(3, 4), (9, 1), (7, 1), (8, 1)]));
+        assert_eq!(bench.path.report(0).counters.joined, 3);
+        bench.free();
+        (2..11).for_each(|block| bench.submit(Op::Read, block, false));
+        let (errnos, sent) = bench.run();
+        assert_eq!((errnos, sent), (vec![0; 9], vec![(2, 9)]));
+        assert_eq!(bench.free(), [0, 4, 5, 6, 7, 8, 9, 10, 0], "each reads what was written there");
+    }
+
+    /// The error belongs to the request that has the bad block, and to no other.
+    #[test]
+    fn the_parts_of_a_failed_command_go_alone() {
+        let mut bench = Bench::new(5 * u64::from(BLOCK));
+        (3..8).for_each(|block| bench.submit(Op::Write, block, false));
+        let (errnos, sent) = bench.run();
+        assert_eq!(errnos, [0, 0, libc::EIO, 0, 0]);
+        assert_eq!(sent, [(3, 5), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)]);
+        bench.free();
+        (6..8).for_each(|block| bench.submit(Op::Read, block, false));
+        assert_eq!(bench.run().1, [(6, 2)]);
+        assert_eq!(bench.free(), [7, 8]);
     }
 }

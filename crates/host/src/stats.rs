@@ -201,6 +201,8 @@ impl TenantStats {
 pub struct ShardCounters {
     /// Requests sent to the device, by class: urgent, high, medium, low.
     pub issued: [u64; 4],
+    /// Of those, the ones that were part of a command with others before them: so many commands fewer.
+    pub joined: u64,
     /// Requests completed.
     pub completed: u64,
     /// Bytes read and written.

@@ -19,6 +19,8 @@ pub struct Live {
     pub weight: u16,
     /// When it was submitted.
     pub submitted_ns: u64,
+    /// Whether it was issued as part of one command with the next one of its port.
+    pub joined: bool,
 }
 
 /// Fixed-point scale of [`Live::service`].

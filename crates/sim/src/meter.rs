@@ -46,6 +46,8 @@ pub struct Got {
     pub bytes: u64,
     /// Requests completed.
     pub requests: u64,
+    /// Commands issued for them: fewer, if requests are merged.
+    pub commands: u64,
     /// From submission to completion, in nanoseconds.
     pub latency_ns: Histogram<u64>,
     /// Bytes issued to the classes urgent, high, medium and low.
@@ -74,6 +76,7 @@ impl Meter {
         let got = Got {
             bytes: 0,
             requests: 0,
+            commands: 0,
             latency_ns: Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("the bounds are legal"),
             classes: [0; 4],
             series: vec![0; intervals as usize],
@@ -99,6 +102,7 @@ impl Meter {
     #[inline]
     pub(crate) fn issued(&mut self, now_ns: u64, tenant: usize, class: Class, bytes: u32) {
         if now_ns >= self.from_ns && now_ns < self.until_ns {
+            self.tenants[tenant].commands += 1;
             self.tenants[tenant].classes[class as usize] += u64::from(bytes);
         }
     }

@@ -103,6 +103,7 @@ impl<P: Platform> Subject<P> for Budgeted {
             tags: scenario.tags(),
             slots: self.slots,
             cost: scenario.cost,
+            merge_bytes: 0,
         };
         Bfq::new(&bounds, &BfqConfig::default())
     }

@@ -68,6 +68,8 @@ struct Core<P> {
     requests: Box<[Option<Kept>]>,
     free: Vec<u32>,
     staged: usize,
+    /// What has been joined to the command that the next request issued completes.
+    joined: Vec<u32>,
     /// A wake-up is on its way.
     woken: bool,
     timer_ns: Option<u64>,
@@ -82,6 +84,10 @@ struct Kept {
     op: Op,
     offset: u64,
     issued: bool,
+    /// The one after it in its command.
+    after: Option<u32>,
+    /// Of the first one of a command, the command's length.
+    length: u32,
 }
 
 /// A tenant's flow while it is there: the policy's name and our number.
@@ -183,6 +189,7 @@ impl<'a, P: Policy> World<'a, P> {
             requests: vec![None; tags].into(),
             free: (0..tags as u32).rev().collect(),
             staged: 0,
+            joined: Vec::new(),
             woken: false,
             timer_ns: None,
             cpu: Cpu::default(),
@@ -481,9 +488,10 @@ impl<'a, P: Policy> World<'a, P> {
         let ask = thread.ask();
         let cost = self.scenario.cost.cost(ask.op, ask.length);
         let submitted_ns = if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
-        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns };
+        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns, joined: false };
+        let (op, offset, length) = (ask.op, ask.offset, ask.length);
         core.requests[tag as usize] =
-            Some(Kept { live, thread: number, op: ask.op, offset: ask.offset, issued: false });
+            Some(Kept { live, thread: number, op, offset, issued: false, after: None, length });
         core.staged += 1;
         self.live += 1;
         let request = Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
@@ -520,6 +528,11 @@ impl<'a, P: Policy> World<'a, P> {
                     }
                     continue;
                 }
+                Next::Join { tag } => {
+                    self.spend(|layer| layer.stage / 2);
+                    self.cores[index].joined.push(tag.0);
+                    continue;
+                }
                 Next::WaitUntil(at_ns) => {
                     let at_ns = at_ns.max(self.now_ns + 1);
                     self.cores[index].timer_ns = Some(at_ns);
@@ -538,22 +551,26 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// Sends a request to the device.
+    /// Sends a request to the device, as one command with those that were joined to it.
     #[inline]
     fn issue(&mut self, port: usize, tag: u32, class: Class) {
+        let mut joined = std::mem::take(&mut self.cores[port].joined);
+        let first = joined.first().copied().unwrap_or(tag);
+        let mut length = 0;
+        for (at, &part) in joined.iter().enumerate() {
+            length += self.leave(port, part, Some(joined.get(at + 1).copied().unwrap_or(tag)));
+        }
+        length += self.leave(port, tag, None);
+        joined.clear();
         let core = &mut self.cores[port];
-        let kept = core.requests.get_mut(tag as usize).and_then(Option::as_mut).filter(|kept| !kept.issued);
-        let Some(kept) = kept else {
-            return self.broken("a port issues what is not staged there");
-        };
-        kept.issued = true;
-        core.staged -= 1;
-        let Kept { live, thread, op, offset, .. } = *kept;
-        let id = (port * self.tags) as u32 + tag;
-        self.meter.issued(self.now_ns, self.threads[thread as usize].tenant, class, live.bytes);
-        self.tell(Fact::Issued(live));
+        core.joined = joined;
+        let Some(kept) = core.requests.get_mut(first as usize).and_then(Option::as_mut) else { return };
+        kept.length = length;
+        let Kept { thread, op, offset, .. } = *kept;
+        let id = (port * self.tags) as u32 + first;
+        self.meter.issued(self.now_ns, self.threads[thread as usize].tenant, class, length);
         if self.scenario.host.is_none() {
-            return self.device.post(port, class, Command { id, op, offset, length: live.bytes });
+            return self.device.post(port, class, Command { id, op, offset, length });
         }
         self.spend(|layer| layer.issue);
         self.cores[port].cpu.has_issued();
@@ -561,12 +578,28 @@ impl<'a, P: Policy> World<'a, P> {
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
 
+    /// A request is staged no more; how long it is.
+    #[inline]
+    fn leave(&mut self, port: usize, tag: u32, after: Option<u32>) -> u32 {
+        let core = &mut self.cores[port];
+        let kept = core.requests.get_mut(tag as usize).and_then(Option::as_mut).filter(|kept| !kept.issued);
+        let Some(kept) = kept else {
+            self.broken("a port issues what is not staged there");
+            return 0;
+        };
+        (kept.issued, kept.after, kept.live.joined) = (true, after, after.is_some());
+        core.staged -= 1;
+        let live = kept.live;
+        self.tell(Fact::Issued(live));
+        live.bytes
+    }
+
     /// A command of a core that takes time is in its queue.
     fn post(&mut self, id: u32, class: Class) {
         let (port, tag) = (id as usize / self.tags, id as usize % self.tags);
-        let Kept { live, op, offset, .. } = self.cores[port].requests[tag].expect("it was issued");
+        let Kept { length, op, offset, .. } = self.cores[port].requests[tag].expect("it was issued");
         self.clock.in_hand -= 1;
-        self.device.post(port, class, Command { id, op, offset, length: live.bytes });
+        self.device.post(port, class, Command { id, op, offset, length });
     }
 
     /// Wakes ports other than `me` after a while; says whether `me` is among them.
@@ -612,19 +645,26 @@ impl<'a, P: Policy> World<'a, P> {
 
     // The device.
 
+    /// A command has completed, and so has each request of it.
     #[inline]
     fn complete(&mut self, id: u32, outcome: Outcome) {
-        let (index, tag) = (id as usize / self.tags, id as usize % self.tags);
-        let core = &mut self.cores[index];
-        let Kept { live, thread, .. } = core.requests[tag].take().expect("the device completes what it was sent");
-        core.free.push(tag as u32);
-        self.live -= 1;
+        let (index, first) = (id as usize / self.tags, id % self.tags as u32);
         self.clock.in_hand -= 1;
-        let mut wake = PortSet::EMPTY;
-        self.verb(index, |port, now_ns| port.complete(now_ns, Tag(tag as u32), outcome, &mut wake));
-        self.tell(Fact::Completed(live, outcome));
-        self.wake(Some(index), wake);
-        self.arrive(index, Task::Reap(Answer { thread, id, bytes: live.bytes, submitted_ns: live.submitted_ns }));
+        let mut part = Some(first);
+        while let Some(tag) = part {
+            let core = &mut self.cores[index];
+            let Kept { live, thread, after, .. } =
+                core.requests[tag as usize].take().expect("the device completes what it was sent");
+            core.free.push(tag);
+            self.live -= 1;
+            let mut wake = PortSet::EMPTY;
+            self.verb(index, |port, now_ns| port.complete(now_ns, Tag(tag), outcome, &mut wake));
+            self.tell(Fact::Completed(live, outcome));
+            self.wake(Some(index), wake);
+            let id = (index * self.tags) as u32 + tag;
+            self.arrive(index, Task::Reap(Answer { thread, id, bytes: live.bytes, submitted_ns: live.submitted_ns }));
+            part = after;
+        }
         self.drive(index);
     }
 
@@ -641,10 +681,14 @@ impl<'a, P: Policy> World<'a, P> {
     fn fetch(&mut self) {
         let World { device, cores, checks, violation, now_ns, tags, .. } = self;
         device.fetch(*now_ns, |id| {
-            if !checks.is_empty()
-                && let Some(kept) = &cores[id as usize / *tags].requests[id as usize % *tags]
-            {
+            if checks.is_empty() {
+                return;
+            }
+            let requests = &cores[id as usize / *tags].requests;
+            let mut part = Some(id % *tags as u32);
+            while let Some(kept) = part.and_then(|tag| requests[tag as usize].as_ref()) {
                 tell(checks, violation, *now_ns, &Fact::Fetched(kept.live));
+                part = kept.after;
             }
         });
     }

@@ -113,16 +113,20 @@ impl PolicyName {
     fn own_keys(self) -> &'static [&'static str] {
         match self {
             PolicyName::None => &[],
-            PolicyName::Sfqd => &["slots", "read-cost", "write-cost"],
+            PolicyName::Sfqd => &["slots", "merge", "read-cost", "write-cost"],
             PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
-            PolicyName::Cfq | PolicyName::NassCfq => &["slots", "slice", "target", "quantum", "idle"],
-            PolicyName::CfqNa => &["slots", "slice", "target", "quantum"],
-            PolicyName::Bfq | PolicyName::NassBfq => &["slots", "budget", "timeout", "idle", "read-cost", "write-cost"],
-            PolicyName::BfqNa => &["slots", "budget", "timeout", "read-cost", "write-cost"],
-            PolicyName::FlashFq | PolicyName::NassFlashFq => {
-                &["slots", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
+            PolicyName::Cfq | PolicyName::NassCfq => &["slots", "merge", "slice", "target", "quantum", "idle"],
+            PolicyName::CfqNa => &["slots", "merge", "slice", "target", "quantum"],
+            PolicyName::Bfq | PolicyName::NassBfq => {
+                &["slots", "merge", "budget", "timeout", "idle", "read-cost", "write-cost"]
             }
-            PolicyName::Fiops | PolicyName::NassFiops | PolicyName::NassMqfq => &["slots", "read-cost", "write-cost"],
+            PolicyName::BfqNa => &["slots", "merge", "budget", "timeout", "read-cost", "write-cost"],
+            PolicyName::FlashFq | PolicyName::NassFlashFq => {
+                &["slots", "merge", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
+            }
+            PolicyName::Fiops | PolicyName::NassFiops | PolicyName::NassMqfq => {
+                &["slots", "merge", "read-cost", "write-cost"]
+            }
             PolicyName::Mqfq => {
                 &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
             }
@@ -225,6 +229,44 @@ impl<'de> Deserialize<'de> for Unthrottle {
     }
 }
 
+/// The most bytes of requests that are merged to one command; 0 merges none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Merge(u32);
+
+/// What `merge=on` means: as much as the server gives the scheduler in one piece.
+pub(crate) const MERGE_BYTES: u32 = 256 << 10;
+
+impl FromStr for Merge {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Merge, String> {
+        let size = |text: &str| text.parse().ok().map(|Size(bytes)| bytes).filter(|&bytes| bytes <= 32 << 20);
+        match text {
+            "on" => Ok(Merge(MERGE_BYTES)),
+            "off" => Ok(Merge(0)),
+            _ => size(text)
+                .map(|bytes| Merge(bytes as u32))
+                .ok_or_else(|| format!("`{text}` is neither on nor off nor a size of at most 32M, as in 256k")),
+        }
+    }
+}
+
+impl Serialize for Merge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            0 => serializer.serialize_str("off"),
+            bytes => Size(bytes.into()).serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Merge, D::Error> {
+        let text = TextOrNumber { expecting: "\"on\", \"off\" or a size such as \"256k\"", parse: str::parse };
+        deserializer.deserialize_any(text)
+    }
+}
+
 /// The ratio of D2FQ's high class to its low one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Hl {
@@ -308,6 +350,7 @@ pub(crate) struct PolicyTable {
     pub(crate) name: Option<PolicyName>,
     #[serde(alias = "D")]
     pub(crate) slots: Option<u32>,
+    pub(crate) merge: Option<Merge>,
     #[serde(alias = "T")]
     pub(crate) threshold: Option<Size>,
     pub(crate) virtual_time: Option<VirtualTime>,
@@ -353,6 +396,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) name: PolicyName,
     /// D: the most requests outstanding on the device; if not said, the device's own parallelism decides.
     pub(crate) slots: Option<u32>,
+    /// For the schedulers behind one lock: the most bytes that are merged to one command.
+    pub(crate) merge_bytes: u32,
     /// T: how far a flow may run ahead of virtual time, in bytes.
     pub(crate) threshold: Option<u64>,
     /// For mqfq.
@@ -418,6 +463,7 @@ impl PolicyTable {
         PolicyTable {
             name: self.name,
             slots: flags.slots.or(self.slots),
+            merge: flags.merge.or(self.merge),
             threshold: flags.threshold.or(self.threshold),
             virtual_time: flags.virtual_time.or(self.virtual_time),
             slot_kind: flags.slot_kind.or(self.slot_kind),
@@ -482,6 +528,7 @@ impl PolicyTable {
             serial: SerialKnobs::new(name, &self),
             name,
             slots: self.slots,
+            merge_bytes: self.merge.map_or(0, |Merge(bytes)| bytes),
             threshold: self.threshold.map(|Size(bytes)| bytes),
             virtual_time: self.virtual_time.unwrap_or_default(),
             slot_kind: self.slot_kind.unwrap_or_default(),
@@ -525,6 +572,7 @@ impl PolicyTable {
     fn refuse_foreign_keys(&self, name: PolicyName) -> Result<(), Refusal> {
         let given = [
             ("slots", self.slots.is_some()),
+            ("merge", self.merge.is_some()),
             ("threshold", self.threshold.is_some()),
             ("virtual-time", self.virtual_time.is_some()),
             ("slot-kind", self.slot_kind.is_some()),
@@ -605,6 +653,7 @@ mod tests {
         let expected = PolicyConfig {
             name: PolicyName::Mqfq,
             slots: Some(64),
+            merge_bytes: 0,
             threshold: Some(256 << 10),
             virtual_time: VirtualTime::Scan,
             slot_kind: SlotKind::Bitmap,
@@ -683,7 +732,17 @@ mod tests {
         }
         assert_eq!(knobs("nass+mqfq:reserve=3").nass, NassConfig { reserve: 3, ..NassConfig::nvme() });
         let refused = complete("fiops:idle=1ms").unwrap_err();
-        assert!(refused.contains("fiops takes no `idle` (it takes: slots, read-cost, write-cost)"), "{refused}");
+        assert!(refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"), "{refused}");
+        let merged = |text: &str| complete(text).map(|policy| policy.merge_bytes);
+        assert_eq!(merged("bfq"), Ok(0));
+        assert_eq!(merged("bfq:merge=on"), Ok(MERGE_BYTES));
+        assert_eq!(merged("nass+fiops:merge=64k"), Ok(65_536));
+        assert_eq!(merged("sfqd:merge=off"), Ok(0));
+        assert_eq!(
+            merged("cfq:merge=33M").unwrap_err(),
+            "merge: `33M` is neither on nor off nor a size of at most 32M, as in 256k"
+        );
+        assert!(merged("mqfq:merge=on").unwrap_err().contains("mqfq takes no `merge`"));
     }
 
     #[test]
@@ -723,7 +782,7 @@ mod tests {
         );
         assert_eq!(
             refusal("sfqd:T=4k"),
-            "policy: sfqd takes no `threshold` (it takes: slots, read-cost, write-cost): leave it out, or use mqfq"
+            "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave it out, or use mqfq"
         );
         assert!(refusal("d2fq:slots=4").starts_with("policy: d2fq takes no `slots` (it takes: tau-l, tau-m,"));
         assert_eq!(
@@ -754,7 +813,7 @@ mod tests {
         );
         assert_eq!(
             refusal("mqfq:threshhold=4k"),
-            "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, T, threshold, virtual-time, \
+            "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, threshold, virtual-time, \
              slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
              read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
              history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \

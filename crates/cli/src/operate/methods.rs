@@ -114,6 +114,7 @@ impl Console {
                 "turns": counters.turns,
                 "sleeps": counters.sleeps,
                 "issued": classes(counters.issued),
+                "joined": counters.joined,
             })
         };
         json!({

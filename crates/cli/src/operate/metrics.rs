@@ -193,9 +193,10 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
 fn shards(text: &mut Text, now: &Status) {
     let shards: Vec<String> = (0..now.totals.shards.len()).map(|shard| shard.to_string()).collect();
     type Value = fn(&fairq_host::stats::ShardCounters) -> u64;
-    let counters: [(&str, &str, Value); 4] = [
+    let counters: [(&str, &str, Value); 5] = [
         ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
         ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),
+        ("fairq_shard_joined_total", "Requests that were part of another's command.", |shard| shard.joined),
         ("fairq_shard_turns_total", "Turns of the shard's loop.", |shard| shard.turns),
         ("fairq_shard_sleeps_total", "Times the shard slept; each ended with a wake-up.", |shard| shard.sleeps),
     ];

@@ -96,6 +96,7 @@ impl Rig {
                 }
                 Next::Blocked => return assert!(!self.staged[port].is_empty()),
                 Next::Idle => return assert!(self.staged[port].is_empty()),
+                Next::Join { .. } => panic!("it merges nothing"),
             }
         }
     }

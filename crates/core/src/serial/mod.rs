@@ -15,15 +15,20 @@
 //!   for all, and a completion (after which the caller owes a `next`) finds the next request wherever it is.
 //! - `complete` gives the slot back.
 //!
+//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): what the policy knows as one request
+//! is then a chain of the port's, which `next` gives part by part.
+//!
 //! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears of a flow before
 //! any port can submit for it, and never hears of a removal after the slot's next life has begun.
 //!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over all ports
-//! ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in [`fifo::Links`].
+//! ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in [`fifo::Links`]. Where requests are
+//! merged, what is numbered is units of them.
 
 pub mod anticipation;
 pub mod fifo;
 pub mod heap;
+pub mod merge;
 pub mod staged;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod testing;
@@ -44,6 +49,7 @@ use crate::port::{
 };
 
 use fifo::{Fifo, Links};
+use merge::{Merger, Piece, Placed};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -95,6 +101,10 @@ pub trait SerialPolicy: Send + 'static {
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
+    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from now on, has its number,
+    /// and costs what it adds to its cost.
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival);
+
     /// Takes out the request to serve next, among those whose flow is eligible. The caller has a slot for it.
     fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection;
 
@@ -125,6 +135,10 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
         (**self).insert(now_ns, arrival);
+    }
+
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        (**self).grow(now_ns, arrival);
     }
 
     fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
@@ -158,11 +172,13 @@ pub struct SerialConfig {
     pub slots: u32,
     /// What requests cost; by default, bytes.
     pub cost: CostModel,
+    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges none.
+    pub merge_bytes: u32,
 }
 
 impl Default for SerialConfig {
     fn default() -> Self {
-        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, cost: CostModel::default() }
+        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, cost: CostModel::default(), merge_bytes: 0 }
     }
 }
 
@@ -221,6 +237,8 @@ struct Core<S> {
     /// Requests outstanding beyond `slots`, since there were more slots when they went.
     excess: u32,
     tag_bits: u32,
+    /// If requests are merged. Then what the policy selects, and outboxes hold, are units.
+    merger: Option<Merger>,
     links: Links,
     outboxes: Box<[Fifo]>,
     throttles: u64,
@@ -231,6 +249,7 @@ struct Core<S> {
 /// What a port may do, from the lock's side.
 enum Turn {
     Issue(Tag),
+    Join(Tag),
     WaitUntil(u64),
     Full,
     Nothing,
@@ -246,6 +265,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             free: config.slots,
             excess: 0,
             tag_bits: config.tag_bits(),
+            merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
             links: Links::new(config.jobs()),
             outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
             throttles: 0,
@@ -339,7 +359,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             length: request.length,
             cost: shared.cost.cost(request.op, request.length),
         };
-        shared.core.with(|core| core.policy.insert(now_ns, &arrival));
+        shared.core.with(|core| core.insert(now_ns, &arrival, &shared.cost));
         *live = Live::Staged(request.flow.slot() as u32);
         self.staged += 1;
         Ok(Submitted::Staged)
@@ -352,13 +372,12 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let staged = self.staged;
         match shared.core.with(|core| core.turn(now_ns, self.id, staged, wake)) {
             Turn::Issue(tag) => {
-                if let Some(live) = self.live.get_mut(tag.0 as usize)
-                    && let Live::Staged(slot) = *live
-                {
-                    *live = Live::Issued(slot);
-                }
-                self.staged = staged.saturating_sub(1);
+                self.leaves(tag);
                 Next::Issue { tag, class: Class::Medium }
+            }
+            Turn::Join(tag) => {
+                self.leaves(tag);
+                Next::Join { tag }
             }
             Turn::WaitUntil(time_ns) => Next::WaitUntil(time_ns),
             Turn::Full | Turn::Nothing if staged > 0 => Next::Blocked,
@@ -373,10 +392,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         *live = Live::Free;
         let shared = &*self.shared;
         let job = shared.job(self.id, tag);
-        shared.core.with(|core| {
-            core.policy.completed(now_ns, job, outcome);
-            core.free_slot();
-        });
+        shared.core.with(|core| core.completed(now_ns, job, outcome));
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, slot as usize);
     }
@@ -388,6 +404,28 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             ..Reason::default()
         })
     }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.shared.core.with(|core| {
+            if let Some(merger) = &mut core.merger {
+                merger.barrier(flow.slot());
+            }
+        });
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
+    /// A request of this port goes to the device.
+    #[inline]
+    fn leaves(&mut self, tag: Tag) {
+        if let Some(live) = self.live.get_mut(tag.0 as usize)
+            && let Live::Staged(slot) = *live
+        {
+            *live = Live::Issued(slot);
+        }
+        self.staged = self.staged.saturating_sub(1);
+    }
 }
 
 impl<S: SerialPolicy, P: Platform> Shared<S, P> {
@@ -398,6 +436,32 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
+    /// A request arrives, as a part of another if that is possible.
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
+        let Some(merger) = &mut self.merger else { return self.policy.insert(now_ns, arrival) };
+        match merger.place(arrival) {
+            Placed::New(job) => self.policy.insert(now_ns, &Arrival { job, ..*arrival }),
+            Placed::Into { unit: job, before, length } => {
+                let cost = cost.cost(arrival.op, length).saturating_sub(cost.cost(arrival.op, before));
+                self.policy.grow(now_ns, &Arrival { job, cost, ..*arrival });
+            }
+        }
+    }
+
+    /// A request is completed; of several that were one, the last one counts.
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+        let ended = match &mut self.merger {
+            None => Some((job, outcome)),
+            Some(merger) => merger.completed(job, outcome),
+        };
+        if let Some((job, outcome)) = ended {
+            self.policy.completed(now_ns, job, outcome);
+            self.free_slot();
+        }
+    }
+
     /// A request has left the device.
     #[inline]
     fn free_slot(&mut self) {
@@ -420,26 +484,31 @@ impl<S: SerialPolicy> Core<S> {
     /// at most `slots` + 1 of them.
     #[inline]
     fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
-        let mine = |job: u32, bits: u32| Tag(job & 1u32.wrapping_shl(bits).wrapping_sub(1));
+        if let Some(piece) = self.merger.as_mut().and_then(|merger| merger.piece(port.0.into())) {
+            return self.piece(&piece);
+        }
         if let Some(job) = self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox)) {
-            return Turn::Issue(mine(job, self.tag_bits));
+            return self.issue(port, job);
         }
         while self.free > 0 {
             let job = match self.policy.select(now_ns, &|_| true) {
-                Selection::Serve(Job(job)) => job,
+                Selection::Serve(job) => job,
                 Selection::WaitUntil(time_ns) => {
                     self.throttles = self.throttles.wrapping_add(1);
                     return Turn::WaitUntil(time_ns);
                 }
                 Selection::Nothing => return Turn::Nothing,
             };
-            let owner = job.wrapping_shr(self.tag_bits);
+            let owner = match &mut self.merger {
+                None => job.0.wrapping_shr(self.tag_bits),
+                Some(merger) => merger.leave(job),
+            };
             self.free -= 1;
             if owner == u32::from(port.0) {
-                return Turn::Issue(mine(job, self.tag_bits));
+                return self.issue(port, job.0);
             }
             if let Some(outbox) = self.outboxes.get_mut(owner as usize) {
-                self.links.push(outbox, job);
+                self.links.push(outbox, job.0);
                 wake.insert(PortId(owner as u8));
                 self.wakes = self.wakes.wrapping_add(1);
             }
@@ -448,6 +517,28 @@ impl<S: SerialPolicy> Core<S> {
             self.blocks = self.blocks.wrapping_add(1);
         }
         Turn::Full
+    }
+
+    /// What the policy has selected goes, to begin with its first part if it has several.
+    #[inline]
+    fn issue(&mut self, port: PortId, job: u32) -> Turn {
+        let Some(merger) = &mut self.merger else { return Turn::Issue(self.tag(job)) };
+        merger.begin(port.0.into(), Job(job));
+        match merger.piece(port.0.into()) {
+            Some(piece) => self.piece(&piece),
+            None => Turn::Nothing,
+        }
+    }
+
+    #[inline]
+    fn piece(&self, piece: &Piece) -> Turn {
+        let tag = self.tag(piece.job);
+        if piece.goes_on { Turn::Join(tag) } else { Turn::Issue(tag) }
+    }
+
+    #[inline]
+    fn tag(&self, job: u32) -> Tag {
+        Tag(job & 1u32.wrapping_shl(self.tag_bits).wrapping_sub(1))
     }
 }
 

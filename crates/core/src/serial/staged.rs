@@ -50,6 +50,12 @@ impl<T: Copy + Default> Staged<T> {
         self.jobs.get(job.0 as usize).copied()
     }
 
+    /// The same, to be changed.
+    #[inline]
+    pub fn kept_mut(&mut self, job: Job) -> Option<&mut T> {
+        self.jobs.get_mut(job.0 as usize)
+    }
+
     /// Whether the flow has nothing staged.
     #[inline]
     pub fn is_empty(&self, flow: usize) -> bool {

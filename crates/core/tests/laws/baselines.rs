@@ -17,7 +17,7 @@ use fairq_core::sfqd::StartTime;
 use crate::canary::serial_config;
 use crate::script::Kind;
 use crate::world::{Shape, Subject};
-use crate::{law_fairness, law_idle, law_requests, law_shares, law_slots, law_virtual_time, law_work};
+use crate::{SfqD, law_fairness, law_idle, law_merge, law_requests, law_shares, law_slots, law_virtual_time, law_work};
 
 /// Lengths that all cost the same: 4096 is what flushes and discards cost.
 const ONE_LENGTH: &[u32] = &[4096];
@@ -210,6 +210,10 @@ macro_rules! laws_of_requests {
             fn virtual_time() {
                 law_virtual_time::holds(&$subject).unwrap();
             }
+            #[test]
+            fn merging() {
+                law_merge::holds(&$subject).unwrap();
+            }
         }
     )*};
 }
@@ -246,4 +250,21 @@ fn exempted_with_reason() {
     law_work::holds(&Limited(|shape: &Shape| VirtualIops::new(&serial_config(shape)))).unwrap_err();
     law_shares::five_to_one_over_two_ports(&BySlices { idle_ns: 0 }, 0).unwrap_err();
     law_idle::two_shards_at_depth_one(&BySlices { idle_ns: IDLE_NS }, 0).unwrap_err();
+}
+
+/// Merged requests are paid for as what they are.
+#[test]
+fn fair_in_bytes_with_merging() {
+    law_merge::bounded_unfairness(&SfqD).unwrap();
+    law_merge::bounded_unfairness(&ByDeviceTime { idle_ns: 0 }).unwrap();
+    law_merge::bounded_unfairness(&ByBudgets { idle_ns: 0 }).unwrap();
+}
+
+/// Those whose laws are looked at one by one above.
+#[test]
+fn merging() {
+    law_merge::holds(&SfqD).unwrap();
+    law_merge::holds(&ByIops).unwrap();
+    law_merge::holds(&ByBudgets { idle_ns: 0 }).unwrap();
+    law_merge::holds(&ByDeviceTime { idle_ns: 0 }).unwrap();
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use fairq_core::serial::{Arrival, Job, Selection, SerialConfig, SerialPolicy, SerialPort};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
-    Class, FlowError, FlowId, Next, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted,
+    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted,
     Tag, Weight,
 };
 
@@ -24,7 +24,14 @@ pub(crate) fn caught(verdict: Result<(), String>, how: &str) {
 }
 
 pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
-    SerialConfig { ports: shape.ports, flows: shape.flows, tags: shape.tags, slots: shape.slots, cost: shape.cost }
+    SerialConfig {
+        ports: shape.ports,
+        flows: shape.flows,
+        tags: shape.tags,
+        slots: shape.slots,
+        cost: shape.cost,
+        merge_bytes: shape.merge_bytes,
+    }
 }
 
 /// What is wrong with the naive fair queue.
@@ -45,6 +52,8 @@ pub(crate) enum Fault {
     RoundsDown,
     /// Orders tags as if virtual time never wrapped.
     ForgetsTheWrap,
+    /// What a request grows by costs nothing.
+    GrowsForNothing,
 }
 
 #[derive(Clone, Copy)]
@@ -89,6 +98,19 @@ impl SerialPolicy for Naive {
         let finish = start + units;
         self.ends[arrival.flow] = finish;
         self.queue.push(Queued { job: arrival.job, flow: arrival.flow, start, finish });
+    }
+
+    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
+        if self.fault == Fault::GrowsForNothing {
+            return;
+        }
+        let units = u128::from(arrival.cost) * 100 * SCALE / u128::from(arrival.weight.get());
+        self.ends[arrival.flow] += units;
+        let of_the_flow = self.queue.iter_mut().filter(|queued| queued.flow == arrival.flow);
+        for queued in of_the_flow.skip_while(|queued| queued.job != arrival.job) {
+            queued.finish += units;
+            queued.start += if queued.job == arrival.job { 0 } else { units };
+        }
     }
 
     fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
@@ -312,6 +334,88 @@ impl Port for ShimPort {
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         if !self.every(9, Misbehave::ForgetCompletions) {
             self.inner.complete(now_ns, tag, outcome, wake);
+        }
+    }
+}
+
+/// What is joined that must not be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Joins {
+    AcrossBarriers,
+    TooMuch,
+    Gaps,
+    WritesToReads,
+}
+
+/// SFQ(D) that merges, and is told something else than what is asked for.
+pub(crate) struct Joining(pub(crate) Joins);
+
+pub(crate) struct JoiningPort {
+    inner: SfqdPort,
+    fault: Joins,
+    end: u64,
+}
+
+pub(crate) struct JoiningPolicy(Sfqd);
+
+impl Subject for Joining {
+    type Policy = JoiningPolicy;
+
+    fn build(&self, shape: &Shape) -> (JoiningPolicy, Vec<JoiningPort>) {
+        let mut config = serial_config(shape);
+        config.merge_bytes *= if self.0 == Joins::TooMuch { 4 } else { 1 };
+        let (policy, ports) = Sfqd::new(&config).expect("the shape is legal");
+        let port = |inner| JoiningPort { inner, fault: self.0, end: 0 };
+        (JoiningPolicy(policy), ports.into_iter().map(port).collect())
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+impl Policy for JoiningPolicy {
+    type Port = JoiningPort;
+
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        self.0.add_flow(weight)
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.0.set_weight(flow, weight)
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.0.remove_flow(flow)
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.0.tick(now_ns, wake)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl Port for JoiningPort {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        let mut told = *request;
+        match self.fault {
+            Joins::Gaps => told.offset = self.end,
+            Joins::WritesToReads if told.op == Op::Write => told.op = Op::Read,
+            _ => {}
+        }
+        self.end = told.offset + u64::from(told.length);
+        self.inner.submit(now_ns, &told, wake)
+    }
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        self.inner.next(now_ns, wake)
+    }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        self.inner.complete(now_ns, tag, outcome, wake);
+    }
+    fn barrier(&mut self, flow: FlowId) {
+        if self.fault != Joins::AcrossBarriers {
+            self.inner.barrier(flow);
         }
     }
 }

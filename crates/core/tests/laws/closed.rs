@@ -43,7 +43,7 @@ impl<P: Policy> Plan<P> {
     ) -> Plan<P> {
         let depth = |port| loops.iter().flat_map(|l| &l.feeds).filter(|feed| feed.0 == port).map(|feed| feed.1).sum();
         let tags = (0..ports).map(depth).max().unwrap_or(0);
-        let shape = Shape { ports, flows: loops.len(), tags, slots, threshold, cost };
+        let shape = Shape { ports, flows: loops.len(), tags, slots, threshold, cost, merge_bytes: 0 };
         let mut world = World::new(subject, shape, 12_345);
         for tenant in loops {
             world.add_flow(tenant.weight).expect("it fits");

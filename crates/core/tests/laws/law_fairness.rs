@@ -89,7 +89,11 @@ fn slack(trace: &Trace, flow: usize) -> i128 {
 }
 
 fn bound(trace: &Trace, flows: [usize; 2], counted: Counted) -> i128 {
-    let largest = |flow| trace.requests.iter().filter(|r| r.flow == flow).map(Req::service).max().unwrap_or(0);
+    let largest = |flow: usize| {
+        let alone = trace.requests.iter().filter(|r| r.flow == flow).map(Req::service).max().unwrap_or(0);
+        let lightest = trace.flows[flow].weights.iter().min().copied().unwrap_or(1);
+        alone.max(i128::from(trace.shape.merge_bytes) * 100 * ONE_UNIT / i128::from(lightest))
+    };
     let requests: i128 = flows.map(largest).iter().sum();
     let slack: i128 = flows.map(|flow| slack(trace, flow)).iter().sum();
     let depth = match (counted, trace.shape.slots) {

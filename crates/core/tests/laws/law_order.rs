@@ -59,7 +59,8 @@ pub(crate) fn holds(subject: &impl Subject, rule: VirtualTime) -> Result<(), Str
 /// D = 1, and flows that are backlogged from the start until they have nothing more to do: then the order
 /// is SFQ's by any definition of virtual time.
 pub(crate) fn holds_for_backlogged_flows(subject: &impl Subject) -> Result<(), String> {
-    let shape = Shape { ports: 1, flows: 8, tags: 256, slots: 1, threshold: 0, cost: Default::default() };
+    let shape =
+        Shape { ports: 1, flows: 8, tags: 256, slots: 1, threshold: 0, cost: Default::default(), merge_bytes: 0 };
     for seed in 0..100 {
         let mut world = World::new(subject, shape, seed);
         let mut left = Vec::new();

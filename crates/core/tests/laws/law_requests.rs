@@ -9,7 +9,7 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     let mut issued = vec![0; trace.requests.len()];
     for (at, event) in trace.events.iter().enumerate() {
         match event {
-            Event::Issued { port, tag, request: None } => {
+            Event::Issued { port, tag, request: None, .. } => {
                 return Err(format!("event {at}: port {port} issued {tag:?}, which it has not staged"));
             }
             Event::Issued { port, request: Some(request), .. } => {

@@ -1,4 +1,4 @@
-//! **Law: slots.** Never more than D requests outstanding; and when nothing is owed to any port, the free slots that the
+//! **Law: slots.** Never more than D commands outstanding; and when nothing is owed to any port, the free slots that the
 //! policy counts are D less what is outstanding: none leaks, none is made.
 
 use crate::canary::{self, Fault, Misbehave, caught};
@@ -7,10 +7,21 @@ use crate::world::{Event, Subject, Trace};
 
 pub(crate) fn check_depth(trace: &Trace) -> Result<(), String> {
     let mut outstanding = 0;
+    // How many requests of each command have not completed.
+    let mut live = vec![0; trace.requests.len()];
+    for request in &trace.requests {
+        if let Some(live) = live.get_mut(request.command) {
+            *live += 1;
+        }
+    }
     for (at, event) in trace.events.iter().enumerate() {
-        match event {
-            Event::Issued { .. } => outstanding += 1,
-            Event::Completed(_) => outstanding -= 1,
+        match *event {
+            Event::Issued { joined, .. } => outstanding += u32::from(!joined),
+            Event::Completed(request) => {
+                let live = &mut live[trace.requests[request].command];
+                *live -= 1;
+                outstanding -= u32::from(*live == 0);
+            }
             _ => {}
         }
         if outstanding > trace.shape.slots {

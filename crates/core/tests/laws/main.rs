@@ -8,6 +8,7 @@ mod canary;
 mod closed;
 mod law_fairness;
 mod law_idle;
+mod law_merge;
 mod law_order;
 mod law_periods;
 mod law_requests;

@@ -59,6 +59,8 @@ pub(crate) struct Kind {
     /// Whether wake-ups may be late; if not, everything owed is paid after every step.
     pub(crate) late: bool,
     pub(crate) max_steps: usize,
+    /// The most bytes that are merged to one command; if any, requests come in streams.
+    pub(crate) merge_bytes: u32,
 }
 
 /// A bit of everything.
@@ -71,6 +73,7 @@ pub(crate) const ANYTHING: Kind = Kind {
     control: true,
     late: true,
     max_steps: 300,
+    merge_bytes: 0,
 };
 
 #[derive(Clone, Debug)]
@@ -107,13 +110,14 @@ fn step(kind: Kind, ports: usize) -> impl Strategy<Value = Step> {
 
 pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
     let shape = (1..=kind.max_ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds)).prop_map(
-        |(ports, slots, threshold)| Shape {
+        move |(ports, slots, threshold)| Shape {
             ports,
             flows: MAX_FLOWS,
             tags: 48,
             slots,
             threshold,
             cost: CostModel::default(),
+            merge_bytes: kind.merge_bytes,
         },
     );
     shape.prop_flat_map(move |shape| {

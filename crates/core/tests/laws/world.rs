@@ -23,6 +23,8 @@ pub(crate) struct Shape {
     /// The throttling threshold (T), in units of virtual time.
     pub(crate) threshold: u64,
     pub(crate) cost: CostModel,
+    /// The most bytes that are merged to one command.
+    pub(crate) merge_bytes: u32,
 }
 
 /// A policy that laws are applied to.
@@ -51,6 +53,9 @@ pub(crate) struct Flow {
     /// The weights it has had, latest last.
     pub(crate) weights: Vec<u16>,
     pub(crate) open: bool,
+    /// The range that its stream has come to, where requests are merged.
+    stream: (u64, u64),
+    barriers: u32,
 }
 
 /// Fixed-point scale of exact service.
@@ -64,6 +69,13 @@ pub(crate) struct Req {
     pub(crate) flow: usize,
     pub(crate) cost: u64,
     pub(crate) weight: u16,
+    pub(crate) op: Op,
+    pub(crate) offset: u64,
+    pub(crate) length: u32,
+    /// How many barriers its flow had before it.
+    pub(crate) barriers: u32,
+    /// Which command it was issued in: commands are numbered as they are issued.
+    pub(crate) command: usize,
 }
 
 impl Req {
@@ -81,6 +93,8 @@ pub(crate) enum Event {
         port: usize,
         tag: Tag,
         request: Option<usize>,
+        /// Whether the command goes on with what is issued next.
+        joined: bool,
     },
     Completed(usize),
     /// After every verb.
@@ -127,6 +141,10 @@ pub(crate) struct World<P: Policy> {
     staged: Vec<usize>,
     /// What the device is serving, in the order in which it was issued.
     pub(crate) device: Vec<usize>,
+    /// How many requests of each command have not completed.
+    commands: Vec<usize>,
+    /// Per port, what has been joined to a command that is not complete yet.
+    joined: Vec<Vec<usize>>,
     /// When each request was issued; 0 before.
     pub(crate) issued_ns: Vec<u64>,
     pub(crate) trace: Trace,
@@ -147,6 +165,8 @@ impl<P: Policy> World<P> {
             tags: vec![vec![None; shape.tags]; shape.ports],
             staged: vec![0; shape.ports],
             device: Vec::new(),
+            commands: Vec::new(),
+            joined: vec![Vec::new(); shape.ports],
             issued_ns: Vec::new(),
             trace: Trace { shape, threshold, flows: Vec::new(), requests: Vec::new(), events: Vec::new() },
             random: seed | 1,
@@ -165,7 +185,7 @@ impl<P: Policy> World<P> {
 
     pub(crate) fn add_flow(&mut self, weight: u16) -> Result<usize, FlowError> {
         let id = self.policy.add_flow(Weight::new(weight).expect("scripts use legal weights"))?;
-        self.trace.flows.push(Flow { id, weights: vec![weight], open: true });
+        self.trace.flows.push(Flow { id, weights: vec![weight], open: true, stream: (1 << 30, 1 << 30), barriers: 0 });
         Ok(self.trace.flows.len() - 1)
     }
 
@@ -192,21 +212,36 @@ impl<P: Policy> World<P> {
     /// Submits and owes the port a `next`; gives the request, unless there is no tag left or the flow is closed.
     pub(crate) fn submit(&mut self, port: usize, flow: usize, op: Op, length: u32) -> Option<usize> {
         let tag = self.tags[port].iter().position(Option::is_none)?;
-        let state = &self.trace.flows[flow];
+        let merges = self.trace.shape.merge_bytes > 0;
+        let alone = merges && self.random(16) == 0;
+        let offset = if merges { self.place(flow, length) } else { 0 };
+        let state = &mut self.trace.flows[flow];
         let (open, weight) = (state.open, state.weights[state.weights.len() - 1]);
-        let request = Request { tag: Tag(tag as u32), flow: state.id, op, offset: 0, length };
+        let id = state.id;
+        let request = Request { tag: Tag(tag as u32), flow: id, op, offset, length };
+        state.barriers += u32::from(alone || !matches!(op, Op::Read | Op::Write));
+        let barriers = state.barriers;
+        if alone {
+            self.ports[port].barrier(id);
+        }
         let result = self.verb(port, |port, now, wake| port.submit(now, &request, wake));
+        if alone {
+            self.ports[port].barrier(id);
+            self.trace.flows[flow].barriers += 1;
+        }
         match result {
             Ok(submitted) if open => {
                 let cost = self.trace.shape.cost.cost(op, length);
                 let index = self.trace.requests.len();
                 self.issued_ns.push(0);
-                self.trace.requests.push(Req { port, tag: request.tag, flow, cost, weight });
+                let (tag, command) = (request.tag, usize::MAX);
+                let req = Req { port, tag, flow, cost, weight, op, offset, length, barriers, command };
+                self.trace.requests.push(req);
                 self.trace.events.push(Event::Submitted(index));
-                self.tags[port][tag] = Some((index, false));
+                self.tags[port][tag.0 as usize] = Some((index, false));
                 self.staged[port] += 1;
                 if let Submitted::Issue { .. } = submitted {
-                    self.issue(port, request.tag);
+                    self.issue(port, request.tag, false);
                 }
                 Some(index)
             }
@@ -246,7 +281,11 @@ impl<P: Policy> World<P> {
         match next {
             Next::Issue { tag, .. } => {
                 self.owed.insert(PortId(port as u8));
-                self.issue(port, tag);
+                self.issue(port, tag, false);
+            }
+            Next::Join { tag } => {
+                self.owed.insert(PortId(port as u8));
+                self.issue(port, tag, true);
             }
             Next::WaitUntil(time) => {
                 self.timers[port] = Some(time);
@@ -261,7 +300,8 @@ impl<P: Policy> World<P> {
     /// Completes the request at a position in the device and owes its port a `next`.
     pub(crate) fn complete(&mut self, position: usize) -> usize {
         let index = self.device.remove(position);
-        let Req { port, tag, .. } = self.trace.requests[index];
+        let Req { port, tag, command, .. } = self.trace.requests[index];
+        self.commands[command] -= 1;
         let outcome = if self.random(16) == 0 { Outcome::Failed } else { Outcome::Done };
         self.trace.events.push(Event::Completed(index));
         self.tags[port][tag.0 as usize] = None;
@@ -295,7 +335,8 @@ impl<P: Policy> World<P> {
             }
         }
         let free_slots = self.policy.stats().free_slots;
-        let (outstanding, staged) = (self.device.len(), self.staged());
+        let outstanding = self.commands.iter().filter(|&&live| live > 0).count();
+        let staged = self.staged();
         self.trace.events.push(Event::Settled { free_slots, outstanding, staged });
     }
 
@@ -355,19 +396,38 @@ impl<P: Policy> World<P> {
         }
     }
 
-    fn issue(&mut self, port: usize, tag: Tag) {
+    /// Mostly goes on with the flow's stream, at its end or before its beginning.
+    fn place(&mut self, flow: usize, length: u32) -> u64 {
+        let pick = self.random(10);
+        let (begin, end) = self.trace.flows[flow].stream;
+        let (offset, stream) = match pick {
+            0..6 => (end, (begin, end + u64::from(length))),
+            6..9 => (begin - u64::from(length), (begin - u64::from(length), end)),
+            _ => (end + (1 << 20), (end + (1 << 20), end + (1 << 20) + u64::from(length))),
+        };
+        self.trace.flows[flow].stream = stream;
+        offset
+    }
+
+    fn issue(&mut self, port: usize, tag: Tag, joined: bool) {
         let state = self.tags[port].get_mut(tag.0 as usize).and_then(Option::as_mut);
         let request = match state {
             Some((index, issued @ false)) => {
                 *issued = true;
                 self.staged[port] -= 1;
-                self.device.push(*index);
+                self.joined[port].push(*index);
                 self.issued_ns[*index] = self.now_ns;
                 Some(*index)
             }
             _ => None,
         };
-        self.trace.events.push(Event::Issued { port, tag, request });
+        if !joined {
+            let parts = std::mem::take(&mut self.joined[port]);
+            parts.iter().for_each(|&part| self.trace.requests[part].command = self.commands.len());
+            self.commands.push(parts.len());
+            self.device.extend(parts);
+        }
+        self.trace.events.push(Event::Issued { port, tag, request, joined });
         if request.is_none() {
             // Its port would be asked for ever.
             self.owed.remove(PortId(port as u8));

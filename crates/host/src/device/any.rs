@@ -11,6 +11,7 @@ use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
+use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 
 /// Which device to open, as plain data.
@@ -142,6 +143,11 @@ impl Queue for AnyQueue {
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
         // SAFETY: passed on as the caller gave it.
         each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command) })
+    }
+
+    unsafe fn issue_merged(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+        // SAFETY: passed on as the caller gave it.
+        each!(AnyQueue, self, queue => unsafe { queue.issue_merged(now_ns, ring, command, memories) })
     }
 
     #[inline]

@@ -122,6 +122,28 @@ impl Guard {
         true
     }
 
+    /// Enters everywhere without waiting, or nowhere: `None` if anybody is ahead of a shared access at one of its stripes. No
+    /// ticket is drawn then.
+    pub(in crate::device) fn try_shared(&self, file: u16, offset: u64, length: u64) -> Option<Held> {
+        let mut access = Access::shared(file, offset, length);
+        while access.wanted != 0 {
+            let index = access.wanted.trailing_zeros();
+            let stripe = &self.stripes[index as usize];
+            let turn = stripe.turn.load(Ordering::Acquire);
+            let following = turn.wrapping_add(1);
+            // The ticket whose turn it is is drawn only if nobody has drawn it before: then it is ours to pass on.
+            if stripe.next.compare_exchange(turn, following, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                access.wanted = 0;
+                self.leave(&mut access);
+                return None;
+            }
+            stripe.turn.store(following, Ordering::Release);
+            access.wanted &= access.wanted - 1;
+            access.held |= 1 << index;
+        }
+        Some(access.into_held())
+    }
+
     /// Gives back what the access holds.
     pub(in crate::device) fn leave(&self, access: &mut Access) {
         debug_assert!(access.wanted == 0, "an access that waits has a ticket, which it must use");
@@ -200,6 +222,23 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_wait_enters_everywhere_or_nowhere() {
+        let guard = Guard::default();
+        let both = guard.try_shared(0, 0, 2 * MIB).unwrap();
+        let mut cycle = Access::exclusive(0, MIB, 512);
+        assert!(!guard.poll(&mut cycle));
+        assert_eq!(guard.try_shared(0, 0, 2 * MIB), None, "a cycle waits at the second stripe");
+        guard.leave_shared(both);
+        assert!(guard.poll(&mut cycle));
+        assert_eq!(guard.try_shared(0, MIB, 512), None);
+        let mut alone = Access::exclusive(0, 0, 512);
+        assert!(guard.poll(&mut alone), "the first was given back");
+        guard.leave(&mut alone);
+        guard.leave(&mut cycle);
+        guard.leave_shared(guard.try_shared(0, 0, 2 * MIB).unwrap());
+    }
+
+    #[test]
     fn counters_may_wrap() {
         let guard = Guard::default();
         for stripe in &guard.stripes {
@@ -230,7 +269,9 @@ mod tests {
                         let is_cycle = (round + thread) % 3 == 0;
                         let wide = Access::shared(0, 60 * MIB, 10 * MIB);
                         let mut access = if is_cycle { Access::exclusive(0, 64 * MIB, 512) } else { wide };
-                        while !guard.poll(&mut access) {
+                        let without_waiting = !is_cycle && round % 2 == 0;
+                        let held = without_waiting.then(|| guard.try_shared(0, 60 * MIB, 10 * MIB)).flatten();
+                        while held.is_none() && !guard.poll(&mut access) {
                             std::thread::yield_now();
                         }
                         let seen = counters.each_ref().map(|counter| counter.load(Ordering::Relaxed));
@@ -240,7 +281,10 @@ mod tests {
                             std::hint::spin_loop();
                             counters[1].store(seen[1] + 1, Ordering::Relaxed);
                         }
-                        guard.leave(&mut access);
+                        match held {
+                            Some(held) => guard.leave_shared(held),
+                            None => guard.leave(&mut access),
+                        }
                     }
                 });
             }

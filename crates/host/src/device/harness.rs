@@ -35,7 +35,7 @@ pub(crate) struct Driver<Q> {
     pub(crate) now_ns: u64,
     region: Region,
     /// The buffers of commands on their way, by tag.
-    buffers: Vec<Option<(Command, Option<Buffer>)>>,
+    buffers: Vec<Option<(Command, Vec<Buffer>)>>,
     /// What a test makes of the kernel's results before the queue sees them.
     pub(crate) tamper: Tamper,
 }
@@ -70,8 +70,8 @@ impl<Q: Queue> Driver<Q> {
     /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page boundary.
     pub(crate) fn issue(&mut self, command: Command, data: &[u8], shift: usize) {
         let has_data = matches!(command.op, Op::Read | Op::Write);
-        let mut buffer = has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap());
-        let memory = buffer.as_mut().map_or(Memory::NONE, |buffer| {
+        let mut buffer = Vec::from_iter(has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap()));
+        let memory = buffer.first_mut().map_or(Memory::NONE, |buffer| {
             let bytes = &mut buffer.bytes_mut()[shift..];
             if command.op == Op::Write {
                 bytes.copy_from_slice(data)
@@ -86,6 +86,34 @@ impl<Q: Queue> Driver<Q> {
         self.buffers.push(Some((command, buffer)));
         // SAFETY: the buffer is kept until the completion has been reaped.
         unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command) };
+    }
+
+    /// Issues a read or write as one that was merged of parts of so many bytes (the last may be shorter), each in a buffer of
+    /// its own; false, and nothing issued, if the queue does not take it as one command. If it fails it is issued
+    /// once more, as one that was not merged.
+    pub(crate) fn issue_merged(&mut self, command: Command, data: &[u8], part: u32) -> bool {
+        let tag = Tag(self.buffers.len() as u32);
+        let (mut buffers, mut memories, mut at) = (Vec::new(), Vec::new(), 0);
+        while at < command.length {
+            let length = part.min(command.length - at);
+            let mut buffer = self.region.allocate(length).unwrap();
+            match command.op {
+                Op::Write => buffer.bytes_mut().copy_from_slice(&data[at as usize..][..length as usize]),
+                _ => buffer.bytes_mut().fill(0xee),
+            }
+            memories.push(buffer.memory());
+            buffers.push(buffer);
+            at += length;
+        }
+        let command = Command { tag, memory: memories[0], ..command };
+        // SAFETY: the buffers are kept until the completion has been reaped.
+        let taken = unsafe { self.queue.issue_merged(self.now_ns, &mut self.ring, &command, &memories) };
+        if taken {
+            self.buffers.push(Some((command, buffers)));
+        } else {
+            buffers.into_iter().for_each(|buffer| self.region.free(buffer));
+        }
+        taken
     }
 
     /// One turn of a shard's loop; what has ended.
@@ -109,18 +137,25 @@ impl<Q: Queue> Driver<Q> {
                 None => {}
             }
         }
-        done.into_iter().map(|completion| self.end(completion)).collect()
+        done.into_iter().filter_map(|completion| self.end(completion)).collect()
     }
 
-    fn end(&mut self, completion: Completion) -> Ended {
-        let (command, buffer) = self.buffers[completion.tag.0 as usize].take().expect("completed once");
-        let data = buffer.map_or_else(Vec::new, |mut buffer| {
-            let shift = command.memory.address as usize - buffer.memory().address as usize;
-            let data = buffer.bytes_mut()[shift..].to_vec();
+    /// What has ended; not if it is issued once more.
+    fn end(&mut self, completion: Completion) -> Option<Ended> {
+        let (command, buffers) = self.buffers[completion.tag.0 as usize].take().expect("completed once");
+        let is_merged = buffers.len() > 1;
+        let shift =
+            buffers.first().map_or(0, |buffer| command.memory.address as usize - buffer.memory().address as usize);
+        let mut data = Vec::new();
+        for mut buffer in buffers {
+            data.extend_from_slice(&buffer.bytes_mut()[shift..]);
             self.region.free(buffer);
-            data
-        });
-        Ended { command, errno: completion.errno, data }
+        }
+        if is_merged && completion.errno != 0 {
+            self.issue(command, &data, 0);
+            return None;
+        }
+        Some(Ended { command, errno: completion.errno, data })
     }
 
     /// Whether something that was issued has not ended.

@@ -149,6 +149,21 @@ pub trait Queue: 'static {
     /// The command's memory must stay valid and untouched until its completion has been reaped.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
 
+    /// Takes a read or write whose data lies in several places, one after the other; they are together as long as the command,
+    /// whose own memory is the first. False, and nothing done, if it cannot be one command here.
+    ///
+    /// # Safety
+    /// As for [`Queue::issue`], of each of the places.
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        _command: &Command,
+        _memories: &[Memory],
+    ) -> bool {
+        false
+    }
+
     /// Makes everything issued visible to the device: once per turn of the shard's loop. Adds to `wake` the shards
     /// that have completions to reap because of it.
     fn ring(&mut self, _now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {}

@@ -7,6 +7,7 @@ use std::io;
 use fairq_core::PortSet;
 
 use crate::device::{Command, Completion, Device, Info, Place, Queue};
+use crate::memory::Memory;
 use crate::ring::Ring;
 
 /// The null device.
@@ -55,6 +56,11 @@ impl Device for NullDevice {
 impl Queue for NullQueue {
     unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
         self.done.push(Completion { tag: command.tag, errno: 0 });
+    }
+
+    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, _memories: &[Memory]) -> bool {
+        self.done.push(Completion { tag: command.tag, errno: 0 });
+        true
     }
 
     fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {

@@ -40,6 +40,7 @@ use fairq_core::{Op, PortSet};
 use crate::device::ram::memory_info;
 use crate::device::store::Store;
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
+use crate::memory::Memory;
 use crate::ring::Ring;
 
 /// The limits of a paced device; 0 is no limit.
@@ -73,10 +74,14 @@ pub struct PacedQueue {
     fresh: Vec<Pending>,
     /// Rung, in the order of completion.
     pending: VecDeque<Pending>,
+    /// Lists of places that are not in use.
+    spare: Vec<Vec<Memory>>,
 }
 
 struct Pending {
     command: Command,
+    /// Where its data is, if that is in several places.
+    memories: Vec<Memory>,
     errno: i32,
     done_ns: u64,
 }
@@ -97,7 +102,7 @@ impl Device for PacedDevice {
     }
 
     fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<PacedQueue> {
-        Ok(PacedQueue { shared: self.shared.clone(), fresh: Vec::new(), pending: VecDeque::new() })
+        Ok(PacedQueue { shared: self.shared.clone(), fresh: Vec::new(), pending: VecDeque::new(), spare: Vec::new() })
     }
 
     fn is_polled(&self) -> bool {
@@ -116,7 +121,19 @@ impl Queue for PacedQueue {
             // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
             _ => unsafe { self.shared.store.execute(command) },
         };
-        self.fresh.push(Pending { command: *command, errno, done_ns: 0 });
+        self.fresh.push(Pending { command: *command, memories: Vec::new(), errno, done_ns: 0 });
+    }
+
+    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, places: &[Memory]) -> bool {
+        let errno = match command.op {
+            Op::Read => 0,
+            // SAFETY: as for one.
+            _ => unsafe { self.shared.store.execute_merged(command, places) },
+        };
+        let mut memories = self.spare.pop().unwrap_or_default();
+        memories.extend_from_slice(places);
+        self.fresh.push(Pending { command: *command, memories, errno, done_ns: 0 });
+        true
     }
 
     fn ring(&mut self, now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {
@@ -135,12 +152,18 @@ impl Queue for PacedQueue {
 
     fn reap(&mut self, now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
         while self.pending.front().is_some_and(|pending| pending.done_ns <= now_ns) {
-            let Some(pending) = self.pending.pop_front() else { break };
+            let Some(mut pending) = self.pending.pop_front() else { break };
             let errno = match pending.command.op {
                 // SAFETY: the memory is the device's until this completion is taken.
-                Op::Read => unsafe { self.shared.store.execute(&pending.command) },
+                Op::Read if pending.memories.is_empty() => unsafe { self.shared.store.execute(&pending.command) },
+                // SAFETY: as above, of all places.
+                Op::Read => unsafe { self.shared.store.execute_merged(&pending.command, &pending.memories) },
                 _ => pending.errno,
             };
+            if !pending.memories.is_empty() {
+                pending.memories.clear();
+                self.spare.push(pending.memories);
+            }
             done.push(Completion { tag: pending.command.tag, errno });
         }
     }
@@ -218,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::device::harness::place;
-    use crate::memory::{Memory, Region};
+    use crate::memory::Region;
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -10,6 +10,7 @@ use fairq_core::PortSet;
 
 use crate::device::store::Store;
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
+use crate::memory::Memory;
 use crate::ring::Ring;
 
 /// A RAM device.
@@ -68,6 +69,13 @@ impl Queue for RamQueue {
         // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
         let errno = unsafe { self.store.execute(command) };
         self.done.push(Completion { tag: command.tag, errno });
+    }
+
+    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+        // SAFETY: as for one.
+        let errno = unsafe { self.store.execute_merged(command, memories) };
+        self.done.push(Completion { tag: command.tag, errno });
+        true
     }
 
     fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fairq_core::Op;
 
 use crate::device::{Command, Extent};
+use crate::memory::Memory;
 
 /// The granularity of holes.
 const PAGE: u64 = 4096;
@@ -96,6 +97,24 @@ impl Store {
             Op::Discard => self.zero(offset, length, false),
             Op::WriteZeroes => self.zero(offset, length, command.no_hole),
             Op::Flush => {}
+        }
+        0
+    }
+
+    /// The same for a read or write whose data lies in several places; the errno of the first that fails.
+    ///
+    /// # Safety
+    /// As for [`Self::execute`], of each of the places.
+    pub(crate) unsafe fn execute_merged(&self, command: &Command, memories: &[Memory]) -> i32 {
+        let mut offset = command.offset;
+        for &memory in memories {
+            let part = Command { offset, length: memory.length, memory, ..*command };
+            // SAFETY: passed on as the caller gave it.
+            let errno = unsafe { self.execute(&part) };
+            if errno != 0 {
+                return errno;
+            }
+            offset += u64::from(memory.length);
         }
         0
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fairq_core::Op;
+use fairq_core::serial::merge::MOST_PARTS;
 use proptest::prelude::*;
 
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
@@ -43,6 +44,8 @@ struct Action {
     no_hole: bool,
     fast_only: bool,
     shift: usize,
+    /// The bytes of its parts, if it was merged.
+    part: Option<u32>,
     seed: u8,
 }
 
@@ -65,8 +68,10 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => 200_000..700_000u32
     ];
     let shift = prop_oneof![3 => Just(0usize), 1 => 0..4096usize];
-    (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), shift, 1..=255u8).prop_map(
-        |(gap, length, op, queue, [fua, no_hole, fast_only], shift, seed)| Action {
+    let part =
+        prop_oneof![2 => Just(None), 1 => Just(Some(4096)), 1 => Just(Some(512)), 1 => (1..9000u32).prop_map(Some)];
+    (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), shift, part, 1..=255u8).prop_map(
+        |(gap, length, op, queue, [fua, no_hole, fast_only], shift, part, seed)| Action {
             gap,
             length,
             op,
@@ -75,6 +80,7 @@ fn actions() -> impl Strategy<Value = Action> {
             no_hole,
             fast_only,
             shift,
+            part,
             seed,
         },
     )
@@ -108,7 +114,14 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
             let &Action { op, fua, no_hole, fast_only, .. } = action;
             let issued = Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
             let data = if op == Op::Write { pattern(action.seed, to - from) } else { Vec::new() };
-            drivers[action.queue].issue(issued, &data, action.shift);
+            let driver = &mut drivers[action.queue];
+            let can_be_merged = matches!(op, Op::Read | Op::Write) && !fua && issued.length > 0;
+            let part = action
+                .part
+                .filter(|&part| can_be_merged && issued.length > part && issued.length.div_ceil(part) <= MOST_PARTS);
+            if !part.is_some_and(|part| driver.issue_merged(issued, &data, part)) {
+                driver.issue(issued, &data, action.shift);
+            }
             match op {
                 Op::Write => expected[from..to].copy_from_slice(&data),
                 Op::WriteZeroes => expected[from..to].fill(0),
@@ -170,6 +183,50 @@ fn check_extents(device: &AnyDevice, actual: &[u8]) {
         }
     }
     assert!(last.is_some());
+}
+
+/// A stream in 4 KiB requests is one command, everywhere; what is not whole blocks is not where blocks matter.
+#[test]
+fn every_device_takes_merged_commands() {
+    let scratch = scratch();
+    let file = |name: &str, direct| file_spec(scratch.path().join(name), SIZE as u64, direct);
+    let pace = Pace { iops: 100_000, ..Pace::default() };
+    let soft = |spec| DeviceSpec::NvmeSoft(Box::new(spec));
+    let over_a_file = || {
+        let files = vec![FileSpec { path: scratch.path().join("soft"), create_size: Some(SIZE as u64) }];
+        nvme_soft(BackingSpec::File { files, direct: Direct::Auto })
+    };
+    let devices = [
+        DeviceSpec::Ram { size: SIZE as u64 },
+        DeviceSpec::Paced { size: SIZE as u64, pace },
+        file("cached", Direct::Off),
+        file("direct", Direct::Auto),
+        soft(nvme_soft(BackingSpec::Ram { size: SIZE as u64 })),
+        soft(over_a_file()),
+    ];
+    for spec in devices {
+        let device = spec.open().unwrap();
+        let mut driver = Driver::open(&device);
+        let data = pattern(7, 128 << 10);
+        // More commands than there are lists of places on the controller: the rest is told to go alone.
+        let mut taken = 0;
+        for round in 0..40u64 {
+            let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
+            taken += usize::from(driver.issue_merged(write, &data, 4096));
+            if round % 16 == 15 {
+                driver.finish();
+            }
+        }
+        assert_eq!(taken, 40, "{spec:?}");
+        driver.finish();
+        assert_eq!(driver.read(128 << 10, 128 << 10), data, "{spec:?}");
+        assert!(driver.issue_merged(command(Op::Read, 128 << 10, 128 << 10), &[], 4096), "{spec:?}");
+        assert_eq!(driver.finish()[0].data, data, "{spec:?}");
+        let odd = driver.issue_merged(command(Op::Read, 512, 9000), &[], 1000);
+        let wants_blocks = matches!(spec, DeviceSpec::NvmeSoft(_)) || device.info().block_size > 1;
+        assert_eq!(odd, !wants_blocks, "{spec:?}");
+        driver.finish();
+    }
 }
 
 /// Makes some of the kernel's good results worse: interrupted, or short by whole blocks.

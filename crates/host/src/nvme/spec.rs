@@ -95,6 +95,14 @@ impl Sqe {
         self.flags = self.flags & 0x3f | 1 << 6;
         self.data = [address, u64::from(length)];
     }
+
+    /// Says where its data is: in the places that a list of `length` bytes of SGL descriptors names.
+    #[inline]
+    pub fn point_sgl_list(&mut self, address: u64, length: u32) {
+        const LAST_SEGMENT: u64 = 0x30 << 56;
+        self.flags = self.flags & 0x3f | 1 << 6;
+        self.data = [address, LAST_SEGMENT | u64::from(length)];
+    }
 }
 
 /// A completion queue entry without its phase.

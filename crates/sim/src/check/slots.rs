@@ -1,4 +1,4 @@
-//! **Outstanding <= D.** No more requests are issued and not completed than the policy has slots.
+//! **Outstanding <= D.** No more commands are issued and not completed than the policy has slots.
 
 use super::Check;
 use crate::fact::Fact;
@@ -23,8 +23,8 @@ impl Check for Slots {
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
         match fact {
-            Fact::Issued(_) => self.outstanding += 1,
-            Fact::Completed(..) => self.outstanding -= 1,
+            Fact::Issued(request) => self.outstanding += u32::from(!request.joined),
+            Fact::Completed(request, _) => self.outstanding -= u32::from(!request.joined),
             _ => {}
         }
         if self.outstanding <= self.slots {

@@ -172,6 +172,7 @@ impl<P: Platform> Subject<P> for SfqD {
             tags: scenario.tags(),
             slots: self.slots,
             cost: scenario.cost,
+            merge_bytes: 0,
         })
     }
 

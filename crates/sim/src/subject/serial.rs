@@ -88,6 +88,7 @@ impl<P: Platform> Subject<P> for OneLock {
             tags: scenario.tags(),
             slots: self.slots,
             cost: scenario.cost,
+            merge_bytes: 0,
         };
         let inner = self.scheduler(&bounds)?;
         let scheduler: Box<dyn SerialPolicy> = match &self.nass {

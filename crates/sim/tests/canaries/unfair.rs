@@ -18,6 +18,7 @@ impl SerialPolicy for FirstIn {
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push_back((arrival.flow, arrival.job));
     }
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
     fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let at = self.queue.iter().position(|&(flow, _)| eligible(flow));
         at.and_then(|at| self.queue.remove(at)).map_or(Selection::Nothing, |(_, job)| Selection::Serve(job))
@@ -44,6 +45,7 @@ impl SerialPolicy for ByWeight {
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push((arrival.weight, arrival.flow, arrival.job));
     }
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
     fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
         let staged = self.queue.iter().enumerate().filter(|(_, (_, flow, _))| eligible(*flow));
         let Some((at, _)) = staged.max_by_key(|(_, (weight, ..))| *weight) else { return Selection::Nothing };

@@ -10,6 +10,9 @@
 //!                                                       [again: EAGAIN, EINTR]
 //! ```
 //!
+//! A merged command is one vectored read or write, and comes here only if all its parts are whole blocks at aligned places;
+//! if it moves less than all, it has failed, and its parts are tried alone.
+//!
 //! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every turn, and
 //! `deadline_ns` makes turns happen while there are any.
 //!
@@ -58,6 +61,8 @@ pub struct FileQueue {
     again: Vec<u32>,
     retry_ns: u64,
     done: Vec<Completion>,
+    /// Vectors that are not in use.
+    spare: Vec<Vec<libc::iovec>>,
 }
 
 struct Operation {
@@ -73,6 +78,8 @@ struct Operation {
     is_synced: bool,
     bounce: Option<Buffer>,
     access: Access,
+    /// Where a merged command's data is.
+    vectors: Vec<libc::iovec>,
 }
 
 impl FileQueue {
@@ -93,11 +100,12 @@ impl FileQueue {
             again: Vec::new(),
             retry_ns: 0,
             done: Vec::new(),
+            spare: Vec::new(),
         })
     }
 
     /// Puts a command in a slot.
-    fn admit(&mut self, command: &Command) -> u32 {
+    fn admit(&mut self, command: &Command, vectors: Vec<libc::iovec>) -> u32 {
         let operation = Operation {
             command: *command,
             done: 0,
@@ -108,6 +116,7 @@ impl FileQueue {
             is_synced: false,
             bounce: None,
             access: Access::NONE,
+            vectors,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -119,7 +128,11 @@ impl FileQueue {
 
     fn finish(&mut self, slot: u32, errno: i32) {
         self.release(slot);
-        if let Some(operation) = self.slots[slot as usize].take() {
+        if let Some(mut operation) = self.slots[slot as usize].take() {
+            if !operation.vectors.is_empty() {
+                operation.vectors.clear();
+                self.spare.push(operation.vectors);
+            }
             self.done.push(Completion { tag: operation.command.tag, errno });
             self.free.push(slot);
         }
@@ -205,7 +218,7 @@ impl FileQueue {
             operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
         };
         // SAFETY: the memory is the command's, which is the device's until the completion is reaped, or the bounce
-        // buffer's, which the operation keeps until this event has been taken, or a constant.
+        // buffer's, which the operation keeps until this event has been taken, or a constant; vectors are the operation's.
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
@@ -247,8 +260,29 @@ impl Queue for FileQueue {
             (command.offset, command.length) = inside(command.offset, command.length, backing.zero_block);
         }
         debug_assert!(!matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length);
-        let slot = self.admit(&command);
+        let slot = self.admit(&command, Vec::new());
         self.advance(now_ns, ring, slot);
+    }
+
+    unsafe fn issue_merged(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+        let Some(backing) = self.shared.files.get(usize::from(command.file)) else { return false };
+        let end = command.offset.checked_add(u64::from(command.length));
+        let is_straight = |memory: &Memory| {
+            memory.length.is_multiple_of(backing.block)
+                && (memory.address as usize).is_multiple_of(backing.memory_align as usize)
+        };
+        let is_one = end.is_some_and(|end| end <= backing.size)
+            && command.offset.is_multiple_of(backing.block.into())
+            && memories.iter().all(is_straight);
+        if !is_one {
+            return false;
+        }
+        let mut vectors = self.spare.pop().unwrap_or_default();
+        let vector = |memory: &Memory| libc::iovec { iov_base: memory.address.cast(), iov_len: memory.length as usize };
+        vectors.extend(memories.iter().map(vector));
+        let slot = self.admit(command, vectors);
+        self.advance(now_ns, ring, slot);
+        true
     }
 
     fn ring(&mut self, now_ns: u64, ring: &mut Ring, _wake: &mut PortSet) {
@@ -387,6 +421,13 @@ impl Operation {
     }
 
     fn transfer_entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+        if !self.vectors.is_empty() {
+            let (vectors, count, offset) = (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
+            return match self.is_read() {
+                true => build!(file, fd => opcode::Readv::new(fd, vectors, count).offset(offset).build()),
+                false => build!(file, fd => opcode::Writev::new(fd, vectors, count).offset(offset).build()),
+            };
+        }
         let (offset, length, memory) = self.transfer(backing.block);
         let address = memory.address.wrapping_add(self.moved as usize);
         let offset = offset + u64::from(self.moved);
@@ -418,6 +459,9 @@ impl Operation {
             }
             errno if errno > 0 => return Verdict::Failed(errno),
             _ => {}
+        }
+        if !self.vectors.is_empty() {
+            return if result as u32 == self.length { Verdict::Part } else { Verdict::Failed(libc::EIO) };
         }
         match self.step {
             Step::Sync => {

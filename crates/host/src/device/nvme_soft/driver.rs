@@ -12,7 +12,7 @@ use super::Shared;
 use super::bus::Bus;
 use super::layout::{Layout, QUEUES_MIN};
 use super::queue::Hold;
-use super::set::{self, CQ_ENTRIES, ENTRIES, SET_BYTES, SET_SLOTS, Set};
+use super::set::{self, CQ_ENTRIES, ENTRIES, SET_BYTES, SET_WINDOWS, Set};
 use crate::device::Place;
 use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
 use crate::nvme::spec::{
@@ -46,7 +46,7 @@ impl Driver {
     /// The bus with room for everything.
     pub(super) fn bus(queues: u16) -> io::Result<Bus> {
         let sets = usize::from(queues / QUEUES_MIN);
-        Bus::map(ADMIN_BYTES + sets * SET_BYTES, sets * SET_SLOTS)
+        Bus::map(ADMIN_BYTES + sets * SET_BYTES, sets * SET_WINDOWS)
     }
 
     /// Of a controller that has not been started.

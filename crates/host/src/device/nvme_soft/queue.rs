@@ -17,6 +17,7 @@ use super::set::{Ended, Owner, Part, Set};
 use crate::device::file::inside;
 use crate::device::guard::{Access, Held as Guarded};
 use crate::device::{Command, Completion, Queue};
+use crate::memory::Memory;
 use crate::nvme::controller::AWAKE_NS;
 use crate::nvme::spec::{BLOCKS_MAX, LBA};
 use crate::ring::{Event, Ring};
@@ -229,6 +230,32 @@ impl Queue for NvmeQueue {
             return self.begin_job(now_ns, command);
         }
         self.push(command, Owner::new(self.member, Part::Whole(command.tag), held));
+    }
+
+    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+        let end = command.offset.checked_add(u64::from(command.length));
+        let size = self.shared.sizes.get(usize::from(command.file)).copied();
+        let is_one = size.zip(end).is_some_and(|(size, end)| end <= size)
+            && command.length <= BYTES_MAX
+            && command.offset.is_multiple_of(LBA.into())
+            && memories.iter().all(|memory| memory.length.is_multiple_of(LBA))
+            && self.overflow[class_index(command.class)].is_empty();
+        let Some(hold) = self.hold.as_mut().filter(|_| is_one) else { return false };
+        let mut held = Guarded::NONE;
+        if command.op == Op::Write {
+            match self.shared.guard.try_shared(command.file, command.offset, command.length.into()) {
+                Some(entered) => held = entered,
+                None => return false,
+            }
+        }
+        let owner = Owner::new(self.member, Part::Whole(command.tag), held);
+        let is_pushed = hold.get().push_merged(self.shared.controller.dma(), command, memories, owner);
+        if is_pushed {
+            self.in_flight += 1;
+        } else {
+            self.shared.guard.leave_shared(held);
+        }
+        is_pushed
     }
 
     #[inline]

@@ -5,17 +5,21 @@
 //! what one class has outstanding takes nothing from another. The slot is the command identifier, and
 //! names the window on the command's memory and the place of its range if it discards.
 //!
+//! **Merged commands** have their data in several places: a list of SGL descriptors, of which a set has a few, each with a
+//! window for every entry. Where there is none left commands are not merged.
+//!
 //! **Sharing.** A set of one shard belongs to that shard. A set that several shards share is behind a mutex, which each of
 //! them takes once per batch; who takes completions leaves the others theirs in a mailbox, and as the vector wakes all
 //! members, each comes for them.
 
+use fairq_core::serial::merge::MOST_PARTS;
 use fairq_core::{Class, Op, Tag};
 
 use super::bus::Bus;
 use super::layout::Layout;
 use crate::device::Command;
 use crate::device::guard::Held;
-use crate::memory::PAGE;
+use crate::memory::{Memory, PAGE};
 use crate::nvme::controller::Controller;
 use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
 use crate::nvme::spec::{CQE, LBA_SHIFT, SQE, Sqe, nvm};
@@ -28,6 +32,16 @@ const SLOTS: usize = ENTRIES as usize - 1;
 const CLASSES: usize = 4;
 /// Slots of a set at most; also how many windows it has on the bus.
 pub(super) const SET_SLOTS: usize = SLOTS * CLASSES;
+/// Lists of places for merged commands, and how many each has.
+const LISTS: usize = 32;
+const LIST_ENTRIES: usize = MOST_PARTS as usize;
+const LIST_BYTES: usize = LIST_ENTRIES * SGL_BYTES;
+/// An SGL descriptor: an address, and a length with a type (0 for data) above it.
+const SGL_BYTES: usize = 16;
+/// Windows of a set on the bus: one for each slot, and those of the lists.
+pub(super) const SET_WINDOWS: usize = SET_SLOTS + LISTS * LIST_ENTRIES;
+/// Of a slot whose command has no list.
+const NO_LIST: u16 = u16::MAX;
 /// Entries of the completion queue.
 pub(super) const CQ_ENTRIES: u16 = SET_SLOTS as u16 + 1;
 
@@ -36,7 +50,7 @@ const RANGES: usize = (SET_SLOTS * nvm::RANGE as usize).next_multiple_of(PAGE);
 const SQ_BYTES: usize = ENTRIES as usize * SQE;
 const CQ_BYTES: usize = (CQ_ENTRIES as usize * CQE).next_multiple_of(PAGE);
 /// Bytes of a set in the part of the bus that is mapped for good.
-pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES;
+pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES + LISTS * LIST_BYTES;
 
 /// Whose a command is, and what is to be done when it has ended: two words, so that it travels in registers. Copied field
 /// by field and read back whole it would wait for its own stores.
@@ -99,6 +113,9 @@ pub(super) struct Set {
     cq: CqHead,
     cqid: u16,
     owners: Box<[Owner]>,
+    /// The list of each slot's command, if it has one, and the lists that are free.
+    list_of: Box<[u16]>,
+    free_lists: Vec<u16>,
     /// Where its windows begin.
     window: usize,
     /// Where its ranges are, in the fixed part of the bus.
@@ -153,7 +170,9 @@ impl Set {
             cq: CqHead::new(cq),
             cqid: layout.cqid(set),
             owners: vec![Owner::NOBODY; SET_SLOTS].into(),
-            window: set * SET_SLOTS,
+            list_of: vec![NO_LIST; SET_SLOTS].into(),
+            free_lists: (0..LISTS as u16).collect(),
+            window: set * SET_WINDOWS,
             ranges: ranges_offset(base),
             dirty: 0,
             taken: false,
@@ -205,6 +224,32 @@ impl Set {
         true
     }
 
+    /// The same for a merged read or write, with its data in these places; false also if there is no list for them.
+    pub(super) fn push_merged(&mut self, bus: &Bus, command: &Command, memories: &[Memory], owner: Owner) -> bool {
+        let class = self.index(command.class);
+        let queue = &mut self.queues[class];
+        if memories.len() > LIST_ENTRIES || self.free_lists.is_empty() {
+            return false;
+        }
+        let Some(slot) = queue.free.pop() else { return false };
+        let Some(list) = self.free_lists.pop() else { return false };
+        let address = Bus::fixed(self.ranges + RANGES + usize::from(list) * LIST_BYTES);
+        let entries = bus.memory(address, LIST_BYTES).cast::<[u64; 2]>();
+        let windows = self.window + SET_SLOTS + usize::from(list) * LIST_ENTRIES;
+        for (index, &memory) in memories.iter().enumerate() {
+            let descriptor = [bus.open(windows + index, memory), memory.length.into()];
+            // SAFETY: an entry of this list, which is nobody else's until the completion.
+            unsafe { entries.add(index).as_ptr().write_volatile(descriptor) };
+        }
+        let mut sqe = entry(command, slot);
+        sqe.point_sgl_list(address, (memories.len() * SGL_BYTES) as u32);
+        queue.tail = queue.sq.push(&sqe);
+        self.dirty |= 1 << queue.sqid;
+        self.owners[usize::from(slot)] = owner;
+        self.list_of[usize::from(slot)] = list;
+        true
+    }
+
     /// Rings every doorbell that has to be.
     #[inline]
     pub(super) fn ring(&mut self, controller: &Controller<Bus>) {
@@ -231,6 +276,10 @@ impl Set {
         let owner = std::mem::replace(&mut self.owners[usize::from(cqe.cid)], Owner::NOBODY);
         assert!(owner != Owner::NOBODY, "the controller completes what it was given, once");
         self.queues[usize::from(cqe.cid) / SLOTS].free.push(cqe.cid);
+        let list = std::mem::replace(&mut self.list_of[usize::from(cqe.cid)], NO_LIST);
+        if list != NO_LIST {
+            self.free_lists.push(list);
+        }
         Some(Ended { owner, errno: cqe.status.to_errno() })
     }
 
