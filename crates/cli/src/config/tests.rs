@@ -98,8 +98,7 @@ fn a_wrong_line_is_shown() {
          1024)\n   |\n 1 | device = { kind = \"ram\", size = \"huge\" }\n   |                                 ^^^^^^"
     );
     let typo = refusal("policy = \"mqfq:slots=64,treshold=4k\"");
-    let start =
-        "fairq.toml:1:10: policy: unknown key `treshold`; did you mean `threshold`? (allowed: name, D, slots, T, ";
+    let start = "fairq.toml:1:10: policy: unknown key `treshold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, ";
     let shown = ")\n   |\n 1 | policy = \"mqfq:slots=64,treshold=4k\"\n   |          ^^^^^^^^^^^^^^^^^^^^^^^^^^^";
     assert!(typo.starts_with(start) && typo.ends_with(shown), "{typo}");
     let unfinished = refusal("listen = [\"unix:/run/x\"\nshards = 1\n");
