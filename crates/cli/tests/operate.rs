@@ -181,9 +181,12 @@ fn parameters_change_live_or_not_at_all() {
     let server = Server::start(CONFIG, &[]);
     assert_eq!(server.said(&["params", "threshold=128k"]), "policy.threshold: 64k -> 128k\n");
     assert!(server.said(&["policy"]).contains("policy       mqfq D=64 T=128k"));
-    let (code, text) = server.refused(&["params", "threshold=1M,slots=8"]);
-    assert!(code == 1 && text.contains("slots of mqfq is built in at the start"), "{code} {text}");
-    assert!(server.said(&["policy"]).contains("T=128k"), "nothing was changed");
+    server.said(&["params", "D=8"]);
+    let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
+    assert_eq!(policy["state"]["slots"], json!(8));
+    let (code, text) = server.refused(&["params", "threshold=1M,slot-kind=counter"]);
+    assert!(code == 1 && text.contains("slot-kind of mqfq is built in at the start"), "{code} {text}");
+    assert!(server.said(&["policy"]).contains("mqfq D=8 T=128k"), "nothing was changed");
     let (code, text) = server.refused(&["params", "budget=1M"]);
     assert!(code == 2 && text.contains("mqfq takes no `budget`"), "{code} {text}");
     let serial = Server::start(CONFIG, &["--policy", "sfqd:D=4"]);

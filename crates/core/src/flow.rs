@@ -150,6 +150,11 @@ impl<P: Platform> FlowTable<P> {
         self.ports
     }
 
+    /// Makes every port's next [`PortFlows::poll`] say that there is news, of something that ports seldom look at.
+    pub(crate) fn tell(&self) {
+        self.closings.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Adds a flow. `prepare` sets up the policy's own state of the slot before any port can use it.
     pub fn add(&self, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
@@ -285,14 +290,16 @@ impl PortFlows {
         }
     }
 
-    /// Acts on removals since the last call: one load when there were none.
+    /// Acts on removals since the last call: one load when there were none. True if there was news of any kind.
     #[inline]
-    pub fn poll<P: Platform>(&mut self, table: &FlowTable<P>) {
+    pub fn poll<P: Platform>(&mut self, table: &FlowTable<P>) -> bool {
         let closings = table.closings.load(Ordering::Acquire);
-        if closings != self.closings_seen {
+        let is_news = closings != self.closings_seen;
+        if is_news {
             self.closings_seen = closings;
             self.answer(table);
         }
+        is_news
     }
 
     #[cold]

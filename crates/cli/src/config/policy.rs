@@ -98,7 +98,7 @@ impl PolicyName {
     /// The keys that can be changed while it runs.
     pub(crate) fn live_keys(self) -> &'static [&'static str] {
         match self {
-            PolicyName::Mqfq | PolicyName::MqfqSerial => &["threshold"],
+            PolicyName::Mqfq | PolicyName::MqfqSerial => &["slots", "threshold"],
             PolicyName::None | PolicyName::D2fq | PolicyName::Kyber | PolicyName::KyberFair => &[],
             _ => &["slots"],
         }

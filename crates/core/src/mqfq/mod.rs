@@ -98,7 +98,7 @@ pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use port::MqfqPort;
 pub use topology::Topology;
 
-use crate::config::{ConfigError, MAX_THRESHOLD};
+use crate::config::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
@@ -112,7 +112,6 @@ use wheel::Wheel;
 /// The control side of MQFQ.
 pub struct Mqfq<P: Platform = Native> {
     shared: Arc<Shared<P>>,
-    slots: u32,
 }
 
 /// What all ports share.
@@ -166,7 +165,7 @@ impl<P: Platform> Mqfq<P> {
         });
         let port = |port| MqfqPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
-        Ok((Mqfq { shared, slots: config.slots }, handles))
+        Ok((Mqfq { shared }, handles))
     }
 
     /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that are added to `wake`.
@@ -175,6 +174,17 @@ impl<P: Platform> Mqfq<P> {
             return Err(ConfigError::Threshold(threshold_bytes));
         }
         wake.extend(self.shared.wheel.set_window(self.shared.ends.window(threshold_bytes)));
+        Ok(())
+    }
+
+    /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with [`SlotKind::ScalableBitmap`]. The caller
+    /// wakes the ports that are added to `wake`.
+    fn set_slots(&self, count: u32, wake: &mut PortSet) -> Result<(), TuneError> {
+        if count == 0 || count > MAX_SLOTS {
+            return Err(ConfigError::Slots(count).into());
+        }
+        wake.extend(self.shared.slots.resize(count).ok_or(TuneError::Fixed)?);
+        self.shared.flows.tell();
         Ok(())
     }
 }
@@ -194,7 +204,7 @@ impl<P: Platform> Policy for Mqfq<P> {
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         match tuning {
             Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, wake)?),
-            Tuning::Slots(_) => Err(TuneError::Fixed),
+            Tuning::Slots(count) => self.set_slots(count, wake),
         }
     }
 
@@ -216,7 +226,7 @@ impl<P: Platform> Policy for Mqfq<P> {
         };
         Stats {
             virtual_time: Some(time.now().units()),
-            slots: Some(u64::from(self.slots)),
+            slots: Some(u64::from(slots.total())),
             free_slots: Some(slots.free()),
             throttles: sum(|port| &port.throttles),
             blocks: sum(|port| &port.blocks),

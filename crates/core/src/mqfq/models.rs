@@ -428,6 +428,98 @@ fn without_giving_up_a_token_is_stranded() {
     a_token_is_not_stranded(false);
 }
 
+/// D becomes greater while a port becomes ready: it is woken, or finds the new slot.
+fn a_new_slot_finds_its_user(kind: SlotKind, looks_again: bool) {
+    check(6, move || {
+        let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1));
+        assert!(slots.acquire(A, &mut 0).is_some());
+        let other = slots.clone();
+        let setter = thread::spawn(move || other.resize(2).unwrap());
+        let mut got = want(&slots, B, looks_again);
+        let wake = setter.join().unwrap();
+        if got.is_none() {
+            assert!(wake.contains(B), "a wake-up was lost");
+            got = want(&slots, B, looks_again);
+        }
+        assert!(got.is_some() && slots.free() == 0);
+    });
+}
+
+#[test]
+fn a_new_slot_is_found() {
+    a_new_slot_finds_its_user(SlotKind::TokenTree, true);
+    a_new_slot_finds_its_user(SlotKind::AtomicCounter, true);
+}
+
+#[test]
+#[should_panic(expected = "a wake-up was lost")]
+fn without_looking_again_a_new_slot_is_not_found() {
+    a_new_slot_finds_its_user(SlotKind::TokenTree, false);
+}
+
+/// D goes from 2 to 1 and to 2 again, or only to 1, while one port gives a slot back and another takes one. Afterwards as many
+/// can be taken as D says, whoever paid; `pays` is what `Local::take` does.
+fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
+    check(5, move || {
+        let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2));
+        let held = slots.acquire(A, &mut 0).unwrap();
+        let take = move |slots: &Slots<P>, port| {
+            if pays { slots.acquire_owing(port, &mut 0).0 } else { slots.acquire(port, &mut 0) }
+        };
+        let finisher = slots.clone();
+        let finishing = thread::spawn(move || {
+            finisher.release(A, held, true);
+            let again = take(&finisher, A);
+            finisher.stop(A);
+            again
+        });
+        let other = slots.clone();
+        let taking = thread::spawn(move || {
+            let got = take(&other, B);
+            other.stop(B);
+            got
+        });
+        slots.resize(1);
+        if back {
+            slots.resize(2);
+        }
+        let mut outstanding = [finishing.join().unwrap(), taking.join().unwrap()].iter().flatten().count() as u64;
+        let total = u64::from(slots.total());
+        assert!(outstanding <= 2);
+        assert_eq!(slots.free(), total.saturating_sub(outstanding), "slots were made or lost");
+        // All old requests end; then D holds.
+        for port in [A, B].into_iter().take(outstanding as usize) {
+            slots.release(port, 0, true);
+            slots.stop(port);
+        }
+        outstanding = 0;
+        while take(&slots, A).is_some() {
+            outstanding += 1;
+        }
+        assert_eq!(outstanding, total, "not as many as D says");
+    });
+}
+
+#[test]
+fn a_debt_is_paid() {
+    for kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
+        a_debt_is_paid_once::<Loom>(kind, false, true);
+        a_debt_is_paid_once::<Loom>(kind, true, true);
+    }
+}
+
+#[test]
+#[should_panic(expected = "not as many as D says")]
+fn a_debt_that_nobody_pays_is_noticed() {
+    a_debt_is_paid_once::<Loom>(SlotKind::TokenTree, false, false);
+}
+
+#[test]
+#[should_panic(expected = "slots were made or lost")]
+fn without_atomic_additions_slots_are_lost() {
+    a_debt_is_paid_once::<Torn>(SlotKind::TokenTree, true, true);
+}
+
 // The wheel.
 
 /// A port goes to sleep while others move virtual time to where it may go on: it notices, or is woken.

@@ -31,6 +31,8 @@ struct Local {
     enlisted: bool,
     /// Where the port last found a slot.
     hint: u32,
+    /// Whether slots may be owed, since D has become less.
+    owes: bool,
     throttles: u64,
     blocks: u64,
     wakes: u64,
@@ -47,6 +49,7 @@ impl<P: Platform> MqfqPort<P> {
             place: None,
             enlisted: false,
             hint: u32::from(port.0),
+            owes: false,
             throttles: 0,
             blocks: 0,
             wakes: 0,
@@ -170,7 +173,7 @@ impl Local {
 
     #[inline]
     fn next<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Next {
-        self.account.poll(&shared.flows);
+        self.owes |= self.account.poll(&shared.flows);
         loop {
             let Some(lead) = self.queue.lead() else {
                 self.rest(shared, wake);
@@ -221,15 +224,26 @@ impl Local {
         self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
     }
 
+    /// Takes a slot, if there is one.
+    #[inline]
+    fn take<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
+        if !self.owes {
+            return shared.slots.acquire(self.port, &mut self.hint);
+        }
+        let (slot, owes) = shared.slots.acquire_owing(self.port, &mut self.hint);
+        self.owes = owes;
+        slot
+    }
+
     /// Takes a slot, or marks the port as ready.
     #[inline]
     fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
-        let mut slot = shared.slots.acquire(self.port, &mut self.hint);
+        let mut slot = self.take(shared);
         if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
             shared.slots.enlist(self.port);
             self.enlisted = true;
             // Whoever frees a slot and does not see the mark has freed it before this.
-            slot = shared.slots.acquire(self.port, &mut self.hint);
+            slot = self.take(shared);
             if slot.is_none() {
                 self.blocks += 1;
                 self.count(shared);

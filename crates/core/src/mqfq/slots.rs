@@ -29,9 +29,17 @@
 //! all other nodes are empty unless all ports that could move are at rest with nothing on their path: the device
 //! is idle only if no request may go.
 //!
+//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and requests are outstanding that
+//! nobody can take back. So D becomes less by a *debt*: as long as there is one, whoever takes a token
+//! ([`Slots::acquire_owing`]) pays with it and takes the next; the first one that finds nothing owed is used. Ports learn
+//! that there may be a debt from a word that they read anyway, and ask no more once they have found it paid. Tokens,
+//! less the debt, and the requests outstanding add up to the new D at once; whoever has heard of the change sends
+//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and waking who is ready.
+//!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable bitmap, where a slot is a
 //! bit, the bits are spread over cache lines, and a port begins its search where it last found one.
-//! There a token belongs to nobody, so a port that stops also looks whether any are free while others are ready.
+//! There a token belongs to nobody, so a port that stops also looks whether any are free while others are ready. The
+//! bitmap is built for its D and keeps it.
 
 use alloc::boxed::Box;
 
@@ -39,7 +47,7 @@ use crossbeam_utils::CachePadded;
 
 use super::config::SlotKind;
 use super::topology::Tree;
-use crate::platform::{AtomicWord, Ordering, Platform};
+use crate::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::port::{PortId, PortSet};
 
 /// Slots and ready ports.
@@ -47,6 +55,10 @@ pub(super) struct Slots<P: Platform> {
     tree: Tree,
     ready: CachePadded<P::U64>,
     kind: Kind<P>,
+    /// Tokens that are to vanish.
+    debt: CachePadded<P::U64>,
+    /// D.
+    total: P::Mutex<u32>,
 }
 
 enum Kind<P: Platform> {
@@ -66,7 +78,67 @@ impl<P: Platform> Slots<P> {
             SlotKind::AtomicCounter => Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots)))),
             SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
         };
-        Slots { tree, ready: CachePadded::new(P::U64::new(0)), kind }
+        let zero = || CachePadded::new(P::U64::new(0));
+        Slots { tree, ready: zero(), kind, debt: zero(), total: P::Mutex::new(slots) }
+    }
+
+    /// D.
+    pub(super) fn total(&self) -> u32 {
+        self.total.with(|total| *total)
+    }
+
+    /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all ports, who take slots
+    /// by [`Self::acquire_owing`] from then on.
+    pub(super) fn resize(&self, slots: u32) -> Option<PortSet> {
+        if matches!(self.kind, Kind::Bitmap(_)) {
+            return None;
+        }
+        self.total.with(|total| {
+            let old = core::mem::replace(total, slots);
+            if slots <= old {
+                self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
+                return Some(PortSet::EMPTY);
+            }
+            let more = u64::from(slots - old);
+            Some(self.add(more.wrapping_sub(self.forgive(more))))
+        })
+    }
+
+    /// Takes up to `most` off the debt; gives how much.
+    fn forgive(&self, most: u64) -> u64 {
+        let mut owed = self.debt.load(Ordering::SeqCst);
+        loop {
+            let less = owed.min(most);
+            match self.debt.compare_exchange(owed, owed.wrapping_sub(less), Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return less,
+                Err(now) => owed = now,
+            }
+        }
+    }
+
+    /// Puts new tokens where all can take them; claims all ready ports, and gives them to be woken.
+    fn add(&self, tokens: u64) -> PortSet {
+        let root = match &self.kind {
+            Kind::Tree(words) => words.get(Tree::ROOT),
+            Kind::Counter(word) => Some(word),
+            Kind::Bitmap(_) => None,
+        };
+        let Some(root) = root.filter(|_| tokens != 0) else { return PortSet::EMPTY };
+        root.fetch_add(tokens, Ordering::SeqCst);
+        // Who becomes ready changes the same word: before this and is woken, or after it and finds the tokens.
+        PortSet::from_bits(self.ready.swap(0, Ordering::SeqCst))
+    }
+
+    /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to go on asking: nothing is owed
+    /// any more if not.
+    #[cold]
+    pub(super) fn acquire_owing(&self, port: PortId, hint: &mut u32) -> (Option<u32>, bool) {
+        while let Some(slot) = self.acquire(port, hint) {
+            if !take_one(&*self.debt) {
+                return (Some(slot), false);
+            }
+        }
+        (None, true)
     }
 
     /// Takes a slot. `hint` is where the port last found one.
@@ -197,13 +269,14 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// Slots not in use. Exact when nothing moves.
+    /// Slots not in use, and not owed. Exact when nothing moves.
     pub(super) fn free(&self) -> u64 {
-        match &self.kind {
-            Kind::Tree(words) => words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst))),
+        let free: u64 = match &self.kind {
+            Kind::Tree(words) => words.iter().fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst))),
             Kind::Counter(word) => word.load(Ordering::SeqCst),
             Kind::Bitmap(bitmap) => bitmap.free(),
-        }
+        };
+        free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
     /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port cannot use it.
