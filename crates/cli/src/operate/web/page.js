@@ -14,7 +14,7 @@ const SHAPES = [
 const LETTERS = "ABCDEF";
 // Rows of the table at first and with each "more" (they are tall where the window is narrow); tenants in the matrix.
 const ROWS = matchMedia("(max-width: 1000px)").matches ? 8 : 20;
-const MATRIX = 8;
+const MATRIX = matchMedia("(max-width: 560px)").matches ? 6 : 8;
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
