@@ -73,7 +73,8 @@ def post(server, body, **headers):
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        said = error.read().decode()
+        return error.code, json.loads(said) if said.startswith("{") else said
 
 
 def look(server):
@@ -219,6 +220,8 @@ def test_page_changes_weights_with_the_token_only():
         rig.check(status == 409 and said["error"] == "there is no tenant nobody", f"{status} {said}")
         status, said = post(server, change, Content_Type=kind, Authorization=right)
         rig.check((status, said) == (200, {"tenant": "db", "from": 300, "to": 500}), f"{status} {said}")
+        status, said = post(server, {"tenant": "x" * 70_000}, Content_Type=kind, Authorization=right)
+        rig.check(status == 413, f"{status} {said}")
         with served(rig.tempfile.mkdtemp(dir=folder), "db", token=False) as closed:
             status, said = post(closed, change, Content_Type=kind, Authorization=right)
             rig.check(status == 403 and "set web-token" in said["error"], f"{status} {said}")

@@ -96,10 +96,18 @@ impl Console {
         }
     }
 
-    /// What is shown of the server, once a second, on a terminal and on the web page.
+    /// What is shown of the server on a terminal and on the web page: what was said at the last full second, so that the shards
+    /// are not asked however many look.
     pub(super) fn look(&self, admin: &dyn Admin) -> Value {
-        let now = admin.status();
-        let whole = json!({ "status": self.status(admin, &now), "tenants": self.tenants(admin, &now) });
+        let asked;
+        let now = match &self.latest {
+            Some(latest) => latest,
+            None => {
+                asked = admin.status();
+                &asked
+            }
+        };
+        let whole = json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
         serde_json::from_value::<Look>(whole).expect("what is shown is a part of what is told").json()
     }
 
@@ -294,6 +302,7 @@ impl Console {
         let range = ranges.last().expect("the new one is the last");
         let tenant = server_tenant(&new, range);
         admin.add(tenant.clone()).map_err(|error| Refusal::new(error.to_string()))?;
+        self.latest = None;
         let (offset, size) = (Some(Size(range.offset)), Some(Size(range.size)));
         self.settings.tenant.push(Spanned::new(0..0, TenantTable { offset, size, ..table }));
         Ok(tenant)
@@ -305,6 +314,7 @@ impl Console {
 
     fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
         admin.remove(name).map_err(Fault::refused)?;
+        self.latest = None;
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         Ok(json!({ "tenant": name }))
     }

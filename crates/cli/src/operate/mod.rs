@@ -54,6 +54,8 @@ pub(crate) struct Console {
     last: (Duration, HashMap<FlowId, TenantStats>),
     /// What happened in the last second.
     second: HashMap<FlowId, Row>,
+    /// What the server said then, if its tenants are still the same.
+    latest: Option<Status>,
     /// Interference at the last seconds, the oldest first.
     matrices: VecDeque<Matrix>,
     /// Who may change weights on the web page.
@@ -79,6 +81,7 @@ impl Console {
             welcome,
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
+            latest: None,
             matrices: VecDeque::new(),
             records: record::Records::default(),
         })
@@ -149,6 +152,7 @@ impl Operator for Console {
         notify(NotifyState::Watchdog);
         let (rows, counted, seconds) = self.count(&now, &roster);
         self.show(&now, &rows, &counted, seconds);
+        self.latest = Some(now);
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {

@@ -50,7 +50,7 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "look",
-        summary: "What `fairq top` and the web page show, from one moment",
+        summary: "What `fairq top` and the web page show, as it was at the last full second",
         params: &[],
         result: "parts of status and tenants",
     },

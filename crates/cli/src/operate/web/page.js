@@ -466,10 +466,12 @@ async function ask() {
     const look = await answer.json();
     if (state.paused) return;
     state.write = answer.headers.get("fairq-write");
-    state.previous = state.look;
-    state.look = look;
-    remember(look);
     state.gone = null;
+    // The server tells of its last full second: the same one again is not news.
+    const isNews = look.status.uptime_s !== state.look?.status.uptime_s;
+    if (isNews) state.previous = state.look;
+    state.look = look;
+    if (isNews) remember(look);
     show();
   } catch {
     state.gone ??= new Date();
