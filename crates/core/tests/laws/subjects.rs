@@ -1,0 +1,306 @@
+//! The policies that the laws are applied to.
+
+use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, Budgets};
+use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, TimeSlices};
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
+use fairq_core::fiops::{Fiops, FiopsPort, VirtualIops};
+use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, Throttled};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
+use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::nass::{NassConfig, NassOver, NassPort};
+use fairq_core::none::{NonePolicy, NonePort};
+use fairq_core::serial::SerialPolicy;
+use fairq_core::sfqd::{Sfqd, SfqdPort, StartTime};
+
+use crate::canary::serial_config;
+use crate::world::{Shape, Subject};
+
+pub(crate) struct None;
+
+impl Subject for None {
+    type Policy = NonePolicy;
+    fn build(&self, shape: &Shape) -> (NonePolicy, Vec<NonePort>) {
+        NonePolicy::new(shape.ports, shape.flows, shape.tags).expect("the bounds are legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+pub(crate) struct SfqD;
+
+impl Subject for SfqD {
+    type Policy = Sfqd;
+    fn build(&self, shape: &Shape) -> (Sfqd, Vec<SfqdPort>) {
+        Sfqd::new(&serial_config(shape)).expect("the shape is legal")
+    }
+    /// The order is one for all ports.
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+/// MQFQ, or one of the alternatives that the paper compares its parts with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Multi {
+    Paper,
+    ArrayScan,
+    AtomicCounter,
+    ScalableBitmap,
+    Polling,
+    Serial,
+    /// Cores of two threads on two sockets.
+    Sockets,
+}
+
+impl Subject for Multi {
+    type Policy = Mqfq;
+    fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
+        let sockets = Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
+        let flat = Topology::flat(shape.ports);
+        let topology = if matches!(self, Multi::Sockets) { sockets } else { flat };
+        let mut config = MqfqConfig::new(topology, shape.flows, shape.tags);
+        config.slots = shape.slots;
+        config.threshold_bytes = shape.threshold;
+        config.cost = shape.cost;
+        match self {
+            Multi::Paper | Multi::Sockets => {}
+            Multi::ArrayScan => config.virtual_time = VirtualTimeKind::ArrayScan,
+            Multi::AtomicCounter => config.slot_kind = SlotKind::AtomicCounter,
+            Multi::ScalableBitmap => config.slot_kind = SlotKind::ScalableBitmap,
+            Multi::Polling => config.unthrottle = UnthrottleKind::Polling { period_ns: 1000 },
+            Multi::Serial => config.serial = true,
+        }
+        Mqfq::new(config).expect("the shape is legal")
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        shape.threshold
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// D2FQ. What it owes in shares it owes on a device with classes: see `tests/d2fq`.
+pub(crate) struct Direct(pub(crate) TrackerKind, pub(crate) bool);
+
+impl Subject for Direct {
+    type Policy = D2fq;
+    fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
+        let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
+        (config.tracker, config.strict_paper) = (self.0, self.1);
+        config.cost = shape.cost;
+        D2fq::new(config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// MQFQ with a larger threshold than it says.
+pub(crate) struct Overstepping;
+
+impl Subject for Overstepping {
+    type Policy = Mqfq;
+    fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
+        Multi::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        shape.threshold
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// What a policy without virtual time says of its lead over it: anything. The laws' bounds in units then say nothing; what
+/// remains of them are the shares and waits that they ask for.
+pub(crate) const NO_VIRTUAL_TIME: u64 = 1 << 50;
+
+/// Kyber with depths of D in each domain, and with targets that nothing misses.
+pub(crate) struct Depths;
+
+impl Subject for Depths {
+    type Policy = Kyber;
+    fn build(&self, shape: &Shape) -> (Kyber, Vec<KyberPort>) {
+        let hour_ns = 3_600_000_000_000;
+        let config = KyberConfig {
+            depths: [shape.slots; 4],
+            read_target_ns: hour_ns,
+            write_target_ns: hour_ns,
+            discard_target_ns: hour_ns,
+            ..KyberConfig::new(shape.ports, shape.flows, shape.tags)
+        };
+        Kyber::new(&config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the device is busy with D.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens(pub(crate) u64);
+
+impl Subject for Tokens {
+    type Policy = KyberFair;
+    fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
+        let config = KyberFairConfig {
+            busy: shape.slots,
+            cost: shape.cost,
+            tokens: Totals::fixed(self.0),
+            measured_writes: false,
+            ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
+        };
+        KyberFair::new(&config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// A budget smaller than some requests.
+pub(crate) const BUDGET: u64 = 64 << 10;
+
+pub(crate) struct ByIops;
+
+impl Subject for ByIops {
+    type Policy = Fiops;
+    fn build(&self, shape: &Shape) -> (Fiops, Vec<FiopsPort>) {
+        Fiops::new(&serial_config(shape)).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+    fn counts_requests(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct ByBudgets {
+    pub(crate) idle_ns: u64,
+}
+
+impl ByBudgets {
+    fn config(self) -> BfqConfig {
+        BfqConfig { budget_bytes: BUDGET, idle_ns: self.idle_ns, ..Default::default() }
+    }
+}
+
+impl Subject for ByBudgets {
+    type Policy = Bfq;
+    fn build(&self, shape: &Shape) -> (Bfq, Vec<BfqPort>) {
+        Bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
+    }
+    /// A budget at the least weight.
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        BUDGET * 100
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct ByDeviceTime {
+    pub(crate) idle_ns: u64,
+}
+
+impl ByDeviceTime {
+    fn config(self, shape: &Shape) -> FlashFqConfig {
+        FlashFqConfig { threshold_bytes: shape.threshold, idle_ns: self.idle_ns, request_bytes: 0 }
+    }
+}
+
+impl Subject for ByDeviceTime {
+    type Policy = FlashFq;
+    fn build(&self, shape: &Shape) -> (FlashFq, Vec<FlashFqPort>) {
+        FlashFq::new(&serial_config(shape), &self.config(shape)).expect("the shape is legal")
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        shape.threshold
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct BySlices {
+    pub(crate) idle_ns: u64,
+}
+
+impl BySlices {
+    fn config(self) -> CfqConfig {
+        CfqConfig { slice_ns: 400, target_ns: 1200, quantum: 3, idle_ns: self.idle_ns }
+    }
+}
+
+impl Subject for BySlices {
+    type Policy = Cfq;
+    fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
+        Cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+/// NASS, small enough for its limits to matter, around a scheduler.
+pub(crate) struct Limited<F>(pub(crate) F);
+
+impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
+    type Policy = NassOver<S>;
+    fn build(&self, shape: &Shape) -> (NassOver<S>, Vec<NassPort<S>>) {
+        let nass = NassConfig {
+            channels: 3,
+            history: 12,
+            reserve: 2,
+            queue_length: 6,
+            sequentiality: true,
+            ..NassConfig::default()
+        };
+        NassOver::new((self.0)(shape), &serial_config(shape), &nass).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+type Make<S> = fn(&Shape) -> S;
+
+/// NASS around each of the schedulers, which do not anticipate.
+pub(crate) const AROUND_CFQ: Limited<Make<TimeSlices>> =
+    Limited(|shape| TimeSlices::new(&serial_config(shape), &BySlices { idle_ns: 0 }.config()).expect("legal"));
+pub(crate) const AROUND_BFQ: Limited<Make<Budgets>> =
+    Limited(|shape| Budgets::new(&serial_config(shape), &ByBudgets { idle_ns: 0 }.config()).expect("legal"));
+pub(crate) const AROUND_FLASHFQ: Limited<Make<Throttled>> =
+    Limited(|shape| Throttled::new(&serial_config(shape), &ByDeviceTime { idle_ns: 0 }.config(shape)).expect("legal"));
+pub(crate) const AROUND_FIOPS: Limited<Make<VirtualIops>> = Limited(|shape| VirtualIops::new(&serial_config(shape)));
+pub(crate) const AROUND_MQFQ: Limited<Make<StartTime>> = Limited(|shape| StartTime::new(&serial_config(shape)));
