@@ -1,16 +1,18 @@
 """fio's nbd engine: data verified by its checksums, alone and several at once; and the shares it receives."""
 
+import json
 import os
 import tempfile
 
-from rig import MI, PACED, check, finish, fio, fio_args, need, serve, start, together
+from rig import MI, PACED, check, fairq, finish, fio, fio_args, need, run, serve, start, together
 
 FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * (i + 1)}"))
 
 
 def verified(uri, seed, size="32M", **options):
-    """A job that writes every block once, in random order, and reads it back against its checksum."""
-    return fio_args(uri, rw="randwrite", size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1, verify_state_save=0,
+    """A job that writes every block once, in random order if nothing is said, and reads it back against its checksum."""
+    options = {"rw": "randwrite", **options}
+    return fio_args(uri, size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1, verify_state_save=0,
                     randrepeat=1, randseed=seed, **options)  # fmt: skip
 
 
@@ -156,3 +158,31 @@ def test_latency():
     _, unfair, bound = beside_flood("none")
     check(unfair > bound, f"none: {unfair:.1f} ms beside the flood too, so the test shows nothing")
     return f"{said}; none {unfair:.1f} ms beside it"
+
+
+def joined(control):
+    """How many requests were issued, and how many of them as part of another's command."""
+    status = json.loads(run(fairq(), "ctl", "--control", control, "--json", "status").stdout)
+    return sum(sum(shard["issued"].values()) for shard in status["shards"]), sum(shard["joined"] for shard in status["shards"])
+
+
+def test_merging():
+    """A stream in 4 KiB requests, merged on a file and on the software controller: every byte right, and fewer commands."""
+    need("fio")
+    notes = []
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        control = os.path.join(folder, "control")
+        for kind in ("file,path=", "nvme-soft,backing="):
+            for merge in ("off", "on"):
+                device = f"{kind}{os.path.join(folder, kind[:4] + merge)},size=96M,create"
+                two = ("--tenant", "a=32M", "--tenant", "b=32M", "--control", control)
+                with serve("--device", device, *two, "--policy", f"bfq:merge={merge},slots=4") as server:
+                    argvs = [verified(server.uri(name), 90, rw="write", bs="4k", fsync=256) for name in "ab"]
+                    for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
+                        blocks = job["read"]["total_ios"]
+                        check(blocks == 8192, f"{device}: {blocks} blocks were verified, of 8192")
+                    requests, part = joined(control)
+                    check((part > 0) == (merge == "on"), f"{device}, merge={merge}: {part} of {requests} requests were joined")
+                    if merge == "on":
+                        notes.append(f"{kind[:4]}: {requests} requests in {requests - part} commands")
+    return "; ".join(notes)

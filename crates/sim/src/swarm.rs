@@ -66,6 +66,7 @@ pub fn older_policy(seed: u64) -> AnyPolicy {
             let schedulers = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
             let mut lock = OneLock::new(random.pick(&schedulers), slots);
             lock.waits = random.one_in(2);
+            lock.merge_bytes = random.pick(&[0, 0, 65_536, 512 << 10]);
             let nass = NassConfig { sequentiality: random.one_in(2), ..NassConfig::default() };
             AnyPolicy::OneLock(if random.one_in(2) { lock.limited(nass) } else { lock })
         }

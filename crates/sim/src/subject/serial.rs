@@ -35,15 +35,26 @@ pub struct OneLock {
     pub waits: bool,
     /// The limits around it, if there are any.
     pub nass: Option<NassConfig>,
+    /// The most bytes that are merged to one command; 0 merges none.
+    pub merge_bytes: u32,
 }
+
+/// What Linux merges to one command on most drives (max_sectors_kb), in bytes.
+const LINUX_MERGES: u32 = 512 << 10;
 
 /// More than any of them serves one flow at a time: a slice of 100 ms on the fastest device.
 const TURN: u64 = 1 << 30;
 
 impl OneLock {
-    /// With anticipation, if it has any, and without limits.
+    /// With anticipation, if it has any, and without limits or merging.
     pub fn new(scheduler: Scheduler, slots: u32) -> OneLock {
-        OneLock { scheduler, slots, waits: true, nass: None }
+        OneLock { scheduler, slots, waits: true, nass: None, merge_bytes: 0 }
+    }
+
+    /// With adjacent requests merged as Linux does it.
+    #[must_use]
+    pub fn merging(self) -> OneLock {
+        OneLock { merge_bytes: LINUX_MERGES, ..self }
     }
 
     /// Without anticipation.
@@ -88,7 +99,7 @@ impl<P: Platform> Subject<P> for OneLock {
             tags: scenario.tags(),
             slots: self.slots,
             cost: scenario.cost,
-            merge_bytes: 0,
+            merge_bytes: self.merge_bytes,
         };
         let inner = self.scheduler(&bounds)?;
         let scheduler: Box<dyn SerialPolicy> = match &self.nass {
