@@ -4,7 +4,7 @@
 //!
 //! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and parks when it has
 //! neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an eventfd would in the host. Meanwhile
-//! one more thread changes weights and lets flows come and go.
+//! one more thread changes weights and D, and lets flows come and go.
 
 use std::panic::resume_unwind;
 use std::sync::Mutex;
@@ -19,7 +19,8 @@ use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;
 use fairq_core::{
-    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag,
+    TuneError, Tuning, Weight,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -183,7 +184,7 @@ impl Drop for Tell<'_> {
     }
 }
 
-/// Lets weights change and flows come and go until the shards have finished.
+/// Lets weights and D change, and flows come and go, until the shards have finished.
 fn control(policy: &impl Policy, house: &House) {
     let mut random = SmallRng::seed_from_u64(99);
     let mut time = VTime::ZERO;
@@ -203,6 +204,9 @@ fn control(policy: &impl Policy, house: &House) {
             }
         }
         drop(flow);
+        let slots = 1 + round as u32 % SLOTS as u32;
+        let tuned = policy.tune(Tuning::Slots(slots), &mut wake);
+        assert!(matches!(tuned, Ok(()) | Err(TuneError::Fixed)), "{tuned:?}");
         policy.tick(house.now_ns(), &mut wake);
         if let Some(now) = policy.stats().virtual_time.map(VTime::from_units) {
             assert!(!now.is_before(time), "virtual time went back from {time:?} to {now:?}");
@@ -249,7 +253,7 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
             assert_eq!(port.next(house.now_ns(), &mut { PortSet::EMPTY }), Next::Idle);
         }
     }
-    assert_eq!(policy.stats().free_slots, slots);
+    assert_eq!(policy.stats().free_slots, policy.stats().slots);
     let added = std::iter::repeat_with(|| policy.add_flow(Weight::DEFAULT)).take_while(Result::is_ok).count();
     assert_eq!(added, CAPACITY - FLOWS, "the slots of removed flows have come back");
 }
