@@ -97,6 +97,7 @@ def last_look(tab):
     asked = {e["requestId"] for e in tab.of("Network.requestWillBeSent") if e["request"]["url"].endswith("/look.json")}
     done = [e["requestId"] for e in tab.of("Network.loadingFinished") if e["requestId"] in asked]
     body = tab.call("Network.getResponseBody", requestId=done[-1])
+    rig.check(len(done) == len(asked), "the page still waits for an answer")
     text = base64.b64decode(body["body"]).decode() if body["base64Encoded"] else body["body"]
     return json.loads(text)
 
@@ -151,7 +152,7 @@ def test_page_shows_what_the_server_tells():
         tab.until("document.querySelectorAll('#chart-share path.line').length >= 3", 30, "three lines are drawn")
         picture(tab, "desktop")
         tab.run("document.getElementById('pause').click()")
-        tab.listen(0.3)
+        tab.listen(1)
         rig.check(tab.text("#state") == "paused", "it does not say that it pauses")
         compared = shows(tab, last_look(tab))
         rig.check(compared >= 3 * 8 + 6, f"only {compared} numbers were compared")

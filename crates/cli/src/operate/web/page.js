@@ -464,7 +464,6 @@ async function ask() {
     const answer = await fetch("look.json", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (!answer.ok) throw new Error(answer.statusText);
     const look = await answer.json();
-    if (state.paused) return;
     state.write = answer.headers.get("fairq-write");
     state.gone = null;
     // The server tells of its last full second: the same one again is not news.
