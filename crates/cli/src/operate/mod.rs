@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fairq_core::FlowId;
-use fairq_host::interference::Matrix;
+use fairq_host::interference::{Matrix, empty_matrix};
 use fairq_host::server::{self, Admin, Operator, Roster, Status};
 use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
@@ -56,7 +56,7 @@ pub(crate) struct Console {
     second: HashMap<FlowId, Row>,
     /// What the server said then, if its tenants are still the same.
     latest: Option<Status>,
-    /// Interference at the last seconds, the oldest first.
+    /// Interference at the last seconds and at the one before them, the oldest first.
     matrices: VecDeque<Matrix>,
     /// Who may change weights on the web page.
     writers: web::Writers,
@@ -82,7 +82,7 @@ impl Console {
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
             latest: None,
-            matrices: VecDeque::new(),
+            matrices: VecDeque::from([empty_matrix()]),
             records: record::Records::default(),
         })
     }
@@ -107,7 +107,7 @@ impl Console {
         let stats = |member: &server::Member| now.totals.tenants[usize::from(member.number())].clone();
         self.last = (now.elapsed, flows().zip(roster.members().iter().map(stats)).collect());
         self.matrices.push_back(now.totals.matrix.clone());
-        if self.matrices.len() > INTERFERENCE_S {
+        if self.matrices.len() > INTERFERENCE_S + 1 {
             self.matrices.pop_front();
         }
         (rows, counted, seconds)
