@@ -30,7 +30,7 @@
 //! requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for BFQ-NA): Linux's
-//! defaults. `slots` (D, requests); the cost model.
+//! defaults. `waits_for_equals` and `sync_writes`: whom it waits for besides. `slots` (D, requests); the cost model.
 //!
 //! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution, IEEE Transactions on
 //! Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing algorithms, SIGCOMM 1996 (WF2Q+). Linux,
@@ -69,11 +69,22 @@ pub struct BfqConfig {
     pub timeout_ns: u64,
     /// How long to wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA; default 8 ms.
     pub idle_ns: u64,
+    /// Whether to wait also while all busy flows have the same weight, as Linux does where flows are control groups. Default: no.
+    pub waits_for_equals: bool,
+    /// Whether those who write wait for their answers (as with `O_DIRECT`, which is synchronous to Linux), and are waited for
+    /// like those who read. Default: no.
+    pub sync_writes: bool,
 }
 
 impl Default for BfqConfig {
     fn default() -> Self {
-        BfqConfig { budget_bytes: 8 << 20, timeout_ns: 125_000_000, idle_ns: 8_000_000 }
+        BfqConfig {
+            budget_bytes: 8 << 20,
+            timeout_ns: 125_000_000,
+            idle_ns: 8_000_000,
+            waits_for_equals: false,
+            sync_writes: false,
+        }
     }
 }
 
@@ -292,7 +303,8 @@ impl Budgets {
                 return Ok(Selection::Nothing);
             }
             let anticipation = self.flows.get(turn.flow).map(|flow| flow.anticipation).unwrap_or_default();
-            let idle_ns = if self.busy.is_even() { 0 } else { self.config.idle_ns };
+            let waits = self.config.waits_for_equals || !self.busy.is_even();
+            let idle_ns = if waits { self.config.idle_ns } else { 0 };
             let until_ns = anticipation.until(now_ns, idle_ns).ok_or(End::NothingStaged)?;
             if now_ns >= turn.ends_ns {
                 return Err(End::OutOfTime);
@@ -319,7 +331,7 @@ impl Budgets {
     fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
         let (job, kept) = self.staged.pop(flow)?;
         if let Some(flow) = self.flows.get_mut(flow) {
-            flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
+            flow.anticipation.served(if kept.read || self.config.sync_writes { Op::Read } else { Op::Write });
         }
         self.advance(kept.cost);
         Some((job, kept.cost))
@@ -456,7 +468,11 @@ mod tests {
     const FOR_EVER: u64 = MAX_KNOB_NS;
 
     fn bfq(idle_ns: u64) -> Budgets {
-        Budgets::new(&config(8), &BfqConfig { budget_bytes: BUDGET, timeout_ns: FOR_EVER, idle_ns }).unwrap()
+        Budgets::new(
+            &config(8),
+            &BfqConfig { budget_bytes: BUDGET, timeout_ns: FOR_EVER, idle_ns, ..BfqConfig::default() },
+        )
+        .unwrap()
     }
 
     proptest! {
@@ -504,7 +520,7 @@ mod tests {
     #[test]
     fn turns_that_take_too_long_end() {
         let timeout_ns = 10_000_000;
-        let knobs = BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0 };
+        let knobs = BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0, ..BfqConfig::default() };
         let mut policy = Budgets::new(&config(8), &knobs).unwrap();
         let tenant = |length| Loop { weight: 100, length, depth: 32 };
         let served = run(&mut policy, &[tenant(4096), tenant(65_536)], 8, 1_000_000_000, |_| 100_000);

@@ -15,8 +15,9 @@
 //! **Time** is that of the core that accesses. Cores are simulated one verb at a time, so another core may already have been
 //! told about accesses that are later than this one: for those nobody waits.
 //!
-//! **Locks** are granted in the order in which they are asked for, each after the one before it is free. What a lock guards
-//! moves with it, as many lines as it has; what that points to is not counted.
+//! **Locks** are granted in the order in which they are asked for, each after the one before it is free. While others wait the
+//! lock's own line is with them, and has to come back to whoever gives the lock away before it can (as with Linux's queued spinlocks):
+//! one transfer more. What a lock guards moves with it, as many lines as it has; what that points to is not counted.
 
 /// What accesses cost, in picoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -142,9 +143,11 @@ impl Caches {
     /// A core takes a lock, with what it guards, so many lines; says when it has it.
     pub(crate) fn acquire(&mut self, core: usize, lock: usize, guarded: u64, now_ps: u64) -> u64 {
         let Held { line, free_from_ps, holder } = self.locks[lock];
-        let has_ps = self.access(core, line, Access::Atomic, now_ps.max(free_from_ps));
+        let (others, waits) = (holder.map_or(0, |holder| 1 << holder), now_ps < free_from_ps);
+        let back_ps = if waits { self.transfer_ps(core, others, true) } else { 0 };
+        let has_ps = self.access(core, line, Access::Atomic, now_ps.max(free_from_ps) + back_ps);
         let moves_ps = match holder {
-            Some(holder) if holder != core => guarded * self.transfer_ps(core, 1 << holder, true),
+            Some(holder) if holder != core => guarded * self.transfer_ps(core, others, true),
             _ => 0,
         };
         has_ps + moves_ps
@@ -157,6 +160,12 @@ impl Caches {
         held.holder = Some(core);
         held.free_from_ps = held.free_from_ps.max(free_from_ps);
         free_from_ps
+    }
+
+    /// A core that has given a lock back did so only then.
+    pub(crate) fn held_until(&mut self, lock: usize, until_ps: u64) {
+        let held = &mut self.locks[lock];
+        held.free_from_ps = held.free_from_ps.max(until_ps);
     }
 }
 
@@ -236,6 +245,9 @@ mod tests {
         caches.release(0, lock, has + 1_000);
         assert_eq!(caches.acquire(0, lock, 3, 5_000), 5_005, "still all here");
         caches.release(0, lock, 6_000);
-        assert_eq!(caches.acquire(2, lock, 3, 5_500), 6_002 + 100 + 5 + 300, "waits, and four lines come");
+        assert_eq!(caches.acquire(2, lock, 3, 5_500), 6_002 + 100 + 100 + 5 + 300, "waits, and four lines come");
+        caches.release(2, lock, 8_000);
+        caches.held_until(lock, 9_000);
+        assert_eq!(caches.acquire(2, lock, 3, 9_500), 9_505);
     }
 }

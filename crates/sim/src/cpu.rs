@@ -94,6 +94,12 @@ impl Cpu {
         queue.push_back(task);
     }
 
+    /// More to do, before anything else of the threads: whoever works goes on with it.
+    #[inline]
+    pub(crate) fn add_next(&mut self, task: Task) {
+        self.threads.push_front(task);
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         self.now.is_some()
     }

@@ -22,12 +22,12 @@
 //! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at what the link gives |
 //! | Linux 4.15 without KPTI | 9600 | `[D]` MQFQ 4.2: two times eight cores of 2.4 GHz reach the device's 4 M a second |
 //! | how these divide into the parts in [`BlockLayer`] | | `[G]`, in the same proportions for each |
-//! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz |
+//! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz, under its lock |
 //! | sending a wake-up; receiving it | 500; an interrupt | `[G]` |
 //! | a verb, beside its shared words | 40 | `[S]` `cargo bench -p fairq-core`, one thread: 3 to 13 ns |
 //! | load, store, atomic operation in the own cache | 4, 1, 18 | `[S]` processor manuals |
 //! | | ns | |
-//! | a line from another core: Haswell and Broadwell | 44, other socket 118 | `[S]` nviennot/core-to-core-latency, E5-2695 v4 |
+//! | a line from another core: Haswell and Broadwell | 39, other socket 118 | `[S]` nviennot/core-to-core-latency, two E5-2630 v4; the first eight cores of an E5-2697 v3 are as near |
 //! | Skylake and Cascade Lake | 48, other socket 136 | `[S]` the same, Gold 6242 |
 //! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about what a timer of 1 us takes; within one `[G]` |
 //! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
@@ -68,7 +68,8 @@ pub struct Host {
 pub struct BlockLayer {
     /// From the thread's system call to the scheduler.
     pub submit: u64,
-    /// More for a request that the scheduler keeps: half when it comes, half when it goes.
+    /// More for a request that the scheduler keeps: a third each when it comes, goes, and is completed; under the scheduler's lock,
+    /// if it has one.
     pub stage: u64,
     /// The command and the doorbell.
     pub issue: u64,
@@ -95,7 +96,7 @@ impl BlockLayer {
         BlockLayer { submit: 2200, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 1300, reap: 2400 };
 }
 
-/// Insertion and dispatch of a request that the scheduler keeps.
+/// Insertion, dispatch and completion of a request that the scheduler keeps.
 const STAGE_CYCLES: u64 = 1680;
 /// A verb, beside its shared words.
 const VERB_CYCLES: u64 = 40;
@@ -117,7 +118,7 @@ struct Lines {
     far_ns: u64,
 }
 
-const HASWELL: Lines = Lines { near_ns: 44, far_ns: 118 };
+const HASWELL: Lines = Lines { near_ns: 39, far_ns: 118 };
 const SKYLAKE: Lines = Lines { near_ns: 48, far_ns: 136 };
 
 impl Host {

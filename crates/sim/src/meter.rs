@@ -207,6 +207,16 @@ impl Run {
 }
 
 impl Got {
+    /// What both got.
+    pub(crate) fn with(mut self, other: Got) -> Got {
+        self.bytes += other.bytes;
+        self.requests += other.requests;
+        self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
+        self.classes.iter_mut().zip(other.classes).for_each(|(mine, more)| *mine += more);
+        self.series.iter_mut().zip(other.series).for_each(|(mine, more)| *mine += more);
+        self
+    }
+
     /// Mean latency, in microseconds.
     pub fn mean_us(&self) -> f64 {
         self.latency_ns.mean() / 1e3

@@ -3,8 +3,8 @@
 //! | name | source | threads x depth | requests |
 //! |---|---|---|---|
 //! | `ycsb` | D2FQ, 4.4 (RocksDB) | 48 x 1 | 4 KiB reads (RocksDB's block), 20 us of computing |
-//! | `flashx` | MQFQ, 4.1 (pagerank) | 6 x 4 | 4 KiB reads, 20 us of computing: "does not maintain a large queue depth" |
-//! | `aerospike` | MQFQ, 4.1 | 16 x 32 | 512 bytes read, at most a million a second |
+//! | `flashx` | MQFQ, 4.1 (pagerank) | 6 x 4 | 4 KiB reads, 20 us of computing for each, in each thread one after the other: "does not maintain a large queue depth" |
+//! | `aerospike` | MQFQ, 4.1 | 16 x 8 | 512 bytes read, at most a million a second; four threads for each of 32 CPUs (the configuration that it comes with), which wait for their read |
 //! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 1 x 32, 1 x 8, 2 x 32 | as the table says |
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 1 x 8 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
@@ -51,12 +51,12 @@ pub fn ycsb() -> Proxy {
 
 /// Pagerank on a graph.
 pub fn flashx() -> Proxy {
-    (6, Job { think_ns: 20 * US, ..Job::random_read(4096, 4) })
+    (6, Job { interval_ns: 20 * US, ..Job::random_read(4096, 4) })
 }
 
 /// A key-value store of small values.
 pub fn aerospike() -> Proxy {
-    (16, Job { interval_ns: 16 * US, ..Job::random_read(512, 32) })
+    (16, Job { interval_ns: 16 * US, ..Job::random_read(512, 8) })
 }
 
 /// Reads to writes 1:2, sequential, 32 threads, 16 to 512 KiB.

@@ -60,6 +60,8 @@ struct Trace {
     core: Option<usize>,
     now_ps: u64,
     waited_ps: u64,
+    /// The lock that was last given back.
+    released: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -90,18 +92,31 @@ pub(crate) struct Spent {
     pub(crate) until_ps: u64,
     /// How much of the time it waited for locks.
     pub(crate) waited_ps: u64,
+    /// The lock that it held last, if it held any.
+    pub(crate) held: Option<usize>,
 }
 
 /// A core runs this from a moment on; what it does with shared words takes its time.
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
-    TRACE.with_borrow_mut(|trace| (trace.core, trace.now_ps, trace.waited_ps) = (Some(core), from_ps, 0));
+    TRACE.with_borrow_mut(|trace| {
+        (trace.core, trace.now_ps, trace.waited_ps, trace.released) = (Some(core), from_ps, 0, None);
+    });
     let result = verb();
     let spent = TRACE.with_borrow_mut(|trace| {
         trace.core = None;
-        Spent { until_ps: trace.now_ps, waited_ps: trace.waited_ps }
+        Spent { until_ps: trace.now_ps, waited_ps: trace.waited_ps, held: trace.released }
     });
     (result, spent)
+}
+
+/// A core held a lock longer than it took to touch shared words: until then.
+pub(crate) fn held_until(lock: usize, until_ps: u64) {
+    TRACE.with_borrow_mut(|trace| {
+        if let Some(caches) = &mut trace.caches {
+            caches.held_until(lock, until_ps);
+        }
+    });
 }
 
 impl Trace {
@@ -212,6 +227,7 @@ impl<T> TracedLock<T> {
                 lock => lock as usize - 1,
             };
             let before_ps = trace.now_ps;
+            trace.released = Some(lock);
             trace.now_ps = act(caches, core, lock, before_ps);
             trace.now_ps - before_ps
         })

@@ -39,6 +39,23 @@ pub struct DirectBy {
 pub struct Budgeted {
     /// D: as many as the device works on.
     pub slots: u32,
+    /// The largest budget, in bytes.
+    pub budget: u64,
+    /// Whether it waits for the flow in service, or never for any. Writes are synchronous.
+    pub waits: bool,
+}
+
+impl Budgeted {
+    /// With Linux's budget, and without waiting.
+    pub fn new(slots: u32) -> Budgeted {
+        Budgeted { slots, budget: BfqConfig::default().budget_bytes, waits: false }
+    }
+
+    /// It waits for whomever it serves.
+    #[must_use]
+    pub fn waiting(self) -> Budgeted {
+        Budgeted { waits: true, ..self }
+    }
 }
 
 impl Multi {
@@ -105,7 +122,15 @@ impl<P: Platform> Subject<P> for Budgeted {
             cost: scenario.cost,
             merge_bytes: 0,
         };
-        Bfq::new(&bounds, &BfqConfig::default())
+        let usual = BfqConfig::default();
+        let bfq = BfqConfig {
+            budget_bytes: self.budget,
+            idle_ns: if self.waits { usual.idle_ns } else { 0 },
+            waits_for_equals: true,
+            sync_writes: true,
+            ..usual
+        };
+        Bfq::new(&bounds, &bfq)
     }
 
     fn promise(&self) -> Promise {

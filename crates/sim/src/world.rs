@@ -88,6 +88,8 @@ struct Kept {
     after: Option<u32>,
     /// Of the first one of a command, the command's length.
     length: u32,
+    /// The scheduler kept it for a while.
+    staged: bool,
 }
 
 /// A tenant's flow while it is there: the policy's name and our number.
@@ -131,6 +133,8 @@ struct Clock {
     /// What the policy's verbs took, and what of that were locks.
     verbs_ps: u64,
     locks_ps: u64,
+    /// The lock that the last verb held, if it held any.
+    held: Option<usize>,
     /// Commands that are issued and not posted, or completed and not told to the policy.
     in_hand: usize,
     /// Cores that come back to the policy.
@@ -386,6 +390,16 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
+    /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's `stage`, and takes it under the
+    /// lock that the verb held, if it held one.
+    #[inline]
+    fn stage(&mut self) {
+        self.spend(|layer| layer.stage / 3);
+        if let Some(lock) = self.clock.held.take() {
+            traced::held_until(lock, self.clock.now_ps);
+        }
+    }
+
     /// Calls a verb of a port, and takes the time that it takes.
     #[inline]
     fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
@@ -395,6 +409,7 @@ impl<'a, P: Policy> World<'a, P> {
         let (result, spent) = traced::inside(clock.cores[port], clock.now_ps + host.verb_ps(), || verb(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;
         clock.locks_ps += spent.waited_ps;
+        clock.held = spent.held;
         clock.now_ps = spent.until_ps;
         result
     }
@@ -464,8 +479,14 @@ impl<'a, P: Policy> World<'a, P> {
         if due_ns == NEVER {
             return;
         }
+        let port = self.threads[thread as usize].port;
         if due_ns <= self.now_ns {
-            self.arrive(self.threads[thread as usize].port, Task::Ask(thread));
+            // A thread that has its answer asks again before it takes the next one, as fio does unless it is told otherwise.
+            if self.cores[port].cpu.is_busy() {
+                self.cores[port].cpu.add_next(Task::Ask(thread));
+            } else {
+                self.arrive(port, Task::Ask(thread));
+            }
         } else {
             self.agenda.add(due_ns, Event::Ask(thread));
         }
@@ -491,7 +512,7 @@ impl<'a, P: Policy> World<'a, P> {
         let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns, joined: false };
         let (op, offset, length) = (ask.op, ask.offset, ask.length);
         core.requests[tag as usize] =
-            Some(Kept { live, thread: number, op, offset, issued: false, after: None, length });
+            Some(Kept { live, thread: number, op, offset, issued: false, after: None, length, staged: false });
         core.staged += 1;
         self.live += 1;
         let request = Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
@@ -500,7 +521,12 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Submitted(live));
         match submitted {
             Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
-            Ok(Submitted::Staged) => self.spend(|layer| layer.stage / 2),
+            Ok(Submitted::Staged) => {
+                self.stage();
+                if let Some(kept) = &mut self.cores[port].requests[tag as usize] {
+                    kept.staged = true;
+                }
+            }
             Err(_) => self.broken("a request that it owes is refused"),
         }
         self.wake(Some(port), wake);
@@ -520,7 +546,7 @@ impl<'a, P: Policy> World<'a, P> {
             let woke_itself = self.wake(Some(index), wake);
             match next {
                 Next::Issue { tag, class } => {
-                    self.spend(|layer| layer.stage / 2);
+                    self.stage();
                     self.issue(index, tag.0, class);
                     if self.scenario.host.is_some() {
                         self.clock.goes_on = true;
@@ -529,7 +555,7 @@ impl<'a, P: Policy> World<'a, P> {
                     continue;
                 }
                 Next::Join { tag } => {
-                    self.spend(|layer| layer.stage / 2);
+                    self.stage();
                     self.cores[index].joined.push(tag.0);
                     continue;
                 }
@@ -653,12 +679,15 @@ impl<'a, P: Policy> World<'a, P> {
         let mut part = Some(first);
         while let Some(tag) = part {
             let core = &mut self.cores[index];
-            let Kept { live, thread, after, .. } =
+            let Kept { live, thread, after, staged, .. } =
                 core.requests[tag as usize].take().expect("the device completes what it was sent");
             core.free.push(tag);
             self.live -= 1;
             let mut wake = PortSet::EMPTY;
             self.verb(index, |port, now_ns| port.complete(now_ns, Tag(tag), outcome, &mut wake));
+            if staged {
+                self.stage();
+            }
             self.tell(Fact::Completed(live, outcome));
             self.wake(Some(index), wake);
             let id = (index * self.tags) as u32 + tag;

@@ -704,7 +704,8 @@ mod tests {
         let expected = CfqConfig { slice_ns: 20_000_000, target_ns: 60_000_000, quantum: 4, idle_ns: 1_000_000 };
         assert_eq!((cfq, knobs("cfq-na").cfq.idle_ns), (expected, 0));
         let bfq = knobs("bfq:budget=1M,timeout=10ms,idle=2ms").bfq;
-        let expected = BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000 };
+        let usual = BfqConfig::default();
+        let expected = BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000, ..usual };
         assert_eq!((bfq, knobs("bfq-na").bfq.idle_ns), (expected, 0));
         let flashfq = knobs("flashfq:T=64k,idle=1ms,request-cost=8k").flashfq;
         let expected = FlashFqConfig { threshold_bytes: 65_536, idle_ns: 1_000_000, request_bytes: 8192 };

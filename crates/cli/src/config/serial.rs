@@ -57,6 +57,7 @@ impl SerialKnobs {
                 budget_bytes: bytes(table.budget, defaults.bfq.budget_bytes),
                 timeout_ns: time(table.timeout, defaults.bfq.timeout_ns),
                 idle_ns: idle(defaults.bfq.idle_ns),
+                ..defaults.bfq
             },
             flashfq: FlashFqConfig {
                 threshold_bytes: bytes(table.threshold, defaults.flashfq.threshold_bytes),

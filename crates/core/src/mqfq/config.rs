@@ -64,7 +64,8 @@ pub struct MqfqConfig {
     pub slot_kind: SlotKind,
     /// How throttled ports are woken. Default: [`UnthrottleKind::Wheel`].
     pub unthrottle: UnthrottleKind,
-    /// Whether one lock is held throughout each verb (the paper's MQFQ-serial, Section 4.2). Default: no.
+    /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's MQFQ-serial, Section 4.2). Default:
+    /// no.
     pub serial: bool,
 }
 

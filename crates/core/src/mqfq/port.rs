@@ -62,10 +62,7 @@ impl<P: Platform> Port for MqfqPort<P> {
     #[inline]
     fn submit(&mut self, _now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let MqfqPort { shared, local } = self;
-        match &shared.serial {
-            None => local.submit(shared, request, wake),
-            Some(lock) => lock.with(|()| local.submit(shared, request, wake)),
-        }
+        local.submit(shared, request, wake)
     }
 
     #[inline]
@@ -80,10 +77,7 @@ impl<P: Platform> Port for MqfqPort<P> {
     #[inline]
     fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
         let MqfqPort { shared, local } = self;
-        match &shared.serial {
-            None => local.complete(shared, tag, wake),
-            Some(lock) => lock.with(|()| local.complete(shared, tag, wake)),
-        }
+        local.complete(shared, tag, wake)
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {

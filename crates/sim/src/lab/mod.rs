@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::meter::Run;
-use crate::scenario::Scenario;
+use crate::meter::{Got, Run};
+use crate::scenario::{Scenario, Tenant};
 use crate::subject::AnyPolicy;
+use crate::variant::Budgeted;
 
 mod beside;
 mod catalogue;
@@ -292,6 +293,32 @@ fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> 
         None => Ok(run),
         Some(violation) => Err(format!("under {policy:?} a law is broken: {violation}")),
     }
+}
+
+/// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their threads, since each has a
+/// queue of its own, and a tenant's weight is what its threads have together. What comes out is of the tenants again.
+fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+    let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
+    let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
+    let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
+    let least = scenario.tenants.iter().map(each).fold(0, gcd);
+    let mut tenants = Vec::new();
+    for tenant in &scenario.tenants {
+        let weight =
+            u16::try_from(each(tenant) / least).map_err(|_| format!("{} has too many threads", tenant.name))?;
+        let alone = |&port: &usize| Tenant { weight, threads: vec![port], ..tenant.clone() };
+        tenants.extend(tenant.threads.iter().map(alone));
+    }
+    let by_thread = Scenario { tenants, ..scenario.clone() };
+    let mut run = go(AnyPolicy::Budgeted(bfq), &by_thread, seed)?;
+    let mut threads = std::mem::take(&mut run.tenants).into_iter();
+    let together = |tenant: &Tenant| threads.by_ref().take(tenant.threads.len()).reduce(Got::with);
+    run.tenants = scenario.tenants.iter().filter_map(together).collect();
+    Ok(run)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Runs a scenario without checks, for sweeps that are too large for them.
