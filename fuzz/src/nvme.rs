@@ -1,5 +1,7 @@
 //! Driver for the software NVMe controller: arbitrary entries, registers and memory, and laws that hold whatever they are.
 
+use std::sync::Arc;
+
 use fairq_core::PortSet;
 use fairq_host::nvme::controller::{Controller, Options};
 use fairq_host::nvme::dma::Flat;
@@ -22,7 +24,7 @@ const SQE: usize = 64;
 /// a reset ends in a controller that works.
 pub fn controller(data: &[u8]) {
     let options = Options {
-        sizes: vec![1 << 30, 1 << 20],
+        namespaces: Arc::new(vec![1 << 30, 1 << 20].into()),
         queues: 4,
         window: 3,
         wrr: true,

@@ -257,7 +257,7 @@ pub(crate) struct ServeArgs {
     /// A tenant; may be given many times
     ///
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or cgroup:/NAME, offset,
-    /// path=FILE (a file of its own), create (that file), read-only, urgent (d2fq), identity=NAME (of the client's
+    /// path=FILE (a file of its own), create (that file), keep-data (when added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
     /// certificate), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
@@ -270,7 +270,8 @@ pub(crate) struct ServeArgs {
     /// command); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
     /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
     /// idle; flashfq: idle, request-cost; nass: channels, sub-request, history, decay, reserve, queue-length,
-    /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target; kyber-fair: period, busy.
+    /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target,
+    /// read-depth, write-depth; kyber-fair: period, busy, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
@@ -349,15 +350,17 @@ pub(crate) enum CtlCommand {
     Status,
     /// The tenants, and what each got in the last second
     Tenants,
-    /// Add a tenant, in a part of the device that nobody has now
+    /// Add a tenant, in a part of the device that nobody has now, or with a file of its own (path=FILE)
     ///
-    /// What others left in that part is still there: zero it if the tenant must not see it.
+    /// What others left in that part is zeroed before the tenant can be opened, unless keep-data says that it is the tenant's.
     Add {
-        /// As --tenant of serve; a file of its own needs a restart
+        /// As --tenant of serve
         #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
         tenant: String,
     },
-    /// Remove a tenant: its connections end when what they have in flight is answered, its data stay
+    /// Remove a tenant: its connections end when what they have in flight is answered
+    ///
+    /// Its data stay until another tenant is placed there; a file of its own stays open until the server ends.
     Remove {
         /// Its name
         #[arg(value_name = "NAME")]
@@ -372,13 +375,22 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "WEIGHT")]
         weight: String,
     },
-    /// How the device is shared, and which parameters can be changed now
-    Policy,
-    /// Change parameters of the policy; if one of them needs a restart, none is changed
+    /// How the device is shared; with a name, share it by another policy from now on
+    ///
+    /// The policy in force finishes the requests it has, those that come meanwhile wait, and no connection is dropped.
+    Policy {
+        /// As --policy of serve, with the keys behind a colon or as further arguments
+        #[arg(value_name = "NAME[:KEY=VALUE…]")]
+        name: Option<String>,
+        /// Its parameters
+        #[arg(value_name = "KEY=VALUE", requires = "name")]
+        keys: Vec<String>,
+    },
+    /// The policy's parameters, what they are and what they take; or change some, all or none
     Params {
         /// As behind --policy NAME:
         #[arg(value_name = "KEY=VALUE,…")]
-        params: String,
+        params: Option<String>,
     },
     /// Listen somewhere else too
     Listen {

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -15,6 +15,8 @@ use crate::units::{exact_size, show_bandwidth, show_count, show_duration};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a policy may take to finish what it has.
+const CHANGE: Duration = Duration::from_secs(60);
 
 /// A connection to a server's control socket.
 pub(crate) struct Connection {
@@ -67,8 +69,54 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
+    if matches!(args.command, CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }) {
+        wait_for_policy(&mut server)?;
+    }
+    if matches!(args.command, CtlCommand::Add { .. }) {
+        wait_for_tenant(&mut server, &string(&result["tenant"]))?;
+    }
     let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    Ok(())
+}
+
+/// Waits until a tenant can be opened, and says how far that is.
+fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
+    let mut told = Instant::now();
+    loop {
+        let tenants = server.call("tenants", json!({}))?;
+        let mut tenants = tenants.as_array().into_iter().flatten();
+        let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+            bail!("tenant {name} was removed before it could be opened");
+        };
+        let preparing = &tenant["preparing"];
+        if preparing.is_null() {
+            return Ok(());
+        }
+        if let Some(errno) = preparing["errno"].as_i64() {
+            let error = std::io::Error::from_raw_os_error(errno as i32);
+            bail!(
+                "tenant {name} stays closed, since its range cannot be zeroed: {error}: see to the device, remove it and add it again"
+            );
+        }
+        if told.elapsed() > Duration::from_secs(1) {
+            told = Instant::now();
+            let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
+            eprintln!("zeroing its range: {}", show_percent(part));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until the policy before has finished its requests.
+fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
+    let deadline = Instant::now() + CHANGE;
+    while !server.call("policy", json!({}))?["state"]["changing_s"].is_null() {
+        if Instant::now() > deadline {
+            bail!("the policy before has not finished its requests in {CHANGE:?}: the new one follows it when it has");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     Ok(())
 }
 
@@ -80,8 +128,16 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Add { tenant } => ("add", json!({ "tenant": tenant })),
         CtlCommand::Remove { tenant } => ("remove", json!({ "tenant": tenant })),
         CtlCommand::Weight { tenant, weight } => ("weight", json!({ "tenant": tenant, "weight": weight })),
-        CtlCommand::Policy => ("policy", json!({})),
-        CtlCommand::Params { params } => ("params", json!({ "params": params })),
+        CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
+        CtlCommand::Policy { name: Some(name), keys } => {
+            let policy = match keys.join(",") {
+                keys if keys.is_empty() => name.clone(),
+                keys => format!("{name}{}{keys}", if name.contains(':') { "," } else { ":" }),
+            };
+            ("policy.set", json!({ "policy": policy }))
+        }
+        CtlCommand::Params { params: None } => ("params", json!({})),
+        CtlCommand::Params { params: Some(params) } => ("params", json!({ "params": params })),
         CtlCommand::Listen { address } => ("listen", json!({ "address": address })),
         CtlCommand::Unlisten { address } => ("unlisten", json!({ "address": address })),
         CtlCommand::Interference => ("interference", json!({})),
@@ -105,7 +161,9 @@ fn text(command: &CtlCommand, result: &Value) -> String {
     match command {
         CtlCommand::Status => status(result),
         CtlCommand::Tenants => tenants(result),
-        CtlCommand::Policy => policy(result),
+        CtlCommand::Policy { name: None, .. } => policy(result),
+        CtlCommand::Policy { .. } => format!("{} -> {}\n", string(&result["from"]), string(&result["to"])),
+        CtlCommand::Params { params: None } => parameters(result),
         CtlCommand::Interference => interference(result),
         CtlCommand::Config { command: ConfigCommand::Dump } => result.as_str().unwrap_or_default().to_owned(),
         CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
@@ -121,13 +179,18 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => format!("listens no more on {}\n", string(&result["address"])),
-        CtlCommand::Drain { .. } => format!("draining: {} connections left\n", result["connections"]),
+        CtlCommand::Drain { .. } => format!("draining: {} left\n", connections(&result["connections"])),
         CtlCommand::Trace(_) | CtlCommand::Call { .. } => format!("{result:#}\n"),
     }
 }
 
 fn string(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// `1 connection`, `2 connections`.
+fn connections(count: &Value) -> String {
+    if *count == json!(1) { "1 connection".into() } else { format!("{count} connections") }
 }
 
 fn number(value: &Value) -> f64 {
@@ -144,7 +207,13 @@ fn status(result: &Value) -> String {
         ("server", format!("fairq {}, process {}", string(&result["version"]), result["pid"])),
         ("up", format!("{:.0} s", number(&result["uptime_s"]))),
         ("device", string(&result["device"])),
-        ("policy", string(&result["policy"])),
+        (
+            "policy",
+            match state["changing_s"].as_f64() {
+                None => string(&result["policy"]),
+                Some(s) => format!("{}, for {s:.1} s waiting for the one before to finish", string(&result["policy"])),
+            },
+        ),
         ("tenants", result["tenants"].to_string()),
         ("connections", result["connections"].to_string()),
         ("listening", list("listening")),
@@ -160,8 +229,9 @@ fn status(result: &Value) -> String {
     for (index, shard) in result["shards"].as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate() {
         let operations = show_count(number(&shard["operations"]));
         let text = format!(
-            "shard {index} on CPU {}: {} connections, {operations} requests",
-            shard["cpu"], shard["connections"]
+            "shard {index} on CPU {}: {}, {operations} requests",
+            shard["cpu"],
+            connections(&shard["connections"]),
         );
         lines.push((if index == 0 { "shards" } else { "" }, text));
     }
@@ -208,22 +278,26 @@ fn tenants(result: &Value) -> String {
 }
 
 fn policy(result: &Value) -> String {
-    let list = |key: &str| {
-        let items = result[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        if items.is_empty() { "nothing".to_owned() } else { items.iter().map(string).collect::<Vec<_>>().join(", ") }
-    };
     let written = result["params"].as_object().into_iter().flatten();
     let written: Vec<String> = written.map(|(key, value)| format!("{key}={}", string(value))).collect();
     let mut text = format!("policy       {}\n", string(&result["description"]));
     if !written.is_empty() {
         text += &format!("given        {}\n", written.join(" "));
     }
-    text += &format!("live         {}\nrestart      {}\n", list("live"), list("needs_restart"));
     let state = result["state"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     for (key, value) in state {
         text += &format!("{:<12} {}\n", key.replace('_', " "), string(value));
     }
     text
+}
+
+fn parameters(result: &Value) -> String {
+    let mut table = plain_table();
+    table.set_header(["parameter", "now", "takes", "what it is"]);
+    for parameter in result["params"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        table.add_row(["key", "value", "takes", "summary"].map(|field| string(&parameter[field])));
+    }
+    format!("{}\n", table.trim_fmt())
 }
 
 fn changes(result: &Value) -> String {

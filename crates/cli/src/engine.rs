@@ -8,7 +8,7 @@ use fairq_core::cfq::TimeSlices;
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
 use fairq_core::fiops::VirtualIops;
 use fairq_core::flashfq::Throttled;
-use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
 use fairq_core::nass::Nass;
@@ -122,6 +122,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
         PolicyName::Kyber => {
             let mut kyber = KyberConfig::new(ports, flows, shape.tags);
             [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
+            [kyber.depths[0], kyber.depths[1]] = kyber_depths(config);
             let (policy, ports) = Kyber::<Native>::new(&kyber).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -131,6 +132,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             fair.measured_writes = config.measured_writes;
             fair.period_ns = config.period_ns.unwrap_or(fair.period_ns);
             fair.busy = kyber_fair_busy(config, shape.slots);
+            fair.tokens = config.tokens.map_or(fair.tokens, Totals::fixed);
             let (policy, ports) = KyberFair::<Native>::new(&fair).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -138,7 +140,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
 }
 
 /// D2FQ as it is configured.
-fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: usize) -> D2fqConfig {
+pub(crate) fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: usize) -> D2fqConfig {
     let keys = &config.d2fq;
     let defaults = D2fqConfig::new(ports, flows, tags);
     D2fqConfig {
@@ -220,14 +222,20 @@ pub(crate) fn default_threshold() -> u64 {
 }
 
 /// The latency targets of reads and writes.
-fn kyber_targets(config: &PolicyConfig) -> [u64; 2] {
+pub(crate) fn kyber_targets(config: &PolicyConfig) -> [u64; 2] {
     let default = KyberConfig::new(1, 1, 1);
     let [read, write] = config.targets;
     [read.unwrap_or(default.read_target_ns), write.unwrap_or(default.write_target_ns)]
 }
 
+/// The most reads and writes on the device.
+pub(crate) fn kyber_depths(config: &PolicyConfig) -> [u32; 2] {
+    let [read, write, ..] = KyberConfig::new(1, 1, 1).depths;
+    [config.depths[0].unwrap_or(read), config.depths[1].unwrap_or(write)]
+}
+
 /// Half of what the device takes: so that tenants who keep no more than that outstanding still get their shares.
-fn kyber_fair_busy(config: &PolicyConfig, device_slots: u32) -> u32 {
+pub(crate) fn kyber_fair_busy(config: &PolicyConfig, device_slots: u32) -> u32 {
     config.busy.unwrap_or((device_slots / 2).max(1))
 }
 
@@ -262,7 +270,7 @@ pub(crate) fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<
 }
 
 /// A file as the device opens it; one that is not there is only made if that is asked for.
-fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
+pub(crate) fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
     if !file.create && !file.path.exists() {
         let size = if file.size.is_some() { "" } else { " and size=10G, say," };
         let path = file.path.display();
@@ -312,6 +320,11 @@ impl DeviceConfig {
             DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { file, .. }, .. }) => Some(file),
             _ => None,
         }
+    }
+
+    /// Whether tenants without a file of their own have something to share.
+    pub(crate) fn has_shared_file(&self) -> bool {
+        !matches!(self, DeviceConfig::File { file: None, .. })
     }
 
     /// Whether polling is all that its completions need, as [`fairq_host::device::Device::is_polled`] says of it when it is open.

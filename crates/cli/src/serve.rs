@@ -1,18 +1,16 @@
 //! `fairq serve`: from a plan to a running server, and what it tells the operator.
 
-use std::sync::Arc;
-
 use anyhow::Context;
 use fairq_core::Policy;
 use fairq_host::device::Device;
-use fairq_host::device::any::AnyDevice;
 use fairq_host::nbd::handshake::HandshakeOptions;
 use fairq_host::nbd::{conn, tls};
-use fairq_host::server::{self, ServerError};
+use fairq_host::server::{self, BuiltPolicy};
 
 use crate::args::ServeArgs;
 use crate::config::device::{DeviceConfig, FileConfig};
 use crate::config::listen::{self, Listen};
+use crate::config::policy::PolicyConfig;
 use crate::config::tenant::{Range, Tenant, layout};
 use crate::config::{self, Plan, Refusal, Settings, Source, Surroundings};
 use crate::engine::{
@@ -55,27 +53,29 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let flows = config.most_tenants;
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let console = Console::new(given, plan.clone(), settings, sizes, welcome)?;
     let shape = Shape { topology: topology(&plan.cpus), flows, tags: config.tags, slots: plan.device.default_slots() };
-    with_policy(&plan.policy, shape, Serve { device, config, console })??;
+    let policy = build_policy(&plan.policy, &shape)?;
+    let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
+    server::serve(policy, device, config, &mut console)?;
     Ok(())
 }
 
-struct Serve {
-    device: Arc<AnyDevice>,
-    config: server::Config,
-    console: Console,
-}
+/// A policy for the server's shards.
+pub(crate) fn build_policy(config: &PolicyConfig, shape: &Shape) -> Result<BuiltPolicy, Refusal> {
+    struct Build;
 
-impl WithPolicy for Serve {
-    type Output = Result<(), ServerError>;
+    impl WithPolicy for Build {
+        type Output = BuiltPolicy;
 
-    fn run<L: Policy>(mut self, policy: L, ports: Vec<L::Port>) -> Self::Output
-    where
-        L::Port: 'static,
-    {
-        server::serve(policy, ports, self.device, self.config, &mut self.console)
+        fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> BuiltPolicy
+        where
+            L::Port: 'static,
+        {
+            BuiltPolicy::new(policy, ports)
+        }
     }
+
+    with_policy(config, shape.clone(), Build)
 }
 
 /// The sockets that the service manager passed to this process.

@@ -84,6 +84,9 @@ pub enum FlowError {
     /// Every slot is taken (a removed flow's slot is taken until its last request has completed).
     #[error("all flow slots are in use")]
     Full,
+    /// The slot that a flow had in another policy is taken here, or beyond the bound.
+    #[error("the flow's slot is not free in this policy: build it for as many flows as the one before it")]
+    Taken,
     /// The flow was removed, or never was.
     #[error("no such flow: it was removed or never added")]
     NoSuchFlow,
@@ -155,19 +158,25 @@ impl<P: Platform> FlowTable<P> {
         self.closings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Adds a flow. `prepare` sets up the policy's own state of the slot before any port can use it.
-    pub fn add(&self, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
+    /// Adds a flow; one that is known keeps its name. `prepare` sets up the policy's own state of the slot before any
+    /// port can use it.
+    pub fn add(&self, known: Option<FlowId>, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
             let free = |(word, pending): &(&P::U64, &P::U64)| {
                 Control(word.load(Ordering::Relaxed)).state() != OPEN && pending.load(Ordering::Acquire) == 0
             };
-            let slot =
-                self.words.iter().zip(self.pending.iter()).position(|slot| free(&slot)).ok_or(FlowError::Full)?;
-            let word = &self.words[slot];
-            let generation = Control(word.load(Ordering::Relaxed)).generation().wrapping_add(1);
-            prepare(slot);
-            word.store(Control::new(generation, weight, OPEN).0, Ordering::Release);
-            Ok(FlowId { slot: slot as u32, generation })
+            let mut slots = self.words.iter().zip(self.pending.iter());
+            let flow = match known {
+                Some(flow) => slots.nth(flow.slot()).filter(free).map(|_| flow).ok_or(FlowError::Taken)?,
+                None => {
+                    let slot = slots.position(|slot| free(&slot)).ok_or(FlowError::Full)?;
+                    let old = Control(self.words[slot].load(Ordering::Relaxed));
+                    FlowId { slot: slot as u32, generation: old.generation().wrapping_add(1) }
+                }
+            };
+            prepare(flow.slot());
+            self.words[flow.slot()].store(Control::new(flow.generation, weight, OPEN).0, Ordering::Release);
+            Ok(flow)
         })
     }
 
@@ -343,17 +352,17 @@ mod tests {
     #[test]
     fn a_slot_is_free_again_only_when_every_port_has_let_go() {
         let (table, mut a, mut b) = table();
-        let flow = table.add(Weight::DEFAULT, |_| ()).unwrap();
-        let other = table.add(Weight::MAX, |_| ()).unwrap();
-        assert_eq!(table.add(Weight::MIN, |_| ()), Err(FlowError::Full));
+        let flow = table.add(None, Weight::DEFAULT, |_| ()).unwrap();
+        let other = table.add(None, Weight::MAX, |_| ()).unwrap();
+        assert_eq!(table.add(None, Weight::MIN, |_| ()), Err(FlowError::Full));
         assert_eq!(a.admit(&table, flow), Ok(Weight::DEFAULT));
         assert_eq!(table.close(flow), Ok(PortSet::first(2)));
         assert_eq!(a.admit(&table, flow), Err(SubmitError::NoSuchFlow));
         a.poll(&table);
         b.poll(&table);
-        assert_eq!(table.add(Weight::MIN, |_| ()), Err(FlowError::Full), "port 0 still holds a request");
+        assert_eq!(table.add(None, Weight::MIN, |_| ()), Err(FlowError::Full), "port 0 still holds a request");
         a.finish(&table, flow.slot());
-        let new = table.add(Weight::MIN, |_| ()).unwrap();
+        let new = table.add(None, Weight::MIN, |_| ()).unwrap();
         assert_eq!(new.slot(), flow.slot());
         assert_ne!(new, flow);
         assert_eq!(table.weight(flow), None);
@@ -364,9 +373,31 @@ mod tests {
     }
 
     #[test]
+    fn a_known_flow_keeps_its_name_and_old_ones_stay_unknown() {
+        let (old, mut a, mut b) = table();
+        let first = old.add(None, Weight::DEFAULT, |_| ()).unwrap();
+        let gone = old.add(None, Weight::DEFAULT, |_| ()).unwrap();
+        old.close(gone).unwrap();
+        a.poll(&old);
+        b.poll(&old);
+        let second = old.add(None, Weight::MAX, |_| ()).unwrap();
+        assert_eq!(second.slot(), gone.slot());
+
+        let (new, mut port, _) = table();
+        assert_eq!(new.add(Some(second), Weight::MIN, |slot| assert_eq!(slot, second.slot())), Ok(second));
+        assert_eq!(new.add(Some(second), Weight::MIN, |_| ()), Err(FlowError::Taken));
+        assert_eq!(port.admit(&new, gone), Err(SubmitError::NoSuchFlow));
+        assert_eq!(port.admit(&new, second), Ok(Weight::MIN));
+        assert_eq!(new.add(Some(first), Weight::DEFAULT, |_| ()), Ok(first));
+        assert_eq!(new.add(None, Weight::DEFAULT, |_| ()), Err(FlowError::Full));
+        let small = FlowTable::<Native>::new(1, 1);
+        assert_eq!(small.add(Some(second), Weight::DEFAULT, |_| ()), Err(FlowError::Taken), "beyond the bound");
+    }
+
+    #[test]
     fn weights_change_at_once_and_only_between_1_and_10000() {
         let (table, mut a, _) = table();
-        let flow = table.add(Weight::new(300).unwrap(), |_| ()).unwrap();
+        let flow = table.add(None, Weight::new(300).unwrap(), |_| ()).unwrap();
         table.set_weight(flow, Weight::new(7).unwrap()).unwrap();
         assert_eq!(a.admit(&table, flow), Ok(Weight::new(7).unwrap()));
         assert_eq!(Weight::new(0), None);

@@ -45,8 +45,8 @@ impl<P: Platform> NonePolicy<P> {
 impl<P: Platform> Policy for NonePolicy<P> {
     type Port = NonePort<P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.flows.add(weight, |_| ())
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.flows.add(known, weight, |_| ())
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {

@@ -216,11 +216,19 @@ pub enum TuneError {
 
 /// The control side of a policy, shared by all threads.
 pub trait Policy: Send + Sync + 'static {
-    /// The handle each shard gets.
-    type Port: Port;
+    /// The handle each shard gets. The rest of a policy is the same for all: a `dyn Policy` has it.
+    type Port: Port
+    where
+        Self: Sized;
 
     /// Adds a flow.
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError>;
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        self.add_flow_as(None, weight)
+    }
+
+    /// Adds a flow under the name that it had in another policy, which this one follows; or, without one, as
+    /// [`add_flow`](Self::add_flow). Known flows come before all others.
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
 
     /// Changes a flow's weight, for requests submitted from now on.
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError>;

@@ -286,8 +286,8 @@ struct ForgetfulPort(SfqdPort);
 
 impl Policy for Forgetful {
     type Port = ForgetfulPort;
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.0.add_flow(weight)
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.0.add_flow_as(known, weight)
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.0.set_weight(flow, weight)

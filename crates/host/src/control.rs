@@ -5,6 +5,7 @@
 //! [`Control::deadline_ns`]. It is slow path: some times a second, in a thread that is no shard.
 
 use std::io;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use fairq_core::{ClassWeights, Policy, PortSet};
@@ -36,9 +37,9 @@ pub enum ControlError {
     },
 }
 
-/// Calls what has to be called now and then.
+/// Calls what has to be called now and then; `L` is how the policy is held.
 pub struct Control<'a, L, D> {
-    policy: &'a L,
+    policy: L,
     device: &'a D,
     wakers: Arc<Wakers>,
     /// What the device has; `None` for a policy that does not care.
@@ -47,15 +48,24 @@ pub struct Control<'a, L, D> {
     next_ns: Option<u64>,
 }
 
-impl<'a, L: Policy, D: Device> Control<'a, L, D> {
-    /// Fits the device to the policy, before the shards start.
-    pub fn start(policy: &'a L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
+impl<'a, L, D: Device> Control<'a, L, D>
+where
+    L: Deref,
+    L::Target: Policy,
+{
+    /// Fits the device to the policy, before any shard runs under it.
+    pub fn start(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
         let mut control = Control { policy, device, wakers, weights: None, next_ns: Some(0) };
-        if policy.class_weights().is_some() && !device.info().has_classes {
+        if control.policy.class_weights().is_some() && !device.info().has_classes {
             return Err(ControlError::NoClasses { device: device.info().name.clone() });
         }
         control.pass_weights()?;
         Ok(control)
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &L::Target {
+        &self.policy
     }
 
     /// When to call [`Self::tick`] next, in the run's time; never again if `None`.
@@ -70,16 +80,25 @@ impl<'a, L: Policy, D: Device> Control<'a, L, D> {
 
     /// Ticks if it is due.
     pub fn tick(&mut self, now_ns: u64) {
-        if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {
+        if !self.tick_policy(now_ns) {
             return;
         }
-        let mut wake = PortSet::EMPTY;
-        self.next_ns = self.policy.tick(now_ns, &mut wake);
-        self.wakers.wake_all(wake);
         if let Err(error) = self.pass_weights() {
             // The device goes on with those it has; the next tick tries again.
             tracing::error!("{error}");
         }
+    }
+
+    /// Ticks if it is due, for shards that run under it no longer than until they have got rid of what they have: the
+    /// device's classes are another policy's already. True if it was due.
+    pub fn tick_policy(&mut self, now_ns: u64) -> bool {
+        if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {
+            return false;
+        }
+        let mut wake = PortSet::EMPTY;
+        self.next_ns = self.policy.tick(now_ns, &mut wake);
+        self.wakers.wake_all(wake);
+        true
     }
 
     fn pass_weights(&mut self) -> Result<(), ControlError> {
@@ -114,8 +133,8 @@ mod tests {
 
     impl Policy for Weighted {
         type Port = NonePort<Native>;
-        fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-            self.0.add_flow(weight)
+        fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+            self.0.add_flow_as(known, weight)
         }
         fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
             self.0.set_weight(flow, weight)

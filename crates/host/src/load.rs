@@ -15,7 +15,7 @@ use crate::memory::{Buffer, Region};
 use crate::path::{DataPath, Finished, Order};
 use crate::ring::{Event, Ring};
 use crate::shard::{Common, Front};
-use crate::shards::Shards;
+use crate::shards::{Shards, regimes};
 use crate::stats::TenantStats;
 
 mod direct;
@@ -214,6 +214,8 @@ impl Front for LoadFront {
         self.jobs.iter().filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns)).min()
     }
 
+    fn resume(&mut self) {}
+
     fn stop(&mut self) {
         self.stopping = true;
     }
@@ -308,7 +310,7 @@ where
     let front = |_| LoadFront::new(jobs.next().unwrap_or_default(), begins_ns);
     let Threads { cpus, path } = threads;
     let shards = match path {
-        Path::Shards => Shards::start(ports, common, cpus, front)?,
+        Path::Shards => Shards::start(regimes(ports), common, cpus, front)?,
         Path::Direct => direct::start(ports, common, cpus, front)?,
     };
     let total = times.warmup + times.measured;

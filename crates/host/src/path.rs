@@ -81,8 +81,8 @@ struct Live {
     after: Option<Tag>,
 }
 
-/// One shard's port, device queue and live requests.
-pub struct DataPath<P: Port, D: Device> {
+/// One shard's port, device queue and live requests. Between two policies `P` is `()`.
+pub struct DataPath<P, D: Device> {
     port: P,
     id: PortId,
     device: Arc<D>,
@@ -113,12 +113,12 @@ pub struct DataPath<P: Port, D: Device> {
     batch: u32,
 }
 
-impl<P: Port, D: Device> DataPath<P, D> {
-    /// The data path of port `id`.
-    pub fn new(port: P, id: PortId, queue: D::Queue, common: &Common<D>) -> Self {
+impl<D: Device> DataPath<(), D> {
+    /// The data path of port `id`, which it does not have yet.
+    pub fn new(id: PortId, queue: D::Queue, common: &Common<D>) -> Self {
         let (tags, tenants) = (common.tags, common.tenants);
         DataPath {
-            port,
+            port: (),
             id,
             device: common.device.clone(),
             queue,
@@ -139,6 +139,50 @@ impl<P: Port, D: Device> DataPath<P, D> {
             issued: false,
             batch: 0,
         }
+    }
+
+    /// With its port.
+    pub fn with_port<P: Port>(self, port: P) -> DataPath<P, D> {
+        self.with(port).0
+    }
+}
+
+impl<P, D: Device> DataPath<P, D> {
+    /// The same with another port; gives the one it had, too.
+    fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
+        let DataPath { port: old, id, device, queue, live, free, joined, memories, wake, completions, .. } = self;
+        let DataPath { finished, stats, changed, counters, observed, recorder, .. } = self;
+        let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
+        let path = DataPath {
+            port,
+            id,
+            device,
+            queue,
+            live,
+            free,
+            joined,
+            memories,
+            wake,
+            completions,
+            finished,
+            stats,
+            changed,
+            counters,
+            observed,
+            recorder,
+            blocked,
+            wait_until_ns,
+            issued,
+            batch,
+        };
+        (path, old)
+    }
+}
+
+impl<P: Port, D: Device> DataPath<P, D> {
+    /// Without its port, which no request may be live on.
+    pub fn without_port(self) -> DataPath<(), D> {
+        self.with(()).0
     }
 
     /// The device.
@@ -548,7 +592,7 @@ mod tests {
             let mut ring = Ring::new(0).unwrap();
             let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
             let queue = common.device.open_queue(&place, &mut ring).unwrap();
-            let path = DataPath::new(ports.remove(0), PortId(0), queue, &common);
+            let path = DataPath::new(PortId(0), queue, &common).with_port(ports.remove(0));
             Bench { policy, path, ring, flow, region: Region::map(1 << 20).unwrap(), buffers: Vec::new() }
         }
 

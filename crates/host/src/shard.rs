@@ -9,10 +9,17 @@
 //! sequentially consistent order, so at least one of them sees the other: either the waker sees that it is parked and writes,
 //! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call; nor does
 //! one that looks for the wake-up before it sleeps, which it does for a while if another shard runs (see `patience`).
+//!
+//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change it leaves the loop and enters
+//! another one ([`Regime`]), with everything but the port: connections, ring, device queue, statistics. Between the two it
+//! takes nothing in, dispatches all that is staged and waits for what is in flight ([`Shard::drain`]). A port may
+//! need the others to get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
+//! [`Meeting`]); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
+//! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays nothing for all this.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -148,6 +155,9 @@ pub trait Front: 'static {
         None
     }
 
+    /// Goes on after a time in which `arrivals` was not called: what came meanwhile is still to be submitted.
+    fn resume(&mut self);
+
     /// Takes no more requests.
     fn stop(&mut self);
 
@@ -156,9 +166,9 @@ pub trait Front: 'static {
 }
 
 /// What a shard can be told.
-pub enum Message<M> {
+pub enum Message<D: Device, F: Front> {
     /// Something for its front end.
-    Front(M),
+    Front(F::Message),
     /// Send a copy of the statistics, with the shard's number.
     Stats(Sender<(usize, ShardReport)>),
     /// This tenant's number is another's from now on.
@@ -167,21 +177,71 @@ pub enum Message<M> {
     Record(usize),
     /// Record no more, and send what was recorded, with the shard's number.
     Recorded(Sender<(usize, Recording)>),
+    /// Finish everything under this policy and go on under another.
+    Change(Change<D, F>),
     /// Take no more requests, finish those in flight and end.
     Stop,
 }
 
-/// Runs shards' loops: everything one thread owns.
-pub struct Shard<P: Port, D: Device, F: Front> {
+/// The policy that a shard is to go on with, and when.
+pub struct Change<D: Device, F: Front> {
+    /// Its port, and the loop compiled for it.
+    pub next: Box<dyn Regime<D, F>>,
+    /// With the other shards, when nobody holds a request any more.
+    pub meeting: Arc<Meeting>,
+}
+
+/// A policy's port, and the loop that is compiled for it.
+pub trait Regime<D: Device, F: Front>: Send {
+    /// Runs a shard under it until the shard has to end (`None`) or to change.
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>>;
+}
+
+/// A shard between two policies, and the next.
+pub type Succession<D, F> = (Shard<(), D, F>, Box<dyn Regime<D, F>>);
+
+impl<P: Port + 'static, D: Device, F: Front> Regime<D, F> for P {
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>> {
+        shard.under(*self).serve()
+    }
+}
+
+/// Where shards wait until none of them holds a request.
+pub struct Meeting {
+    missing: AtomicUsize,
+}
+
+impl Meeting {
+    /// Of so many shards.
+    pub fn new(shards: usize) -> Meeting {
+        Meeting { missing: AtomicUsize::new(shards) }
+    }
+
+    /// A shard holds no request any more. True if it was the last.
+    fn arrive(&self) -> bool {
+        // Pairs with the load: whoever goes on does so after all that the others did before.
+        self.missing.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether all have arrived.
+    pub fn is_over(&self) -> bool {
+        self.missing.load(Ordering::Acquire) == 0
+    }
+}
+
+/// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
+pub struct Shard<P, D: Device, F: Front> {
     index: usize,
     ring: Ring,
     path: DataPath<P, D>,
     front: F,
-    inbox: Receiver<Message<F::Message>>,
+    inbox: Receiver<Message<D, F>>,
     wakers: Arc<Wakers>,
     clock: Clock,
     patience: Patience,
     stopping: bool,
+    /// What it has been told to change to.
+    change: Option<Change<D, F>>,
 }
 
 /// What all shards of one run share.
@@ -209,20 +269,14 @@ impl<D> Clone for Common<D> {
     }
 }
 
-impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
+impl<D: Device, F: Front> Shard<(), D, F> {
     /// Opens everything that belongs to the calling thread.
-    pub fn open(
-        id: PortId,
-        port: P,
-        common: &Common<D>,
-        front: F,
-        inbox: Receiver<Message<F::Message>>,
-    ) -> io::Result<Self> {
+    pub fn open(id: PortId, common: &Common<D>, front: F, inbox: Receiver<Message<D, F>>) -> io::Result<Self> {
         let mut ring = Ring::new(common.fixed_buffers)?;
         let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
         let queue = common.device.open_queue(&place, &mut ring)?;
-        let path = DataPath::new(port, id, queue, common);
-        Ok(Shard {
+        let path = DataPath::new(id, queue, common);
+        let mut shard = Shard {
             index: usize::from(id.0),
             ring,
             path,
@@ -232,15 +286,58 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             clock: common.clock,
             patience: Patience::default(),
             stopping: false,
-        })
+            change: None,
+        };
+        shard.arm_eventfd();
+        Ok(shard)
     }
 
-    /// Runs until told to stop and everything in flight is done.
-    pub fn run(mut self) {
+    /// Runs under this policy and those that follow it, until told to stop and everything in flight is done.
+    pub fn run(self, first: Box<dyn Regime<D, F>>) {
+        let mut now = Some((self, first));
+        while let Some((shard, regime)) = now {
+            now = regime.run(shard);
+        }
+    }
+
+    /// The same shard with a port.
+    fn under<P: Port>(self, port: P) -> Shard<P, D, F> {
+        self.with(|path| path.with_port(port))
+    }
+}
+
+impl<P, D: Device, F: Front> Shard<P, D, F> {
+    /// The same shard on another data path.
+    fn with<Q>(self, exchange: impl FnOnce(DataPath<P, D>) -> DataPath<Q, D>) -> Shard<Q, D, F> {
+        let Shard { index, ring, path, front, inbox, wakers, clock, patience, stopping, change } = self;
+        Shard { index, ring, path: exchange(path), front, inbox, wakers, clock, patience, stopping, change }
+    }
+
+    /// Asks to be told when the eventfd is written to.
+    fn arm_eventfd(&mut self) {
+        let fd = types::Fd(self.wakers.shards[self.index].eventfd.as_raw_fd());
+        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
+    }
+
+    /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
+    fn clear_eventfd(&mut self) {
+        let _ = rustix::io::read(&self.wakers.shards[self.index].eventfd, &mut [0; 8]);
         self.arm_eventfd();
+    }
+}
+
+impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
+    /// Serves until told to change the policy, or to stop and everything in flight is done.
+    fn serve(mut self) -> Option<Succession<D, F>> {
+        self.front.resume();
         loop {
             self.take_events();
             self.take_messages();
+            if let Some(change) = self.change.take() {
+                return Some(self.drain(change));
+            }
             let busy = self.turn();
             if self.stopping && self.front.is_stopped() && self.path.is_idle() {
                 break;
@@ -250,6 +347,49 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         // The last completions may have unblocked others, who still wait.
         self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
+        None
+    }
+
+    /// Takes nothing in until no shard holds a request of the policy; gives what goes on.
+    #[cold]
+    fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Succession<D, F> {
+        let mut arrived = false;
+        loop {
+            let busy = self.drain_turn();
+            if !arrived && self.path.is_idle() {
+                arrived = true;
+                if meeting.arrive() {
+                    self.wakers.wake_all(PortSet::first(self.wakers.count()));
+                }
+            }
+            if meeting.is_over() {
+                break;
+            }
+            self.park(busy);
+            self.take_events();
+            self.take_messages();
+        }
+        tracing::debug!(shard = self.index, "goes on under another policy");
+        (self.with(DataPath::without_port), next)
+    }
+
+    /// A turn without arrivals.
+    fn drain_turn(&mut self) -> bool {
+        let now_ns = self.clock.now_ns();
+        let reaped = self.reap(now_ns);
+        self.front.flush(now_ns, &mut self.ring);
+        let issued = self.path.dispatch(now_ns, &mut self.ring);
+        reaped || issued
+    }
+
+    /// Takes completions to the front end. True if there were any.
+    #[inline]
+    fn reap(&mut self, now_ns: u64) -> bool {
+        let reaped = self.path.reap(now_ns, &mut self.ring);
+        while let Some(finished) = self.path.finished() {
+            self.front.finished(now_ns, finished);
+        }
+        reaped
     }
 
     /// Completions in, replies and a batch of new commands out; again while the device completes on the spot. True if
@@ -258,10 +398,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let mut busy = true;
         for _ in 0..INNER_TURNS {
             let now_ns = self.clock.now_ns();
-            let reaped = self.path.reap(now_ns, &mut self.ring);
-            while let Some(finished) = self.path.finished() {
-                self.front.finished(now_ns, finished);
-            }
+            let reaped = self.reap(now_ns);
             self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
             let has_more = self.front.flush(now_ns, &mut self.ring);
             let issued = self.path.dispatch(now_ns, &mut self.ring);
@@ -298,6 +435,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Forget(tenant) => self.path.forget(tenant),
                 Message::Record(events) => self.path.record(events),
                 Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
+                Message::Change(change) => self.change = Some(change),
                 Message::Stop => {
                     self.stopping = true;
                     self.front.stop();
@@ -370,19 +508,5 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             (a, b) => a.or(b),
         };
         deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
-    }
-
-    /// Asks to be told when the eventfd is written to.
-    fn arm_eventfd(&mut self) {
-        let fd = types::Fd(self.wakers.shards[self.index].eventfd.as_raw_fd());
-        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
-        // SAFETY: a poll names no memory.
-        unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
-    }
-
-    /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
-    fn clear_eventfd(&mut self) {
-        let _ = rustix::io::read(&self.wakers.shards[self.index].eventfd, &mut [0; 8]);
-        self.arm_eventfd();
     }
 }

@@ -12,42 +12,45 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::device::Device;
 use crate::interference::empty_matrix;
 use crate::record::Recording;
-use crate::shard::{Common, Front, Message, Shard, Wakers};
+use crate::shard::{Change, Common, Front, Meeting, Message, Regime, Shard, Wakers};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Totals};
 
 /// The running shards.
-pub struct Shards<M> {
-    inboxes: Vec<Sender<Message<M>>>,
+pub struct Shards<D: Device, F: Front> {
+    inboxes: Vec<Sender<Message<D, F>>>,
     wakers: Arc<Wakers>,
     threads: Vec<JoinHandle<()>>,
     /// The last that each shard told, all its tenants.
     reports: Mutex<Vec<ShardReport>>,
 }
 
-impl<M: Send + 'static> Shards<M> {
+/// The ports of a policy, for shards to run under.
+pub type Regimes<D, F> = Vec<Box<dyn Regime<D, F>>>;
+
+/// Ports as shards take them.
+pub fn regimes<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> Regimes<D, F> {
+    ports.into_iter().map(|port| Box::new(port) as Box<dyn Regime<D, F>>).collect()
+}
+
+impl<D: Device, F: Front + Send> Shards<D, F> {
     /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if there is none),
     /// with the front end that `front` makes for it. All are open when this returns.
-    pub fn start<P, D, F>(
-        ports: Vec<P>,
+    pub fn start(
+        ports: Regimes<D, F>,
         common: &Common<D>,
         cpus: &[usize],
         front: impl FnMut(usize) -> io::Result<F>,
-    ) -> io::Result<Self>
-    where
-        P: Port + 'static,
-        D: Device,
-        F: Front<Message = M> + Send,
-    {
+    ) -> io::Result<Self> {
         let open = |id, port, common: &Common<D>, front, inbox| {
-            let shard = Shard::open(id, port, common, front, inbox)?;
-            Ok(move || shard.run())
+            let shard = Shard::open(id, common, front, inbox)?;
+            Ok(move || shard.run(port))
         };
         Shards::start_with(ports, common, cpus, front, open)
     }
 
     /// The same with threads that do something else: `open` is called in each, and what it gives is run there. It
     /// answers its inbox as a [`Shard`] does.
-    pub(crate) fn start_with<P, D, F, O, R>(
+    pub(crate) fn start_with<P, O, R>(
         ports: Vec<P>,
         common: &Common<D>,
         cpus: &[usize],
@@ -55,10 +58,8 @@ impl<M: Send + 'static> Shards<M> {
         open: O,
     ) -> io::Result<Self>
     where
-        P: Port + 'static,
-        D: Device,
-        F: Send + 'static,
-        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<M>>) -> io::Result<R> + Copy + Send + 'static,
+        P: Send + 'static,
+        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<D, F>>) -> io::Result<R> + Copy + Send + 'static,
         R: FnOnce(),
     {
         let nothing = || ShardReport {
@@ -101,9 +102,20 @@ impl<M: Send + 'static> Shards<M> {
     }
 
     /// Tells a shard something. A shard that has ended does not hear it.
-    pub fn send(&self, shard: usize, message: Message<M>) {
+    pub fn send(&self, shard: usize, message: Message<D, F>) {
         let _ = self.inboxes[shard].send(message);
         self.wakers.wake(shard);
+    }
+
+    /// Makes the shards finish what they have under their policy and go on under that of these ports, one for each of them.
+    /// Requests wait meanwhile. Whoever ticks the old policy does so until the meeting is over.
+    pub fn change(&self, ports: Regimes<D, F>) -> Arc<Meeting> {
+        assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
+        let meeting = Arc::new(Meeting::new(self.count()));
+        for (shard, next) in ports.into_iter().enumerate() {
+            self.send(shard, Message::Change(Change { next, meeting: meeting.clone() }));
+        }
+        meeting
     }
 
     /// Makes the shards of `ports` run their loops once more.

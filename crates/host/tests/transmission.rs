@@ -14,7 +14,7 @@ use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use fairq_host::nbd::proto::{BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
 use fairq_host::shard::{Clock, Common, Message, Wakers};
-use fairq_host::shards::Shards;
+use fairq_host::shards::{Shards, regimes};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Shards that serve two tenants of [`SIZE`] bytes each, back to back.
 struct Rig {
-    shards: Option<Shards<NbdMessage>>,
+    shards: Option<Shards<RamDevice, NbdFront>>,
     policy: Mqfq<Native>,
     flows: [FlowId; 2],
     counts: Vec<Arc<AtomicUsize>>,
@@ -46,7 +46,7 @@ impl Rig {
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
         let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone()));
-        let shards = Shards::start(ports, &common, &[], front).unwrap();
+        let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
         Rig { shards: Some(shards), policy, flows, counts }
     }
 

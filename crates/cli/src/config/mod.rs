@@ -22,6 +22,7 @@ use crate::units::{Size, exact_size};
 
 pub(crate) mod device;
 pub(crate) mod listen;
+pub(crate) mod parameters;
 pub(crate) mod policy;
 pub(crate) mod serial;
 pub(crate) mod tenant;

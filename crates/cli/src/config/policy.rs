@@ -95,13 +95,18 @@ impl PolicyName {
         )
     }
 
-    /// The keys that can be changed while it runs.
+    /// The keys that can be changed without another policy in its place.
     pub(crate) fn live_keys(self) -> &'static [&'static str] {
         match self {
             PolicyName::Mqfq | PolicyName::MqfqSerial => &["slots", "threshold"],
             PolicyName::None | PolicyName::D2fq | PolicyName::Kyber | PolicyName::KyberFair => &[],
             _ => &["slots"],
         }
+    }
+
+    /// Whether its T is not mqfq's.
+    pub(crate) fn is_flashfq(self) -> bool {
+        matches!(self, PolicyName::FlashFq | PolicyName::NassFlashFq)
     }
 
     /// The keys that mean something for it.
@@ -144,8 +149,8 @@ impl PolicyName {
                 "read-cost",
                 "write-cost",
             ],
-            PolicyName::Kyber => &["read-target", "write-target"],
-            PolicyName::KyberFair => &["period", "busy", "read-cost", "write-cost"],
+            PolicyName::Kyber => &["read-target", "write-target", "read-depth", "write-depth"],
+            PolicyName::KyberFair => &["period", "busy", "tokens", "read-cost", "write-cost"],
         }
     }
 }
@@ -386,7 +391,10 @@ pub(crate) struct PolicyTable {
     pub(crate) idleness: Option<bool>,
     pub(crate) read_target: Option<Nanos>,
     pub(crate) write_target: Option<Nanos>,
+    pub(crate) read_depth: Option<u32>,
+    pub(crate) write_depth: Option<u32>,
     pub(crate) busy: Option<u32>,
+    pub(crate) tokens: Option<Size>,
 }
 
 /// The policy, complete but for what depends on the device.
@@ -414,12 +422,28 @@ pub(crate) struct PolicyConfig {
     pub(crate) serial: SerialKnobs,
     /// For kyber: the latencies that reads and writes should have, in nanoseconds.
     pub(crate) targets: [Option<u64>; 2],
+    /// For kyber: the most reads and writes on the device.
+    pub(crate) depths: [Option<u32>; 2],
     /// For kyber-fair: the longest period, in nanoseconds.
     pub(crate) period_ns: Option<u64>,
     /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half of what it takes.
     pub(crate) busy: Option<u32>,
+    /// For kyber-fair: how many tokens a period has, in bytes; if not said, they follow the rate of service.
+    pub(crate) tokens: Option<u64>,
     /// For kyber-fair: whether writes cost what is measured, since nobody says what they cost.
     pub(crate) measured_writes: bool,
+}
+
+impl PolicyConfig {
+    /// How long a flow's next request is waited for.
+    pub(crate) fn idle_ns(&self) -> u64 {
+        let SerialKnobs { cfq, bfq, flashfq, .. } = &self.serial;
+        match self.name {
+            PolicyName::Cfq | PolicyName::NassCfq => cfq.idle_ns,
+            PolicyName::Bfq | PolicyName::NassBfq => bfq.idle_ns,
+            _ => flashfq.idle_ns,
+        }
+    }
 }
 
 impl FromStr for PolicyTable {
@@ -498,7 +522,10 @@ impl PolicyTable {
             idleness: flags.idleness.or(self.idleness),
             read_target: flags.read_target.or(self.read_target),
             write_target: flags.write_target.or(self.write_target),
+            read_depth: flags.read_depth.or(self.read_depth),
+            write_depth: flags.write_depth.or(self.write_depth),
             busy: flags.busy.or(self.busy),
+            tokens: flags.tokens.or(self.tokens),
         }
     }
 
@@ -540,8 +567,10 @@ impl PolicyTable {
                 ..cost
             },
             targets: [self.read_target, self.write_target].map(|target| target.map(|Nanos(ns)| ns)),
+            depths: [self.read_depth, self.write_depth],
             period_ns: self.period.map(|Nanos(ns)| ns),
             busy: self.busy,
+            tokens: self.tokens.map(|Size(bytes)| bytes),
             measured_writes: self.write_cost.is_none(),
         })
     }
@@ -607,7 +636,10 @@ impl PolicyTable {
             ("idleness", self.idleness.is_some()),
             ("read-target", self.read_target.is_some()),
             ("write-target", self.write_target.is_some()),
+            ("read-depth", self.read_depth.is_some()),
+            ("write-depth", self.write_depth.is_some()),
             ("busy", self.busy.is_some()),
+            ("tokens", self.tokens.is_some()),
         ];
         let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !name.keys().contains(&key);
         let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
@@ -662,8 +694,10 @@ mod tests {
             cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
             serial: complete("mqfq:T=256k").unwrap().serial,
             targets: [None; 2],
+            depths: [None; 2],
             period_ns: None,
             busy: None,
+            tokens: None,
             measured_writes: false,
         };
         assert_eq!(policy, expected);
@@ -689,10 +723,11 @@ mod tests {
         assert_eq!(complete("mqfq-serial:slots=3,threshold=0").unwrap().threshold, Some(0));
         assert_eq!(complete("none").unwrap().cost, CostModel::default());
         assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
-        let kyber = complete("kyber:read-target=500us,write-target=5ms").unwrap();
-        assert_eq!(kyber.targets, [Some(500_000), Some(5_000_000)]);
-        let fair = complete("kyber-fair:period=20ms,busy=8").unwrap();
+        let kyber = complete("kyber:read-target=500us,write-target=5ms,read-depth=9,write-depth=8").unwrap();
+        assert_eq!((kyber.targets, kyber.depths), ([Some(500_000), Some(5_000_000)], [Some(9), Some(8)]));
+        let fair = complete("kyber-fair:period=20ms,busy=8,tokens=1M").unwrap();
         assert_eq!((fair.period_ns, fair.busy, fair.measured_writes), (Some(20_000_000), Some(8), true));
+        assert_eq!(fair.tokens, Some(1 << 20));
         assert!(!complete("kyber-fair:write-cost=2").unwrap().measured_writes);
     }
 
@@ -818,7 +853,7 @@ mod tests {
              slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
              read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
              history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \
-             write-target, busy)"
+             write-target, read-depth, write-depth, busy, tokens)"
         );
         assert_eq!(
             parse_weight("0").unwrap_err(),

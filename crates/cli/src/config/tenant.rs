@@ -47,6 +47,7 @@ pub(crate) struct TenantTable {
     pub(crate) weight: Option<WeightSource>,
     pub(crate) path: Option<PathBuf>,
     pub(crate) create: Option<bool>,
+    pub(crate) keep_data: Option<bool>,
     pub(crate) read_only: Option<bool>,
     pub(crate) urgent: Option<bool>,
     pub(crate) identity: Option<String>,
@@ -70,6 +71,8 @@ pub(crate) struct Tenant {
     pub(crate) path: Option<PathBuf>,
     /// Its file is to be made if it is not there.
     pub(crate) create: bool,
+    /// What is in its range when it is added to a running server is its own: it is not zeroed.
+    pub(crate) keep_data: bool,
     /// Writes are refused.
     pub(crate) read_only: bool,
     /// It may use the urgent class, within the policy's budget.
@@ -139,6 +142,7 @@ impl TenantTable {
             weight: flags.weight.or(self.weight),
             path: flags.path.or(self.path),
             create: flags.create.or(self.create),
+            keep_data: flags.keep_data.or(self.keep_data),
             read_only: flags.read_only.or(self.read_only),
             urgent: flags.urgent.or(self.urgent),
             identity: flags.identity.or(self.identity),
@@ -186,6 +190,7 @@ impl TenantTable {
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
             create,
+            keep_data: self.keep_data.unwrap_or(false),
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
             identity: self.identity,
@@ -347,6 +352,7 @@ mod tests {
             offset: Some(1 << 30),
             path: None,
             create: false,
+            keep_data: false,
             read_only: true,
             urgent: true,
             identity: Some("db.example.org".into()),

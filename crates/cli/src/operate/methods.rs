@@ -1,8 +1,10 @@
 //! What each method of the control socket does.
 
-use fairq_core::{Tuning, Weight};
+use std::path::Path;
+
+use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, Member, Status};
+use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -10,15 +12,17 @@ use toml::Spanned;
 use super::changes::{self, Change};
 use super::rpc::{Fault, params};
 use super::{Console, rpc};
+use crate::config::device::FileConfig;
 use crate::config::listen::Listen;
-use crate::config::policy::PolicyTable;
-use crate::config::tenant::{Tenant, TenantTable, layout};
+use crate::config::parameters;
+use crate::config::policy::{PolicyConfig, PolicyTable};
+use crate::config::tenant::{Range, Tenant, TenantTable, layout};
 use crate::config::weight::WeightSource;
 use crate::config::{self, Refusal, Settings};
-use crate::engine::describe_policy;
-use crate::serve::server_tenant;
+use crate::engine::{describe_policy, file_spec};
+use crate::serve::{build_policy, server_tenant};
 use crate::top::Look;
-use crate::units::Size;
+use crate::units::{Size, exact_size};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,7 +44,14 @@ struct OfWeight {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfParams {
+    #[serde(default)]
     params: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfPolicy {
+    policy: String,
 }
 
 #[derive(Deserialize)]
@@ -73,7 +84,11 @@ impl Console {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
             }
-            "params" => self.params(admin, &params::<OfParams>(given)?.params),
+            "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
+            "params" => match params::<OfParams>(given)?.params {
+                nothing if nothing.is_empty() => Ok(json!({ "params": self.parameters() })),
+                text => self.params(admin, &text),
+            },
             "listen" => self.listen(admin, &params::<OfAddress>(given)?.address),
             "unlisten" => self.unlisten(admin, &params::<OfAddress>(given)?.address),
             "config.dump" => {
@@ -175,6 +190,9 @@ impl Console {
             "offset": base,
             "read_only": read_only,
             "identity": identity,
+            "preparing": member.preparing.as_ref().map(|wiping| json!({
+                "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
+            })),
             "reads": stats.reads,
             "writes": stats.writes,
             "others": stats.others,
@@ -237,8 +255,6 @@ impl Console {
             "name": name.name(),
             "description": self.describe_policy(),
             "params": keys,
-            "live": name.live_keys(),
-            "needs_restart": name.keys().into_iter().filter(|key| !name.live_keys().contains(key)).collect::<Vec<_>>(),
             "state": policy_state(&admin.status()),
         })
     }
@@ -271,11 +287,6 @@ impl Console {
     fn add_table(&mut self, admin: &mut dyn Admin, table: TenantTable) -> Result<server::Tenant, Refusal> {
         let new = table.clone().complete()?;
         let refuse = |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        if new.path.is_some() {
-            return refuse(
-                "a file of its own can only be opened at the start: add it to the configuration and restart",
-            );
-        }
         if new.identity.is_some() && self.plan.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
             return refuse(
                 "identity needs client certificates: restart with --tls-cert, --tls-key and --tls-client-ca",
@@ -285,31 +296,69 @@ impl Console {
         if roster.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
         }
-        let of_others = roster.members().iter().filter(|member| member.tenant.file == 0);
+        let range = match &new.path {
+            Some(path) => self.own_file(admin, &new, path)?,
+            None => self.gap(admin, &new)?,
+        };
+        let tenant = server_tenant(&new, &range);
+        let wipe = new.path.is_none() && !new.keep_data;
+        admin.add(tenant.clone(), wipe).map_err(|error| Refusal::new(error.to_string()))?;
+        self.latest = None;
+        let table = match new.path {
+            Some(_) => table,
+            None => TenantTable { offset: Some(Size(range.offset)), size: Some(Size(range.size)), ..table },
+        };
+        self.settings.tenant.push(Spanned::new(0..0, table));
+        Ok(tenant)
+    }
+
+    /// A part of the shared file that nobody has.
+    fn gap(&self, admin: &dyn Admin, new: &Tenant) -> Result<Range, Refusal> {
+        if !self.plan.device.has_shared_file() {
+            return Err(Refusal::new(format!(
+                "{}: tenant {}: the device has no file to share: give it one of its own with path=FILE",
+                new.origin, new.name
+            )));
+        }
+        let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
+        let roster = admin.roster();
+        let of_others = roster.members().iter().filter(|member| !own.contains(&member.tenant.file));
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
             size: Some(member.tenant.size),
             offset: Some(member.tenant.base),
-            path: None,
             ..new.clone()
         };
         let mut tenants: Vec<Tenant> = of_others.map(pinned).collect();
         tenants.push(new.clone());
-        let Some(&shared) = self.sizes.first().filter(|_| self.has_shared_file()) else {
-            return refuse("the device has no file to share: give it one and restart");
-        };
-        let ranges = layout(&tenants, Some(shared), &[])?;
-        let range = ranges.last().expect("the new one is the last");
-        let tenant = server_tenant(&new, range);
-        admin.add(tenant.clone()).map_err(|error| Refusal::new(error.to_string()))?;
-        self.latest = None;
-        let (offset, size) = (Some(Size(range.offset)), Some(Size(range.size)));
-        self.settings.tenant.push(Spanned::new(0..0, TenantTable { offset, size, ..table }));
-        Ok(tenant)
+        let ranges = layout(&tenants, Some(self.shared), &[])?;
+        Ok(*ranges.last().expect("the new one is the last"))
     }
 
-    fn has_shared_file(&self) -> bool {
-        !matches!(&self.plan.device, config::device::DeviceConfig::File { file: None, .. })
+    /// A file of the tenant's own, opened now or, by a tenant that was removed, before.
+    fn own_file(&mut self, admin: &mut dyn Admin, new: &Tenant, path: &Path) -> Result<Range, Refusal> {
+        let refuse = |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
+        let (file, size) = match self.own.get(path) {
+            Some(&open) => open,
+            None => {
+                let config = FileConfig { path: path.into(), size: new.size, create: new.create };
+                let open = admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
+                self.own.insert(path.into(), open);
+                open
+            }
+        };
+        if let Some(other) = admin.roster().members().iter().find(|member| member.tenant.file == file) {
+            return Err(refuse(format!(
+                "{} is the file of tenant {}: name another",
+                path.display(),
+                other.tenant.name
+            )));
+        }
+        if new.size.is_some_and(|wanted| wanted != size) {
+            let size = exact_size(size);
+            return Err(refuse(format!("{} is {size} large: say that, or leave out the size", path.display())));
+        }
+        Ok(Range { file, offset: 0, size })
     }
 
     fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
@@ -355,41 +404,80 @@ impl Console {
         }
     }
 
+    /// The parameters that the policy takes, and what they are now.
+    fn parameters(&self) -> Value {
+        let keys = self.plan.policy.name.keys();
+        let parameter = |key: &str| {
+            let about = parameters::about(key);
+            json!({
+                "key": key,
+                "value": parameters::present(key, &self.plan.policy, self.plan.device.default_slots()),
+                "takes": about.takes,
+                "summary": about.summary,
+            })
+        };
+        keys.into_iter().map(parameter).collect()
+    }
+
     fn params(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
         let name = self.plan.policy.name;
         let flags: PolicyTable = format!("{}:{text}", name.name()).parse().map_err(Fault::params)?;
-        let written = self.settings.policy.clone().unwrap_or_default();
-        let written = PolicyTable { name: Some(name), ..written };
-        let policy = Some(written.overlaid(flags));
-        let wanted = Settings { policy, ..self.settings.clone() };
-        let completed = wanted.policy.clone().unwrap_or_default().complete().map_err(Fault::params)?;
-        let mut differ = changes::between(&self.settings, &wanted);
-        differ.retain(|change| change.key != "policy.name");
-        let live = |change: &Change| name.live_keys().iter().any(|key| change.key == format!("policy.{key}"));
-        if let Some(fixed) = differ.iter().find(|change| !live(change)) {
-            let can = if name.live_keys().is_empty() { "nothing".into() } else { name.live_keys().join(", ") };
-            return Err(Fault::refused(format!(
-                "{} of {} is built in at the start: change it in the configuration and restart (while it runs: {can})",
-                fixed.key.trim_start_matches("policy."),
-                name.name(),
-            )));
-        }
-        for change in &mut differ {
-            self.tune(admin, &change.key, &completed).map_err(Fault::refused)?;
-            change.done = true;
-        }
-        self.plan.policy = completed;
-        self.settings = wanted;
-        Ok(json!({ "changes": differ }))
+        let written = PolicyTable { name: Some(name), ..self.settings.policy.clone().unwrap_or_default() };
+        self.change_policy(admin, written.overlaid(flags))
     }
 
-    /// Makes one live parameter what `wanted` says.
-    fn tune(&self, admin: &mut dyn Admin, key: &str, wanted: &config::policy::PolicyConfig) -> Result<(), String> {
-        let tuning = match key {
-            "policy.slots" => Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots())),
-            _ => Tuning::Threshold(wanted.threshold.unwrap_or(crate::engine::default_threshold())),
-        };
-        admin.tune(tuning).map_err(|error| format!("{key}: {error}"))
+    fn set_policy(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
+        self.change_policy(admin, text.parse().map_err(Fault::params)?)
+    }
+
+    /// Makes the policy what `table` says, and tells what is different.
+    fn change_policy(&mut self, admin: &mut dyn Admin, table: PolicyTable) -> Result<Value, Fault> {
+        let wanted = table.clone().complete().map_err(Fault::params)?;
+        let before = self.describe_policy();
+        let settings = Settings { policy: Some(table), ..self.settings.clone() };
+        let mut differ = changes::between(&self.settings, &settings);
+        // The policy that nobody named has a name from now on; that is no difference.
+        differ.retain(|change| change.key != "policy.name" || wanted.name != self.plan.policy.name);
+        self.make_policy(admin, wanted, &settings).map_err(Fault::refused)?;
+        differ.iter_mut().for_each(|change| change.done = true);
+        Ok(json!({ "from": before, "to": self.describe_policy(), "changes": differ }))
+    }
+
+    /// Makes the policy what it is in `settings`, and writes it down: parameters that the running policy can change are changed
+    /// there; for anything else another one takes its place.
+    fn make_policy(&mut self, admin: &mut dyn Admin, wanted: PolicyConfig, settings: &Settings) -> Result<(), String> {
+        let mut differ = changes::between(&self.settings, settings);
+        differ.retain(|change| change.key.starts_with("policy."));
+        if wanted.name == self.plan.policy.name {
+            differ.retain(|change| change.key != "policy.name");
+        }
+        if wanted != self.plan.policy && !self.tune_all(admin, &differ, &wanted)? {
+            let built = build_policy(&wanted, &self.shape).map_err(|refusal| refusal.to_string())?;
+            admin.change_policy(built).map_err(|error| error.to_string())?;
+        }
+        self.plan.policy = wanted;
+        self.settings.policy.clone_from(&settings.policy);
+        Ok(())
+    }
+
+    /// Changes parameters in the policy in force; false if that does not change all of them.
+    fn tune_all(&self, admin: &mut dyn Admin, differ: &[Change], wanted: &PolicyConfig) -> Result<bool, String> {
+        let is_live = |key: &str| wanted.name.live_keys().iter().any(|live| key.strip_prefix("policy.") == Some(live));
+        if !differ.iter().all(|change| is_live(&change.key)) {
+            return Ok(false);
+        }
+        for Change { key, .. } in differ {
+            let tuning = match key.as_str() {
+                "policy.slots" => Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots())),
+                _ => Tuning::Threshold(wanted.threshold.unwrap_or(crate::engine::default_threshold())),
+            };
+            match admin.tune(tuning) {
+                Ok(()) => {}
+                Err(AdminError::Tune(TuneError::Fixed)) => return Ok(false),
+                Err(error) => return Err(format!("{key}: {error}")),
+            }
+        }
+        Ok(true)
     }
 
     fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
@@ -415,6 +503,8 @@ impl Console {
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);
+        // What may be refused as a whole comes first: then nothing has changed.
+        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
         let gone: Vec<String> = self
             .settings
@@ -428,6 +518,7 @@ impl Console {
             let under = |key: &str| key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'));
             differ.iter_mut().filter(|change| under(&change.key)).for_each(|change| change.done = true);
         };
+        done("policy");
         for name in gone {
             self.remove(admin, &name).map_err(|fault| Refusal::new(fault.message()))?;
             done(&format!("tenant.{name}"));
@@ -445,16 +536,6 @@ impl Console {
                 && self.weight(admin, &table.name, source).is_ok()
             {
                 done(&format!("tenant.{}.weight", table.name));
-            }
-        }
-        if plan.policy.name == self.plan.policy.name {
-            for key in plan.policy.name.live_keys() {
-                let key = format!("policy.{key}");
-                let differs = changes::between(&self.settings, &wanted).iter().any(|change| change.key == key);
-                if differs && self.tune(admin, &key, &plan.policy).is_ok() {
-                    self.write_live(&key, &plan, &wanted);
-                    done(&key);
-                }
             }
         }
         if self.move_listeners(admin, &wanted) {
@@ -476,16 +557,6 @@ impl Console {
             }
         }
         in_force
-    }
-
-    /// Writes down a parameter that has been changed.
-    fn write_live(&mut self, key: &str, plan: &config::Plan, wanted: &Settings) {
-        let said = wanted.policy.clone().unwrap_or_default();
-        let written = self.settings.policy.get_or_insert_default();
-        match key {
-            "policy.slots" => (written.slots, self.plan.policy.slots) = (said.slots, plan.policy.slots),
-            _ => (written.threshold, self.plan.policy.threshold) = (said.threshold, plan.policy.threshold),
-        }
     }
 
     /// Listens where `wanted` says. True if that holds now.
@@ -529,5 +600,6 @@ fn policy_state(now: &Status) -> Value {
         "blocks": blocks,
         "wakes": wakes,
         "class_weights": classes,
+        "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })
 }

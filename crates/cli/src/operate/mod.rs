@@ -16,6 +16,7 @@ use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
 
 use crate::config::{Plan, Refusal, Settings, Source, Surroundings};
+use crate::engine::Shape;
 use crate::status::{self, Row};
 
 mod changes;
@@ -47,8 +48,12 @@ pub(crate) struct Console {
     plan: Plan,
     /// The configuration in force.
     settings: Settings,
-    /// The size of each of the device's files.
-    sizes: Vec<u64>,
+    /// The size of the file that is shared.
+    shared: u64,
+    /// The files of tenants that are open, their numbers and sizes.
+    own: HashMap<PathBuf, (u16, u64)>,
+    /// What every policy of this server is built for.
+    shape: Shape,
     welcome: Greeting,
     /// What had been counted at the last full second.
     last: (Duration, HashMap<FlowId, TenantStats>),
@@ -70,14 +75,17 @@ impl Console {
         plan: Plan,
         settings: Settings,
         sizes: Vec<u64>,
+        shape: Shape,
         welcome: Greeting,
     ) -> Result<Console, Refusal> {
         Ok(Console {
             given,
             writers: web::Writers::new(plan.web_token.as_deref())?,
+            shared: sizes.first().copied().unwrap_or(0),
+            own: own_files(&plan, &sizes),
             plan,
             settings,
-            sizes,
+            shape,
             welcome,
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
@@ -187,6 +195,13 @@ impl Operator for Console {
             println!("finishing what is in flight");
         }
     }
+}
+
+/// The files of tenants, their numbers and sizes: they follow the one that is shared.
+fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
+    let paths = plan.tenants.iter().filter_map(|tenant| tenant.path.clone());
+    let numbered = (0u16..).zip(sizes.iter().copied()).skip(usize::from(plan.device.has_shared_file()));
+    paths.zip(numbered).collect()
 }
 
 /// Tells the service manager, if there is one.

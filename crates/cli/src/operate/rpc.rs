@@ -1,7 +1,7 @@
 //! JSON-RPC 2.0 on lines: one request or batch a line, one answer a line.
 //!
 //! What a method takes is an object with named parameters, or nothing. The list of methods is data ([`METHODS`]), from which
-//! `rpc.discover` answers with an OpenRPC document and `docs/CONTROL.md` is made.
+//! `rpc.discover` answers with an OpenRPC document.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -56,13 +56,19 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "add",
-        summary: "Adds a tenant, in a part of the device that nobody has now; what others left there is still there",
-        params: &[required("tenant", "string", "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; not with path")],
+        summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of its own; a part is zeroed first, and the \
+                  tenant can be opened when preparing of tenants is null",
+        params: &[required(
+            "tenant",
+            "string",
+            "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; keep-data leaves what is there",
+        )],
         result: "the tenant's name, size and offset",
     },
     Method {
         name: "remove",
-        summary: "Removes a tenant: its connections end when what they have in flight is answered, its data stay",
+        summary: "Removes a tenant: its connections end when what they have in flight is answered; its data stay until \
+                  another tenant is placed there",
         params: &[required("tenant", "string", "its name")],
         result: "the tenant's name",
     },
@@ -77,15 +83,22 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "policy",
-        summary: "How the device is shared: the policy, its parameters, which of them can be changed now, its state",
+        summary: "How the device is shared: the policy, what is said of it, its state",
         params: &[],
-        result: "name, parameters, live, state",
+        result: "name, description, params, state; changing_s in it as long as requests wait for the policy before",
+    },
+    Method {
+        name: "policy.set",
+        summary: "Shares the device by another policy: the one in force finishes its requests, those that come wait; no \
+                  connection is dropped",
+        params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
+        result: "the policy before and now, and what is written differently; it holds when changing_s of policy is null",
     },
     Method {
         name: "params",
-        summary: "Changes parameters of the policy; if one of them needs a restart, none is changed",
-        params: &[required("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
-        result: "what changed, from what, to what",
+        summary: "Changes parameters of the policy, all or none; without any, lists them",
+        params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
+        result: "what changed, from what, to what; or each parameter with its value and what it takes",
     },
     Method {
         name: "listen",

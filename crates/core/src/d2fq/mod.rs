@@ -259,9 +259,9 @@ fn at_gvt(vt: VTime, ahead: i64) -> VTime {
 impl<P: Platform> Policy for D2fq<P> {
     type Port = D2fqPort<P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, states, tracker, survey, .. } = &*self.shared;
-        flows.add(weight, |slot| {
+        flows.add(known, weight, |slot| {
             let Some(state) = states.get(slot) else { return };
             if let Tracker::Sloppy(gvt) = &**tracker {
                 // In the paper's mode an idle holder keeps it.

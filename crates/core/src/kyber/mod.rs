@@ -140,8 +140,8 @@ impl<P: Platform> Kyber<P> {
 impl<P: Platform> Policy for Kyber<P> {
     type Port = KyberPort<P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.shared.flows.add(weight, |_| ())
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.shared.flows.add(known, weight, |_| ())
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {

@@ -192,9 +192,9 @@ impl<P: Platform> Mqfq<P> {
 impl<P: Platform> Policy for Mqfq<P> {
     type Port = MqfqPort<P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, ends, time, .. } = &*self.shared;
-        flows.add(weight, |slot| ends.start(slot, time.now()))
+        flows.add(known, weight, |slot| ends.start(slot, time.now()))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {

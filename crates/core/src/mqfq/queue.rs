@@ -333,7 +333,7 @@ mod tests {
 
     fn flows(count: usize) -> Vec<FlowId> {
         let table = FlowTable::<Native>::new(count, 1);
-        (0..count).map(|_| table.add(Weight::DEFAULT, |_| ()).unwrap()).collect()
+        (0..count).map(|_| table.add(None, Weight::DEFAULT, |_| ()).unwrap()).collect()
     }
 
     proptest! {
@@ -388,12 +388,12 @@ mod tests {
     #[test]
     fn a_new_flow_in_the_same_slot_does_not_pay_the_old_ones_remainder() {
         let table = FlowTable::<Native>::new(1, 1);
-        let old = table.add(Weight::MAX, |_| ()).unwrap();
+        let old = table.add(None, Weight::MAX, |_| ()).unwrap();
         let mut queue = Queue::new(1, 1);
         assert_eq!(queue.local(old).unwrap().normalizer.units(199, Weight::MAX), 1);
         table.close(old).unwrap();
         crate::flow::PortFlows::new(crate::PortId(0), &table).poll(&table);
-        let new = table.add(Weight::MAX, |_| ()).unwrap();
+        let new = table.add(None, Weight::MAX, |_| ()).unwrap();
         assert_eq!((new.slot(), new == old), (0, false));
         assert_eq!(queue.local(new).unwrap().normalizer.units(1, Weight::MAX), 0);
     }

@@ -293,9 +293,9 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
 impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     type Port = SerialPort<S, P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| shared.flows.add(weight, |slot| core.policy.add_flow(slot, weight)))
+        shared.core.with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {

@@ -251,8 +251,8 @@ impl Subject for Wrapped {
 impl Policy for Shim {
     type Port = ShimPort;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.inner.add_flow(weight)
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.inner.add_flow_as(known, weight)
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.inner.set_weight(flow, weight)
@@ -379,8 +379,8 @@ impl Subject for Joining {
 impl Policy for JoiningPolicy {
     type Port = JoiningPort;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.0.add_flow(weight)
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.0.add_flow_as(known, weight)
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.0.set_weight(flow, weight)
@@ -451,10 +451,10 @@ impl Policy for PerPortPolicy {
     type Port = PerPortPort;
 
     /// The same flow in all: every part gives it the same slot and generation.
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let mut flow = Err(FlowError::Full);
         for part in &self.0 {
-            flow = part.add_flow(weight);
+            flow = part.add_flow_as(known, weight);
         }
         flow
     }

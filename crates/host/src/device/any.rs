@@ -87,6 +87,17 @@ impl DeviceSpec {
     }
 }
 
+impl AnyDevice {
+    /// Opens one more file while the device is used; gives its number and its size in bytes.
+    pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
+        match self {
+            AnyDevice::File(device) => device.add(spec),
+            AnyDevice::NvmeSoft(device) => device.add_file(spec),
+            _ => Err(DeviceError::NoFiles(self.info().name.clone())),
+        }
+    }
+}
+
 /// Runs the same expression on whichever device or queue it is.
 macro_rules! each {
     ($kind:ident, $any:expr, $one:pat => $run:expr) => {

@@ -18,6 +18,16 @@ pub enum DeviceError {
     /// A file device without files, or with more than can be numbered.
     #[error("a file device has 1 to 65536 files, not {0}")]
     FileCount(usize),
+    /// As many files were added to an open device as there can be.
+    #[error(
+        "{0} files have been added since the start, and there is no room for more: restart with those that are needed"
+    )]
+    LaterFiles(usize),
+    /// A device that has no files.
+    #[error(
+        "the device ({0}) has no files, so a tenant cannot have one of its own: give it a size, and a part of the device"
+    )]
+    NoFiles(String),
     /// The file is not there and was not to be created.
     #[error("{}: no such file; to have it created, give it a size", path.display())]
     Missing {

@@ -25,7 +25,7 @@ pub(super) fn start<P: Port + 'static, D: Device>(
     common: &Common<D>,
     cpus: &[usize],
     front: impl FnMut(usize) -> io::Result<LoadFront>,
-) -> io::Result<Shards<()>> {
+) -> io::Result<Shards<D, LoadFront>> {
     let open = |id, port, common: &Common<D>, front, inbox| {
         let client = Client::open(id, port, common, front, inbox)?;
         Ok(move || client.run())
@@ -41,7 +41,7 @@ struct Client<P: Port, D: Device> {
     /// What the last poll gave, not yet counted.
     completed: Vec<Completed>,
     stats: Vec<TenantStats>,
-    inbox: Receiver<Message<()>>,
+    inbox: Receiver<Message<D, LoadFront>>,
     wakers: Arc<Wakers>,
     clock: Clock,
 }
@@ -52,7 +52,7 @@ impl<P: Port, D: Device> Client<P, D> {
         port: P,
         common: &Common<D>,
         front: LoadFront,
-        inbox: Receiver<Message<()>>,
+        inbox: Receiver<Message<D, LoadFront>>,
     ) -> io::Result<Client<P, D>> {
         Ok(Client {
             index: usize::from(id.0),
@@ -96,6 +96,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),
+                Message::Change(_) => unreachable!("a load keeps its policy"),
                 Message::Stop => self.front.stop(),
             }
         }

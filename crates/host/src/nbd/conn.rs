@@ -444,11 +444,11 @@ impl Conn {
         self.settle(index);
     }
 
-    /// Answers an op if nothing more will happen to it.
+    /// Answers an op if nothing more will happen to it. One that stands in `to_submit` is settled when it leaves that.
     fn settle(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
         let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
-        if !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
+        if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
         let reply = match (op.errno, op.request.command) {
@@ -632,7 +632,7 @@ impl Conn {
         }
     }
 
-    /// Gives the connection up: what it has asked for is finished but not answered.
+    /// Gives the connection up: what it has submitted is finished but not answered.
     pub fn hang_up(&mut self) {
         if self.state != State::Dead {
             self.state = State::Dead;
@@ -654,18 +654,24 @@ impl Conn {
             self.intake = Intake::Header;
             let op = &mut self.ops[usize::from(index)];
             op.errno = libc::ECONNRESET;
-            if op.outstanding == 0 {
+            // One with chunks to submit is settled when it is looked at for that.
+            if op.outstanding == 0 && !op.queued {
                 self.release(index);
             }
         }
     }
 
-    /// Frees what a dead connection has ready: nobody waits for it.
+    /// Frees what a dead connection has ready, and what it has not submitted: nobody waits for it.
     fn bury(&mut self) {
+        while let Some(index) = self.to_submit.pop_front() {
+            let op = &mut self.ops[usize::from(index)];
+            op.queued = false;
+            op.errno = libc::ECONNRESET;
+            self.settle(index);
+        }
         while let Some(index) = self.ready.pop_front() {
             self.release(index);
         }
-        self.to_submit.clear();
     }
 
     /// Whether nothing is left to do and nobody holds any of its memory; it may then be dropped.

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::memory::Region;
 use crate::nbd::conn::{self, Conn, Limits, Volume};
 use crate::nbd::proto::Negotiated;
+use crate::nbd::wipe::{Wipe, is_wipe};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Event, Ring};
 use crate::shard::Front;
@@ -33,6 +34,8 @@ pub struct Connect {
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
+    /// Make a range read as zeroes.
+    Wipe(Box<Wipe>),
     /// This flow is no more: its connections end when they have answered what they have in flight, or at once.
     Detach {
         /// The flow.
@@ -47,6 +50,8 @@ pub enum Message {
 /// The connections of one shard.
 pub struct NbdFront {
     conns: Vec<Option<Conn>>,
+    /// Ranges that are being zeroed.
+    wipes: Vec<Wipe>,
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
@@ -61,6 +66,7 @@ impl NbdFront {
     pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>) -> NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
+            wipes: Vec::new(),
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
             limits,
@@ -115,7 +121,9 @@ impl Front for NbdFront {
     ) {
         match message {
             Message::Connect(_) if self.stopping => drop(self.count.fetch_sub(1, Ordering::Relaxed)),
+            Message::Wipe(wipe) => self.wipes.push(*wipe),
             Message::Detach { flow, cut_off } => {
+                self.wipes.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
                 for index in 0..self.conns.len() {
                     if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
                         && let Some(conn) = self.touch(index)
@@ -147,10 +155,17 @@ impl Front for NbdFront {
                 conn.arrivals(now_ns, ring, path);
             }
         }
+        self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
     }
 
     fn finished(&mut self, _now_ns: u64, finished: Finished) {
-        if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
+        if is_wipe(finished.cookie) {
+            self.wipes
+                .iter_mut()
+                .filter(|wipe| wipe.has_cookie(finished.cookie))
+                .for_each(|wipe| wipe.finished(finished.errno));
+            self.wipes.retain(|wipe| !wipe.is_over());
+        } else if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
             conn.finished(finished.cookie, finished.errno);
         }
     }
@@ -176,8 +191,15 @@ impl Front for NbdFront {
         busy
     }
 
+    fn resume(&mut self) {
+        for index in 0..self.conns.len() {
+            self.touch(index);
+        }
+    }
+
     fn stop(&mut self) {
         self.stopping = true;
+        self.wipes.iter_mut().for_each(Wipe::cancel);
         for index in 0..self.conns.len() {
             if let Some(conn) = self.touch(index) {
                 conn.drain();
@@ -186,6 +208,6 @@ impl Front for NbdFront {
     }
 
     fn is_stopped(&self) -> bool {
-        self.conns.iter().all(Option::is_none)
+        self.conns.iter().all(Option::is_none) && self.wipes.iter().all(Wipe::is_over)
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod pace;
 pub mod proto;
 pub mod reply;
 pub mod tls;
+pub mod wipe;
 mod wire;
 
 pub use exports::{Export, Exports};

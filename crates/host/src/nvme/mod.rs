@@ -9,7 +9,7 @@
 //! - [`dma`] and `data`: addresses of a bus, PRP entries and SGLs, resolved and checked.
 //! - [`controller`]: registers, admin and I/O commands, arbitration, completion. It knows neither a transport nor a
 //!   thread: registers are two functions, memory is a trait, interrupts are a set of ports to wake, time is an argument.
-//! - [`storage`]: what carries commands out.
+//! - [`namespaces`]: their sizes. [`storage`]: what carries commands out.
 //!
 //! The device that the host's shards use, which is a driver in front of such a controller, is
 //! [`crate::device::nvme_soft`].
@@ -17,6 +17,7 @@
 pub mod controller;
 mod data;
 pub mod dma;
+pub mod namespaces;
 pub(crate) mod queue;
 pub mod spec;
 pub mod storage;

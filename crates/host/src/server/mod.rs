@@ -7,6 +7,10 @@
 //! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the [`Operator`] in this thread,
 //! one after the other; the shards learn of it by messages. No connection is dropped but those of a removed tenant.
 //!
+//! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no shard holds a request of the old
+//! one any more. Until then both are ticked, and what is changed meanwhile is changed in the new one: nobody is admitted to
+//! the old one any more. Flows keep their names, so that connections, statistics and the roster need not hear of it.
+//!
 //! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold all places for as long as
 //! a handshake may take: so when all are taken, the one that has been at it longest, beyond `UNHURRIED`, loses its place
 //! to whoever waits. Handshakes that fail are told of once a second, however many they are.
@@ -31,6 +35,9 @@ use tokio::task::AbortHandle;
 
 use crate::control::{Control, ControlError};
 use crate::device::Device;
+use crate::device::any::AnyDevice;
+use crate::device::error::DeviceError;
+use crate::device::file::FileSpec;
 use crate::interference::Served;
 use crate::nbd::conn::{Limits, Volume};
 use crate::nbd::exports::ExportsError;
@@ -38,9 +45,10 @@ use crate::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::{HandshakeError, HandshakeOptions, Outcome, handshake};
 use crate::nbd::pace::SEND_BUFFER;
 use crate::nbd::tls::Established;
+use crate::nbd::wipe::{Wipe, Wiping};
 use crate::record::Recording;
-use crate::shard::{Clock, Common, Message, Wakers};
-use crate::shards::Shards;
+use crate::shard::{Clock, Common, Meeting, Message, Wakers};
+use crate::shards::{Regimes, Shards, regimes};
 use crate::stats::Totals;
 
 mod asks;
@@ -64,6 +72,10 @@ const UNHURRIED: Duration = Duration::from_secs(1);
 const MAX_ASKS: usize = 16;
 /// How often a server that drains looks whether its last client has gone.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
+/// How often a server that prepares a tenant's range looks how far that is.
+const PREPARE_PERIOD: Duration = Duration::from_millis(5);
+/// How often a server that changes its policy looks whether the old one has finished.
+const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
 /// One tenant.
 #[derive(Clone, Debug)]
@@ -86,6 +98,22 @@ pub struct Tenant {
     pub urgent: bool,
     /// The only client that may open it, by its certificate's name.
     pub identity: Option<String>,
+}
+
+/// A policy, built for the server's shards.
+pub struct BuiltPolicy {
+    policy: Arc<dyn Policy>,
+    ports: Regimes<AnyDevice, NbdFront>,
+}
+
+impl BuiltPolicy {
+    /// From what building it gave.
+    pub fn new<L: Policy>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
+    where
+        L::Port: 'static,
+    {
+        BuiltPolicy { policy: Arc::new(policy), ports: regimes(ports) }
+    }
 }
 
 /// What to serve and how.
@@ -124,6 +152,8 @@ pub struct Status {
     pub connections: Vec<usize>,
     /// The policy's state.
     pub policy: Stats,
+    /// For how long requests have been waiting for the policy before it to finish, if they are.
+    pub changing: Option<Duration>,
     /// The weights of the device's classes, if the policy sets them.
     pub classes: Option<ClassWeights>,
     /// It takes no more connections and ends with the last.
@@ -153,6 +183,15 @@ pub enum AdminError {
     /// A parameter.
     #[error(transparent)]
     Tune(#[from] TuneError),
+    /// A file.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The policy does not fit the device.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The last change of the policy is not over.
+    #[error("the policy before this one has not finished its requests yet: wait until `status` says so, and try again")]
+    Changing,
     /// A listener.
     #[error("cannot listen on {at}: {cause}")]
     Listen {
@@ -174,14 +213,19 @@ pub trait Admin {
     fn roster(&self) -> Arc<Roster>;
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
-    /// Adds a tenant; its range must be its own.
-    fn add(&mut self, tenant: Tenant) -> Result<(), AdminError>;
+    /// Opens (or creates) one more file for tenants; gives its number and its size in bytes.
+    fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
+    /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before anybody may open it.
+    fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
     /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after [`GRACE`].
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
+    /// Goes on with this policy when the one in force has finished all its requests; those that come meanwhile wait for
+    /// it. It must have been built for as many shards, tenants and tags. [`Status::changing`] says whether it is over.
+    fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
     /// Listens somewhere else too; gives where.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
     /// Listens there no more; connections made there go on.
@@ -250,19 +294,16 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
 }
 
 /// Serves until told to end; see the module's text.
-pub fn serve<L: Policy, D: Device>(
-    policy: L,
-    ports: Vec<L::Port>,
-    device: Arc<D>,
+pub fn serve(
+    BuiltPolicy { policy, ports }: BuiltPolicy,
+    device: Arc<AnyDevice>,
     config: Config,
     operator: &mut dyn Operator,
-) -> Result<(), ServerError>
-where
-    L::Port: 'static,
-{
+) -> Result<(), ServerError> {
     ignore_file_size_signal();
     let preferred = device.info().preferred_size;
-    let roster = Roster::new(add_flows(&policy, &config.tenants)?, preferred)?;
+    let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
+    let flows = roster.members().iter().map(|member| member.flow).collect();
     let common = Common {
         device: device.clone(),
         wakers: Arc::new(Wakers::new(ports.len()).map_err(system("cannot make eventfds"))?),
@@ -274,7 +315,7 @@ where
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let front = |shard: usize| Ok(NbdFront::new(config.connections, config.limits, counts[shard].clone()));
-    let control = Control::start(&policy, &*device, common.wakers.clone())?;
+    let control = Control::start(policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front).map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -284,19 +325,23 @@ where
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     let (crowded, failures) = (Notify::new(), Mutex::default());
     let server = Arc::new(Server { config, roster, counts, shards, handshakes, crowded, failures });
-    let started = Instant::now();
-    let desk = Desk {
+    let mut desk = Desk {
         server: server.clone(),
-        policy: &policy,
+        device: &device,
+        wakers: common.wakers,
         control,
+        leaving: None,
+        flows,
+        leftovers: Vec::new(),
+        waiting: Vec::new(),
         preferred,
         listeners: Vec::new(),
-        started,
+        started: Instant::now(),
         drain: Drain::No,
     };
-    let result = runtime.block_on(run(desk, common.clock, operator));
-    runtime.block_on(end(&server));
-    drop(runtime);
+    let result = runtime.block_on(run(&mut desk, common.clock, operator));
+    runtime.block_on(end(&mut desk, common.clock));
+    drop((desk, runtime));
     match Arc::into_inner(server) {
         Some(server) => server.shards.stop(),
         None => unreachable!("the runtime and its tasks are gone"),
@@ -316,7 +361,7 @@ struct Server {
     config: Config,
     roster: Mutex<Arc<Roster>>,
     counts: Vec<Arc<AtomicUsize>>,
-    shards: Shards<NbdMessage>,
+    shards: Shards<AnyDevice, NbdFront>,
     handshakes: Arc<Semaphore>,
     /// Told when a handshake has to make room.
     crowded: Notify,
@@ -331,8 +376,8 @@ struct Failures {
     last: Option<(String, String)>,
 }
 
-fn add_flow<L: Policy>(policy: &L, tenant: &Tenant) -> Result<FlowId, FlowError> {
-    let flow = policy.add_flow(tenant.weight)?;
+fn add_flow(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<FlowId, FlowError> {
+    let flow = policy.add_flow_as(known, tenant.weight)?;
     if tenant.urgent {
         policy.set_urgent(flow, true).inspect_err(|_| {
             // No port has heard of it yet.
@@ -342,12 +387,17 @@ fn add_flow<L: Policy>(policy: &L, tenant: &Tenant) -> Result<FlowId, FlowError>
     Ok(flow)
 }
 
-fn add_flows<L: Policy>(policy: &L, tenants: &[Tenant]) -> Result<Vec<Member>, ServerError> {
-    let add = |tenant: &Tenant| match add_flow(policy, tenant) {
-        Ok(flow) => Ok(Member { tenant: tenant.clone(), flow }),
+fn add_flows(policy: &dyn Policy, tenants: &[Tenant]) -> Result<Vec<Member>, ServerError> {
+    let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
+        Ok(flow) => Ok(Member { tenant: tenant.clone(), flow, preparing: None }),
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
     tenants.iter().map(add).collect()
+}
+
+/// Whether two tenants' ranges have bytes in common.
+fn overlap(a: &Tenant, b: &Tenant) -> bool {
+    a.file == b.file && a.base < b.base + b.size && b.base < a.base + a.size
 }
 
 /// How far a server is from its end.
@@ -362,10 +412,19 @@ enum Drain {
 }
 
 /// What the control thread itself holds: all that can be changed.
-struct Desk<'a, L, D> {
+struct Desk<'a> {
     server: Arc<Server>,
-    policy: &'a L,
-    control: Control<'a, L, D>,
+    device: &'a AnyDevice,
+    wakers: Arc<Wakers>,
+    control: Control<'a, Arc<dyn Policy>, AnyDevice>,
+    /// The policy before, as long as a shard holds requests of it.
+    leaving: Option<Leaving<'a>>,
+    /// The last flow of each slot, from the first slot on.
+    flows: Vec<FlowId>,
+    /// Who has been removed, and may have requests under way.
+    leftovers: Vec<(Tenant, FlowId)>,
+    /// Whose range is to be zeroed when nobody else writes there any more.
+    waiting: Vec<FlowId>,
     /// The device's preferred size of a transfer.
     preferred: u32,
     listeners: Vec<(Listen, AbortHandle)>,
@@ -373,13 +432,22 @@ struct Desk<'a, L, D> {
     drain: Drain,
 }
 
-impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
+/// A policy that finishes what it has.
+struct Leaving<'a> {
+    control: Control<'a, Arc<dyn Policy>, AnyDevice>,
+    /// Over when it has finished.
+    meeting: Arc<Meeting>,
+    since: Instant,
+}
+
+impl Admin for Desk<'_> {
     fn status(&self) -> Status {
         Status {
             elapsed: self.started.elapsed(),
             totals: self.server.shards.stats(),
             connections: self.server.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
-            policy: self.policy.stats(),
+            policy: self.policy().stats(),
+            changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.control.class_weights(),
             is_draining: self.drain != Drain::No,
         }
@@ -393,27 +461,35 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
         self.listeners.iter().map(|(at, _)| at.clone()).collect()
     }
 
-    fn add(&mut self, tenant: Tenant) -> Result<(), AdminError> {
+    fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
+        Ok(self.device.add_file(spec)?)
+    }
+
+    fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {
         let roster = self.server.roster();
         let name = tenant.name.clone();
         if roster.find(&name).is_some() {
             return Err(AdminError::TenantExists(name));
         }
-        let flow = add_flow(self.policy, &tenant).map_err(|error| AdminError::Flow { name, error })?;
+        let flow = add_flow(self.policy(), None, &tenant).map_err(|error| AdminError::Flow { name, error })?;
+        self.note(flow);
         let mut members = roster.members().to_vec();
-        members.push(Member { tenant, flow });
+        let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
+        members.push(Member { tenant, flow, preparing });
         let roster = Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
         }
         self.server.set_roster(roster);
+        self.waiting.extend(wipe.then_some(flow));
         Ok(())
     }
 
     fn remove(&mut self, name: &str) -> Result<(), AdminError> {
         let roster = self.server.roster();
-        let flow = roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.flow;
+        let Member { flow, tenant, .. } =
+            roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
         let rest = roster.members().iter().filter(|member| member.flow != flow).cloned().collect();
         self.server.set_roster(Roster::new(rest, self.preferred)?);
         let shards = self.server.shards.count();
@@ -424,6 +500,10 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
         };
         tell(&self.server, false);
         self.remove_flow(flow);
+        self.waiting.retain(|waiting| *waiting != flow);
+        let flows = &self.flows;
+        self.leftovers.retain(|(_, old)| flows[old.slot()] == *old);
+        self.leftovers.push((tenant, flow));
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(GRACE).await;
@@ -440,7 +520,7 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.policy.set_weight(member.flow, weight).map_err(refused)?;
+        self.policy().set_weight(member.flow, weight).map_err(refused)?;
         member.tenant.weight = weight;
         self.server.set_roster(Roster::new(members, self.preferred)?);
         Ok(())
@@ -448,9 +528,35 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
 
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError> {
         let mut wake = PortSet::EMPTY;
-        let result = self.policy.tune(tuning, &mut wake);
+        let result = self.policy().tune(tuning, &mut wake);
         self.server.shards.wake(wake);
         Ok(result?)
+    }
+
+    fn change_policy(&mut self, BuiltPolicy { policy, ports }: BuiltPolicy) -> Result<(), AdminError> {
+        if self.leaving.is_some() {
+            return Err(AdminError::Changing);
+        }
+        let roster = self.server.roster();
+        for &flow in &self.flows {
+            match roster.members().iter().find(|member| member.flow == flow) {
+                Some(Member { tenant, .. }) => {
+                    let refused = |error| AdminError::Flow { name: tenant.name.clone(), error };
+                    add_flow(&*policy, Some(flow), tenant).map_err(refused)?;
+                }
+                // A removed tenant's connections may still know its flow: the policy must tell it from a later one.
+                None => {
+                    let refused = |error| AdminError::Flow { name: "(removed)".into(), error };
+                    policy.add_flow_as(Some(flow), Weight::DEFAULT).map_err(refused)?;
+                    policy.remove_flow(flow).map_err(refused)?;
+                }
+            }
+        }
+        let control = Control::start(policy, self.device, self.wakers.clone())?;
+        let control = std::mem::replace(&mut self.control, control);
+        let meeting = self.server.shards.change(ports);
+        self.leaving = Some(Leaving { control, meeting, since: Instant::now() });
+        Ok(())
     }
 
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError> {
@@ -490,11 +596,97 @@ impl<L: Policy, D: Device> Admin for Desk<'_, L, D> {
     }
 }
 
-impl<L: Policy, D: Device> Desk<'_, L, D> {
+impl Desk<'_> {
+    /// The policy in force.
+    fn policy(&self) -> &dyn Policy {
+        self.control.policy()
+    }
+
+    /// Notes the last flow of its slot.
+    fn note(&mut self, flow: FlowId) {
+        match self.flows.get_mut(flow.slot()) {
+            Some(last) => *last = flow,
+            // Slots are taken in order.
+            None => self.flows.push(flow),
+        }
+    }
+
+    /// Whether a tenant's range is being prepared.
+    fn is_preparing(&self) -> bool {
+        self.server.roster().members().iter().any(|member| {
+            member.preparing.as_ref().is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
+        })
+    }
+
+    /// Begins to zero the ranges on which nobody writes any more, and opens those that are zero.
+    fn prepare(&mut self) {
+        if !self.waiting.is_empty() {
+            self.begin_wipes();
+        }
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let mut is_changed = false;
+        for member in &mut members {
+            if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
+                tracing::info!(tenant = member.tenant.name, "its range reads as zeroes: open");
+                member.preparing = None;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            match Roster::new(members, self.preferred) {
+                Ok(roster) => self.server.set_roster(roster),
+                Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
+            }
+        }
+    }
+
+    /// What was submitted for a tenant that has been removed is still carried out: a range is zeroed after that.
+    fn begin_wipes(&mut self) {
+        let totals = self.server.shards.stats();
+        let flows = &self.flows;
+        // A slot is another flow's only when no shard holds a request of the one before.
+        self.leftovers.retain(|(_, flow)| flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0);
+        let roster = self.server.roster();
+        let (server, leftovers) = (&self.server, &self.leftovers);
+        self.waiting.retain(|flow| {
+            let Some(Member { tenant, preparing: Some(wiping), .. }) =
+                roster.members().iter().find(|member| member.flow == *flow)
+            else {
+                return false;
+            };
+            if leftovers.iter().any(|(old, _)| overlap(old, tenant)) {
+                return true;
+            }
+            let volume = Volume { tenant: flow.slot() as u16, flow: *flow, file: tenant.file, base: tenant.base };
+            let wipe = Box::new(Wipe::new(volume, wiping.clone()));
+            server.shards.send(flow.slot() % server.shards.count(), Message::Front(NbdMessage::Wipe(wipe)));
+            false
+        });
+    }
+
     fn remove_flow(&self, flow: FlowId) {
         // It was there a moment ago, and nobody else removes flows.
-        if let Ok(ports) = self.policy.remove_flow(flow) {
+        if let Ok(ports) = self.policy().remove_flow(flow) {
             self.server.shards.wake(ports);
+        }
+    }
+
+    /// When to call [`Self::tick`] next; never again if `None`.
+    fn deadline_ns(&self) -> Option<u64> {
+        let leaving = self.leaving.as_ref().and_then(|leaving| leaving.control.deadline_ns());
+        [self.control.deadline_ns(), leaving].into_iter().flatten().min()
+    }
+
+    /// Ticks what is due, and lets a policy go that has finished.
+    fn tick(&mut self, now_ns: u64) {
+        self.control.tick(now_ns);
+        if let Some(leaving) = &mut self.leaving {
+            leaving.control.tick_policy(now_ns);
+            if leaving.meeting.is_over() {
+                tracing::info!(waited_ms = leaving.since.elapsed().as_millis() as u64, "the policy has changed");
+                self.leaving = None;
+            }
         }
     }
 
@@ -580,11 +772,7 @@ impl Signals {
 }
 
 /// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to wait for.
-async fn run<L: Policy, D: Device>(
-    mut desk: Desk<'_, L, D>,
-    clock: Clock,
-    operator: &mut dyn Operator,
-) -> Result<(), ServerError> {
+async fn run(desk: &mut Desk<'_>, clock: Clock, operator: &mut dyn Operator) -> Result<(), ServerError> {
     let mut signals = Signals::new().map_err(system("cannot handle signals"))?;
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
@@ -593,7 +781,7 @@ async fn run<L: Policy, D: Device>(
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
     while !desk.is_over() {
-        let deadline_ns = desk.control.deadline_ns();
+        let deadline_ns = desk.deadline_ns();
         let tick = async {
             match deadline_ns {
                 Some(time_ns) => {
@@ -604,18 +792,20 @@ async fn run<L: Policy, D: Device>(
         };
         let Signals { terminate, interrupt, hangup } = &mut signals;
         tokio::select! {
-            () = tick => desk.control.tick(clock.now_ns()),
+            () = tick => desk.tick(clock.now_ns()),
             _ = seconds.tick() => {
-                operator.second(&mut desk);
+                operator.second(desk);
                 desk.server.tell_failures();
             }
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.
-                Ask::Call(line, reply) => drop(reply.send(operator.call(&mut desk, &line))),
-                Ask::Http(request, reply) => drop(reply.send(operator.http(&mut desk, &request))),
+                Ask::Call(line, reply) => drop(reply.send(operator.call(desk, &line))),
+                Ask::Http(request, reply) => drop(reply.send(operator.http(desk, &request))),
             },
-            _ = hangup.recv() => operator.reload(&mut desk),
+            _ = hangup.recv() => operator.reload(desk),
             () = tokio::time::sleep(DRAIN_PERIOD), if desk.drain == Drain::Waiting => {}
+            () = tokio::time::sleep(PREPARE_PERIOD), if desk.is_preparing() => desk.prepare(),
+            () = tokio::time::sleep(CHANGE_PERIOD), if desk.leaving.is_some() => desk.tick(clock.now_ns()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             Some(()) = is_over.recv() => break,
@@ -636,7 +826,8 @@ async fn run<L: Policy, D: Device>(
 }
 
 /// Tells the shards to end, and cuts off clients that do not let them.
-async fn end(server: &Server) {
+async fn end(desk: &mut Desk<'_>, clock: Clock) {
+    let server = desk.server.clone();
     for shard in 0..server.shards.count() {
         server.shards.send(shard, Message::Stop);
     }
@@ -649,6 +840,8 @@ async fn end(server: &Server) {
             }
             return;
         }
+        // What is in flight may wait for its policy's time.
+        desk.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -743,7 +936,7 @@ impl Server {
             Ok(fd) => fd,
             Err(error) => return tracing::warn!(peer, %error, "lost a connection after its handshake"),
         };
-        let Member { tenant, flow } = &roster.members()[negotiated.export];
+        let Member { tenant, flow, .. } = roster.member_of(negotiated.export);
         if self.roster().members().iter().all(|member| member.flow != *flow) {
             return tracing::info!(peer, tenant = tenant.name, "the tenant was removed during the handshake");
         }

@@ -4,10 +4,13 @@
 //! statistics are kept, is its flow's slot: the policy gives that to another flow only when no shard holds a request of
 //! the old one, so nothing of the old tenant can be counted for the new one.
 
+use std::sync::Arc;
+
 use fairq_core::FlowId;
 
 use crate::nbd::exports::{Export, Exports, ExportsError};
 use crate::nbd::proto::BlockSizes;
+use crate::nbd::wipe::Wiping;
 
 use super::Tenant;
 
@@ -18,6 +21,8 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
+    /// As long as nobody may open it: its range is being zeroed.
+    pub preparing: Option<Arc<Wiping>>,
 }
 
 impl Member {
@@ -32,6 +37,8 @@ impl Member {
 pub struct Roster {
     members: Vec<Member>,
     exports: Exports,
+    /// The member of each export.
+    open: Vec<usize>,
 }
 
 impl Roster {
@@ -44,10 +51,11 @@ impl Roster {
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };
-        let list: Vec<Export> = members.iter().map(export).collect();
+        let open: Vec<usize> = (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
+        let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
         let default = if list.is_empty() { None } else { Some(0) };
         let exports = Exports::new(list, default)?;
-        Ok(Roster { members, exports })
+        Ok(Roster { members, exports, open })
     }
 
     /// The tenants, in the order in which they came.
@@ -60,7 +68,12 @@ impl Roster {
         self.members.iter().find(|member| member.tenant.name == name)
     }
 
-    /// What clients see; an export's index is its member's.
+    /// Whose an export is.
+    pub(super) fn member_of(&self, export: usize) -> &Member {
+        &self.members[self.open[export]]
+    }
+
+    /// What clients see: those that may be opened.
     pub(super) fn exports(&self) -> &Exports {
         &self.exports
     }

@@ -56,8 +56,8 @@ impl<S: Subject> Subject for Shim<S> {
 impl<P: Policy> Policy for ShimPolicy<P> {
     type Port = ShimPort<P::Port>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
-        self.inner.add_flow(weight)
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.inner.add_flow_as(known, weight)
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.inner.set_weight(flow, weight)

@@ -236,9 +236,9 @@ impl<P: Platform> Shared<P> {
 impl<P: Platform> Policy for KyberFair<P> {
     type Port = KyberFairPort<P>;
 
-    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, pots, periods, .. } = &*self.shared;
-        flows.add(weight, |slot| {
+        flows.add(known, weight, |slot| {
             if let Some(pot) = pots.get(slot) {
                 // No port uses the slot yet; the table makes it visible.
                 pot.reset(periods.now());

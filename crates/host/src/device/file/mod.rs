@@ -1,6 +1,7 @@
 //! The file device: regular files or block devices through the shard's io_uring.
 //!
-//! One device has one file or many (one per tenant). Each shard registers all of them with its ring. Files that allow
+//! One device has one file or many (one per tenant), and more may come while it is used (`files`). Each shard registers those it
+//! finds with its ring; later ones go by their descriptors. Files that allow
 //! it are accessed past the page cache (`O_DIRECT`), with the registered buffer where the memory lies in one.
 //!
 //! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
@@ -31,6 +32,7 @@ use crate::device::error::DeviceError;
 use crate::device::{Device, Extent, Info, Place};
 use crate::ring::Ring;
 
+mod files;
 mod open;
 mod part;
 mod queue;
@@ -42,8 +44,11 @@ pub(super) use part::{around, inside};
 pub use queue::FileQueue;
 
 use crate::device::guard::Guard;
+use files::Files;
 use open::Backing;
 
+/// Files that may be added to an open device.
+pub const LATER_FILES: usize = 256;
 /// The most that one command bounces at once.
 const BOUNCE: u32 = 256 << 10;
 /// The bounce memory of one queue, in bytes. It is address space until it is needed.
@@ -57,7 +62,8 @@ pub struct FileDevice {
 
 /// What all queues have in common.
 struct Shared {
-    files: Vec<Backing>,
+    files: Files,
+    direct: Direct,
     guard: Guard,
 }
 
@@ -79,7 +85,15 @@ impl FileDevice {
             // The blocks at the edges are left as they are, and not every backing store obliges.
             discard_zeroes: false,
         };
-        Ok(FileDevice { info, shared: Arc::new(Shared { files: backings, guard: Guard::default() }) })
+        let shared = Shared { files: Files::new(backings), direct, guard: Guard::default() };
+        Ok(FileDevice { info, shared: Arc::new(shared) })
+    }
+
+    /// Opens (or creates) one more file; gives its number and its size in bytes.
+    pub fn add(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
+        let Shared { files, direct, .. } = &*self.shared;
+        let number = files.add(|| Backing::open(spec, *direct))? as u16;
+        Ok((number, files[number].size))
     }
 
     /// Whether the page cache is passed by for at least one file.

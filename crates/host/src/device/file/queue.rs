@@ -48,8 +48,8 @@ static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 /// One shard's queue on a [`crate::device::file::FileDevice`].
 pub struct FileQueue {
     shared: Arc<Shared>,
-    /// Whether the files are registered with the ring, by their index.
-    is_registered: bool,
+    /// So many files are registered with the ring, by their index.
+    registered: u16,
     bounce: Region,
     slots: Vec<Option<Operation>>,
     free: Vec<u32>,
@@ -91,7 +91,7 @@ impl FileQueue {
         }
         Ok(FileQueue {
             shared,
-            is_registered: registered.is_ok(),
+            registered: registered.map_or(0, |()| files.len().try_into().unwrap_or(u16::MAX)),
             bounce: Region::map(BOUNCE_MEMORY)?,
             slots: Vec::new(),
             free: Vec::new(),
@@ -151,7 +151,7 @@ impl FileQueue {
     fn advance(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let command = &operation.command;
-        let backing = &self.shared.files[usize::from(command.file)];
+        let backing = &self.shared.files[command.file];
         let (step, length) = match next(backing, command, operation.done, operation.is_synced) {
             Next::End(errno) => return self.finish(slot, errno),
             Next::Part { step, length } => (step, length),
@@ -174,7 +174,7 @@ impl FileQueue {
 
     fn get_bounce(&mut self, slot: u32) -> bool {
         let Some(operation) = &mut self.slots[slot as usize] else { return false };
-        let block = self.shared.files[usize::from(operation.command.file)].block;
+        let block = self.shared.files[operation.command.file].block;
         let offset = operation.command.offset + u64::from(operation.done);
         let (_, length) = around(offset, operation.length, block);
         operation.bounce = self.bounce.allocate(length);
@@ -211,8 +211,8 @@ impl FileQueue {
     fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
-        let backing = &self.shared.files[usize::from(file)];
-        let entry = if self.is_registered {
+        let backing = &self.shared.files[file];
+        let entry = if file < self.registered {
             operation.entry(backing, File::Registered(u32::from(file)))
         } else {
             operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
@@ -306,7 +306,7 @@ impl Queue for FileQueue {
             debug_assert!(false, "an event of no operation: {event:?}");
             return;
         };
-        let backing = &self.shared.files[usize::from(operation.command.file)];
+        let backing = &self.shared.files[operation.command.file];
         match operation.finished(backing, event.result) {
             Verdict::Part => {
                 operation.done += operation.length;

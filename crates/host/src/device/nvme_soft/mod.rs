@@ -27,11 +27,12 @@ use fairq_core::{ClassWeights, PortSet};
 use fairq_device::{Profile, State};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileSpec};
+use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES};
 use crate::device::guard::Guard;
 use crate::device::store::Store;
 use crate::device::{Device, Extent, Info, Place};
 use crate::nvme::controller::{Controller, Options, QUEUES_MAX};
+use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::LBA;
 use crate::ring::Ring;
 use crate::shard::{Clock, Wakers};
@@ -123,8 +124,8 @@ pub struct NvmeSoft {
 struct Shared {
     controller: Controller<Bus>,
     backing: Backing,
-    /// Of each file, in bytes.
-    sizes: Vec<u64>,
+    /// The files.
+    namespaces: Arc<Namespaces>,
     guard: Guard,
     poller: Poller,
     driver: Mutex<Driver>,
@@ -146,8 +147,9 @@ impl NvmeSoft {
         if let Some(size) = info.sizes.iter().find(|&size| size % u64::from(LBA) != 0 || *size == 0) {
             return impossible(format!("{size} bytes are not whole blocks of {LBA}: choose a size that is"));
         }
+        let namespaces = Arc::new(Namespaces::new(&info.sizes, LATER_FILES));
         let options = Options {
-            sizes: info.sizes.clone(),
+            namespaces: namespaces.clone(),
             queues: spec.queues,
             window: spec.window,
             wrr: spec.wrr,
@@ -161,7 +163,7 @@ impl NvmeSoft {
             driver: Mutex::new(Driver::new(controller.dma(), spec.queues)),
             controller,
             backing,
-            sizes: info.sizes.clone(),
+            namespaces,
             guard: Guard::default(),
             poller: spec.poller,
             wakers: Mutex::new(None),
@@ -172,6 +174,22 @@ impl NvmeSoft {
         }
         device.reset().map_err(nvme)?;
         Ok(device)
+    }
+
+    /// Opens (or creates) one more file, as a namespace; gives its number and its size in bytes. Not by two threads at once.
+    pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
+        let Backing::File(device) = &self.shared.backing else {
+            return Err(DeviceError::NoFiles(self.info.name.clone()));
+        };
+        let (number, size) = device.add(spec)?;
+        // A namespace for each file that was opened, even if it cannot be used: numbers must agree.
+        let attached = self.shared.namespaces.attach(size);
+        if !attached || size % u64::from(LBA) != 0 {
+            return Err(DeviceError::NvmeOption(format!(
+                "{size} bytes are not whole blocks of {LBA}: choose a size that is"
+            )));
+        }
+        Ok((number, size))
     }
 
     /// Resets the controller and sets it up anew, with the weights that were set last. No queue may be open.

@@ -195,7 +195,7 @@ impl Queue for NvmeQueue {
     #[inline]
     unsafe fn issue(&mut self, now_ns: u64, _ring: &mut Ring, command: &Command) {
         let end = command.offset.checked_add(u64::from(command.length));
-        let size = self.shared.sizes.get(usize::from(command.file)).copied();
+        let size = self.shared.namespaces.size(usize::from(command.file));
         let is_inside = size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
         if !is_inside {
             return self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
@@ -234,7 +234,7 @@ impl Queue for NvmeQueue {
 
     unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
         let end = command.offset.checked_add(u64::from(command.length));
-        let size = self.shared.sizes.get(usize::from(command.file)).copied();
+        let size = self.shared.namespaces.size(usize::from(command.file));
         let is_one = size.zip(end).is_some_and(|(size, end)| end <= size)
             && command.length <= BYTES_MAX
             && command.offset.is_multiple_of(LBA.into())

@@ -137,14 +137,14 @@ impl State {
     fn identify<M: Dma>(&self, controller: &Controller<M>, sqe: &Sqe) -> Result<(), Status> {
         let size = || {
             let index = sqe.nsid.wrapping_sub(1) as usize;
-            self.options.sizes.get(index).copied()
+            self.options.namespaces.size(index)
         };
         let bytes = match sqe.cdw10 & 0xff {
             0x00 if sqe.nsid == NSID_ALL => identify::namespace(&self.options, 0),
             0x00 => identify::namespace(&self.options, size().ok_or(Status::INVALID_NAMESPACE)?),
             0x01 => identify::controller(&self.options),
             0x02 if sqe.nsid >= NSID_ALL - 1 => return Err(Status::INVALID_NAMESPACE),
-            0x02 => identify::active_namespaces(sqe.nsid, self.options.sizes.len()),
+            0x02 => identify::active_namespaces(sqe.nsid, self.options.namespaces.count()),
             0x03 => {
                 size().ok_or(Status::INVALID_NAMESPACE)?;
                 identify::descriptors(sqe.nsid)

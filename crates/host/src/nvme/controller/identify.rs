@@ -66,7 +66,7 @@ pub(super) fn controller(options: &Options) -> Vec<u8> {
     data[512] = 0x66;
     data[513] = 0x44;
     put(&mut data, 514, ENTRIES_MAX.to_le_bytes());
-    put(&mut data, 516, (options.sizes.len() as u32).to_le_bytes());
+    put(&mut data, 516, (options.namespaces.count() as u32).to_le_bytes());
     let (write_zeroes, dataset_management) = (1u16 << 3, 1 << 2);
     put(&mut data, 520, (write_zeroes | dataset_management).to_le_bytes());
     // Flush takes all namespaces (bits 2:1 = 11).

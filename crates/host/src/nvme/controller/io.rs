@@ -7,6 +7,7 @@ use crate::device::Command;
 use crate::memory::Memory;
 use crate::nvme::data::Transfer;
 use crate::nvme::dma::{Dma, read_pair};
+use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::{LBA, LBA_SHIFT, NSID_ALL, Sqe, Status, nvm};
 
 /// The most that is discarded at once: lengths of pieces are 32 bits wide.
@@ -16,7 +17,7 @@ impl Slot {
     /// Takes in an entry, or says what is wrong with it.
     // Always: the entry then stays in registers.
     #[inline(always)]
-    pub(super) fn decode(&mut self, sqe: &Sqe, sizes: &[u64], dma: &impl Dma) -> Result<(), Status> {
+    pub(super) fn decode(&mut self, sqe: &Sqe, namespaces: &Namespaces, dma: &impl Dma) -> Result<(), Status> {
         let op = match sqe.opcode {
             nvm::READ => Op::Read,
             nvm::WRITE => Op::Write,
@@ -31,10 +32,10 @@ impl Slot {
         }
         self.flushes = 0;
         if op == Op::Flush && sqe.nsid == NSID_ALL {
-            self.flushes = sizes.len() as u32;
+            self.flushes = namespaces.count() as u32;
         }
         let file = if self.flushes > 0 { 0 } else { sqe.nsid.wrapping_sub(1) };
-        let size = *sizes.get(file as usize).ok_or(Status::INVALID_NAMESPACE)?;
+        let size = namespaces.size(file as usize).ok_or(Status::INVALID_NAMESPACE)?;
         self.transfer = Transfer::NONE;
         self.command = Command {
             op,

@@ -28,6 +28,7 @@
 //! two words.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
@@ -39,6 +40,7 @@ use crate::device::Command;
 use crate::memory::Memory;
 use crate::nvme::data::Transfer;
 use crate::nvme::dma::{Dma, queue_memory};
+use crate::nvme::namespaces::Namespaces;
 use crate::nvme::queue::{CqEntries, CqTail, SqEntries, SqHead};
 use crate::nvme::spec::{
     CAP_WRR, CC_ENABLE, CQE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, Cqe, PAGE, SQE, Status, register,
@@ -76,8 +78,8 @@ const NEVER: u64 = u64::MAX;
 
 /// What a controller is.
 pub struct Options {
-    /// Bytes of each namespace, a multiple of 512.
-    pub sizes: Vec<u64>,
+    /// The namespaces; their sizes are multiples of 512.
+    pub namespaces: Arc<Namespaces>,
     /// I/O queues of each kind, 1 to [`QUEUES_MAX`].
     pub queues: u16,
     /// The most commands that are fetched and not completed; at least 1.
@@ -565,7 +567,7 @@ impl State {
             sq.in_flight += 1;
             let record = &mut self.slots[usize::from(slot)];
             (record.sqid, record.cid) = (sqid, sqe.cid);
-            match record.decode(&sqe, &self.options.sizes, &context.controller.dma) {
+            match record.decode(&sqe, &self.options.namespaces, &context.controller.dma) {
                 Err(status) => self.complete(context, slot, status),
                 Ok(()) => match &mut self.ssd {
                     None => self.advance(context, now_ns, slot),

@@ -40,7 +40,7 @@ struct Pair {
 
 fn options() -> Options {
     Options {
-        sizes: vec![SIZE],
+        namespaces: Arc::new(vec![SIZE].into()),
         queues: 8,
         window: 4,
         wrr: true,

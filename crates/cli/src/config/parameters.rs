@@ -1,0 +1,177 @@
+//! The parameters of policies, for those who look at a running server: what each takes, what it means, and what it is now.
+
+use fairq_core::kyber::fair::KyberFairConfig;
+use fairq_core::mqfq::Topology;
+
+use super::policy::{Hl, PolicyConfig, PolicyName, SlotKind, Tracker, Unthrottle, VirtualTime};
+use crate::engine::{d2fq, default_threshold, kyber_depths, kyber_fair_busy, kyber_targets};
+use crate::units::{Factor, Nanos, exact_size};
+
+/// What is to be known of a parameter.
+pub(crate) struct About {
+    key: &'static str,
+    /// Unit and range.
+    pub(crate) takes: &'static str,
+    /// What it is.
+    pub(crate) summary: &'static str,
+}
+
+const fn parameter(key: &'static str, takes: &'static str, summary: &'static str) -> About {
+    About { key, takes, summary }
+}
+
+const PARAMETERS: &[About] = &[
+    parameter("slots", "requests, 1 to 65536", "D: the most requests outstanding on the device"),
+    parameter(
+        "merge",
+        "bytes, up to 32M, or on or off",
+        "the longest command that adjacent waiting requests are merged to",
+    ),
+    parameter("threshold", "bytes at weight 100, up to 1T", "T: how far a tenant may run ahead of the slowest"),
+    parameter("virtual-time", "mindicator or scan", "how virtual time is found"),
+    parameter("slot-kind", "tree, counter or bitmap", "how dispatch slots are handed out"),
+    parameter("unthrottle", "wheel or poll:DURATION", "how throttled shards are woken"),
+    parameter("tau-l", "bytes at weight 100, 64k to 1T", "this far ahead of virtual time a tenant uses the low class"),
+    parameter("tau-m", "bytes at weight 100, up to tau-l", "from here on the medium class"),
+    parameter(
+        "tau-w",
+        "bytes at weight 100, tau-l to 1T",
+        "two tenants this far apart mean that the H/L ratio is too small",
+    ),
+    parameter("grace", "a duration, up to 1m", "how long a tenant may pause before it counts as idle"),
+    parameter("hl", "dynamic, or static-1 to static-256", "the H/L ratio"),
+    parameter("initial", "a ratio, 1 to 256", "what a dynamic H/L ratio begins with"),
+    parameter("tracker", "sloppy, scan or mindicator", "how global virtual time is found"),
+    parameter("strict-paper", "true or false", "exactly what the paper says"),
+    parameter("urgent", "a part, 0 to 50%", "how much of all bytes may be urgent"),
+    parameter("read-cost", "a factor, as 2.5 or 250%", "what reads cost for each byte"),
+    parameter("write-cost", "a factor, as 2.5 or 250%", "what writes cost for each byte"),
+    parameter("slice", "a duration, 1ns to 1m", "the slice of time of a tenant of weight 100"),
+    parameter("target", "a duration, 1ns to 1m", "what all slices together take at most"),
+    parameter("quantum", "requests, from 1", "what a tenant may have on the device in its slice while others wait"),
+    parameter("idle", "a duration, up to 1m", "how long a tenant's next request is waited for"),
+    parameter("budget", "bytes, 1 to 1T", "the most that a turn may serve"),
+    parameter("timeout", "a duration, 1ns to 1m", "the longest turn while others wait"),
+    parameter("request-cost", "bytes, below 4G", "what a request costs beside its length"),
+    parameter("channels", "a number, from 1", "eta: channels of the device"),
+    parameter("sub-request", "bytes, 1 to 4G", "what one channel takes of a request"),
+    parameter("history", "requests, from 1", "alpha: how many arrivals are remembered"),
+    parameter("decay", "a number, from 1", "mu: by what sequentiality is divided over time"),
+    parameter("reserve", "requests, from 1", "beta: the most on the device while another tenant's request is expected"),
+    parameter("queue-length", "requests, from 1", "the most requests on the device"),
+    parameter("aggressiveness", "true or false", "whether aggressive tenants are limited"),
+    parameter("sequentiality", "true or false", "whether sequential tenants are held back or let go"),
+    parameter("idleness", "true or false", "whether room is kept for tenants that only seem idle"),
+    parameter("read-target", "a duration, 1ns to 1h", "the latency that reads should have"),
+    parameter("write-target", "a duration, 1ns to 1h", "the latency that writes should have"),
+    parameter("read-depth", "requests, 1 to 65536", "the most reads on the device"),
+    parameter("write-depth", "requests, 1 to 65536", "the most writes on the device"),
+    parameter("busy", "requests, 1 to 65536", "with fewer on the device nobody is throttled"),
+    parameter("tokens", "bytes, 1 to 256G", "what all tenants together may have served in a period"),
+    parameter(
+        "period",
+        "a duration; d2fq 1ms to 1m",
+        "of the H/L ratio's adjustment (d2fq); the longest between two rounds of tokens (kyber-fair)",
+    ),
+];
+
+/// What is to be known of this parameter.
+pub(crate) fn about(key: &str) -> &'static About {
+    PARAMETERS.iter().find(|about| about.key == key).expect("every key of a policy is described")
+}
+
+/// What this parameter is now, as it could be written; `auto` where the policy decides while it runs.
+pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> String {
+    let d2fq = d2fq(config, Topology::flat(1), 1, 1);
+    let serial = &config.serial;
+    let ns = |ns: u64| Nanos(ns).to_string();
+    let auto = |bytes: Option<u64>| bytes.map_or("auto".into(), exact_size);
+    match key {
+        "slots" => config.slots.unwrap_or(device_slots).to_string(),
+        "merge" if config.merge_bytes == 0 => "off".into(),
+        "merge" => exact_size(config.merge_bytes.into()),
+        "threshold" if config.name.is_flashfq() => exact_size(serial.flashfq.threshold_bytes),
+        "threshold" => exact_size(config.threshold.unwrap_or(default_threshold())),
+        "virtual-time" => match config.virtual_time {
+            VirtualTime::Mindicator => "mindicator".into(),
+            VirtualTime::Scan => "scan".into(),
+        },
+        "slot-kind" => match config.slot_kind {
+            SlotKind::Tree => "tree".into(),
+            SlotKind::Counter => "counter".into(),
+            SlotKind::Bitmap => "bitmap".into(),
+        },
+        "unthrottle" => match config.unthrottle {
+            Unthrottle::Wheel => "wheel".into(),
+            Unthrottle::Poll(period_ns) => format!("poll:{}", ns(period_ns)),
+        },
+        "tau-l" => auto(d2fq.tau_l),
+        "tau-m" => auto(d2fq.tau_m),
+        "tau-w" => auto(d2fq.tau_w),
+        "grace" => ns(d2fq.grace_ns),
+        "period" if config.name == PolicyName::D2fq => ns(d2fq.period_ns),
+        "period" => ns(config.period_ns.unwrap_or(KyberFairConfig::new(1, 1, 1).period_ns)),
+        "hl" => match config.d2fq.hl {
+            Hl::Dynamic => "dynamic".into(),
+            Hl::Static(ratio) => format!("static-{ratio}"),
+        },
+        "initial" => config.d2fq.initial.map_or("auto".into(), |ratio| ratio.to_string()),
+        "tracker" => match config.d2fq.tracker {
+            Tracker::Sloppy => "sloppy".into(),
+            Tracker::Scan => "scan".into(),
+            Tracker::Mindicator => "mindicator".into(),
+        },
+        "strict-paper" => d2fq.strict_paper.to_string(),
+        "urgent" => Factor(d2fq.urgent_percent.into()).to_string(),
+        "read-cost" => Factor(config.cost.read_percent).to_string(),
+        "write-cost" if config.name == PolicyName::KyberFair && config.measured_writes => "auto".into(),
+        "write-cost" => Factor(config.cost.write_percent).to_string(),
+        "slice" => ns(serial.cfq.slice_ns),
+        "target" => ns(serial.cfq.target_ns),
+        "quantum" => serial.cfq.quantum.to_string(),
+        "idle" => ns(config.idle_ns()),
+        "budget" => exact_size(serial.bfq.budget_bytes),
+        "timeout" => ns(serial.bfq.timeout_ns),
+        "request-cost" => exact_size(serial.flashfq.request_bytes.into()),
+        "channels" => serial.nass.channels.to_string(),
+        "sub-request" => exact_size(serial.nass.sub_request_bytes.into()),
+        "history" => serial.nass.history.to_string(),
+        "decay" => serial.nass.decay.to_string(),
+        "reserve" => serial.nass.reserve.to_string(),
+        "queue-length" => serial.nass.queue_length.to_string(),
+        "aggressiveness" => serial.nass.aggressiveness.to_string(),
+        "sequentiality" => serial.nass.sequentiality.to_string(),
+        "idleness" => serial.nass.idleness.to_string(),
+        "read-target" => ns(kyber_targets(config)[0]),
+        "write-target" => ns(kyber_targets(config)[1]),
+        "read-depth" => kyber_depths(config)[0].to_string(),
+        "write-depth" => kyber_depths(config)[1].to_string(),
+        "busy" => kyber_fair_busy(config, device_slots).to_string(),
+        "tokens" => auto(config.tokens),
+        _ => unreachable!("{key} is no parameter"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::policy::{ALL, PolicyTable, parse_list};
+
+    #[test]
+    fn every_parameter_is_told_as_it_can_be_given() {
+        for table in parse_list(ALL).unwrap() {
+            let config = table.complete().unwrap();
+            for key in config.name.keys() {
+                let value = present(key, &config, 64);
+                assert!(!about(key).takes.is_empty() && !about(key).summary.is_empty());
+                if value != "auto" {
+                    let given: PolicyTable = format!("{}:{key}={value}", config.name.name())
+                        .parse()
+                        .unwrap_or_else(|error| panic!("{key}={value}: {error}"));
+                    let same = given.complete().unwrap();
+                    assert_eq!(present(key, &same, 64), value, "{} {key}", config.name.name());
+                }
+            }
+        }
+    }
+}

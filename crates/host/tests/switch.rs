@@ -1,0 +1,360 @@
+//! Policies take each other's place under clients who write, read back and flush: nobody is dropped, nothing is lost, and a
+//! policy is left only when it holds no request any more.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fairq_core::bfq::{BfqConfig, Budgets};
+use fairq_core::cfq::{CfqConfig, TimeSlices};
+use fairq_core::d2fq::{D2fq, D2fqConfig};
+use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
+use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
+use fairq_core::nass::{Nass, NassConfig};
+use fairq_core::none::NonePolicy;
+use fairq_core::serial::{Serial, SerialConfig};
+use fairq_core::{FlowId, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag, Weight};
+use fairq_host::device::paced::{Pace, PacedDevice};
+use fairq_host::interference::Served;
+use fairq_host::nbd::conn::{Limits, Volume};
+use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
+use fairq_host::nbd::proto::{self, BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, Negotiated};
+use fairq_host::shard::{Clock, Common, Message, Wakers};
+use fairq_host::shards::{Regimes, Shards, regimes};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const SIZE: u64 = 16 << 20;
+const TAGS: usize = 512;
+const SHARDS: usize = 2;
+const FLOWS: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Ports = Regimes<PacedDevice, NbdFront>;
+
+/// A port that knows what it holds, and must hold nothing when it is left.
+struct Audited<P> {
+    port: P,
+    held: usize,
+    /// Requests that went through.
+    served: Arc<AtomicU64>,
+}
+
+impl<P: Port> Port for Audited<P> {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+        let submitted = self.port.submit(now_ns, request, wake)?;
+        self.held += 1;
+        Ok(submitted)
+    }
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        self.port.next(now_ns, wake)
+    }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        self.held -= 1;
+        self.served.fetch_add(1, Ordering::Relaxed);
+        self.port.complete(now_ns, tag, outcome, wake);
+    }
+}
+
+impl<P> Drop for Audited<P> {
+    fn drop(&mut self) {
+        assert_eq!(self.held, 0, "a policy was left that still held requests");
+    }
+}
+
+/// A policy, what shards run under it, and what it has served.
+struct Built(Arc<dyn Policy>, Ports, Arc<AtomicU64>);
+
+fn audited<L: Policy>((policy, ports): (L, Vec<L::Port>)) -> Built
+where
+    L::Port: 'static,
+{
+    let served = Arc::new(AtomicU64::new(0));
+    let audit = |port| Audited { port, held: 0, served: served.clone() };
+    let ports = regimes(ports.into_iter().map(audit).collect());
+    Built(Arc::new(policy), ports, served)
+}
+
+const POLICIES: usize = 8;
+
+fn build(which: usize) -> Built {
+    let topology = Topology::flat(SHARDS);
+    let serial = SerialConfig { ports: SHARDS, flows: FLOWS, tags: TAGS, slots: 8, ..SerialConfig::default() };
+    match which {
+        0 => audited(NonePolicy::<Native>::new(SHARDS, FLOWS, TAGS).unwrap()),
+        1 => {
+            let config = MqfqConfig { slots: 8, threshold_bytes: 16 << 10, ..MqfqConfig::new(topology, FLOWS, TAGS) };
+            audited(Mqfq::<Native>::new(config).unwrap())
+        }
+        2 => audited(D2fq::<Native>::new(D2fqConfig::new(topology, FLOWS, TAGS)).unwrap()),
+        3 => {
+            let config = KyberFairConfig { period_ns: 10_000_000, ..KyberFairConfig::new(SHARDS, FLOWS, TAGS) };
+            audited(KyberFair::<Native>::new(&config).unwrap())
+        }
+        4 => audited(Serial::<Budgets, Native>::new(&serial, &BfqConfig::default()).unwrap()),
+        5 => {
+            let cfq = TimeSlices::new(&serial, &CfqConfig { slice_ns: 2_000_000, ..CfqConfig::default() }).unwrap();
+            let nass = Nass::new(cfq, &serial, &NassConfig::default()).unwrap();
+            audited(Serial::<_, Native>::with_policy(nass, &serial).unwrap())
+        }
+        6 => audited(Kyber::<Native>::new(&KyberConfig::new(SHARDS, FLOWS, TAGS)).unwrap()),
+        _ => {
+            let config = MqfqConfig { slots: 4, serial: true, ..MqfqConfig::new(topology, FLOWS, TAGS) };
+            audited(Mqfq::<Native>::new(config).unwrap())
+        }
+    }
+}
+
+/// Shards and the policy that is in force.
+struct Rig {
+    shards: Shards<PacedDevice, NbdFront>,
+    policy: Arc<dyn Policy>,
+    served: Arc<AtomicU64>,
+    flows: Vec<FlowId>,
+    counts: Vec<Arc<AtomicUsize>>,
+    clock: Clock,
+}
+
+impl Rig {
+    fn new(tenants: usize, pace: Pace) -> Rig {
+        let Built(policy, ports, served) = build(0);
+        let flows: Vec<FlowId> = (0..tenants).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
+        let common = Common {
+            device: Arc::new(PacedDevice::new(tenants as u64 * SIZE, pace).unwrap()),
+            wakers: Arc::new(Wakers::new(SHARDS).unwrap()),
+            clock: Clock::default(),
+            tags: TAGS,
+            tenants: FLOWS,
+            served: Arc::new(Served::new(SHARDS)),
+            fixed_buffers: 0,
+        };
+        let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();
+        let limits = Limits { depth: 64, ..Limits::default() };
+        let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone()));
+        let shards = Shards::start(ports, &common, &[], front).unwrap();
+        Rig { shards, policy, served, flows, counts, clock: common.clock }
+    }
+
+    fn connect(&self, shard: usize, tenant: usize) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        ours.set_write_timeout(Some(PATIENCE)).unwrap();
+        let flow = self.flows[tenant];
+        let volume = Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
+        let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(), volume };
+        self.counts[shard].fetch_add(1, Ordering::Relaxed);
+        self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
+        ours
+    }
+
+    fn tick(&self, policy: &dyn Policy) {
+        let mut wake = PortSet::EMPTY;
+        policy.tick(self.clock.now_ns(), &mut wake);
+        self.shards.wake(wake);
+    }
+
+    /// Changes the policy and waits until it has.
+    fn change(&mut self, which: usize) {
+        let Built(next, ports, served) = build(which);
+        for &flow in &self.flows {
+            next.add_flow_as(Some(flow), Weight::DEFAULT).unwrap();
+        }
+        let old = std::mem::replace(&mut self.policy, next);
+        self.served = served;
+        let meeting = self.shards.change(ports);
+        let deadline = Instant::now() + PATIENCE;
+        while !meeting.is_over() {
+            assert!(Instant::now() < deadline, "policy {which} never takes over");
+            self.tick(&*old);
+            std::thread::yield_now();
+        }
+        let stats = old.stats();
+        assert_eq!(stats.free_slots, stats.slots, "every slot came back");
+    }
+
+    /// Goes on for a while.
+    fn pass(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.tick(&*self.policy);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn plain() -> Negotiated {
+    Negotiated {
+        export: 0,
+        size: SIZE,
+        read_only: false,
+        structured: false,
+        extended: false,
+        base_allocation: None,
+        no_zeroes: true,
+        blocks: BlockSizes::default(),
+        blocks_agreed: false,
+        identity: None,
+    }
+}
+
+fn request(command: Command, cookie: u64, offset: u64, length: u64, out: &mut Vec<u8>) {
+    let request = proto::Request { flags: CommandFlags(0), command, cookie, offset, length };
+    let mut bytes = [0; EXTENDED_REQUEST_LEN];
+    let count = request.encode(false, &mut bytes);
+    out.extend_from_slice(&bytes[..count]);
+}
+
+fn reply(stream: &mut UnixStream) -> u64 {
+    let mut bytes = [0; 16];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], "a reply without an error");
+    u64::from_be_bytes(bytes[8..].try_into().unwrap())
+}
+
+fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) >> 7) as u8).collect()
+}
+
+/// Writes 24 blocks at a time, flushes, reads all back; until told to end. Gives the number of rounds.
+fn client(mut stream: UnixStream, seed: u64, end: &AtomicBool) -> u64 {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut rounds = 0;
+    while !end.load(Ordering::Relaxed) {
+        let lengths: Vec<usize> = (0..24).map(|_| [512, 4096, 20_000, 300_000][rng.random_range(0..4)]).collect();
+        let slot = SIZE / 24;
+        let place = |index: u64| index * slot;
+        let data = |index: u64| pattern(lengths[index as usize], seed + rounds * 24 + index);
+        let mut out = Vec::new();
+        for index in 0..24 {
+            let data = data(index);
+            request(Command::Write, index, place(index), data.len() as u64, &mut out);
+            out.extend_from_slice(&data);
+        }
+        stream.write_all(&out).unwrap();
+        let mut replies: Vec<u64> = (0..24).map(|_| reply(&mut stream)).collect();
+        replies.sort_unstable();
+        assert_eq!(replies, (0..24).collect::<Vec<_>>(), "each request is answered once");
+        out.clear();
+        request(Command::Flush, 99, 0, 0, &mut out);
+        (0..24).for_each(|index| {
+            request(Command::Read, index, place(index), lengths[index as usize] as u64, &mut out);
+        });
+        stream.write_all(&out).unwrap();
+        for _ in 0..25 {
+            let index = reply(&mut stream);
+            if index != 99 {
+                let mut read = vec![0; lengths[index as usize]];
+                stream.read_exact(&mut read).unwrap();
+                assert!(read == data(index), "what was written is read, round {rounds} block {index}");
+            }
+        }
+        rounds += 1;
+    }
+    rounds
+}
+
+#[test]
+fn policies_change_under_load_and_nothing_is_lost() {
+    let mut rig = Rig::new(4, Pace { iops: 30_000, bandwidth: 400 << 20, latency_ns: 100_000, parallelism: 16 });
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|tenant| {
+                let (stream, end) = (rig.connect(tenant % SHARDS, tenant), &end);
+                scope.spawn(move || client(stream, tenant as u64 * 1000, end))
+            })
+            .collect();
+        let mut rng = SmallRng::seed_from_u64(11);
+        // Each policy after each other one would be 56; these are each policy before and after several.
+        let order = (0..POLICIES).chain((0..POLICIES).rev()).chain((0..16).map(|_| rng.random_range(0..POLICIES)));
+        for which in order.collect::<Vec<_>>() {
+            rig.change(which);
+            rig.pass(Duration::from_millis(30));
+            let deadline = Instant::now() + PATIENCE;
+            while rig.served.load(Ordering::Relaxed) == 0 {
+                assert!(Instant::now() < deadline, "policy {which} serves nobody");
+                rig.pass(Duration::from_millis(1));
+            }
+        }
+        end.store(true, Ordering::Relaxed);
+        while clients.iter().any(|client| !client.is_finished()) {
+            rig.pass(Duration::from_millis(1));
+        }
+        for client in clients {
+            assert!(client.join().unwrap() > 0, "each client got through");
+        }
+    });
+    rig.shards.stop();
+}
+
+/// A connection that was given up with requests that had not been submitted was never closed: those were forgotten, and
+/// it waited for them. A shard that changes its policy submits nothing for a while.
+#[test]
+fn a_client_that_vanishes_during_a_change_is_given_up() {
+    let mut rig = Rig::new(2, Pace { latency_ns: 30_000_000, parallelism: 2, ..Pace::default() });
+    let mut out = Vec::new();
+    (0..48).for_each(|index| request(Command::Read, index, index * 4096, 4096, &mut out));
+    for round in 0..4 {
+        let mut clients = [0, 1].map(|shard| rig.connect(shard, shard));
+        clients.iter_mut().for_each(|client| client.write_all(&out).unwrap());
+        let gone = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            drop(clients);
+        });
+        rig.pass(Duration::from_millis(10));
+        rig.change(round % 2);
+        gone.join().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while rig.counts.iter().any(|count| count.load(Ordering::Relaxed) > 0) {
+            assert!(Instant::now() < deadline, "connections are never given up");
+            rig.pass(Duration::from_millis(1));
+        }
+    }
+    rig.shards.stop();
+}
+
+/// Who is removed before the change is refused after it.
+#[test]
+fn a_flow_that_was_removed_is_unknown_to_the_next_policy_too() {
+    let mut rig = Rig::new(1, Pace { iops: 50_000, ..Pace::default() });
+    let mut stream = rig.connect(0, 0);
+    let flow = rig.flows.pop().unwrap();
+    rig.shards.wake(rig.policy.remove_flow(flow).unwrap());
+    rig.change(1);
+    let mut out = Vec::new();
+    request(Command::Read, 5, 0, 4096, &mut out);
+    stream.write_all(&out).unwrap();
+    let mut bytes = [0; 16];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_ne!(bytes[4..8], [0; 4], "it is refused");
+    drop(stream);
+    rig.shards.stop();
+}
+
+/// A server that is told to end while its policy changes does both.
+#[test]
+fn shards_that_are_told_to_stop_during_a_change_end() {
+    let rig = Rig::new(1, Pace { latency_ns: 10_000_000, parallelism: 1, ..Pace::default() });
+    let mut stream = rig.connect(0, 0);
+    let mut out = Vec::new();
+    (0..20).for_each(|index| request(Command::Read, index, 0, 512, &mut out));
+    stream.write_all(&out).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    let Built(next, ports, _) = build(4);
+    next.add_flow_as(Some(rig.flows[0]), Weight::DEFAULT).unwrap();
+    let meeting = rig.shards.change(ports);
+    let answered = std::thread::spawn(move || {
+        let mut count = 0;
+        let mut bytes = [0; 16 + 512];
+        while stream.read_exact(&mut bytes).is_ok() {
+            count += 1;
+        }
+        count
+    });
+    rig.shards.stop();
+    assert!(meeting.is_over());
+    assert_eq!(answered.join().unwrap(), 20, "all that had been asked for is answered");
+}

@@ -1,0 +1,90 @@
+"""Tenants that come while the server runs: nobody reads what another left, and files of their own are opened live."""
+
+import os
+
+import rig
+from rig import MI, check, need
+
+
+def ctl(control, *words, ok=True):
+    return rig.run(rig.fairq(), "ctl", "--control", control, *words, ok=ok)
+
+
+def qemu_io(uri, *commands):
+    words = [word for command in commands for word in ("-c", command)]
+    done = rig.run("qemu-io", "-f", "raw", *words, uri, ok=False)
+    said = done.stdout + done.stderr
+    check(done.returncode == 0 and "verification failed" not in said, f"{commands}: {said.strip()[-300:]}")
+
+
+def left_by_others(folder, device):
+    """Writes as one tenant while it is removed, and reads as the next in its place."""
+    control = os.path.join(folder, "control")
+    with rig.serve("--device", device, "--tenant", "first=8M", "--tenant", "old=48M", "--control", control) as server:
+        for round_, name in enumerate(("old", "old2", "old3")):
+            qemu_io(server.uri(name), f"write -P {0x50 + round_} 0 48M", "flush")
+            # Writes that are under way when the tenant goes are not to be read by the next one either.
+            job = rig.fio_args(server.uri(name), rw="write", bs="1m", iodepth=16, size="48M", time_based=1, runtime=20)
+            late = rig.start(job)
+            rig.until(lambda: "write" in ctl(control, "--json", "tenants").stdout, 10, "tenants are told")
+            rig.time.sleep(0.3)
+            ctl(control, "remove", name)
+            next_ = f"old{round_ + 2}"
+            ctl(control, "add", f"{next_}=48M,offset=8M")
+            late.communicate(timeout=30)
+            qemu_io(server.uri(next_), "read -P 0 0 48M")
+        # What is its own stays.
+        qemu_io(server.uri("old4"), "write -P 0x77 0 1M", "flush")
+        ctl(control, "remove", "old4")
+        ctl(control, "add", "mine=48M,offset=8M,keep-data")
+        qemu_io(server.uri("mine"), "read -P 0x77 0 1M")
+
+
+def test_tenants_do_not_read_what_others_left():
+    need("qemu-io", "fio")
+    with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        image, behind = os.path.join(folder, "image"), os.path.join(folder, "behind")
+        for device in ("ram,size=64M", f"file,path={image},size=64M,create", "nvme-soft,backing=ram,size=64M",
+                       f"nvme-soft,backing={behind},size=64M,create", "paced,size=64M,bandwidth=400M"):  # fmt: skip
+            left_by_others(folder, device)
+
+
+def test_tenants_bring_files_of_their_own():
+    need("qemu-io", "nbdinfo")
+    with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        control = os.path.join(folder, "control")
+        for kind in ("file,path={}", "nvme-soft,backing={}"):
+            path = lambda name: os.path.join(folder, f"{kind[:4]}-{name}")
+            device = kind.format(path("shared")) + ",size=32M,create"
+            with rig.serve("--device", device, "--tenant", "a=16M", "--control", control, "--policy", "mqfq") as server:
+                for name, size in (("b", 24), ("c", 8)):
+                    ctl(control, "add", f"{name}={size}M,path={path(name)},create,weight=200")
+                qemu_io(server.uri("a"), "write -P 1 0 16M")
+                qemu_io(server.uri("b"), "write -P 2 0 24M", "flush")
+                qemu_io(server.uri("c"), "write -P 3 0 8M", "flush")
+                for name, byte, size in (("a", 1, 16), ("b", 2, 24), ("c", 3, 8)):
+                    qemu_io(server.uri(name), f"read -P {byte} 0 {size}M")
+                # Who comes back finds its file as it was; nobody else gets it.
+                taken = ctl(control, "add", f"d=24M,path={path('b')}", ok=False)
+                check(taken.returncode == 1 and "is the file of tenant b" in taken.stderr, taken.stderr)
+                ctl(control, "remove", "b")
+                ctl(control, "add", f"b2,path={path('b')}")
+                qemu_io(server.uri("b2"), "read -P 2 0 24M")
+                absent = ctl(control, "add", f"e,path={path('nothing')}", ok=False)
+                check(absent.returncode == 1 and "add create" in absent.stderr, absent.stderr)
+                # What is in force can be served again, from where everything is.
+                dump = os.path.join(folder, "dump.toml")
+                with open(dump, "w", encoding="utf-8") as out:
+                    out.write("\n".join(line for line in ctl(control, "config", "dump").stdout.splitlines()
+                                        if not line.startswith("listen")))  # fmt: skip
+            with open(path("b"), "rb") as f:
+                check(f.read() == b"\2" * (24 * MI), "the file holds what its tenant wrote")
+            with rig.serve("--config", dump) as server:
+                for name, byte, size in (("a", 1, 16), ("b2", 2, 24), ("c", 3, 8)):
+                    qemu_io(server.uri(name), f"read -P {byte} 0 {size}M")
+    none = "ram has no files"
+    with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        control = os.path.join(folder, "control")
+        with rig.serve("--device", "ram,size=32M", "--tenant", "a=16M", "--control", control):
+            refused = ctl(control, "add", f"b=8M,path={folder}/x,create", ok=False)
+            check(refused.returncode == 1 and "has no files" in refused.stderr, f"{none}: {refused.stderr}")
