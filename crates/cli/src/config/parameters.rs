@@ -43,7 +43,7 @@ const PARAMETERS: &[About] = &[
     parameter("initial", "a ratio, 1 to 256", "what a dynamic H/L ratio begins with"),
     parameter("tracker", "sloppy, scan or mindicator", "how global virtual time is found"),
     parameter("strict-paper", "true or false", "exactly what the paper says"),
-    parameter("urgent", "a part, 0 to 50%", "how much of all bytes may be urgent"),
+    parameter("urgent", "a part, 1% to 50%; at first none", "how much of all bytes may be urgent"),
     parameter("read-cost", "a factor, as 2.5 or 250%", "what reads cost for each byte"),
     parameter("write-cost", "a factor, as 2.5 or 250%", "what writes cost for each byte"),
     parameter("slice", "a duration, 1ns to 1m", "the slice of time of a tenant of weight 100"),
@@ -122,6 +122,7 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
             Tracker::Mindicator => "mindicator".into(),
         },
         "strict-paper" => d2fq.strict_paper.to_string(),
+        "urgent" if d2fq.urgent_percent == 0 => "none".into(),
         "urgent" => Factor(d2fq.urgent_percent.into()).to_string(),
         "read-cost" => Factor(config.cost.read_percent).to_string(),
         "write-cost" if config.name == PolicyName::KyberFair && config.measured_writes => "auto".into(),
@@ -164,7 +165,7 @@ mod tests {
             for key in config.name.keys() {
                 let value = present(key, &config, 64);
                 assert!(!about(key).takes.is_empty() && !about(key).summary.is_empty());
-                if value != "auto" {
+                if !["auto", "none"].contains(&value.as_str()) {
                     let given: PolicyTable = format!("{}:{key}={value}", config.name.name())
                         .parse()
                         .unwrap_or_else(|error| panic!("{key}={value}: {error}"));
