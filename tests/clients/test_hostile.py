@@ -1,4 +1,5 @@
-"""Tenants that behave badly beside one that does not: its share and latency stay, memory stays bounded, nothing leaks."""
+"""A tenant that behaves badly beside one that is busy and one that asks for 512 bytes now and then: share and latency stay,
+memory stays bounded, nothing leaks."""
 
 import contextlib
 import json
@@ -15,10 +16,12 @@ from rig import MI, PACED, check
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
 ENOUGH = 0.85
 SECONDS = 3
+# How much longer, in seconds, a request of 512 bytes may take than twice what it usually does: two pieces of a large request.
+PATIENCE = 0.032
 
 
 class Operated:
-    """A server with two tenants of one weight, and its control socket."""
+    """A server with tenants of one weight, and its control socket."""
 
     def __init__(self, server, control):
         self.server, self.control = server, control
@@ -59,19 +62,27 @@ class Operated:
             child.communicate()
 
     def measure(self):
-        """Over some seconds, the good tenant's bytes a second, and its part of all."""
+        """Over some seconds: the good tenant's bytes a second, its part of all, and how long one in a hundred of the small
+        tenant's requests takes, in seconds, one at a time."""
+        small, times = self.connect("small"), []
         before, began = self.tenants(), time.monotonic()
-        time.sleep(SECONDS)
+        while time.monotonic() < began + SECONDS:
+            asked = time.monotonic()
+            small.ask(READ, len(times) % 1000 * 512, 512)
+            times.append(time.monotonic() - asked)
+            time.sleep(0.001)
         after, seconds = self.tenants(), time.monotonic() - began
+        small.close()
         moved = {n: sum(after[n][k] - before[n][k] for k in ("read_bytes", "written_bytes")) for n in ("good", "bad")}
-        return moved["good"] / seconds, moved["good"] / max(1, sum(moved.values()))
+        slow = sorted(times)[len(times) * 99 // 100]
+        return moved["good"] / seconds, moved["good"] / max(1, sum(moved.values())), slow
 
 
 @contextlib.contextmanager
 def operated(*args):
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")
-        tenants = ["--tenant", "good=64M", "--tenant", "bad=64M"]
+        tenants = ["--tenant", "good=64M", "--tenant", "bad=64M", "--tenant", "small=1M"]
         with rig.serve("--device", PACED, *tenants, "--control", control, *args) as server:
             yield Operated(server, control)
 
@@ -194,18 +205,19 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
         rig.until(rigged.is_quiet, 20, "nothing is in flight")
         descriptors, resident = rigged.descriptors(), rigged.resident()
         with rigged.good_load(300):
-            calm, _ = rigged.measure()
+            calm, _, usual = rigged.measure()
             for event in EVENTS:
                 name = event.__name__
                 with event(rigged):
                     time.sleep(0.5)
-                    rate, part = rigged.measure()
+                    rate, part, slow = rigged.measure()
                     bound = resident + 90 * 40 * MI
                     check(rigged.resident() < bound, f"{name}: {rigged.resident() >> 20} MiB in use")
                 # Entitled to half at least, and to all that the bad one does not take.
                 entitled = max(calm / 2, calm * part)
-                said.append(f"{name} {rate / calm:.2f}")
+                said.append(f"{name} {rate / calm:.2f}, {slow * 1e3:.1f} ms")
                 check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
+                check(slow <= 2 * usual + PATIENCE, f"{name}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
                 check(part >= 0.5 * ENOUGH, f"{name}: the good tenant got only {part:.2f} of all bytes")
                 # What a client that has gone had asked for is served to the end, from its tenant's share.
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {name} left is done")
@@ -213,7 +225,7 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
         grown = rigged.resident() - resident
         check(grown < 96 * MI, f"{grown >> 20} MiB more in use than before")
-    return "of the calm rate: " + ", ".join(said)
+    return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
 
 
 def test_tenants_that_come_and_go_leave_nothing_behind():
@@ -233,4 +245,4 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
             check(rigged.tenants()["good"]["in_flight"] > 0, "the good tenant went on")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
-        check(set(rigged.tenants()) == {"good", "bad"}, "only those are left who stayed")
+        check(set(rigged.tenants()) == {"good", "bad", "small"}, "only those are left who stayed")

@@ -419,7 +419,7 @@ pub(crate) enum CtlCommand {
     /// Record the scheduler's decisions for a while, with the numbers that caused them
     ///
     /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the device (virtual time, start tag,
-    /// class, slot), are held back (and why) and complete. Without a recording none of this is done.
+    /// class, free slots), are held back (and why) and complete. Without a recording none of this is done.
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
     Call {

@@ -20,7 +20,7 @@ use crate::ctl::Connection;
 use crate::units::show_duration;
 
 /// The columns of the CSV form; `fairq_sim::trace` reads it.
-const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,slot,virtual_time,start_tag,why";
+const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why";
 /// A name for tenants that were removed meanwhile.
 const GONE: &str = "(gone)";
 
@@ -35,7 +35,7 @@ struct Row {
     offset: u64,
     length: u32,
     class: String,
-    slot: Option<u32>,
+    free_slots: Option<u32>,
     virtual_time: Option<u64>,
     start_tag: Option<u64>,
     why: Option<String>,
@@ -143,17 +143,18 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     for (shard, row) in &recorded.rows {
         let Row { at_ns, kind, tag, op, offset, length, class, .. } = row;
         let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-        let (slot, now, start) = (number(row.slot.map(u64::from)), number(row.virtual_time), number(row.start_tag));
+        let (free, now, start) =
+            (number(row.free_slots.map(u64::from)), number(row.virtual_time), number(row.start_tag));
         let why = row.why.as_deref().unwrap_or_default();
         if kind == "held" {
-            writeln!(out, "{at_ns},{shard},held,,,,,,,,{now},{start},{why}")?;
+            writeln!(out, "{at_ns},{shard},held,,,,,,,{free},{now},{start},{why}")?;
             continue;
         }
         // A name may hold what divides fields; a quotation mark would need another reader.
         let tenant = recorded.tenant(row).replace([',', '"', '\n'], "_");
         writeln!(
             out,
-            "{at_ns},{shard},{kind},{tenant},{tag},{op},{offset},{length},{class},{slot},{now},{start},{why}"
+            "{at_ns},{shard},{kind},{tenant},{tag},{op},{offset},{length},{class},{free},{now},{start},{why}"
         )?;
     }
     Ok(())
@@ -184,8 +185,8 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             "issue" => {
                 life.issued_ns = Some(row.at_ns);
                 let waited = since(life.arrived_ns).map(|time| format!(", staged for {time}")).unwrap_or_default();
-                let slot = row.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
-                format!("{request}: class {}{slot}{}{waited}", row.class, numbers(row))
+                let free = row.free_slots.map(|free| format!(", {free} slots free")).unwrap_or_default();
+                format!("{request}: class {}{free}{}{waited}", row.class, numbers(row))
             }
             "held" => match row.why.as_deref() {
                 Some("ahead") => format!("the next is too far ahead{}", numbers(row)),
@@ -242,7 +243,7 @@ fn perfetto(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
         let slice = |ph: &str, id: u64, name: &str, args: Value| json!({"ph": ph, "cat": "request", "id": id, "pid": process, "tid": 0, "name": name, "ts": ts, "args": args});
         let args = json!({
             "op": row.op, "offset": row.offset, "bytes": row.length, "tag": row.tag, "shard": shard, "class": row.class,
-            "slot": row.slot, "start_tag": row.start_tag, "virtual_time": row.virtual_time,
+            "free_slots": row.free_slots, "start_tag": row.start_tag, "virtual_time": row.virtual_time,
         });
         let live = (*shard, row.tag);
         let mut count = None;
@@ -276,7 +277,7 @@ fn perfetto(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
         if row.kind != "complete" {
             let name = row.why.as_deref().map_or(row.kind.clone(), |why| format!("held: {why}"));
             let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
-            let args = json!({ "tenant": tenant, "start_tag": row.start_tag, "virtual_time": row.virtual_time, "slot": row.slot });
+            let args = json!({ "tenant": tenant, "start_tag": row.start_tag, "virtual_time": row.virtual_time, "free_slots": row.free_slots });
             put(json!({"ph": "i", "s": "t", "pid": process, "tid": 0, "name": name, "ts": ts, "args": args}))?;
         }
         if let Some(count) = count {
@@ -289,6 +290,9 @@ fn perfetto(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             put(
                 json!({"ph": "C", "pid": process, "tid": 0, "name": "virtual time", "ts": ts, "args": {"units": now}}),
             )?;
+        }
+        if let Some(free) = row.free_slots {
+            put(json!({"ph": "C", "pid": process, "tid": 0, "name": "free slots", "ts": ts, "args": {"slots": free}}))?;
         }
     }
     // What was under way at the end.
@@ -332,7 +336,7 @@ mod tests {
             offset: 8192,
             length: 4096,
             class: "medium".into(),
-            slot: (kind == "issue").then_some(3),
+            free_slots: (kind == "issue").then_some(3),
             virtual_time: (kind != "complete").then_some(500),
             start_tag: (kind != "complete").then_some(900),
             why: (kind == "held").then(|| "ahead".to_owned()),
@@ -365,8 +369,8 @@ mod tests {
             "       0.000      1  complete  db        read 4096 at 8192 (tag 9)",
             "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
             "       0.100      0  held                the next is too far ahead, start tag 900, +400 of virtual time 500",
-            "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, slot 3, start tag 900, +400 of virtual time 500",
-            "       2.600      0  issue     db        read 4096 at 8192 (tag 5): class medium, slot 3, start tag 900, +400 of virtual time 500, staged for 2.50 µs",
+            "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, 3 slots free, start tag 900, +400 of virtual time 500",
+            "       2.600      0  issue     db        read 4096 at 8192 (tag 5): class medium, 3 slots free, start tag 900, +400 of virtual time 500, staged for 2.50 µs",
             "       8.600      0  complete  db        read 4096 at 8192 (tag 5): 6.00 µs on the device, 8.50 µs in all",
             "       8.700      0  arrive    (gone)    read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
         ];

@@ -419,6 +419,16 @@ fn metrics_are_what_prometheus_expects() {
     assert!(get(&address, "/nonsense").0.starts_with("HTTP/1.1 404"));
     check_with_promtool(&metrics);
 
+    server.said(&["policy", "kyber-fair:period=20ms"]);
+    let (_, metrics) = get(&address, "/metrics");
+    check_with_promtool(&metrics);
+    assert!(sample(&metrics, "fairq_policy_tokens").unwrap() > 0.0);
+    assert!(sample(&metrics, "fairq_policy_write_cost").unwrap() >= 1.0);
+    until("periods go by", || {
+        let periods = sample(&get(&address, "/metrics").1, "fairq_policy_periods_total")?;
+        (periods > 2.0).then_some(())
+    });
+
     // The page, and what it asks for: the same as top.
     let (head, page) = get(&address, "/");
     assert!(head.contains("default-src 'none'") && page.contains("<title>fairq</title>"), "{head}");
@@ -458,8 +468,8 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         assert!(counts.iter().all(|count| *count > 50 && count.abs_diff(counts[0]) <= 8), "{tenant}: {counts:?}");
     }
     for row in rows.iter().filter(|row| row[2] == "issue") {
-        let [slot, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
-        assert!(slot < 64 && start <= now + 2 * 65_536, "no request goes that is more than T ahead: {row:?}");
+        let [free, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
+        assert!(free < 64 && start <= now + 2 * 65_536, "no request goes that is more than T ahead: {row:?}");
     }
     let text = record("text", &file("trace.txt"));
     assert!(text.contains("  issue  ") && text.contains(" of virtual time ") && text.contains(" in all"), "{text}");

@@ -52,5 +52,5 @@ pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
 pub use port::{
     Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, PortId, PortSet, Reason, Request, Stats, SubmitError,
-    Submitted, Tag, TuneError, Tuning,
+    Submitted, Tag, TokenStats, TuneError, Tuning,
 };

@@ -179,8 +179,8 @@ pub struct Reason {
     /// The request's start tag, or where policies have none, its flow's virtual time; without a request that of the one
     /// that would be next.
     pub start_tag: Option<u64>,
-    /// Which of the device's slots the request has.
-    pub slot: Option<u32>,
+    /// How many of the device's slots are free.
+    pub free_slots: Option<u32>,
     /// Why nothing may go.
     pub held: Option<Held>,
 }
@@ -276,6 +276,19 @@ pub struct Stats {
     pub blocks: u64,
     /// Wake-ups given to other ports.
     pub wakes: u64,
+    /// `None` for a policy that hands out no tokens.
+    pub tokens: Option<TokenStats>,
+}
+
+/// How a policy's tokens went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TokenStats {
+    /// Periods begun.
+    pub periods: u64,
+    /// Tokens of the current one, for all flows, in bytes read.
+    pub tokens: u64,
+    /// What writes cost, in hundredths of their bytes.
+    pub write_percent: u64,
 }
 
 /// A port's index: dense from 0.

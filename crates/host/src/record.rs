@@ -9,7 +9,7 @@
 //! | kind | when | numbers |
 //! |---|---|---|
 //! | arrive | taken in and tagged | the request; start tag, virtual time |
-//! | issue | to the device | class, slot; start tag, virtual time |
+//! | issue | to the device | class, free slots; start tag, virtual time |
 //! | held | requests are staged and none may go | whether the next is too far ahead or no slot is free; its start tag |
 //! | complete, fail | done | – |
 //!

@@ -589,7 +589,7 @@ fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
 }
 
 fn policy_state(now: &Status) -> Value {
-    let fairq_core::Stats { virtual_time, slots, free_slots, throttles, blocks, wakes } = now.policy;
+    let fairq_core::Stats { virtual_time, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
     let classes =
         now.classes.map(|classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }));
     json!({
@@ -599,6 +599,7 @@ fn policy_state(now: &Status) -> Value {
         "throttles": throttles,
         "blocks": blocks,
         "wakes": wakes,
+        "tokens": tokens.map(|of| json!({ "periods": of.periods, "tokens": of.tokens, "write_percent": of.write_percent })),
         "class_weights": classes,
         "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use fairq_core::FlowId;
+use fairq_core::{FlowId, Stats, TokenStats};
 use fairq_host::interference::{GROUPS, group};
 use fairq_host::server::{Member, Roster, Status};
 use fairq_host::stats::TenantStats;
@@ -219,7 +219,7 @@ fn shards(text: &mut Text, now: &Status) {
 }
 
 fn policy(text: &mut Text, now: &Status) {
-    let fairq_core::Stats { virtual_time, slots, free_slots, throttles, blocks, wakes } = now.policy;
+    let Stats { virtual_time, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
     if let Some(time) = virtual_time {
         text.one(
             "fairq_policy_virtual_time_bytes",
@@ -237,6 +237,17 @@ fn policy(text: &mut Text, now: &Status) {
     text.one("fairq_policy_throttles_total", "counter", help, throttles as f64);
     text.one("fairq_policy_blocks_total", "counter", "Times a shard stopped for want of a slot.", blocks as f64);
     text.one("fairq_policy_wakes_total", "counter", "Wake-ups given to other shards.", wakes as f64);
+    if let Some(TokenStats { periods, tokens, write_percent }) = tokens {
+        text.one("fairq_policy_periods_total", "counter", "Periods begun.", periods as f64);
+        text.one(
+            "fairq_policy_tokens",
+            "gauge",
+            "Tokens of this period for all tenants, in bytes read.",
+            tokens as f64,
+        );
+        let help = "What a written byte costs, in tokens.";
+        text.one("fairq_policy_write_cost", "gauge", help, write_percent as f64 / 100.0);
+    }
     if let Some(weights) = now.classes {
         let name = "fairq_policy_class_weight";
         text.family(name, "gauge", "The weight of each of the device's queue classes.");

@@ -136,7 +136,7 @@ fn row(decision: &Decision) -> Value {
         offset,
         length,
         class,
-        reason.slot,
+        reason.free_slots,
         reason.virtual_time,
         reason.start_tag,
         held

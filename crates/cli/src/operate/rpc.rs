@@ -152,7 +152,7 @@ pub(crate) const METHODS: &[Method] = &[
             required("shard", "number", "of which shard"),
             required("from", "number", "from which decision on, from 0"),
         ],
-        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, slot, virtual time, start tag, why",
+        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free slots, virtual time, start tag, why",
     },
     Method {
         name: "drain",

@@ -231,6 +231,7 @@ impl<P: Platform> Policy for Mqfq<P> {
             throttles: sum(|port| &port.throttles),
             blocks: sum(|port| &port.blocks),
             wakes: sum(|port| &port.wakes),
+            tokens: None,
         }
     }
 }

@@ -91,7 +91,7 @@ impl<P: Platform> Port for MqfqPort<P> {
         Reason {
             virtual_time: Some(time.units()),
             start_tag: start.map(VTime::units),
-            slot: tag.and_then(|tag| queue.slot(tag)),
+            free_slots: Some(self.shared.slots.free() as u32),
             held,
         }
     }

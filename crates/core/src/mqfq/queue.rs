@@ -166,12 +166,6 @@ impl Queue {
         self.keys.get(tag.0 as usize).filter(|_| is_live).map(|key| key.start())
     }
 
-    /// The slot that an issued request holds.
-    pub(super) fn slot(&self, tag: Tag) -> Option<u32> {
-        let entry = self.entries.get(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
-        Some(entry.link)
-    }
-
     /// Takes out the request that is to go first; it holds `slot` from now on.
     #[inline]
     pub(super) fn issue(&mut self, slot: u32) -> Option<Tag> {

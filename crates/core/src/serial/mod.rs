@@ -339,6 +339,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             throttles: core.throttles,
             blocks: core.blocks,
             wakes: core.wakes,
+            tokens: None,
         })
     }
 }
@@ -400,6 +401,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     fn reason(&self, tag: Option<Tag>) -> Reason {
         self.shared.core.with(|core| Reason {
             virtual_time: core.policy.virtual_time(),
+            free_slots: Some(core.free),
             held: Some(Held::NoSlot).filter(|_| tag.is_none() && core.free == 0),
             ..Reason::default()
         })

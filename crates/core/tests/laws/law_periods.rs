@@ -6,6 +6,7 @@
 //! and flow the batch that it has taken and not used, `u / 32`, and the request that it owes. A flow that returns after a
 //! pause has no more than that in hand either.
 
+use fairq_core::Policy as _;
 use fairq_core::kyber::fair::KyberFair;
 
 use crate::canary::{self, Fault, caught};
@@ -94,7 +95,7 @@ pub(crate) fn shares_and_periods(subject: &impl Subject<Policy = KyberFair>) -> 
     let from = plan.mark();
     plan.run(40_000);
     let to = plan.mark();
-    let periods = plan.world.policy.account().periods;
+    let periods = plan.world.policy.stats().tokens.map_or(0, |tokens| tokens.periods);
     let bytes = served(&plan.finish(), from, to);
     (bytes[1] as f64 / bytes[0] as f64, periods as i64)
 }

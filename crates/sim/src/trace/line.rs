@@ -100,7 +100,7 @@ fn mqsim(line: &str) -> Result<Raw<'_>, String> {
 
 /// A decision of a scheduler; of those, the arrivals of reads and writes. The first line names the columns.
 fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
-    let [time, _shard, event, volume, _tag, op, offset, bytes, _class, _slot, _now, _start, _why] =
+    let [time, _shard, event, volume, _tag, op, offset, bytes, _class, _free_slots, _now, _start, _why] =
         fields(line, line.split(','))?;
     if event != "arrive" || !["read", "write"].contains(&op) {
         return Ok(None);

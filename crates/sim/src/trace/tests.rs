@@ -27,7 +27,7 @@ fn every_format_of_lines() {
                     8,0    3        3     0.000000250   697  Q  WS 2 + 1 [fio]\n  8,0    3        4     0.000000300   697  Q FWS [fio]\n\
                     CPU3 (8,0):\n Reads Queued:           1,        4KiB\n";
     assert_eq!(read(Blkparse, blkparse), two(asked(250, Op::Write, 1024, 512)));
-    let fairq = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,slot,virtual_time,start_tag,why\n\
+    let fairq = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why\n\
                  700,0,complete,db,3,read,0,4096,medium,,,,\n1000,0,arrive,db,7,read,8192,4096,medium,,5,9,\n\
                  1000,0,held,,,,,,,,5,9,ahead\n1200,1,arrive,web,7,flush,0,0,medium,,,,\n1250,1,arrive,web,8,write,1024,512,high,,,,\n";
     assert_eq!(read(Fairq, fairq), two(asked(250, Op::Write, 1024, 512)));

@@ -77,7 +77,7 @@ use crate::config::{ConfigError, check};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::port::{Policy, PortId, PortSet, Stats};
+use crate::port::{Policy, PortId, PortSet, Stats, TokenStats};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio};
 
@@ -170,17 +170,6 @@ struct Planner {
     ratio: Ratio,
 }
 
-/// How the periods went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Account {
-    /// Periods begun.
-    pub periods: u64,
-    /// Tokens of the current one.
-    pub tokens: u64,
-    /// What writes cost, in hundredths of their bytes.
-    pub write_percent: u64,
-}
-
 impl<P: Platform> KyberFair<P> {
     /// The policy and its ports.
     pub fn new(config: &KyberFairConfig) -> Result<(Self, Vec<KyberFairPort<P>>), ConfigError> {
@@ -210,13 +199,6 @@ impl<P: Platform> KyberFair<P> {
         let port = |port| KyberFairPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
         let ports = (0..config.ports).map(port).collect();
         Ok((KyberFair { shared }, ports))
-    }
-
-    /// How the periods went.
-    pub fn account(&self) -> Account {
-        let (periods, tokens) = self.shared.planner.with(|planner| planner.predictor.state());
-        let ratio = self.shared.write_ratio.load(Ordering::Relaxed);
-        Account { periods, tokens, write_percent: ratio * 100 / Ratio::ONE }
     }
 }
 
@@ -266,7 +248,10 @@ impl<P: Platform> Policy for KyberFair<P> {
 
     fn stats(&self) -> Stats {
         let shared = &*self.shared;
+        let (periods, tokens) = shared.planner.with(|planner| planner.predictor.state());
+        let ratio = shared.write_ratio.load(Ordering::Relaxed);
         Stats {
+            tokens: Some(TokenStats { periods, tokens, write_percent: ratio * 100 / Ratio::ONE }),
             throttles: shared.sum(|line| &line.throttles),
             blocks: shared.sum(|line| &line.blocks),
             wakes: shared.sum(|line| &line.wakes),
