@@ -5,14 +5,14 @@
 //! shards except what the policy itself shares, and the [`Wakers`].
 //!
 //! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `state` is
-//! [`PARKED`]. A shard that wants to sleep sets that and then looks at `pending`. Both sides write before they read, with
+//! `PARKED`. A shard that wants to sleep sets that and then looks at `pending`. Both sides write before they read, with
 //! sequentially consistent order, so at least one of them sees the other: either the waker sees that it is parked and writes,
 //! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call; nor does
 //! one that looks for the wake-up before it sleeps, which it does for a while if another shard runs (see `patience`).
 //!
 //! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change it leaves the loop and enters
 //! another one ([`Regime`]), with everything but the port: connections, ring, device queue, statistics. Between the two it
-//! takes nothing in, dispatches all that is staged and waits for what is in flight ([`Shard::drain`]). A port may
+//! takes nothing in, dispatches all that is staged and waits for what is in flight (`Shard::drain`). A port may
 //! need the others to get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
 //! [`Meeting`]); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
 //! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays nothing for all this.

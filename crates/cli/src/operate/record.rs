@@ -105,7 +105,7 @@ impl Console {
     }
 }
 
-/// A decision as [`crate::trace::Row`] reads it.
+/// A decision as `crate::trace` reads it.
 fn row(decision: &Decision) -> Value {
     let Decision { at_ns, kind, tag, tenant, op, class, offset, length, reason } = *decision;
     let kind = match kind {

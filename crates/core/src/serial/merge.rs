@@ -6,7 +6,7 @@
 //!
 //! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a chain of them that lie one
 //! after the other. An arrival that begins where a staged unit ends is appended to it (*back merging*), one that ends where a
-//! staged unit begins is put before it (*front merging*); the scheduler hears that the unit has [grown](SerialPolicy::grow)
+//! staged unit begins is put before it (*front merging*); the scheduler hears that the unit has [grown](super::SerialPolicy::grow)
 //! and by what cost. Any other arrival is a new unit. A unit takes one slot, from when it is selected until its last part has
 //! completed, and its port [joins](crate::Next::Join) its parts to one command.
 //!
@@ -25,8 +25,6 @@
 //! **Memory.** Per request a unit and a part, per flow a number, and the tables; all allocated when the policy is built.
 //!
 //! **Knobs.** `most_bytes`; Linux merges up to 512 KiB on most drives (max_sectors_kb), and 128 parts (max_segments).
-//!
-//! [`SerialPolicy::grow`]: super::SerialPolicy::grow
 
 use alloc::boxed::Box;
 
