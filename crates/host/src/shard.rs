@@ -15,7 +15,7 @@
 //! takes nothing in, dispatches all that is staged and waits for what is in flight (`Shard::drain`). A port may
 //! need the others to get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
 //! [`Meeting`]); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
-//! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays nothing for all this.
+//! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a turn.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

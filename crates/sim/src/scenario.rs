@@ -1,6 +1,7 @@
 //! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a seed a scenario is a run.
 
 use fairq_core::mqfq::Topology;
+use fairq_core::serial::SerialConfig;
 use fairq_core::{CostModel, PortSet, Weight};
 use fairq_device::{Profile, State};
 
@@ -223,6 +224,12 @@ impl Scenario {
             tenant.threads.iter().for_each(|&port| depths[port] += tenant.job.depth as usize);
         }
         depths.into_iter().max().unwrap_or(0)
+    }
+
+    /// What a scheduler behind one lock is built with, for so many slots; it merges nothing.
+    pub(crate) fn serial(&self, slots: u32) -> SerialConfig {
+        let (ports, flows, tags) = (self.ports, self.flows(), self.tags());
+        SerialConfig { ports, flows, tags, slots, cost: self.cost, merge_bytes: 0 }
     }
 
     /// The most flows that there can be: one for each life, since the last requests of one are served in the next.

@@ -5,7 +5,6 @@ use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, TrackerKind};
 use fairq_core::mqfq::{Mqfq, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::platform::Platform;
-use fairq_core::serial::SerialConfig;
 
 use crate::scenario::Scenario;
 use crate::subject::{Built, Direct, Multi, Promise, Subject};
@@ -114,14 +113,7 @@ impl<P: Platform> Subject<P> for Budgeted {
     type Policy = Bfq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {
-        let bounds = SerialConfig {
-            ports: scenario.ports,
-            flows: scenario.flows(),
-            tags: scenario.tags(),
-            slots: self.slots,
-            cost: scenario.cost,
-            merge_bytes: 0,
-        };
+        let bounds = scenario.serial(self.slots);
         let usual = BfqConfig::default();
         let bfq = BfqConfig {
             budget_bytes: self.budget,

@@ -3,7 +3,6 @@
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::none::NonePolicy;
-use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
 use fairq_core::{ConfigError, Native, Platform, Policy};
 
@@ -166,14 +165,7 @@ impl<P: Platform> Subject<P> for SfqD {
     type Policy = Sfqd<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Sfqd<P>>, ConfigError> {
-        Sfqd::new(&SerialConfig {
-            ports: scenario.ports,
-            flows: scenario.flows(),
-            tags: scenario.tags(),
-            slots: self.slots,
-            cost: scenario.cost,
-            merge_bytes: 0,
-        })
+        Sfqd::new(&scenario.serial(self.slots))
     }
 
     /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up later, so that the

@@ -93,14 +93,7 @@ impl<P: Platform> Subject<P> for OneLock {
     type Policy = Serial<Box<dyn SerialPolicy>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
-        let bounds = SerialConfig {
-            ports: scenario.ports,
-            flows: scenario.flows(),
-            tags: scenario.tags(),
-            slots: self.slots,
-            cost: scenario.cost,
-            merge_bytes: self.merge_bytes,
-        };
+        let bounds = SerialConfig { merge_bytes: self.merge_bytes, ..scenario.serial(self.slots) };
         let inner = self.scheduler(&bounds)?;
         let scheduler: Box<dyn SerialPolicy> = match &self.nass {
             None => inner,
