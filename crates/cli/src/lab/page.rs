@@ -46,8 +46,8 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                     h1 { "What the papers claim, and what came out" }
                     p.lead {
                         "Four papers on sharing fast storage, claim by claim: what they say, what fairq's schedulers do on "
-                        "models of the papers' devices in virtual time, and whether it holds. What counts as the same was "
-                        "written down before the answer."
+                        "models of the papers' devices in virtual time, and whether it holds. What counts as the same "
+                        "stands beside each claim."
                     }
                     (overview(record))
                     p.made { "Made by " code { (command) } ", which gives the same bytes on any machine." }
