@@ -12,8 +12,9 @@ use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::interference::Served;
 use fairq_host::load::{self, Measured, Times};
-use fairq_host::shard::{Clock, Common, Wakers};
+use fairq_host::shard::{Clock, Common};
 use fairq_host::stats::TenantStats;
+use fairq_host::wakers::Wakers;
 
 use crate::args::{BenchArgs, Policies, Way};
 use crate::config::Refusal;

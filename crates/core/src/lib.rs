@@ -36,6 +36,7 @@ pub mod d2fq;
 pub mod fiops;
 pub mod flashfq;
 pub mod flow;
+pub mod host;
 pub mod kyber;
 pub mod mqfq;
 pub mod nass;

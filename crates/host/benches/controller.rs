@@ -15,7 +15,8 @@ use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoft, NvmeSoftSpec, Poller}
 use fairq_host::device::{Command, Completion, Device, Place, Queue};
 use fairq_host::memory::{Buffer, Region};
 use fairq_host::ring::Ring;
-use fairq_host::shard::{Clock, Wakers};
+use fairq_host::shard::Clock;
+use fairq_host::wakers::Wakers;
 
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(150);

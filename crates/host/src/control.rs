@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fairq_core::{ClassWeights, Policy, PortSet};
 
 use crate::device::Device;
-use crate::shard::Wakers;
+use crate::wakers::Wakers;
 
 /// Why a policy cannot run on a device.
 #[derive(Debug, thiserror::Error)]

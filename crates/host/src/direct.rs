@@ -29,7 +29,8 @@ use fairq_core::{Class, Next, Op, Outcome, Port, PortId, PortSet, Request, Submi
 use crate::device::{Command, Completion, Device, Place, Queue};
 use crate::path::Order;
 use crate::ring::Ring;
-use crate::shard::{Common, Wakers};
+use crate::shard::Common;
+use crate::wakers::Wakers;
 
 /// Why there can be no direct path.
 #[derive(Debug, thiserror::Error)]

@@ -19,3 +19,4 @@ pub mod server;
 pub mod shard;
 pub mod shards;
 pub mod stats;
+pub mod wakers;

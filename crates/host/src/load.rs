@@ -365,7 +365,8 @@ mod tests {
     use super::*;
     use crate::device::null::NullDevice;
     use crate::interference::Served;
-    use crate::shard::{Clock, Wakers};
+    use crate::shard::Clock;
+    use crate::wakers::Wakers;
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;
     use fairq_core::serial::SerialConfig;

@@ -504,7 +504,8 @@ mod tests {
     use crate::device::{Info, Place};
     use crate::interference::Served;
     use crate::memory::{Buffer, Region};
-    use crate::shard::{Clock, Wakers};
+    use crate::shard::Clock;
+    use crate::wakers::Wakers;
 
     const TAGS: usize = 64;
     const BLOCK: u32 = 4096;

@@ -4,30 +4,23 @@
 //! flush replies, issue while the port says so, ring, deliver wake-ups, park. Nothing on it is shared with other
 //! shards except what the policy itself shares, and the [`Wakers`].
 //!
-//! **Waking a shard.** `wake` sets the shard's `pending` flag and then writes its eventfd, but only if its `state` is
-//! `PARKED`. A shard that wants to sleep sets that and then looks at `pending`. Both sides write before they read, with
-//! sequentially consistent order, so at least one of them sees the other: either the waker sees that it is parked and writes,
-//! or the shard sees `pending` and stays awake. No wake-up is lost and a shard that is busy costs no system call; nor does
-//! one that looks for the wake-up before it sleeps, which it does for a while if another shard runs (see `patience`).
+//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do, but if another one runs and may wake it, it
+//! first looks for that for a while (see `patience`).
 //!
 //! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change it leaves the loop and enters
 //! another one ([`Regime`]), with everything but the port: connections, ring, device queue, statistics. Between the two it
 //! takes nothing in, dispatches all that is staged and waits for what is in flight (`Shard::drain`). A port may
 //! need the others to get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
-//! [`Meeting`]); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
+//! [`Meeting`], argued in `fairq_core::host`); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
 //! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a turn.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use crossbeam_utils::CachePadded;
-use fairq_core::{Port, PortId, PortSet};
+use fairq_core::{Native, Port, PortId, PortSet};
 use io_uring::{opcode, types};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{Device, Place};
 use crate::interference::Served;
@@ -36,6 +29,7 @@ use crate::patience::{AWAY_NS, Patience, YIELD_NS};
 use crate::record::Recording;
 use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::ShardReport;
+use crate::wakers::Wakers;
 
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long events can be held back
 /// by a device that completes as fast as requests are issued.
@@ -60,67 +54,6 @@ impl Clock {
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
-    }
-}
-
-/// A shard's state: it runs, and may wake others.
-const RUNS: u8 = 0;
-/// It looks for a wake-up, and wakes nobody meanwhile.
-const LOOKS: u8 = 1;
-/// It sleeps, or is about to.
-const PARKED: u8 = 2;
-
-/// How to wake each shard.
-pub struct Wakers {
-    shards: Box<[CachePadded<Waker>]>,
-}
-
-struct Waker {
-    pending: AtomicBool,
-    state: AtomicU8,
-    eventfd: OwnedFd,
-}
-
-impl Wakers {
-    /// For `shards` shards.
-    pub fn new(shards: usize) -> io::Result<Wakers> {
-        let waker = |_| {
-            let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            Ok(CachePadded::new(Waker { pending: AtomicBool::new(false), state: AtomicU8::new(RUNS), eventfd }))
-        };
-        Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
-    }
-
-    /// For how many shards.
-    pub fn count(&self) -> usize {
-        self.shards.len()
-    }
-
-    /// Makes a shard run its loop once more.
-    pub fn wake(&self, shard: usize) {
-        let waker = &self.shards[shard];
-        waker.pending.store(true, Ordering::SeqCst);
-        if waker.state.load(Ordering::SeqCst) != RUNS && waker.state.swap(RUNS, Ordering::SeqCst) == PARKED {
-            rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
-        }
-    }
-
-    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a hint.
-    fn any_runs(&self, except: usize) -> bool {
-        let runs = |waker: &Waker| waker.state.load(Ordering::Relaxed) == RUNS;
-        self.shards.iter().enumerate().any(|(index, waker)| index != except && runs(waker))
-    }
-
-    /// Whether a shard has been woken since the last call.
-    #[inline]
-    pub(crate) fn take_pending(&self, shard: usize) -> bool {
-        let pending = &self.shards[shard].pending;
-        pending.load(Ordering::Relaxed) && pending.swap(false, Ordering::SeqCst)
-    }
-
-    /// Makes the shards of `ports` run their loops once more.
-    pub fn wake_all(&self, ports: PortSet) {
-        ports.for_each(|port| self.wake(usize::from(port.0)));
     }
 }
 
@@ -207,27 +140,7 @@ impl<P: Port + 'static, D: Device, F: Front> Regime<D, F> for P {
 }
 
 /// Where shards wait until none of them holds a request.
-pub struct Meeting {
-    missing: AtomicUsize,
-}
-
-impl Meeting {
-    /// Of so many shards.
-    pub fn new(shards: usize) -> Meeting {
-        Meeting { missing: AtomicUsize::new(shards) }
-    }
-
-    /// A shard holds no request any more. True if it was the last.
-    fn arrive(&self) -> bool {
-        // Pairs with the load: whoever goes on does so after all that the others did before.
-        self.missing.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Whether all have arrived.
-    pub fn is_over(&self) -> bool {
-        self.missing.load(Ordering::Acquire) == 0
-    }
-}
+pub type Meeting = fairq_core::host::Meeting<Native>;
 
 /// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
 pub struct Shard<P, D: Device, F: Front> {
@@ -315,7 +228,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
 
     /// Asks to be told when the eventfd is written to.
     fn arm_eventfd(&mut self) {
-        let fd = types::Fd(self.wakers.shards[self.index].eventfd.as_raw_fd());
+        let fd = types::Fd(self.wakers.of(self.index).fd());
         let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
         // SAFETY: a poll names no memory.
         unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
@@ -323,7 +236,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
 
     /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
     fn clear_eventfd(&mut self) {
-        let _ = rustix::io::read(&self.wakers.shards[self.index].eventfd, &mut [0; 8]);
+        self.wakers.of(self.index).clear();
         self.arm_eventfd();
     }
 }
@@ -453,13 +366,12 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             self.ring.enter(0, None);
             return;
         }
-        let waker = &self.wakers.shards[self.index];
-        waker.state.store(PARKED, Ordering::SeqCst);
+        let may_sleep = self.wakers.of(self.index).bell().park();
         let timeout_ns = self.sleep_ns();
-        let sleeps = !waker.pending.load(Ordering::SeqCst) && timeout_ns != Some(0);
+        let sleeps = may_sleep && timeout_ns != Some(0);
         self.path.count_turn(sleeps);
         self.ring.enter(usize::from(sleeps), timeout_ns);
-        waker.state.store(RUNS, Ordering::SeqCst);
+        self.wakers.of(self.index).bell().wake();
     }
 
     /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does and one runs. True if
@@ -471,9 +383,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         // What has been queued goes out first: its completion may be what frees a slot.
         self.ring.enter(0, None);
         let bound_ns = self.patience.bound_ns().min(self.sleep_ns().unwrap_or(u64::MAX));
-        self.wakers.shards[self.index].state.store(LOOKS, Ordering::Relaxed);
+        self.wakers.of(self.index).bell().look();
         let is_woken = self.look(bound_ns);
-        self.wakers.shards[self.index].state.store(RUNS, Ordering::Relaxed);
+        self.wakers.of(self.index).bell().wake();
         is_woken
     }
 
@@ -481,7 +393,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let start_ns = self.clock.now_ns();
         let (mut waited_ns, mut yield_ns) = (0, YIELD_NS);
         loop {
-            if self.wakers.shards[self.index].pending.load(Ordering::Relaxed) || self.ring.has_news() {
+            if self.wakers.of(self.index).bell().is_rung() || self.ring.has_news() {
                 self.patience.rewarded(waited_ns);
                 return true;
             }

@@ -12,8 +12,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::device::Device;
 use crate::interference::empty_matrix;
 use crate::record::Recording;
-use crate::shard::{Change, Common, Front, Meeting, Message, Regime, Shard, Wakers};
+use crate::shard::{Change, Common, Front, Meeting, Message, Regime, Shard};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Totals};
+use crate::wakers::Wakers;
 
 /// The running shards.
 pub struct Shards<D: Device, F: Front> {

@@ -22,8 +22,9 @@ use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use fairq_host::nbd::proto::{self, BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, Negotiated};
-use fairq_host::shard::{Clock, Common, Message, Wakers};
+use fairq_host::shard::{Clock, Common, Message};
 use fairq_host::shards::{Regimes, Shards, regimes};
+use fairq_host::wakers::Wakers;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

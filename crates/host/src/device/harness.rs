@@ -8,7 +8,7 @@ use fairq_core::{Class, Op, PortId, PortSet, Tag};
 use crate::device::{Command, Completion, Device, Place, Queue};
 use crate::memory::{Buffer, Memory, Region};
 use crate::ring::{Event, Ring};
-use crate::shard::Wakers;
+use crate::wakers::Wakers;
 
 /// A test that has not ended by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -15,7 +15,7 @@ use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
 
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
-use crate::shard::Wakers;
+use crate::wakers::Wakers;
 
 pub mod any;
 pub mod error;

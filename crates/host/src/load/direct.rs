@@ -15,9 +15,10 @@ use crate::direct::{Completed, DirectPath};
 use crate::interference::empty_matrix;
 use crate::path::Finished;
 use crate::record::Recording;
-use crate::shard::{Clock, Common, Front, Message, Wakers};
+use crate::shard::{Clock, Common, Front, Message};
 use crate::shards::Shards;
 use crate::stats::{ShardCounters, ShardReport, TenantStats};
+use crate::wakers::Wakers;
 
 /// Starts a thread for each port, with the jobs that `front` gives it.
 pub(super) fn start<P: Port + 'static, D: Device>(

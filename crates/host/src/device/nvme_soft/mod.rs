@@ -35,7 +35,8 @@ use crate::nvme::controller::{Controller, Options, QUEUES_MAX};
 use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::LBA;
 use crate::ring::Ring;
-use crate::shard::{Clock, Wakers};
+use crate::shard::Clock;
+use crate::wakers::Wakers;
 
 use bus::Bus;
 use driver::Driver;

@@ -1,0 +1,230 @@
+//! From a connection that is accepted to one that a shard serves: handshakes, and how many.
+//!
+//! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold all places for as long as
+//! a handshake may take: so when all are taken, the one that has been at it longest, beyond `UNHURRIED`, loses its place
+//! to whoever waits. Handshakes that fail are told of once a second, however many they are.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::nbd::conn::Volume;
+use crate::nbd::front::{Connect, Message as NbdMessage};
+use crate::nbd::handshake::{HandshakeError, Outcome, handshake};
+use crate::nbd::pace::SEND_BUFFER;
+use crate::nbd::tls::Established;
+use crate::server::desk::Desk;
+use crate::server::listen::{self, Listener, Stream};
+use crate::server::{AdminError, Listen, Member, Server, ServerError, asks};
+use crate::shard::Message;
+
+/// What a handshake may take even if others wait for its place.
+const UNHURRIED: Duration = Duration::from_secs(1);
+
+/// Handshakes that have failed since they were last told of.
+#[derive(Default)]
+pub(super) struct Failures {
+    count: u64,
+    /// The last one's peer and reason.
+    last: Option<(String, String)>,
+}
+
+impl Desk<'_> {
+    /// See [`crate::server::Admin::listen`].
+    pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
+        let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
+        let mut place = at.clone();
+        for listener in listen::bind(at).map_err(fail)? {
+            place = listener.place(at).map_err(|error| fail(error.to_string()))?;
+            let task = tokio::spawn(accept(self.server.clone(), listener));
+            self.listeners.push((place.clone(), task.abort_handle()));
+        }
+        Ok(place)
+    }
+
+    /// See [`crate::server::Admin::unlisten`].
+    pub(super) fn unlisten_at(&mut self, at: &Listen) -> Result<(), AdminError> {
+        let before = self.listeners.len();
+        self.listeners.retain(|(place, task)| {
+            let stays = place != at;
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        if self.listeners.len() < before { Ok(()) } else { Err(AdminError::NotListening(at.clone())) }
+    }
+
+    /// Serves the one connection on standard input; `over` is told when it has ended.
+    fn serve_stdio(&self, over: mpsc::Sender<()>) -> Result<(), String> {
+        let stream = listen::stdio()?;
+        let server = self.server.clone();
+        tokio::spawn(async move {
+            let permit = server.handshakes.clone().acquire_owned().await.expect("never closed");
+            server.welcome(stream, permit, "standard input".into()).await;
+            // The shard has it: the server ends when the shard has it no more.
+            while !server.is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let _ = over.send(()).await;
+        });
+        Ok(())
+    }
+
+    /// Sets up all listeners; each accepts in a task of its own. `over` is told when there is nothing more to wait for.
+    pub(super) fn open(&mut self, over: &mpsc::Sender<()>, asks: &asks::Asks) -> Result<Vec<Listen>, ServerError> {
+        let config = self.server.config.clone();
+        let mut places = Vec::new();
+        for at in &config.listen {
+            if *at == Listen::Stdio {
+                self.serve_stdio(over.clone()).map_err(|cause| ServerError::Listen { at: at.clone(), cause })?;
+                places.push(Listen::Stdio);
+                continue;
+            }
+            match self.listen_at(at) {
+                Ok(place) => places.push(place),
+                Err(AdminError::Listen { at, cause }) => return Err(ServerError::Listen { at, cause }),
+                Err(error) => unreachable!("{error}"),
+            }
+        }
+        if let Some(path) = &config.control {
+            let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
+            tokio::spawn(asks::serve_control(listen::bind_private(path).map_err(fail)?, asks.clone()));
+        }
+        for at in &config.metrics {
+            let fail = |cause| ServerError::Listen { at: at.clone(), cause };
+            let listeners = match at {
+                Listen::Unix(path) => vec![listen::bind_private(path).map_err(fail)?],
+                _ => listen::bind(at).map_err(fail)?,
+            };
+            for listener in listeners {
+                tokio::spawn(asks::serve_http(listener, asks.clone()));
+            }
+        }
+        Ok(places)
+    }
+}
+
+/// Accepts connections for ever.
+async fn accept(server: Arc<Server>, listener: Listener) {
+    loop {
+        let permit = match server.handshakes.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                server.crowded.notify_one();
+                server.handshakes.clone().acquire_owned().await.expect("never closed")
+            }
+        };
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let server = server.clone();
+                tokio::spawn(async move { server.welcome(stream, permit, peer).await });
+            }
+            Err(error) => asks::pause(&error).await,
+        }
+    }
+}
+
+/// A stream that becomes a file descriptor for a shard.
+trait IntoFd: AsyncRead + AsyncWrite + Unpin {
+    fn into_fd(self) -> io::Result<OwnedFd>;
+}
+
+impl IntoFd for UnixStream {
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        let stream = self.into_std()?;
+        stream.set_nonblocking(false)?;
+        // Without it (the kernel grants less) replies leave in more pieces.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER);
+        Ok(stream.into())
+    }
+}
+
+impl IntoFd for TcpStream {
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        let stream = self.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(stream.into())
+    }
+}
+
+impl Server {
+    async fn welcome(&self, stream: Stream, permit: OwnedSemaphorePermit, peer: String) {
+        match stream {
+            Stream::Unix(stream) => self.negotiate(stream, permit, peer).await,
+            Stream::Tcp(stream) => self.negotiate(stream, permit, peer).await,
+        }
+    }
+
+    /// Performs a connection's handshake and hands it to a shard. Holds `permit` meanwhile.
+    async fn negotiate<S: IntoFd>(&self, stream: S, permit: OwnedSemaphorePermit, peer: String) {
+        let roster = self.roster();
+        let crowded_out = async {
+            tokio::time::sleep(UNHURRIED).await;
+            self.crowded.notified().await;
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = handshake(stream, roster.exports(), &self.config.handshake) => outcome,
+            () = crowded_out => Err(HandshakeError::Crowded(UNHURRIED)),
+        };
+        let (negotiated, stream) = match outcome {
+            Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
+            Ok(Outcome::Closed) => return,
+            Err(error) => return self.failed(peer, &error),
+        };
+        drop(permit);
+        let (stream, tls) = match stream {
+            Established::Plain(stream) => (stream, None),
+            Established::Tls { stream, session } => (stream, Some(session)),
+        };
+        let fd = match stream.into_fd() {
+            Ok(fd) => fd,
+            Err(error) => return tracing::warn!(peer, %error, "lost a connection after its handshake"),
+        };
+        let Member { tenant, flow, .. } = roster.member_of(negotiated.export);
+        if self.roster().members().iter().all(|member| member.flow != *flow) {
+            return tracing::info!(peer, tenant = tenant.name, "the tenant was removed during the handshake");
+        }
+        let Some(shard) = self.choose_shard() else {
+            return tracing::warn!(peer, most = self.config.connections, "too many connections: closing this one");
+        };
+        tracing::info!(peer, tenant = tenant.name, shard, "connected");
+        let volume = Volume { tenant: flow.slot() as u16, flow: *flow, file: tenant.file, base: tenant.base };
+        let connect = Connect { fd, tls, negotiated, volume };
+        self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
+    }
+
+    /// Notes a failed handshake.
+    fn failed(&self, peer: String, error: &HandshakeError) {
+        tracing::debug!(peer, %error, "handshake failed");
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.count += 1;
+        failures.last = Some((peer, error.to_string()));
+    }
+
+    /// Tells of the handshakes that have failed since the last call.
+    pub(super) fn tell_failures(&self) {
+        let failures = std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some((peer, error)) = failures.last {
+            tracing::warn!(count = failures.count, peer, error, "handshake failed");
+        }
+    }
+
+    /// The shard with the fewest connections, which has one more now; `None` if all are full.
+    fn choose_shard(&self) -> Option<usize> {
+        let load = |shard: &usize| self.counts[*shard].load(Ordering::Relaxed);
+        let shard = (0..self.counts.len()).min_by_key(load)?;
+        if load(&shard) >= self.config.connections {
+            return None;
+        }
+        self.counts[shard].fetch_add(1, Ordering::Relaxed);
+        Some(shard)
+    }
+}

@@ -1,0 +1,111 @@
+//! What can be asked of and changed in a running server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
+
+use crate::control::ControlError;
+use crate::device::error::DeviceError;
+use crate::device::file::FileSpec;
+use crate::nbd::exports::ExportsError;
+use crate::record::Recording;
+use crate::server::{BuiltPolicy, Listen, Roster, Tenant};
+use crate::stats::Totals;
+
+/// What the server is doing.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Since the server started.
+    pub elapsed: Duration,
+    /// What was counted since then; a tenant's place is its [`Member::number`].
+    pub totals: Totals,
+    /// Open connections of each shard.
+    pub connections: Vec<usize>,
+    /// The policy's state.
+    pub policy: Stats,
+    /// For how long requests have been waiting for the policy before it to finish, if they are.
+    pub changing: Option<Duration>,
+    /// The weights of the device's classes, if the policy sets them.
+    pub classes: Option<ClassWeights>,
+    /// It takes no more connections and ends with the last.
+    pub is_draining: bool,
+}
+
+/// Why a change was not made; nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// There is no tenant of that name.
+    #[error("there is no tenant {0}")]
+    NoSuchTenant(String),
+    /// There is one already.
+    #[error("there is a tenant {0} already: remove it first or choose another name")]
+    TenantExists(String),
+    /// The policy refuses.
+    #[error("tenant {name}: {error}")]
+    Flow {
+        /// The tenant.
+        name: String,
+        /// Why.
+        error: FlowError,
+    },
+    /// The protocol has no words for it.
+    #[error(transparent)]
+    Exports(#[from] ExportsError),
+    /// A parameter.
+    #[error(transparent)]
+    Tune(#[from] TuneError),
+    /// A file.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The policy does not fit the device.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The last change of the policy is not over.
+    #[error("the policy before this one has not finished its requests yet: wait until `status` says so, and try again")]
+    Changing,
+    /// A listener.
+    #[error("cannot listen on {at}: {cause}")]
+    Listen {
+        /// Where.
+        at: Listen,
+        /// Why, and what to do.
+        cause: String,
+    },
+    /// It does not listen there.
+    #[error("does not listen on {0}")]
+    NotListening(Listen),
+}
+
+/// What can be asked of and changed in a running server. Changes hold at once and interrupt nobody.
+pub trait Admin {
+    /// What the server is doing now.
+    fn status(&self) -> Status;
+    /// The tenants.
+    fn roster(&self) -> Arc<Roster>;
+    /// Where it listens.
+    fn listening(&self) -> Vec<Listen>;
+    /// Opens (or creates) one more file for tenants; gives its number and its size in bytes.
+    fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
+    /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before anybody may open it.
+    fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
+    /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after [`GRACE`].
+    fn remove(&mut self, name: &str) -> Result<(), AdminError>;
+    /// Changes a weight, for requests that come from now on.
+    fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// Changes a parameter of the policy.
+    fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
+    /// Goes on with this policy when the one in force has finished all its requests; those that come meanwhile wait for
+    /// it. It must have been built for as many shards, tenants and tags. [`Status::changing`] says whether it is over.
+    fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
+    /// Listens somewhere else too; gives where.
+    fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
+    /// Listens there no more; connections made there go on.
+    fn unlisten(&mut self, at: &Listen) -> Result<(), AdminError>;
+    /// Records the scheduler's decisions, the last `events` of each shard.
+    fn record(&mut self, events: usize);
+    /// Ends that; what each shard recorded.
+    fn recorded(&mut self) -> Vec<Recording>;
+    /// Takes no more connections and ends when the last has gone; or as at SIGTERM, `now`.
+    fn drain(&mut self, now: bool);
+}

@@ -1,0 +1,174 @@
+//! Tenants come, go and change while the server runs.
+//!
+//! A tenant is a flow of the policy's, a member of the roster, and, where its range was another's, a range to be zeroed first.
+
+use std::sync::Arc;
+
+use fairq_core::{FlowError, FlowId, Policy, Weight};
+
+use crate::nbd::conn::Volume;
+use crate::nbd::front::Message as NbdMessage;
+use crate::nbd::wipe::{Wipe, Wiping};
+use crate::server::desk::Desk;
+use crate::server::{AdminError, GRACE, Member, Roster, Server, ServerError, Tenant};
+use crate::shard::Message;
+
+pub(super) fn add_flow(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<FlowId, FlowError> {
+    let flow = policy.add_flow_as(known, tenant.weight)?;
+    if tenant.urgent {
+        policy.set_urgent(flow, true).inspect_err(|_| {
+            // No port has heard of it yet.
+            let _ = policy.remove_flow(flow);
+        })?;
+    }
+    Ok(flow)
+}
+
+pub(super) fn add_flows(policy: &dyn Policy, tenants: &[Tenant]) -> Result<Vec<Member>, ServerError> {
+    let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
+        Ok(flow) => Ok(Member { tenant: tenant.clone(), flow, preparing: None }),
+        Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
+    };
+    tenants.iter().map(add).collect()
+}
+
+/// Whether two tenants' ranges have bytes in common.
+fn overlap(a: &Tenant, b: &Tenant) -> bool {
+    a.file == b.file && a.base < b.base + b.size && b.base < a.base + a.size
+}
+
+impl Desk<'_> {
+    /// See [`crate::server::Admin::add`].
+    pub(super) fn add_tenant(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let name = tenant.name.clone();
+        if roster.find(&name).is_some() {
+            return Err(AdminError::TenantExists(name));
+        }
+        let flow = add_flow(self.policy(), None, &tenant).map_err(|error| AdminError::Flow { name, error })?;
+        self.note(flow);
+        let mut members = roster.members().to_vec();
+        let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
+        members.push(Member { tenant, flow, preparing });
+        let roster = Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
+        // Each shard hears of this before it hears of a connection of the tenant's.
+        for shard in 0..self.server.shards.count() {
+            self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
+        }
+        self.server.set_roster(roster);
+        self.waiting.extend(wipe.then_some(flow));
+        Ok(())
+    }
+
+    /// See [`crate::server::Admin::remove`].
+    pub(super) fn remove_tenant(&mut self, name: &str) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let Member { flow, tenant, .. } =
+            roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
+        let rest = roster.members().iter().filter(|member| member.flow != flow).cloned().collect();
+        self.server.set_roster(Roster::new(rest, self.preferred)?);
+        let shards = self.server.shards.count();
+        let tell = move |server: &Server, cut_off| {
+            for shard in 0..shards {
+                server.shards.send(shard, Message::Front(NbdMessage::Detach { flow, cut_off }));
+            }
+        };
+        tell(&self.server, false);
+        self.remove_flow(flow);
+        self.waiting.retain(|waiting| *waiting != flow);
+        let flows = &self.flows;
+        self.leftovers.retain(|(_, old)| flows[old.slot()] == *old);
+        self.leftovers.push((tenant, flow));
+        let server = Arc::downgrade(&self.server);
+        tokio::spawn(async move {
+            tokio::time::sleep(GRACE).await;
+            if let Some(server) = server.upgrade() {
+                tell(&server, true);
+            }
+        });
+        Ok(())
+    }
+
+    /// See [`crate::server::Admin::set_weight`].
+    pub(super) fn set_tenant_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let refused = |error| AdminError::Flow { name: name.into(), error };
+        self.policy().set_weight(member.flow, weight).map_err(refused)?;
+        member.tenant.weight = weight;
+        self.server.set_roster(Roster::new(members, self.preferred)?);
+        Ok(())
+    }
+
+    /// Notes the last flow of its slot.
+    fn note(&mut self, flow: FlowId) {
+        match self.flows.get_mut(flow.slot()) {
+            Some(last) => *last = flow,
+            // Slots are taken in order.
+            None => self.flows.push(flow),
+        }
+    }
+
+    /// Whether a tenant's range is being prepared.
+    pub(super) fn is_preparing(&self) -> bool {
+        self.server.roster().members().iter().any(|member| {
+            member.preparing.as_ref().is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
+        })
+    }
+
+    /// Begins to zero the ranges on which nobody writes any more, and opens those that are zero.
+    pub(super) fn prepare(&mut self) {
+        if !self.waiting.is_empty() {
+            self.begin_wipes();
+        }
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let mut is_changed = false;
+        for member in &mut members {
+            if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
+                tracing::info!(tenant = member.tenant.name, "its range reads as zeroes: open");
+                member.preparing = None;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            match Roster::new(members, self.preferred) {
+                Ok(roster) => self.server.set_roster(roster),
+                Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
+            }
+        }
+    }
+
+    /// What was submitted for a tenant that has been removed is still carried out: a range is zeroed after that.
+    fn begin_wipes(&mut self) {
+        let totals = self.server.shards.stats();
+        let flows = &self.flows;
+        // A slot is another flow's only when no shard holds a request of the one before.
+        self.leftovers.retain(|(_, flow)| flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0);
+        let roster = self.server.roster();
+        let (server, leftovers) = (&self.server, &self.leftovers);
+        self.waiting.retain(|flow| {
+            let Some(Member { tenant, preparing: Some(wiping), .. }) =
+                roster.members().iter().find(|member| member.flow == *flow)
+            else {
+                return false;
+            };
+            if leftovers.iter().any(|(old, _)| overlap(old, tenant)) {
+                return true;
+            }
+            let volume = Volume { tenant: flow.slot() as u16, flow: *flow, file: tenant.file, base: tenant.base };
+            let wipe = Box::new(Wipe::new(volume, wiping.clone()));
+            server.shards.send(flow.slot() % server.shards.count(), Message::Front(NbdMessage::Wipe(wipe)));
+            false
+        });
+    }
+
+    fn remove_flow(&self, flow: FlowId) {
+        // It was there a moment ago, and nobody else removes flows.
+        if let Ok(ports) = self.policy().remove_flow(flow) {
+            self.server.shards.wake(ports);
+        }
+    }
+}

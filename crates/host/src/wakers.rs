@@ -1,0 +1,87 @@
+//! How shards are woken: a [`Bell`] and an eventfd each.
+//!
+//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::host`, costs no system call while the
+//! shard runs, or looks for the bell before it sleeps (see `patience`). Only one that is parked is written to.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use crossbeam_utils::CachePadded;
+use fairq_core::host::Bell;
+use fairq_core::{Native, PortSet};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// How to wake each shard.
+pub struct Wakers {
+    shards: Box<[CachePadded<Waker>]>,
+}
+
+/// One shard's bell and eventfd.
+pub(crate) struct Waker {
+    bell: Bell<Native>,
+    eventfd: OwnedFd,
+}
+
+impl Waker {
+    /// The bell.
+    #[inline]
+    pub(crate) fn bell(&self) -> &Bell<Native> {
+        &self.bell
+    }
+
+    /// What becomes readable when the shard, parked, is woken.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.eventfd.as_raw_fd()
+    }
+
+    /// Makes the eventfd wait for the next wake-up.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+    }
+}
+
+impl Wakers {
+    /// For `shards` shards.
+    pub fn new(shards: usize) -> io::Result<Wakers> {
+        let waker = |_| {
+            let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok(CachePadded::new(Waker { bell: Bell::default(), eventfd }))
+        };
+        Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
+    }
+
+    /// For how many shards.
+    pub fn count(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// A shard's own.
+    #[inline]
+    pub(crate) fn of(&self, shard: usize) -> &Waker {
+        &self.shards[shard]
+    }
+
+    /// Makes a shard run its loop once more.
+    pub fn wake(&self, shard: usize) {
+        let waker = self.of(shard);
+        if waker.bell.ring() {
+            rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
+        }
+    }
+
+    /// Makes the shards of `ports` run their loops once more.
+    pub fn wake_all(&self, ports: PortSet) {
+        ports.for_each(|port| self.wake(usize::from(port.0)));
+    }
+
+    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a hint.
+    pub(crate) fn any_runs(&self, except: usize) -> bool {
+        self.shards.iter().enumerate().any(|(index, waker)| index != except && waker.bell.is_running())
+    }
+
+    /// Whether a shard has been woken since the last call.
+    #[inline]
+    pub(crate) fn take_pending(&self, shard: usize) -> bool {
+        self.of(shard).bell.take()
+    }
+}
