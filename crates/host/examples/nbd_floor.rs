@@ -1,29 +1,62 @@
-//! What an NBD server cannot do without, and nothing else: `nbd_floor SOCKET SIZE`.
+//! What an NBD server cannot do without, and nothing else: `nbd_floor SOCKET BYTES [FILE [direct]]`.
 //!
-//! It takes whatever has come in large receives, looks at nothing but the headers, stores nothing, and answers all
-//! requests of one receive with one send. Its CPU time a request is what the kernel asks of any server for moving these
-//! bytes through a Unix socket in the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside
-//! the real ones.
+//! It takes whatever has come in large receives, looks at nothing but the headers, and answers all requests of one receive with
+//! one send. Without a file it stores nothing. With one it does the bare read or write, in the cheapest way there is: through
+//! the page cache a system call each, straight between the file and the bytes of the socket; past it (`direct`) all requests of
+//! one receive go to the kernel in one call by registered buffers, and it waits until all of them are done. No scheduler, no
+//! statistics, no bounds, no second client at a time: its CPU time a request is what the kernel asks of any server for moving these
+//! bytes, in the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside the real ones.
 
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use fairq_host::memory::{Buffer, Memory, Region};
 use fairq_host::nbd::option::{opt, rep};
 use fairq_host::nbd::proto::{Command, Request, magic, parse_request};
+use fairq_host::ring::{Asker, Ring, UserData};
+use io_uring::{opcode, types};
 
 /// Bytes of one receive.
 const RECEIVE: usize = 256 << 10;
+/// Bytes of requests under way past the page cache.
+const MEMORY: usize = 64 << 20;
+
+/// Where the data are.
+enum Store {
+    Nowhere,
+    Cached(File),
+    Direct(Box<Direct>),
+}
 
 fn main() -> io::Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let (Some(path), Some(Ok(size))) = (arguments.next(), arguments.next().map(|size| size.parse())) else {
-        eprintln!("usage: nbd_floor SOCKET BYTES");
-        std::process::exit(2);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (path, size, file, direct) = match &*arguments {
+        [path, size] => (path, size, None, false),
+        [path, size, file] => (path, size, Some(file), false),
+        [path, size, file, word] if word == "direct" => (path, size, Some(file), true),
+        _ => {
+            eprintln!("usage: nbd_floor SOCKET BYTES [FILE [direct]]");
+            std::process::exit(2);
+        }
     };
+    let size: u64 = size.parse().map_err(io::Error::other)?;
     for stream in UnixListener::bind(path)?.incoming() {
         let stream = stream?;
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let file =
+            file.map(|file| File::options().read(true).write(true).custom_flags(flags).open(file)).transpose()?;
         // A client that leaves, however it does, is the end of its connection only.
-        std::thread::spawn(move || open(stream, size).and_then(serve));
+        std::thread::spawn(move || {
+            let store = match file {
+                None => Store::Nowhere,
+                Some(file) if direct => Store::Direct(Box::new(Direct::new(file)?)),
+                Some(file) => Store::Cached(file),
+            };
+            open(stream, size).and_then(|stream| serve(stream, store))
+        });
     }
     Ok(())
 }
@@ -62,11 +95,11 @@ fn open(mut stream: UnixStream, size: u64) -> io::Result<UnixStream> {
     }
 }
 
-/// Receives, counts and answers until the client leaves.
-fn serve(mut stream: UnixStream) -> io::Result<()> {
+/// Receives, carries out and answers until the client leaves.
+fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
     let mut bytes = vec![0; RECEIVE];
     let mut have = 0;
-    let mut replies = Vec::new();
+    let mut replies = Replies::default();
     // The request whose payload is on its way, and how much of it is.
     let mut current: Option<(Request, usize)> = None;
     loop {
@@ -87,23 +120,174 @@ fn serve(mut stream: UnixStream) -> io::Result<()> {
                 current = Some((request, request.payload(false) as usize));
                 continue;
             };
-            let skipped = (*payload).min(have - at);
-            at += skipped;
-            *payload -= skipped;
+            let came = (*payload).min(have - at);
+            let done = request.length - *payload as u64;
+            store.write(request, done, &bytes[at..at + came])?;
+            at += came;
+            *payload -= came;
             if *payload > 0 {
                 break;
             }
-            replies.extend(magic::SIMPLE_REPLY.to_be_bytes());
-            replies.extend(0u32.to_be_bytes());
-            replies.extend(request.cookie.to_be_bytes());
-            if request.command == Command::Read {
-                replies.resize(replies.len() + request.length as usize, 0);
-            }
+            store.answer(request, &mut replies)?;
             current = None;
         }
         bytes.copy_within(at..have, 0);
         have -= at;
-        stream.write_all(&replies)?;
-        replies.clear();
+        store.send(&mut stream, &mut replies)?;
+    }
+}
+
+impl Store {
+    /// Some of a write's payload, from `done` on, has come.
+    fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Store::Cached(file) if !bytes.is_empty() => file.write_all_at(bytes, request.offset + done),
+            Store::Direct(direct) if !bytes.is_empty() => direct.write(request, done, bytes),
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers a request whose payload has come, or begins it.
+    fn answer(&mut self, request: &Request, replies: &mut Replies) -> io::Result<()> {
+        if let Store::Direct(direct) = self
+            && request.length > 0
+        {
+            return direct.begin(request);
+        }
+        replies.add(&header(request));
+        match self {
+            _ if request.command != Command::Read => Ok(()),
+            Store::Cached(file) => file.read_exact_at(replies.room(request.length as usize), request.offset),
+            _ => {
+                replies.room(request.length as usize);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends all replies of a batch.
+    fn send(&mut self, stream: &mut UnixStream, replies: &mut Replies) -> io::Result<()> {
+        if let Store::Direct(direct) = self {
+            direct.finish(stream)?;
+        }
+        stream.write_all(&replies.bytes[..replies.filled])?;
+        replies.filled = 0;
+        Ok(())
+    }
+}
+
+/// A simple reply without an error.
+fn header(request: &Request) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[..4].copy_from_slice(&magic::SIMPLE_REPLY.to_be_bytes());
+    header[8..].copy_from_slice(&request.cookie.to_be_bytes());
+    header
+}
+
+/// Replies in memory that is made once.
+#[derive(Default)]
+struct Replies {
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl Replies {
+    fn room(&mut self, length: usize) -> &mut [u8] {
+        let from = self.filled;
+        self.filled += length;
+        if self.bytes.len() < self.filled {
+            self.bytes.resize(self.filled, 0);
+        }
+        &mut self.bytes[from..self.filled]
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.room(bytes.len()).copy_from_slice(bytes);
+    }
+}
+
+/// A file past the page cache.
+struct Direct {
+    ring: Ring,
+    region: Region,
+    /// The write whose payload is on its way.
+    partial: Option<Buffer>,
+    /// Requests under way, with the headers of their replies.
+    under_way: Vec<(Request, [u8; 16], Buffer)>,
+    _file: File,
+}
+
+impl Direct {
+    fn new(file: File) -> io::Result<Direct> {
+        let (mut region, mut ring) = (Region::map(MEMORY)?, Ring::new(1)?);
+        let (memory, length) = region.head(MEMORY);
+        // SAFETY: the ring, which is declared before the region, is dropped before it.
+        if unsafe { ring.register_buffer(0, memory, length) } {
+            region.set_fixed(0, length);
+        }
+        ring.register_files(&[file.as_raw_fd()])?;
+        Ok(Direct { ring, region, partial: None, under_way: Vec::new(), _file: file })
+    }
+
+    fn allocate(&mut self, request: &Request) -> io::Result<Buffer> {
+        let buffer = self.region.allocate(request.length as u32);
+        buffer.ok_or_else(|| io::Error::other("more under way than there is memory"))
+    }
+
+    /// Keeps payload until all of it is there.
+    fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut buffer = match self.partial.take() {
+            Some(buffer) => buffer,
+            None => self.allocate(request)?,
+        };
+        buffer.bytes_mut()[done as usize..][..bytes.len()].copy_from_slice(bytes);
+        self.partial = Some(buffer);
+        Ok(())
+    }
+
+    fn begin(&mut self, request: &Request) -> io::Result<()> {
+        let buffer = match self.partial.take() {
+            Some(buffer) => buffer,
+            None => self.allocate(request)?,
+        };
+        let Memory { address, length, .. } = buffer.memory();
+        let entry = match request.command {
+            Command::Read => opcode::ReadFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
+            _ => opcode::WriteFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
+        };
+        // SAFETY: the buffer is kept, and not touched, until `finish` has seen as many events as there are operations.
+        unsafe { self.ring.push(entry, UserData { asker: Asker::Device, value: 0 }) };
+        self.under_way.push((*request, header(request), buffer));
+        Ok(())
+    }
+
+    /// Waits for all that is under way, and answers it.
+    fn finish(&mut self, stream: &mut UnixStream) -> io::Result<()> {
+        let mut missing = self.under_way.len();
+        while missing > 0 {
+            self.ring.enter(missing, None);
+            while let Some(event) = self.ring.event() {
+                if event.result < 0 {
+                    return Err(io::Error::from_raw_os_error(-event.result));
+                }
+                missing -= 1;
+            }
+        }
+        let mut pieces = Vec::with_capacity(2 * self.under_way.len());
+        for (request, header, buffer) in &self.under_way {
+            pieces.push(IoSlice::new(header));
+            if request.command == Command::Read {
+                pieces.push(IoSlice::new(buffer.bytes()));
+            }
+        }
+        let mut rest = &mut pieces[..];
+        while !rest.is_empty() {
+            let sent = stream.write_vectored(rest)?;
+            IoSlice::advance_slices(&mut rest, sent);
+        }
+        for (_, _, buffer) in self.under_way.drain(..) {
+            self.region.free(buffer);
+        }
+        Ok(())
     }
 }

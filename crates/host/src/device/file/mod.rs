@@ -8,7 +8,7 @@
 //! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
 //! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
 //! and write it back, under the guard of `device::guard`. Through the page cache the kernel does all this, and each
-//! command is one part. Discards shrink to whole blocks.
+//! command is one part, done on the spot where that takes no waiting (`at_once`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end
 //! for writing zeroes). Both are acknowledged only when the kernel has answered, which it does once the device
@@ -32,6 +32,7 @@ use crate::device::error::DeviceError;
 use crate::device::{Device, Extent, Info, Place};
 use crate::ring::Ring;
 
+mod at_once;
 mod files;
 mod open;
 mod part;

@@ -28,6 +28,7 @@ use std::sync::atomic::Ordering;
 use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
+use crate::device::file::at_once::{self, Waits};
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
@@ -60,6 +61,9 @@ pub struct FileQueue {
     /// To be handed to the kernel once more.
     again: Vec<u32>,
     retry_ns: u64,
+    waits: Waits,
+    /// What was done on the spot, with the results.
+    news: Vec<(u32, i32)>,
     done: Vec<Completion>,
     /// Vectors that are not in use.
     spare: Vec<Vec<libc::iovec>>,
@@ -99,6 +103,8 @@ impl FileQueue {
             blocked: Vec::new(),
             again: Vec::new(),
             retry_ns: 0,
+            waits: Waits::default(),
+            news: Vec::new(),
             done: Vec::new(),
             spare: Vec::new(),
         })
@@ -185,7 +191,7 @@ impl FileQueue {
     fn enter(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if self.shared.guard.poll(&mut operation.access) {
-            self.begin(ring, slot);
+            self.begin(now_ns, ring, slot);
         } else {
             self.wait(now_ns);
             self.blocked.push(slot);
@@ -199,19 +205,23 @@ impl FileQueue {
     }
 
     /// Has all that the part needs.
-    fn begin(&mut self, ring: &mut Ring, slot: u32) {
+    fn begin(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if operation.step == Step::Copy {
             operation.fill_bounce(0);
         }
-        self.submit(ring, slot);
+        self.submit(now_ns, ring, slot);
     }
 
-    /// Hands the part, or what is left of it, to the kernel.
-    fn submit(&mut self, ring: &mut Ring, slot: u32) {
+    /// Does the part, or what is left of it, on the spot, or hands it to the kernel.
+    fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
         let backing = &self.shared.files[file];
+        if let Some(result) = operation.at_once(backing, now_ns, &mut self.waits) {
+            self.news.push((slot, result));
+            return;
+        }
         let entry = if file < self.registered {
             operation.entry(backing, File::Registered(u32::from(file)))
         } else {
@@ -236,7 +246,7 @@ impl FileQueue {
             let Some(operation) = &mut self.slots[slot as usize] else { break };
             if self.shared.guard.poll(&mut operation.access) {
                 self.blocked.remove(index);
-                self.begin(ring, slot);
+                self.begin(now_ns, ring, slot);
             } else {
                 index += 1;
             }
@@ -291,7 +301,7 @@ impl Queue for FileQueue {
         }
         if !self.again.is_empty() && self.retry_ns <= now_ns {
             for slot in std::mem::take(&mut self.again) {
-                self.submit(ring, slot);
+                self.submit(now_ns, ring, slot);
             }
         }
         self.resume(now_ns, ring);
@@ -301,13 +311,35 @@ impl Queue for FileQueue {
     }
 
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
-        let slot = event.data.value as u32;
+        self.finished(now_ns, ring, event.data.value as u32, event.result);
+        self.resume(now_ns, ring);
+    }
+
+    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+        // Nothing that is done on the spot has anything that others wait for.
+        while let Some((slot, result)) = self.news.pop() {
+            self.finished(now_ns, ring, slot, result);
+        }
+        done.append(&mut self.done);
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        if !self.news.is_empty() {
+            return Some(0);
+        }
+        if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
+    }
+}
+
+impl FileQueue {
+    /// Takes in the result of what `submit` began, and goes on with the command.
+    fn finished(&mut self, now_ns: u64, ring: &mut Ring, slot: u32, result: i32) {
         let Some(Some(operation)) = self.slots.get_mut(slot as usize) else {
-            debug_assert!(false, "an event of no operation: {event:?}");
+            debug_assert!(false, "slot {slot} has ended and is told {result}");
             return;
         };
         let backing = &self.shared.files[operation.command.file];
-        match operation.finished(backing, event.result) {
+        match operation.finished(backing, result) {
             Verdict::Part => {
                 operation.done += operation.length;
                 self.release(slot);
@@ -317,22 +349,13 @@ impl Queue for FileQueue {
                 self.release(slot);
                 self.advance(now_ns, ring, slot);
             }
-            Verdict::More => self.submit(ring, slot),
+            Verdict::More => self.submit(now_ns, ring, slot),
             Verdict::Again => {
                 self.wait(now_ns);
                 self.again.push(slot);
             }
             Verdict::Failed(errno) => self.finish(slot, errno),
         }
-        self.resume(now_ns, ring);
-    }
-
-    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
-        done.append(&mut self.done);
-    }
-
-    fn deadline_ns(&self) -> Option<u64> {
-        if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
     }
 }
 
@@ -442,6 +465,31 @@ impl Operation {
                 opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
             (false, None) => build!(file, fd =>
                 opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()),
+        }
+    }
+
+    /// The read or write, done on the spot, and its result; `None` if it is not for that, or might wait.
+    fn at_once(&self, backing: &Backing, now_ns: u64, waits: &mut Waits) -> Option<i32> {
+        let is_cached = backing.block == 1 && backing.memory_align == 1;
+        if !is_cached || self.step != Step::Straight {
+            return None;
+        }
+        let (offset, length, memory) = self.transfer(1);
+        let (offset, length) = (offset + u64::from(self.moved), length - self.moved);
+        let address = memory.address.wrapping_add(self.moved as usize).cast();
+        let one = [libc::iovec { iov_base: address, iov_len: length as usize }];
+        let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
+        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does not have it.
+        unsafe {
+            match self.is_read() {
+                // What is merged is read as a whole.
+                true => at_once::read(&backing.file, pieces, offset)
+                    .filter(|&count| self.vectors.is_empty() || count as u32 == length),
+                false if self.command.fua || !waits.may_write(now_ns) => None,
+                false => at_once::write(&backing.file, pieces, offset, |took_ns| {
+                    waits.wrote(now_ns, length.into(), took_ns);
+                }),
+            }
         }
     }
 

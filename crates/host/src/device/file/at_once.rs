@@ -1,0 +1,111 @@
+//! Reads and writes through the page cache that are done on the spot, without the ring.
+//!
+//! **Problem.** A read that the page cache can answer and a write that it can take are a copy of memory. The ring does such a read on
+//! the spot, too, but a write of a file system that cannot promise not to wait (ext4) goes to a worker thread: a wake-up and a
+//! switch each way, several times what the write itself costs, and one at a time for each file, as workers take turns there.
+//! **Model.** The shard does them itself. A read says that it must not wait (`RWF_NOWAIT`) and goes by the ring if it would have to.
+//! A write might wait, for the disk to take what is dirty or for a page to be fetched, and with it everybody on this shard. So each
+//! is timed, and those that took longer than copying takes are added up: as long as they have taken more than one part in
+//! [`RARE`] of the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard waits, whatever the disk does.
+//! What has to be on stable storage (FUA) waits for the disk, and never goes here; nor does what goes past the page cache.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+/// A write that took longer, for each [`UNIT`] that it moves, has waited for something, in nanoseconds.
+const SLOW_NS: u64 = 50_000;
+/// Bytes that are copied in a fraction of [`SLOW_NS`].
+const UNIT: u64 = 64 << 10;
+/// What waiting may be of the time: one part in so many.
+const RARE: u64 = 64;
+/// What may be waited beyond that, in nanoseconds: a single short wait is no reason to do otherwise.
+const TOLERANCE_NS: u64 = 1_000_000;
+
+/// What one shard has waited in writes of its files.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// Waited by then and not yet made up for, in nanoseconds.
+    waited_ns: u64,
+    then_ns: u64,
+}
+
+impl Waits {
+    fn waited_ns(&self, now_ns: u64) -> u64 {
+        self.waited_ns.saturating_sub(now_ns.saturating_sub(self.then_ns) / RARE)
+    }
+
+    /// Whether a write may be done on the spot.
+    pub(super) fn may_write(&self, now_ns: u64) -> bool {
+        self.waited_ns(now_ns) <= TOLERANCE_NS
+    }
+
+    /// A write of so many bytes took so long.
+    pub(super) fn wrote(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
+        if took_ns > SLOW_NS * bytes.div_ceil(UNIT) {
+            (self.waited_ns, self.then_ns) = (self.waited_ns(now_ns) + took_ns, now_ns);
+        }
+    }
+}
+
+/// Reads what is in the page cache; `None` if some of it, or all, is not, or cannot be read in this way.
+///
+/// # Safety
+/// The pieces are writable memory that nobody else has.
+pub(super) unsafe fn read(file: &File, pieces: &[libc::iovec], offset: u64) -> Option<i32> {
+    let (pointer, count) = (pieces.as_ptr(), pieces.len() as i32);
+    // SAFETY: the caller vouches for the pieces.
+    let result = unsafe { libc::preadv2(file.as_raw_fd(), pointer, count, offset as i64, libc::RWF_NOWAIT) };
+    // Errors are found out once more, and at leisure, by the ring.
+    if result < 0 { None } else { Some(result as i32) }
+}
+
+/// Writes to the page cache, and tells how many nanoseconds that took.
+///
+/// # Safety
+/// The pieces are readable memory that nobody changes.
+pub(super) unsafe fn write(file: &File, pieces: &[libc::iovec], offset: u64, took: impl FnOnce(u64)) -> Option<i32> {
+    let start = Instant::now();
+    let (pointer, count) = (pieces.as_ptr(), pieces.len() as i32);
+    // SAFETY: the caller vouches for the pieces.
+    let result = unsafe { libc::pwritev(file.as_raw_fd(), pointer, count, offset as i64) };
+    let error = io::Error::last_os_error();
+    took(start.elapsed().as_nanos() as u64);
+    Some(if result < 0 { -error.raw_os_error().unwrap_or(libc::EIO) } else { result as i32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_waited_goes_by_the_ring_for_a_while() {
+        let mut waits = Waits::default();
+        waits.wrote(0, 4096, SLOW_NS);
+        waits.wrote(0, 256 << 10, 4 * SLOW_NS);
+        assert_eq!(waits.waited_ns(0), 0, "as quick as memory");
+        waits.wrote(0, 4096, TOLERANCE_NS);
+        assert!(waits.may_write(0), "once");
+        waits.wrote(1_000, 4096, 9 * TOLERANCE_NS);
+        assert!(!waits.may_write(1_000));
+        assert!(!waits.may_write(1_000 + 8 * TOLERANCE_NS * RARE));
+        assert!(waits.may_write(1_000 + 9 * TOLERANCE_NS * RARE));
+    }
+
+    /// However long writes take: what they wait is bounded.
+    #[test]
+    fn waiting_is_rare() {
+        const LONG_NS: u64 = 3_000_000;
+        let (mut waits, mut now_ns, mut waited_ns) = (Waits::default(), 0, 0);
+        while now_ns < 10_000_000_000 {
+            if waits.may_write(now_ns) {
+                waits.wrote(now_ns, 4096, LONG_NS);
+                (now_ns, waited_ns) = (now_ns + LONG_NS, waited_ns + LONG_NS);
+            }
+            now_ns += 10_000;
+        }
+        assert!(waited_ns < now_ns / RARE + TOLERANCE_NS + LONG_NS, "{waited_ns}");
+        assert!(waited_ns > now_ns / RARE / 2, "{waited_ns}: it never tries again");
+    }
+}
