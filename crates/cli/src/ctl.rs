@@ -13,6 +13,8 @@ use crate::config::{Refusal, listen};
 use crate::report::{align_right, plain_table, show_percent};
 use crate::units::{exact_size, show_bandwidth, show_count, show_duration};
 
+/// Where the service of contrib/systemd has its control socket.
+const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a policy may take to finish what it has.
@@ -24,9 +26,13 @@ pub(crate) struct Connection {
     calls: u64,
 }
 
-/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one.
+/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the service's.
 pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
-    said.or_else(|| std::env::var_os("FAIRQ_CONTROL").map(PathBuf::from)).unwrap_or_else(listen::default_control)
+    let usual = || {
+        let (usual, service) = (listen::default_control(), PathBuf::from(SERVICE));
+        if !usual.exists() && service.exists() { service } else { usual }
+    };
+    said.or_else(|| std::env::var_os("FAIRQ_CONTROL").map(PathBuf::from)).unwrap_or_else(usual)
 }
 
 impl Connection {

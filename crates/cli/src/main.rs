@@ -37,20 +37,26 @@ mod units;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(cli) {
+    // A server's log is one JSON object a line where no person reads it, its last words too.
+    let is_json = matches!(cli.command, Command::Serve(_)) && !std::io::stderr().is_terminal();
+    match run(cli, is_json) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fairq: {error:#}");
+            if !is_json || (!tracing::dispatcher::has_been_set() && start_log(None, "error", true).is_err()) {
+                eprintln!("fairq: {error:#}");
+            } else {
+                tracing::error!("{error:#}");
+            }
             ExitCode::from(if error.is::<Refusal>() { 2 } else { 1 })
         }
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
             let sources = serve::settings(*args)?;
-            start_log(cli.log.or(sources.settings.log.clone()), "info", !std::io::stderr().is_terminal())?;
+            start_log(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
             serve::run(sources)
         }
         Command::Ctl(args) => ctl::run(args),

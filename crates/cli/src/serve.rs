@@ -175,14 +175,7 @@ impl Welcome {
             shards_in_words(cpus.len()),
             cpus.join(","),
         );
-        let addresses: Vec<Listen> = listening
-            .iter()
-            .filter_map(|at| match at {
-                server::Listen::Unix(path) => Some(Listen::Unix(path.clone())),
-                server::Listen::Tcp(address) => Some(Listen::Tcp(*address)),
-                server::Listen::Inherited | server::Listen::Stdio => None,
-            })
-            .collect();
+        let addresses: Vec<Listen> = listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
         let with_tls = plan.tls.as_ref().is_some_and(|tls| tls.is_required);
         text += &self.tenant_table(&addresses, with_tls);
         if let (Some(address), Some(tenant)) = (addresses.first(), plan.tenants.first()) {

@@ -5,7 +5,7 @@
 //! part among those that are active, so it says what is due to it now.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fairq_host::stats::TenantStats;
@@ -37,11 +37,11 @@ pub(crate) struct Now {
 }
 
 /// Derives each tenant's row from what was counted in `seconds`.
-pub(crate) fn rows(tenants: &[(String, u16)], counted: &[TenantStats], seconds: f64) -> Vec<Row> {
+pub(crate) fn rows(tenants: &[(String, u16)], counted: &[Arc<TenantStats>], seconds: f64) -> Vec<Row> {
     let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
     let active = || tenants.iter().zip(counted).filter(|(_, stats)| is_active(stats));
     let weights: f64 = active().map(|((_, weight), _)| f64::from(*weight)).sum();
-    let bytes: u64 = counted.iter().map(TenantStats::bytes).sum();
+    let bytes: u64 = counted.iter().map(|stats| stats.bytes()).sum();
     tenants
         .iter()
         .zip(counted)
@@ -182,7 +182,7 @@ mod tests {
 
     fn three() -> Vec<Row> {
         let tenants = [("gold", 300), ("silver", 100), ("lead", 100)].map(|(name, weight)| (name.to_owned(), weight));
-        rows(&tenants, &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)], 0.5)
+        rows(&tenants, &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)].map(Arc::new), 0.5)
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         let mut waiting = stats(0, 0);
         waiting.in_flight = 1;
         let tenants = [("a".to_owned(), 100), ("b".to_owned(), 300)];
-        let rows = super::rows(&tenants, &[stats(10, 1000), waiting], 1.0);
+        let rows = super::rows(&tenants, &[stats(10, 1000), waiting].map(Arc::new), 1.0);
         assert_eq!(rows[1].now.unwrap().entitled, 0.75, "who waits is active");
     }
 

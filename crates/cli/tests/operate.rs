@@ -580,7 +580,7 @@ fn the_service_manager_is_told() {
     let mut command = fairq(&["serve", "--device", "ram,size=8M", "--listen", &listen]);
     let process = command.env("NOTIFY_SOCKET", &path).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut server = Server { process, folder: tempfile::tempdir().unwrap() };
-    assert_eq!(said(), "READY=1");
+    assert_eq!(said(), format!("READY=1\nSTATUS=serving 2 tenants at {listen}"));
     assert_eq!(said(), "WATCHDOG=1");
     server.signal(Signal::TERM);
     assert_eq!(until("it says so", || Some(said()).filter(|said| said != "WATCHDOG=1")), "STOPPING=1");
@@ -609,11 +609,21 @@ fn logs_are_json_where_nobody_looks() {
     assert_eq!(server.end(), 0);
     let mut log = String::new();
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    let line: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [serving, connected, ..] = &lines[..] else { panic!("{log}") };
+    assert_eq!((&serving["message"], &serving["tenants"]), (&json!("serving"), &json!(2)));
     assert_eq!(
-        (&line["level"], &line["message"], &line["tenant"]),
+        (&connected["level"], &connected["message"], &connected["tenant"]),
         (&json!("INFO"), &json!("connected"), &json!("db"))
     );
+
+    // Why it could not start is one object, too.
+    let file = server.path("bad.toml");
+    std::fs::write(&file, "[device]\nkind = \"ram\"\nsize = \"nothing\"\n").unwrap();
+    let output = fairq(&["serve", "--config", file.to_str().unwrap()]).output().unwrap();
+    let last: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!((output.status.code(), &last["level"]), (Some(2), &json!("ERROR")));
+    assert!(last["message"].as_str().unwrap().contains("`nothing`"), "{last}");
 }
 
 #[test]

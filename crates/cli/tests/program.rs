@@ -65,7 +65,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
     for (args, status, said) in [
         (vec![], 2, "Usage: fairq".to_owned()),
         (vec!["serve", "--bogus"], 2, "unexpected argument '--bogus'".into()),
-        (vec!["serve", "--config", file], 2, format!("fairq: {file}:3:1: unknown key `sise`; did you mean `size`?")),
+        (vec!["serve", "--config", file], 2, format!("{file}:3:1: unknown key `sise`; did you mean `size`?")),
         (vec!["serve", "--tenant", "a=5G"], 2, "tenant a wants 5G, but the device has 4G".into()),
         (vec!["serve", "--log", "loud"], 2, "log: `loud` is not a level: write error, warn".into()),
         (vec!["serve", "--stdio"], 1, "standard input is not a socket".into()),

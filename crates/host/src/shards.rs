@@ -10,10 +10,9 @@ use fairq_core::{Port, PortId, PortSet};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::device::Device;
-use crate::interference::empty_matrix;
 use crate::record::Recording;
 use crate::shard::{Change, Common, Front, Meeting, Message, Regime, Shard};
-use crate::stats::{ShardCounters, ShardReport, TenantStats, Totals};
+use crate::stats::{Ledger, Totals};
 use crate::wakers::Wakers;
 
 /// The running shards.
@@ -21,8 +20,8 @@ pub struct Shards<D: Device, F: Front> {
     inboxes: Vec<Sender<Message<D, F>>>,
     wakers: Arc<Wakers>,
     threads: Vec<JoinHandle<()>>,
-    /// The last that each shard told, all its tenants.
-    reports: Mutex<Vec<ShardReport>>,
+    /// The last that each shard told.
+    ledger: Mutex<Ledger>,
 }
 
 /// The ports of a policy, for shards to run under.
@@ -63,16 +62,11 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         O: Fn(PortId, P, &Common<D>, F, Receiver<Message<D, F>>) -> io::Result<R> + Copy + Send + 'static,
         R: FnOnce(),
     {
-        let nothing = || ShardReport {
-            tenants: (0..common.tenants as u16).map(|tenant| (tenant, TenantStats::default())).collect(),
-            counters: ShardCounters::default(),
-            matrix: empty_matrix(),
-        };
         let mut shards = Shards {
             inboxes: Vec::new(),
             wakers: common.wakers.clone(),
             threads: Vec::new(),
-            reports: Mutex::new(ports.iter().map(|_| nothing()).collect()),
+            ledger: Mutex::new(Ledger::new(ports.len(), common.tenants)),
         };
         let (opened, openings) = channel();
         let count = ports.len();
@@ -131,23 +125,9 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
             self.send(shard, Message::Stats(reply.clone()));
         }
         drop(reply);
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        for (shard, report) in replies {
-            let kept = &mut reports[shard];
-            for (tenant, stats) in report.tenants {
-                kept.tenants[usize::from(tenant)].1 = stats;
-            }
-            (kept.counters, kept.matrix) = (report.counters, report.matrix);
-        }
-        let mut totals = Totals { tenants: Vec::new(), shards: Vec::new(), matrix: empty_matrix() };
-        for report in reports.iter() {
-            totals.tenants.resize_with(report.tenants.len(), TenantStats::default);
-            totals.tenants.iter_mut().zip(&report.tenants).for_each(|(total, (_, stats))| total.add(stats));
-            totals.shards.push(report.counters);
-            let cells = totals.matrix.as_flattened_mut().iter_mut().zip(report.matrix.as_flattened());
-            cells.for_each(|(total, cell)| *total += cell);
-        }
-        totals
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.take(replies);
+        ledger.totals()
     }
 
     /// Makes each shard record its decisions, the last `events` of them.

@@ -1,12 +1,15 @@
 //! What each tenant got and each shard did: counted by each shard alone, in plain memory, and copied out when asked.
 //!
 //! A shard copies out only the tenants to whom something has happened since the last time; who asks
-//! ([`Shards`](crate::shards::Shards)) keeps the rest.
+//! ([`Shards`](crate::shards::Shards)) keeps the rest in [`Ledger`], and adds up again only those. What is told is shared, not
+//! copied, so that a second costs what happened in it and not what there is.
+
+use std::sync::Arc;
 
 use fairq_core::Op;
 use hdrhistogram::Histogram;
 
-use crate::interference::Matrix;
+use crate::interference::{Matrix, empty_matrix};
 
 /// Latencies above this are counted as this: 100 seconds.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;
@@ -226,17 +229,91 @@ pub struct ShardReport {
 /// What all shards together tell.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// What each tenant got, by number.
-    pub tenants: Vec<TenantStats>,
+    /// What each tenant got, by number; the same object as the last time if nothing has happened to the tenant since.
+    pub tenants: Vec<Arc<TenantStats>>,
     /// What each shard did.
     pub shards: Vec<ShardCounters>,
     /// Who hurt whom.
     pub matrix: Matrix,
 }
 
+/// The last that each shard told, and what it comes to.
+pub(crate) struct Ledger {
+    /// By shard and tenant; those of whom the shard has told.
+    kept: Vec<Vec<Option<Arc<TenantStats>>>>,
+    /// By shard.
+    matrices: Vec<Matrix>,
+    totals: Totals,
+}
+
+impl Ledger {
+    /// Nothing yet.
+    pub(crate) fn new(shards: usize, tenants: usize) -> Ledger {
+        let nothing = Arc::new(TenantStats::default());
+        let totals = Totals {
+            tenants: vec![nothing; tenants],
+            shards: vec![ShardCounters::default(); shards],
+            matrix: empty_matrix(),
+        };
+        Ledger { kept: vec![vec![None; tenants]; shards], matrices: vec![empty_matrix(); shards], totals }
+    }
+
+    /// Takes in what shards have told, each with its number.
+    pub(crate) fn take(&mut self, reports: impl IntoIterator<Item = (usize, ShardReport)>) {
+        let mut changed = Vec::new();
+        for (shard, ShardReport { tenants, counters, matrix }) in reports {
+            for (tenant, stats) in tenants {
+                self.kept[shard][usize::from(tenant)] = Some(Arc::new(stats));
+                changed.push(usize::from(tenant));
+            }
+            (self.totals.shards[shard], self.matrices[shard]) = (counters, matrix);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        for tenant in changed {
+            let mut parts = self.kept.iter().filter_map(|shard| shard[tenant].as_ref());
+            let Some(mut total) = parts.next().cloned() else { continue };
+            // A tenant with one connection is one shard's, and nothing is to be added.
+            parts.for_each(|part| Arc::make_mut(&mut total).add(part));
+            self.totals.tenants[tenant] = total;
+        }
+        let cells = self.totals.matrix.as_flattened_mut();
+        cells.fill(0);
+        for matrix in &self.matrices {
+            cells.iter_mut().zip(matrix.as_flattened()).for_each(|(total, cell)| *total += cell);
+        }
+    }
+
+    /// What it comes to.
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals.clone()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_those_are_added_up_to_whom_something_has_happened() {
+        let report = |tenants: &[(u16, u64)]| ShardReport {
+            tenants: tenants
+                .iter()
+                .map(|&(tenant, reads)| (tenant, TenantStats { reads, ..Default::default() }))
+                .collect(),
+            counters: ShardCounters { completed: 1, ..Default::default() },
+            matrix: empty_matrix(),
+        };
+        let mut ledger = Ledger::new(2, 4);
+        ledger.take([(1, report(&[(1, 5), (2, 7)])), (0, report(&[(2, 10)]))]);
+        let first = ledger.totals();
+        ledger.take([(0, report(&[(2, 11)]))]);
+        let second = ledger.totals();
+        let reads = |totals: &Totals| totals.tenants.iter().map(|tenant| tenant.reads).collect::<Vec<_>>();
+        assert_eq!((reads(&first), reads(&second)), (vec![0, 5, 17, 0], vec![0, 5, 18, 0]));
+        assert!(Arc::ptr_eq(&first.tenants[1], &second.tenants[1]), "nothing has happened to it");
+        assert_eq!(second.shards[1].completed, 1, "of a shard that does not tell, the last that it told");
+    }
 
     #[test]
     fn starved_is_who_waits_with_nothing_on_the_device() {

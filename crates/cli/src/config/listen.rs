@@ -82,6 +82,19 @@ impl From<Listen> for fairq_host::server::Listen {
     }
 }
 
+impl TryFrom<fairq_host::server::Listen> for Listen {
+    type Error = ();
+
+    /// Fails for what has no address.
+    fn try_from(listen: fairq_host::server::Listen) -> Result<Listen, ()> {
+        match listen {
+            fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
+            fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
+            fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
+        }
+    }
+}
+
 impl Listen {
     /// The NBD URI of a tenant's export here.
     pub(crate) fn uri(&self, export: &str, with_tls: bool) -> String {

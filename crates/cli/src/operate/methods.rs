@@ -18,7 +18,7 @@ use crate::config::parameters;
 use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::config::tenant::{Range, Tenant, TenantTable, layout};
 use crate::config::weight::WeightSource;
-use crate::config::{self, Refusal, Settings};
+use crate::config::{self, Refusal, Settings, Source};
 use crate::engine::{describe_policy, file_spec};
 use crate::serve::{build_policy, server_tenant};
 use crate::top::Look;
@@ -67,15 +67,21 @@ struct OfDrain {
     now: bool,
 }
 
+/// The methods that change nothing of what is shown.
+const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
+
 impl Console {
     /// Carries out a call.
     pub(super) fn method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
+        if !READS.contains(&method) {
+            self.look = None;
+        }
         match method {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
             "status" => bare(given).map(|Nothing {}| self.status(admin, &admin.status())),
             "tenants" => bare(given).map(|Nothing {}| self.tenants(admin, &admin.status())),
-            "look" => bare(given).map(|Nothing {}| self.look(admin)),
+            "look" => bare(given).map(|Nothing {}| self.look(admin).clone()),
             "policy" => bare(given).map(|Nothing {}| self.policy(admin)),
             "interference" => bare(given).map(|Nothing {}| self.interference(admin)),
             "add" => self.add(admin, &params::<OfTenant>(given)?.tenant),
@@ -97,7 +103,7 @@ impl Console {
             }
             "config.reload" => {
                 let Nothing {} = params(given)?;
-                self.reload_file(admin).map(|changes| json!({ "changes": changes })).map_err(Fault::refused)
+                self.reload_told(admin).map(|changes| json!({ "changes": changes })).map_err(Fault::refused)
             }
             "drain" => {
                 let OfDrain { now } = params(given)?;
@@ -111,19 +117,22 @@ impl Console {
         }
     }
 
-    /// What is shown of the server on a terminal and on the web page: what was said at the last full second, so that the shards
-    /// are not asked however many look.
-    pub(super) fn look(&self, admin: &dyn Admin) -> Value {
-        let asked;
-        let now = match &self.latest {
-            Some(latest) => latest,
-            None => {
-                asked = admin.status();
-                &asked
-            }
-        };
-        let whole = json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
-        serde_json::from_value::<Look>(whole).expect("what is shown is a part of what is told").json()
+    /// What is shown of the server on a terminal and on the web page: what was said at the last full second, so that neither
+    /// the shards nor anybody else have more to do however many look.
+    pub(super) fn look(&mut self, admin: &dyn Admin) -> &Value {
+        let look = self.look.take().unwrap_or_else(|| {
+            let asked;
+            let now = match &self.latest {
+                Some(latest) => latest,
+                None => {
+                    asked = admin.status();
+                    &asked
+                }
+            };
+            let whole = json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
+            serde_json::from_value::<Look>(whole).expect("what is shown is a part of what is told").json()
+        });
+        self.look.insert(look)
     }
 
     fn status(&self, admin: &dyn Admin, now: &Status) -> Value {
@@ -161,10 +170,11 @@ impl Console {
 
     fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
         let roster = admin.roster();
-        roster.members().iter().map(|member| self.tenant(now, member, roster.members())).collect()
+        let names = group_names(roster.members());
+        roster.members().iter().map(|member| self.tenant(now, member, &names)).collect()
     }
 
-    fn tenant(&self, now: &Status, member: &Member, all: &[Member]) -> Value {
+    fn tenant(&self, now: &Status, member: &Member, names: &[&str; GROUPS]) -> Value {
         let server::Tenant { name, weight, file, base, size, read_only, identity, .. } = &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
@@ -208,7 +218,7 @@ impl Console {
                 "p50": quantile(0.5), "p99": quantile(0.99), "p999": quantile(0.999), "max": stats.latency_ns.max(),
             },
             "last_second": last,
-            "hurt_by": self.hurt_by(member, &now.totals.matrix, all),
+            "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }
 
@@ -221,25 +231,21 @@ impl Console {
     }
 
     /// Who hurt a tenant, by name; nobody if it did not wait.
-    fn hurt_by(&self, victim: &Member, now: &Matrix, all: &[Member]) -> Value {
+    fn hurt_by(&self, victim: &Member, now: &Matrix, names: &[&str; GROUPS]) -> Value {
         let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
-        let named = |other: usize| {
-            let is_it = |member: &&Member| usize::from(member.number()) == other && other < GROUPS - 1;
-            let name = all.iter().find(is_it).map(|member| member.tenant.name.clone());
-            name.unwrap_or_else(|| "(others)".to_owned())
-        };
         let mut object = Map::new();
-        for (other, part) in parts.iter().enumerate().filter(|(_, part)| **part > 0.0) {
-            let sum = object.get(&named(other)).and_then(Value::as_f64).unwrap_or(0.0) + part;
-            object.insert(named(other), json!(sum));
+        for (name, part) in names.iter().zip(parts).filter(|(_, part)| *part > 0.0) {
+            let sum = object.get(*name).and_then(Value::as_f64).unwrap_or(0.0) + part;
+            object.insert((*name).to_owned(), json!(sum));
         }
         Value::Object(object)
     }
 
     fn interference(&self, admin: &dyn Admin) -> Value {
         let (now, roster) = (admin.status(), admin.roster());
+        let names = group_names(roster.members());
         let row = |member: &Member| {
-            let parts = self.hurt_by(member, &now.totals.matrix, roster.members());
+            let parts = self.hurt_by(member, &now.totals.matrix, &names);
             (!parts.is_null()).then(|| (member.tenant.name.clone(), parts))
         };
         Value::Object(roster.members().iter().filter_map(row).collect())
@@ -264,9 +270,14 @@ impl Console {
         self.settings.tenant.iter().map(Spanned::get_ref).find(|table| table.name == name)
     }
 
-    /// The configuration with every tenant's place, so that a server started with it finds each one's data.
+    /// The configuration with every address and every tenant's place, so that a server started with it is found where this one is
+    /// and finds each tenant's data.
     fn in_force(&self, admin: &dyn Admin) -> Settings {
         let mut settings = self.settings.clone();
+        if self.plan.source != Source::Stdio {
+            settings.listen = admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
+        }
+        settings.control = self.plan.control.clone();
         let roster = admin.roster();
         for table in settings.tenant.iter_mut().map(Spanned::get_mut).filter(|table| table.path.is_none()) {
             if let Some(member) = roster.find(&table.name) {
@@ -494,8 +505,29 @@ impl Console {
         Ok(json!({ "address": at.to_string() }))
     }
 
+    /// The same, and it is in the log, whoever asked.
+    pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
+        let result = self.reload_file(admin);
+        self.look = None;
+        match &result {
+            Ok(changes) => {
+                for Change { key, from, to, done } in changes {
+                    let (from, to) = (from.as_deref().unwrap_or("(nothing)"), to.as_deref().unwrap_or("(nothing)"));
+                    if *done {
+                        tracing::info!(key, from, to, "changed");
+                    } else {
+                        tracing::warn!(key, from, to, "not changed: this needs a restart");
+                    }
+                }
+                tracing::info!(changes = changes.len(), "read the configuration again");
+            }
+            Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
+        }
+        result
+    }
+
     /// Reads the file again and makes the server so, as far as that can be done while it runs.
-    pub(super) fn reload_file(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
+    fn reload_file(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
         let Some(path) = &self.given.file else {
             return Err(Refusal::new("there is no file to read again: the server was started without --config"));
         };
@@ -564,10 +596,12 @@ impl Console {
         if wanted.listen.is_empty() {
             return self.settings.listen.is_empty();
         }
+        let places = admin.listening();
         let missing = wanted.listen.iter().filter(|at| !self.settings.listen.contains(at));
+        let missing = missing.map(|at| server::Listen::from(at.clone())).filter(|at| !places.contains(at));
         let mut all = true;
         for at in missing {
-            if let Err(error) = admin.listen(&at.clone().into()) {
+            if let Err(error) = admin.listen(&at) {
                 tracing::warn!("{error}");
                 all = false;
             }
@@ -582,6 +616,15 @@ impl Console {
         }
         all
     }
+}
+
+/// Whom each group of the interference matrix stands for.
+fn group_names(all: &[Member]) -> [&str; GROUPS] {
+    let mut names = ["(others)"; GROUPS];
+    for member in all.iter().filter(|member| group(member.number()) < GROUPS - 1) {
+        names[group(member.number())] = &member.tenant.name;
+    }
+    names
 }
 
 fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {

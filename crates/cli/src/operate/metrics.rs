@@ -6,11 +6,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use fairq_core::{FlowId, Stats, TokenStats};
 use fairq_host::interference::{GROUPS, group};
 use fairq_host::server::{Member, Roster, Status};
 use fairq_host::stats::TenantStats;
+use hdrhistogram::Histogram;
 
 use crate::config::Plan;
 use crate::status::Row;
@@ -48,10 +50,27 @@ impl Text {
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let escape = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escape(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        writeln!(self.0, "{name}{labels} {value}").expect("a string takes everything");
+        self.0 += name;
+        let mut before = '{';
+        for (key, value) in labels {
+            self.0.push(before);
+            self.0 += key;
+            self.0 += "=\"";
+            for letter in value.chars() {
+                match letter {
+                    '\\' => self.0 += "\\\\",
+                    '"' => self.0 += "\\\"",
+                    '\n' => self.0 += "\\n",
+                    letter => self.0.push(letter),
+                }
+            }
+            self.0.push('"');
+            before = ',';
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        writeln!(self.0, " {value}").expect("a string takes everything");
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
@@ -64,7 +83,7 @@ impl Text {
 struct Subject {
     name: String,
     weight: Option<u16>,
-    stats: TenantStats,
+    stats: Arc<TenantStats>,
     row: Option<Row>,
 }
 
@@ -84,7 +103,7 @@ fn subjects(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>) -> Vec
     if !rest.is_empty() {
         let mut all = TenantStats::default();
         rest.iter().for_each(|member| all.add(&stats(member)));
-        subjects.push(Subject { name: OTHERS.into(), weight: None, stats: all, row: None });
+        subjects.push(Subject { name: OTHERS.into(), weight: None, stats: Arc::new(all), row: None });
     }
     subjects
 }
@@ -174,11 +193,10 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
 
 fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
     text.family("fairq_tenant_latency_seconds", "histogram", "From a request's arrival to its completion.");
+    let bounds = BUCKETS_NS.map(|bound| (bound as f64 * 1e-9).to_string());
     for Subject { name, stats, .. } in subjects {
         let labels = [("tenant", name.as_str()), ("device", device)];
-        for bound in BUCKETS_NS {
-            let le = (bound as f64 * 1e-9).to_string();
-            let below = if stats.latency_ns.is_empty() { 0 } else { stats.latency_ns.count_between(0, bound) };
+        for (le, below) in bounds.iter().zip(at_or_below(&stats.latency_ns)) {
             let labels = [labels[0], labels[1], ("le", le.as_str())];
             text.sample("fairq_tenant_latency_seconds_bucket", &labels, below as f64);
         }
@@ -188,6 +206,17 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
         text.sample("fairq_tenant_latency_seconds_sum", &labels, sum);
         text.sample("fairq_tenant_latency_seconds_count", &labels, count);
     }
+}
+
+/// How many latencies are at or below each bound.
+fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
+    let (mut from, mut sum) = (0, 0);
+    BUCKETS_NS.map(|bound| {
+        // What is in one slot of the histogram with a bound is below it, and not counted again above it.
+        sum += if latency_ns.is_empty() { 0 } else { latency_ns.count_between(from, bound) };
+        from = latency_ns.next_non_equivalent(bound);
+        sum
+    })
 }
 
 fn shards(text: &mut Text, now: &Status) {
@@ -275,5 +304,30 @@ fn interference(text: &mut Text, now: &Status, roster: &Roster) {
                 text.sample(name, &[("tenant", victim), ("by", by)], *ns as f64 * 1e-9);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_all_that_is_at_or_below_their_bounds() {
+        let mut histogram = TenantStats::default().latency_ns;
+        assert_eq!(at_or_below(&histogram), [0; BUCKETS_NS.len()]);
+        for ns in [10, 50_000, 51_000, 99_000, 150_000, 1_500_000_000, 90_000_000_000] {
+            histogram.saturating_record(ns);
+        }
+        let all = at_or_below(&histogram);
+        assert_eq!((all[0], all[1], all[2], all[11], all[13]), (2, 4, 5, 5, 6));
+        assert_eq!(all, BUCKETS_NS.map(|bound| histogram.count_between(0, bound)));
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut text = Text::default();
+        text.sample("a", &[("tenant", "x\"y\\z\n"), ("by", "ü")], 0.5);
+        text.one("b", "gauge", "What.", 3.0);
+        assert_eq!(text.0, "a{tenant=\"x\\\"y\\\\z\\n\",by=\"ü\"} 0.5\n# HELP b What.\n# TYPE b gauge\nb 3\n");
     }
 }

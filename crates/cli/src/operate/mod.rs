@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairq_core::FlowId;
@@ -14,6 +15,7 @@ use fairq_host::interference::{Matrix, empty_matrix};
 use fairq_host::server::{self, Admin, Operator, Roster, Status};
 use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
+use serde_json::Value;
 
 use crate::config::{Plan, Refusal, Settings, Source, Surroundings};
 use crate::engine::Shape;
@@ -56,11 +58,15 @@ pub(crate) struct Console {
     shape: Shape,
     welcome: Greeting,
     /// What had been counted at the last full second.
-    last: (Duration, HashMap<FlowId, TenantStats>),
+    last: (Duration, HashMap<FlowId, Arc<TenantStats>>),
+    /// What is counted of a tenant to whom nothing happens.
+    idle: Arc<TenantStats>,
     /// What happened in the last second.
     second: HashMap<FlowId, Row>,
     /// What the server said then, if its tenants are still the same.
     latest: Option<Status>,
+    /// What those who look are told until the next second, however many they are.
+    look: Option<Value>,
     /// Interference at the last seconds and at the one before them, the oldest first.
     matrices: VecDeque<Matrix>,
     /// Who may change weights on the web page.
@@ -89,22 +95,27 @@ impl Console {
             welcome,
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
+            idle: Arc::default(),
             latest: None,
+            look: None,
             matrices: VecDeque::from([empty_matrix()]),
             records: record::Records::default(),
         })
     }
 
-    /// Takes a second's numbers in; gives each tenant's row and what it is made of.
-    fn count(&mut self, now: &Status, roster: &Roster) -> (Vec<Row>, Vec<TenantStats>, f64) {
+    /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom nothing has happened cost
+    /// next to nothing.
+    fn count(&mut self, now: &Status, roster: &Roster) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
-        let counted: Vec<TenantStats> = roster
+        let stats = |member: &server::Member| &now.totals.tenants[usize::from(member.number())];
+        let counted: Vec<Arc<TenantStats>> = roster
             .members()
             .iter()
-            .map(|member| {
-                let stats = &now.totals.tenants[usize::from(member.number())];
-                earlier.get(&member.flow).map_or_else(|| stats.clone(), |earlier| stats.since(earlier))
+            .map(|member| match (earlier.get(&member.flow), stats(member)) {
+                (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => self.idle.clone(),
+                (Some(earlier), stats) => Arc::new(stats.since(earlier)),
+                (None, stats) => stats.clone(),
             })
             .collect();
         let names: Vec<(String, u16)> =
@@ -112,8 +123,7 @@ impl Console {
         let rows = status::rows(&names, &counted, seconds);
         let flows = || roster.members().iter().map(|member| member.flow);
         self.second = flows().zip(rows.iter().cloned()).collect();
-        let stats = |member: &server::Member| now.totals.tenants[usize::from(member.number())].clone();
-        self.last = (now.elapsed, flows().zip(roster.members().iter().map(stats)).collect());
+        self.last = (now.elapsed, flows().zip(roster.members().iter().map(|member| stats(member).clone())).collect());
         self.matrices.push_back(now.totals.matrix.clone());
         if self.matrices.len() > INTERFERENCE_S + 1 {
             self.matrices.pop_front();
@@ -122,7 +132,7 @@ impl Console {
     }
 
     /// Shows a second's numbers where somebody looks.
-    fn show(&self, now: &Status, rows: &[Row], counted: &[TenantStats], seconds: f64) {
+    fn show(&self, now: &Status, rows: &[Row], counted: &[Arc<TenantStats>], seconds: f64) {
         let rows_of_terminal = status::terminal_rows();
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
             return;
@@ -143,7 +153,11 @@ impl Console {
 
 impl Operator for Console {
     fn ready(&mut self, listening: &[server::Listen]) {
-        notify(NotifyState::Ready);
+        let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
+        let (places, tenants) = (places.join(", "), self.plan.tenants.len());
+        let s = if tenants == 1 { "" } else { "s" };
+        tracing::info!(listening = places, tenants, device = self.plan.device.describe(), "serving");
+        notify(&[NotifyState::Ready, NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}"))]);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
             let mut out = std::io::stdout().lock();
@@ -157,10 +171,10 @@ impl Operator for Console {
         self.trace_expire(admin);
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
-        notify(NotifyState::Watchdog);
+        notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &roster);
         self.show(&now, &rows, &counted, seconds);
-        self.latest = Some(now);
+        (self.latest, self.look) = (Some(now), None);
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {
@@ -172,25 +186,12 @@ impl Operator for Console {
     }
 
     fn reload(&mut self, admin: &mut dyn Admin) {
-        match self.reload_file(admin) {
-            Ok(changes) => {
-                for change in &changes {
-                    let changes::Change { key, from, to, done } = change;
-                    let (from, to) = (from.as_deref().unwrap_or("(nothing)"), to.as_deref().unwrap_or("(nothing)"));
-                    if *done {
-                        tracing::info!(key, from, to, "changed");
-                    } else {
-                        tracing::warn!(key, from, to, "not changed: this needs a restart");
-                    }
-                }
-                tracing::info!(changes = changes.len(), "read the configuration again");
-            }
-            Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
-        }
+        // What came of it is in the log; nobody waits for an answer.
+        let _ = self.reload_told(admin);
     }
 
     fn stopping(&mut self) {
-        notify(NotifyState::Stopping);
+        notify(&[NotifyState::Stopping]);
         if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
             println!("finishing what is in flight");
         }
@@ -205,16 +206,16 @@ fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
 }
 
 /// Tells the service manager, if there is one.
-fn notify(state: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "the service manager does not listen");
     }
 }
 
 /// The last line of the status.
-fn summary(now: &Status, counted: &[TenantStats], seconds: f64) -> String {
-    let operations: u64 = counted.iter().map(TenantStats::operations).sum();
-    let bytes: u64 = counted.iter().map(TenantStats::bytes).sum();
+fn summary(now: &Status, counted: &[Arc<TenantStats>], seconds: f64) -> String {
+    let operations: u64 = counted.iter().map(|tenant| tenant.operations()).sum();
+    let bytes: u64 = counted.iter().map(|tenant| tenant.bytes()).sum();
     let errors: u64 = now.totals.tenants.iter().map(|tenant| tenant.errors).sum();
     let connections = match now.connections.iter().sum() {
         1 => "1 connection".to_owned(),

@@ -1,7 +1,8 @@
 //! What is served over HTTP: `/metrics` for Prometheus, and a page for people.
 //!
-//! **The page** is three files of this program's own; its policy ([`POLICY`]) lets it load nothing else and speak to nobody
-//! else. Once a second it asks for `/look.json`, which is what `fairq top --json` prints.
+//! **The page** is one document with its style and script in it, so that a saved one is whole. Its policy ([`policy`]) lets it run
+//! and show what bears this answer's random number only, load nothing, and speak to nobody but this server. Once a second it
+//! asks for `/look.json`, which is what `fairq top --json` prints.
 //!
 //! **Writing.** The page shows and changes nothing, unless the configuration names a file with a token; then whoever sends that
 //! token may change weights (`POST /weight`), and nothing else. A browser sends it on behalf of this page only: it travels
@@ -18,17 +19,14 @@ use http::header::{
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, Response, StatusCode};
+use rand::rngs::OsRng;
+use rand::{Rng, TryRngCore};
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
 use super::{Console, metrics};
 use crate::config::Refusal;
 
-/// What the page may load, and whom it may talk to: this server. Icons may be in the page itself.
-const POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
-     form-action 'none'; frame-ancestors 'none'",
-);
 /// Tells the page whether weights can be changed: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");
 /// Where a browser says who caused a request.
@@ -37,8 +35,6 @@ const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const TOKEN_MIN: usize = 16;
 
 const HTML: &str = "text/html; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-const SCRIPT: &str = "text/javascript; charset=utf-8";
 const JSON: &str = "application/json";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -95,16 +91,15 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
 pub(super) fn answer(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
     let reads = request.method() == Method::GET || request.method() == Method::HEAD;
     let writes = request.method() == Method::POST;
+    let nonce = format!("{:032x}", OsRng.unwrap_err().random::<u128>());
     let mut response = match request.uri().path() {
-        "/" if reads => page(HTML, include_str!("web/page.html")),
-        "/page.css" if reads => page(CSS, include_str!("web/page.css")),
-        "/page.js" if reads => page(SCRIPT, include_str!("web/page.js")),
+        "/" if reads => made(HTML, page(&nonce)),
         "/look.json" if reads => made(JSON, console.look(admin).to_string()),
         "/metrics" if reads => {
             made(METRICS, metrics::text(&admin.status(), &admin.roster(), &console.second, &console.plan))
         }
         "/weight" if writes => set_weight(console, admin, request),
-        "/" | "/page.css" | "/page.js" | "/look.json" | "/metrics" | "/weight" => {
+        "/" | "/look.json" | "/metrics" | "/weight" => {
             refuse(StatusCode::METHOD_NOT_ALLOWED, "GET what is shown; POST a weight, and nothing else")
         }
         _ => refuse(StatusCode::NOT_FOUND, "there are /, /look.json and /metrics"),
@@ -112,15 +107,26 @@ pub(super) fn answer(console: &mut Console, admin: &mut dyn Admin, request: &Htt
     let headers = response.headers_mut();
     let write = if console.writers.token.is_some() { "token" } else { "off" };
     headers.insert(WRITE, HeaderValue::from_static(write));
-    headers.insert(CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(CONTENT_SECURITY_POLICY, policy(&nonce));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-fn page(kind: &'static str, body: &'static str) -> HttpResponse {
-    with(StatusCode::OK, kind, Cow::Borrowed(body.as_bytes()))
+/// What an answer may run, load and show, and whom it may talk to: this server. Icons may be in the page itself.
+fn policy(nonce: &str) -> HeaderValue {
+    let text = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    HeaderValue::try_from(text).expect("it is ASCII")
+}
+
+/// The page, whole.
+fn page(nonce: &str) -> String {
+    let page = include_str!("web/page.html").replace("@nonce@", nonce);
+    page.replace("@style@", include_str!("web/page.css")).replace("@script@", include_str!("web/page.js"))
 }
 
 fn made(kind: &'static str, body: String) -> HttpResponse {
@@ -203,6 +209,24 @@ mod tests {
         ] {
             assert!(caused_by(headers), "{headers:?}");
         }
+    }
+
+    #[test]
+    fn the_page_is_one_document() {
+        let page = page("n0");
+        for (tag, end) in [("<style nonce=\"n0\">", "</style>"), ("<script nonce=\"n0\">", "</script>")] {
+            assert_eq!((page.matches(tag).count(), page.matches(end).count()), (1, 1), "{tag}");
+        }
+        assert!(
+            !page.contains('@') || page.matches('@').count() == page.matches("@media").count(),
+            "nothing is left to fill in"
+        );
+        assert!(
+            !page.contains(" src=")
+                && page.matches("href=").count()
+                    == page.matches("href=\"data:").count() + page.matches("href=\"#").count()
+        );
+        assert!(policy("n0").to_str().unwrap().contains("script-src 'nonce-n0'; style-src 'nonce-n0'"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::AbortHandle;
 
 use crate::nbd::conn::Volume;
 use crate::nbd::front::{Connect, Message as NbdMessage};
@@ -35,6 +36,14 @@ pub(super) struct Failures {
     last: Option<(String, String)>,
 }
 
+/// Where connections are accepted.
+pub(super) struct Listening {
+    pub(super) at: Listen,
+    /// The service manager has it too: connections would wait there for ever.
+    is_inherited: bool,
+    pub(super) task: AbortHandle,
+}
+
 impl Desk<'_> {
     /// See [`crate::server::Admin::listen`].
     pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
@@ -42,19 +51,22 @@ impl Desk<'_> {
         let mut place = at.clone();
         for listener in listen::bind(at).map_err(fail)? {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
-            let task = tokio::spawn(accept(self.server.clone(), listener));
-            self.listeners.push((place.clone(), task.abort_handle()));
+            let task = tokio::spawn(accept(self.server.clone(), listener)).abort_handle();
+            self.listeners.push(Listening { at: place.clone(), is_inherited: *at == Listen::Inherited, task });
         }
         Ok(place)
     }
 
     /// See [`crate::server::Admin::unlisten`].
     pub(super) fn unlisten_at(&mut self, at: &Listen) -> Result<(), AdminError> {
+        if self.listeners.iter().any(|listening| listening.at == *at && listening.is_inherited) {
+            return Err(AdminError::Inherited(at.clone()));
+        }
         let before = self.listeners.len();
-        self.listeners.retain(|(place, task)| {
-            let stays = place != at;
+        self.listeners.retain(|listening| {
+            let stays = listening.at != *at;
             if !stays {
-                task.abort();
+                listening.task.abort();
             }
             stays
         });
@@ -87,8 +99,12 @@ impl Desk<'_> {
                 places.push(Listen::Stdio);
                 continue;
             }
+            // The configuration may name what the service manager has passed.
+            if self.listeners.iter().any(|listening| listening.at == *at) {
+                continue;
+            }
             match self.listen_at(at) {
-                Ok(place) => places.push(place),
+                Ok(_) => {}
                 Err(AdminError::Listen { at, cause }) => return Err(ServerError::Listen { at, cause }),
                 Err(error) => unreachable!("{error}"),
             }
@@ -107,6 +123,7 @@ impl Desk<'_> {
                 tokio::spawn(asks::serve_http(listener, asks.clone()));
             }
         }
+        places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
         Ok(places)
     }
 }

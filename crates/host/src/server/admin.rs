@@ -72,6 +72,11 @@ pub enum AdminError {
         /// Why, and what to do.
         cause: String,
     },
+    /// The service manager's socket.
+    #[error(
+        "{0} is a socket of the service manager's: stop it there (systemctl stop fairq.socket), or clients would wait for ever"
+    )]
+    Inherited(Listen),
     /// It does not listen there.
     #[error("does not listen on {0}")]
     NotListening(Listen),

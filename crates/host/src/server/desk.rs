@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
-use tokio::task::AbortHandle;
 
 use crate::control::Control;
 use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
 use crate::record::Recording;
+use crate::server::accept::Listening;
 use crate::server::tenants::add_flow;
 use crate::server::{Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant};
 use crate::shard::Meeting;
@@ -47,7 +47,7 @@ pub(super) struct Desk<'a> {
     pub(super) waiting: Vec<FlowId>,
     /// The device's preferred size of a transfer.
     pub(super) preferred: u32,
-    pub(super) listeners: Vec<(Listen, AbortHandle)>,
+    pub(super) listeners: Vec<Listening>,
     pub(super) started: Instant,
     pub(super) drain: Drain,
 }
@@ -78,7 +78,7 @@ impl Admin for Desk<'_> {
     }
 
     fn listening(&self) -> Vec<Listen> {
-        self.listeners.iter().map(|(at, _)| at.clone()).collect()
+        self.listeners.iter().map(|listening| listening.at.clone()).collect()
     }
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
@@ -125,7 +125,7 @@ impl Admin for Desk<'_> {
     }
 
     fn drain(&mut self, now: bool) {
-        self.listeners.drain(..).for_each(|(_, task)| task.abort());
+        self.listeners.drain(..).for_each(|listening| listening.task.abort());
         self.drain = if now { Drain::Now } else { Drain::Waiting };
     }
 }

@@ -78,6 +78,10 @@ impl Listener {
     pub(super) fn place(&self, at: &Listen) -> io::Result<Listen> {
         match self {
             Listener::Tcp(listener) => Ok(Listen::Tcp(listener.local_addr()?)),
+            // The service manager has not said where; a socket without a name is nowhere else.
+            Listener::Unix { listener, .. } if *at == Listen::Inherited => {
+                Ok(listener.local_addr()?.as_pathname().map_or(Listen::Inherited, |path| Listen::Unix(path.into())))
+            }
             Listener::Unix { .. } => Ok(at.clone()),
         }
     }

@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""What tests/service/run runs within the container, as root: fairq as the service manager's, each test on the one before.
+
+The state directory is a folder of the real disk, so that O_DIRECT is what it is in production."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "clients"))
+import rig  # noqa: E402
+from rig import check, run, until  # noqa: E402
+
+SOCKET = "/run/fairq.sock"
+CONFIG = "/etc/fairq/fairq.toml"
+URI = f"nbd+unix:///{{}}?socket={SOCKET}"
+TEXT = """listen = ["unix:/run/fairq.sock"]
+[device]
+kind = "file"
+path = "{path}"
+size = "64M"
+create = true
+direct = "on"
+[[tenant]]
+name = "db"
+weight = {weight}
+[[tenant]]
+name = "web"
+"""
+
+
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def configure(path="/var/lib/fairq/disk.img", weight=300):
+    write(CONFIG, TEXT.format(path=path, weight=weight))
+
+
+def systemctl(*words, ok=True):
+    return run("systemctl", "--no-ask-password", *words, ok=ok)
+
+
+def show(name):
+    return systemctl("show", "--value", "-p", name, "fairq.service").stdout.strip()
+
+
+def pid():
+    return int(show("MainPID"))
+
+
+def journal():
+    return run("journalctl", "-u", "fairq.service", "-o", "cat", "--no-pager", "-q").stdout
+
+
+def ctl(*words):
+    return json.loads(run("fairq", "ctl", "--json", *words).stdout)
+
+
+def weight(name):
+    return next(tenant["weight"] for tenant in ctl("tenants") if tenant["name"] == name)
+
+
+def drop_in(text):
+    """Settings that only the test wants; none takes them back."""
+    path = "/etc/systemd/system/fairq.service.d/test.conf"
+    if text:
+        write(path, f"[Service]\n{text}\n")
+    else:
+        os.remove(path)
+    systemctl("daemon-reload")
+
+
+def exports():
+    return [export["export-name"] for export in json.loads(run("nbdinfo", "--json", "--list", URI.format("")).stdout)["exports"]]
+
+
+def test_it_is_installed_as_the_manual_says():
+    run("install", "-m", "755", rig.fairq(), "/usr/bin/fairq")
+    for unit in ("fairq.service", "fairq.socket"):
+        run("install", "-m", "644", f"{ROOT}/contrib/systemd/{unit}", "/etc/systemd/system/")
+    os.makedirs("/var/lib/fairq", exist_ok=True)
+    run("mount", "--bind", "/var/lib/private-fairq-state", "/var/lib/fairq")
+    configure()
+    systemctl("daemon-reload")
+    said = run("systemd-analyze", "--man=no", "verify", "/etc/systemd/system/fairq.service", "/etc/systemd/system/fairq.socket")
+    check(not (said.stdout + said.stderr), f"systemd-analyze verify: {said.stdout}{said.stderr}")
+    systemctl("enable", "--now", "fairq.socket")
+    check(show("ActiveState") == "inactive", "the server runs before anybody has come")
+
+
+def test_the_first_client_starts_it():
+    check(exports() == ["db", "web"], exports())
+    check(show("ActiveState") == "active", "it runs")
+    check(ctl("status")["listening"] == [f"unix:{SOCKET}"], ctl("status")["listening"])
+    check(show("StatusText"), "it says what it does")
+
+
+def test_it_is_ready_when_systemctl_returns():
+    systemctl("stop", "fairq.service")
+    systemctl("start", "fairq.service")
+    check(show("ActiveState") == "active", show("ActiveState"))
+    check('"message":"serving"' in journal().rsplit("Started fairq.service", 1)[0], "the log says so before systemd does")
+
+
+def test_data_go_around_the_page_cache():
+    job = rig.fio(URI.format("db"), rw="write", bs="4k", iodepth=16, size="8M", verify="crc32c", do_verify=1)
+    check((job["write"]["total_ios"], job["read"]["total_ios"]) == (2048, 2048), "written and verified")
+    flags = {int(run("sed", "-n", "s/flags:[[:space:]]*//p", f"/proc/{pid()}/fdinfo/{fd}").stdout, 8)
+             for fd in os.listdir(f"/proc/{pid()}/fd") if os.readlink(f"/proc/{pid()}/fd/{fd}") == "/var/lib/fairq/disk.img"}
+    check(flags and all(flag & os.O_DIRECT for flag in flags), f"opened with {flags}")
+
+
+def test_it_is_hardened():
+    said = run("systemd-analyze", "security", "--no-pager", "--threshold=25", "fairq.service", ok=False)
+    check(said.returncode == 0, said.stdout[-2000:])
+    return said.stdout.strip().splitlines()[-1].strip()
+
+
+def test_it_reads_its_configuration_again():
+    before = pid()
+    configure(weight=500)
+    systemctl("reload", "fairq.service")
+    check(weight("db") == 500, f"the weight is {weight('db')}")
+    configure(weight="\"many\"")
+    refused = systemctl("reload", "fairq.service", ok=False)
+    check(refused.returncode != 0, "a bad file is no success")
+    check(f"nothing has changed: {CONFIG}:10:10: weight" in journal(), f"the journal names no line: {journal()[-600:]}")
+    check(weight("db") == 500 and pid() == before and show("ActiveState") == "active", "nothing has changed")
+    configure(weight=200)
+    os.kill(before, signal.SIGHUP)
+    until(lambda: weight("db") == 200, 10, "SIGHUP does the same")
+
+
+def test_a_stuck_server_is_restarted():
+    drop_in("WatchdogSec=2s\nTimeoutAbortSec=1s")
+    systemctl("restart", "fairq.service")
+    time.sleep(4)
+    before = pid()
+    check(show("NRestarts") == "0", "a healthy server was restarted")
+    os.kill(before, signal.SIGSTOP)
+    until(lambda: pid() not in (0, before), 20, "systemd has started another")
+    check(exports() == ["db", "web"], "it serves again")
+    check("atchdog" in journal(), "the journal says why")
+    drop_in("")
+    systemctl("reset-failed", "fairq.service", ok=False)
+
+
+def test_clients_wait_while_it_restarts():
+    systemctl("restart", "fairq.service")
+    for _ in range(3):
+        child = subprocess.Popen(["systemctl", "restart", "fairq.service"])
+        while child.poll() is None:
+            check(exports() == ["db", "web"], "a client was sent away")
+        check(child.returncode == 0, "it restarts")
+
+
+def test_it_finishes_before_it_stops():
+    load = rig.start(rig.fio_args(URI.format("web"), rw="write", bs="64k", iodepth=8, size="32M", time_based=1, runtime=30))
+    until(lambda: any(tenant["in_flight"] for tenant in ctl("tenants")), 10, "something is in flight")
+    systemctl("stop", "fairq.socket", "fairq.service")
+    check((show("Result"), show("ExecMainStatus"), show("ActiveState")) == ("success", "0", "inactive"), journal()[-600:])
+    load.kill()
+    load.communicate()
+    check(not os.path.exists("/run/fairq"), "its runtime directory is gone")
+
+
+def test_a_bad_configuration_is_not_tried_again():
+    configure(weight="\"many\"")
+    systemctl("start", "fairq.socket")
+    check(systemctl("start", "fairq.service", ok=False).returncode != 0, "it starts")
+    until(lambda: show("ActiveState") == "failed", 10, "it has failed")
+    check((show("ExecMainStatus"), show("NRestarts")) == ("2", "0"), f"{show('ExecMainStatus')} {show('NRestarts')}")
+    configure()
+    systemctl("reset-failed", "fairq.service", "fairq.socket")
+    systemctl("restart", "fairq.socket")
+    check(exports() == ["db", "web"], "it serves again")
+
+
+def test_a_block_device_behind_it():
+    disk = os.environ.get("DISK")
+    if not disk:
+        raise rig.Skip("no loop device")
+    configure(path=disk)
+    systemctl("restart", "fairq.service")
+    rig.fio(URI.format("db"), rw="write", bs="64k", iodepth=4, size="4M", verify="crc32c", do_verify=1)
+    configure()
+    systemctl("restart", "fairq.service")
+
+
+def test_as_a_user_of_its_own():
+    run("useradd", "--system", "--no-create-home", "fairq")
+    systemctl("stop", "fairq.service")
+    drop_in("User=fairq\nGroup=fairq")
+    systemctl("start", "fairq.service")
+    check(os.stat(f"/proc/{pid()}").st_uid != 0, "it runs as root")
+    rig.fio(URI.format("db"), rw="write", bs="64k", iodepth=4, size="4M", verify="crc32c", do_verify=1)
+    check(weight("db") == 300, "root controls it")
+    systemctl("reload", "fairq.service")
+    systemctl("stop", "fairq.service")
+    check(show("Result") == "success", "it ends well")
+    drop_in("")
+
+
+def test_its_logs_are_json():
+    ours = [line for line in journal().splitlines() if line.startswith("{")]
+    check(len(ours) > 5, f"{len(ours)} lines")
+    for line in ours:
+        check({"timestamp", "level"} <= set(json.loads(line)), line)
+
+
+def main():
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    with contextlib.suppress(FileNotFoundError):
+        os.remove("/etc/fairq/fairq.toml")
+    for name, test in [(n[5:], f) for n, f in globals().items() if n.startswith("test_")]:
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
+        began = time.monotonic()
+        try:
+            note, verdict = test() or "", "passed"
+        except rig.Skip as reason:
+            note, verdict = str(reason), "skipped"
+        except rig.Failed as reason:
+            note, verdict = str(reason), "failed"
+        except Exception:
+            note, verdict = traceback.format_exc().strip(), "failed"
+        if verdict == "failed":
+            configure()
+            systemctl("reset-failed", ok=False)
+        counts[verdict] += 1
+        word = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}[verdict]
+        print(f"{word} {name} ({time.monotonic() - began:.1f} s){': ' if note else ''}{note}", flush=True)
+    if counts["failed"]:
+        print(journal()[-4000:])
+    print("service: " + ", ".join(f"{count} {what}" for what, count in counts.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
