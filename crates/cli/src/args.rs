@@ -190,7 +190,7 @@ Examples:
   fairq bench --device ram --tenant a=depth:128,jobs:4 --tenant b=rw:randwrite,rate:100M/s --json
   fairq bench --device file,path=/srv/test.img,size=1G,create --overwrite --alone --fio tenants.fio
   fairq bench --device nvme-soft,backing=ram --policy none,d2fq --path direct --tenant a=depth:1
-  fairq bench --seconds 30 --series 10ms --tenant base --tenant guest=weight:300,start:10s,stop:20s
+  fairq bench --seconds 30 --series 10ms --moves --tenant base --tenant guest=weight:300,start:10s,stop:20s
   fairq bench --connect 'nbd+unix:///?socket=/run/fairq.sock' --tenant gold=depth:64 --tenant silver=depth:64
 
 A tenant is NAME=key:value,…
@@ -522,6 +522,12 @@ pub(crate) struct BenchArgs {
     /// from interval to interval. In the JSON object: the bytes of each interval, too.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "10ms")]
     pub(crate) series: Option<Nanos>,
+    /// Place every job on a shard at random, and anew at such intervals, as a system does with threads that are not pinned
+    ///
+    /// Otherwise jobs are dealt to the shards in turn and stay there, so that tenants with as many jobs as there are shards
+    /// are alike to the microsecond.
+    #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "100ms")]
+    pub(crate) moves: Option<Nanos>,
     /// Run each tenant alone first, with policy none, to tell its slowdown
     #[arg(long)]
     pub(crate) alone: bool,

@@ -46,7 +46,7 @@ struct Plan {
 
 /// Where to run it.
 enum Place {
-    Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path },
+    Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path, moves: Option<Duration> },
     Server { target: client::Target, uri: String },
 }
 
@@ -68,11 +68,12 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
     let target = match &plan.place {
-        Place::Device { device, cpus, path } => Target::Device {
+        Place::Device { device, cpus, path, moves } => Target::Device {
             device: device.open(Vec::new())?,
             cpus: cpus.clone(),
             slots: device.default_slots(),
             path: *path,
+            moves: *moves,
         },
         Place::Server { target, .. } => Target::Server(target.clone()),
     };
@@ -146,7 +147,25 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let policies: Vec<_> =
         lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
     let path = path(args.path.unwrap_or_default(), &device, &policies)?;
-    Ok(Plan { place: Place::Device { device, cpus, path }, policies, jobs, times })
+    let moves = args.moves.map(|interval| moves(interval, &jobs)).transpose()?;
+    Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, times })
+}
+
+/// How long jobs stay on one shard, if all of them can be moved.
+fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
+    if interval_ns < 1_000_000 {
+        return Err(Refusal::new(
+            "moves: less than 1 ms is shorter than what a request may take: write --moves 100ms, say",
+        ));
+    }
+    match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {
+        Some(job) => Err(Refusal::new(format!(
+            "tenant {}: with --moves a job starts afresh on each shard, where its place in a sequence, its rate and its \
+             pauses are not known: use rw:randread or rw:randwrite without rate and think, or leave out --moves",
+            job.name
+        ))),
+        None => Ok(Duration::from_nanos(interval_ns)),
+    }
 }
 
 /// The way to the device, if all policies and the device can go it.
@@ -215,6 +234,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         ("--shards", args.shards.shards.is_some()),
         ("--cpus", args.shards.cpus.is_some()),
         ("--series", args.series.is_some()),
+        ("--moves", args.moves.is_some()),
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!("{flag} is the server's matter with --connect: leave it out")));
@@ -246,11 +266,14 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
 fn introduction(plan: &Plan) -> String {
     let mut text = match &plan.place {
         Place::Server { uri, .. } => format!("{uri}\n"),
-        Place::Device { device, cpus, path } => {
+        Place::Device { device, cpus, path, moves } => {
             let describe = |policy| describe_policy(policy, device.default_slots());
             let policies: Vec<_> = plan.policies.iter().map(describe).collect();
             let way = if *path == load::Path::Direct { " on the direct path" } else { "" };
-            format!("{} · {}{way} · {}\n", device.describe(), shards_in_words(cpus.len()), policies.join(", "))
+            let moves =
+                moves.map(|interval| format!(", jobs placed anew every {}", show_duration(interval.as_nanos() as f64)));
+            let shards = shards_in_words(cpus.len()) + &moves.unwrap_or_default();
+            format!("{} · {shards}{way} · {}\n", device.describe(), policies.join(", "))
         }
     };
     let width = plan.jobs.iter().map(|job| job.name.len()).max().unwrap_or(0);
@@ -271,6 +294,8 @@ pub(crate) enum Target {
         slots: u32,
         /// The way to the device.
         path: load::Path,
+        /// How long a job stays on one shard, if it moves.
+        moves: Option<Duration>,
     },
     /// An NBD server.
     Server(client::Target),
@@ -317,22 +342,25 @@ impl Bench {
                 let connections = connections(jobs, target);
                 client::run(&connections, times, |part| progress.show(part)).context("cannot run the load")
             }
-            Target::Device { device, cpus, slots, path } => {
+            Target::Device { device, cpus, slots, path, moves } => {
                 let ranges = ranges(jobs, &device.info().sizes)?;
                 let hands = deal(jobs, cpus.len());
-                let tags =
-                    hands.iter().map(|hand| hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum());
+                let depths =
+                    |hand: &Vec<(usize, u16)>| hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum();
+                let tags: Vec<usize> = hands.iter().map(depths).collect();
+                // All jobs may come together.
+                let tags = if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
                 let common = Common {
                     device: device.clone(),
                     wakers: Arc::new(Wakers::new(cpus.len())?),
                     clock: Clock::default(),
-                    tags: tags.max().unwrap_or(0).max(1),
+                    tags: tags.unwrap_or(0).max(1),
                     tenants: jobs.len(),
                     served: Arc::new(Served::new(cpus.len())),
                     fixed_buffers: 0,
                 };
                 let shape = Shape { topology: topology(cpus), flows: jobs.len(), tags: common.tags, slots: *slots };
-                let threads = load::Threads { cpus, path: *path };
+                let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();
                 with_policy(policy, shape, load)?.with_context(|| format!("cannot run the load under {name}"))

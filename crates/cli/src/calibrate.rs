@@ -90,6 +90,7 @@ pub(crate) fn run(args: CalibrateArgs) -> anyhow::Result<()> {
         device: device.open(Vec::new())?,
         cpus,
         slots: device.default_slots(),
+        moves: None,
         path: load::Path::Shards,
     };
     let Nanos(ns) = args.seconds;

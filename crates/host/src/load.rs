@@ -19,6 +19,9 @@ use crate::shards::{Shards, regimes};
 use crate::stats::TenantStats;
 
 mod direct;
+mod moves;
+
+use moves::{Homes, Moves};
 
 /// How long a run goes on unwatched.
 const WATCH: Duration = Duration::from_millis(100);
@@ -84,6 +87,8 @@ impl Series {
 /// The jobs of one shard.
 pub struct LoadFront {
     jobs: Vec<Running>,
+    /// Which of them are at home here, if they are on all shards.
+    homes: Option<Homes>,
     stopping: bool,
 }
 
@@ -108,10 +113,34 @@ struct Running {
 impl LoadFront {
     /// A front end that runs these jobs until it is stopped, of a run whose measurement begins at `begins_ns`; each job
     /// writes its series, if it has one.
-    pub fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, begins_ns: u64) -> io::Result<LoadFront> {
+    fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, homes: Option<Homes>, begins_ns: u64) -> io::Result<LoadFront> {
         let running = |(job, series)| Running::new(job, series, begins_ns);
         let jobs = jobs.into_iter().map(running).collect::<io::Result<_>>()?;
-        Ok(LoadFront { jobs, stopping: false })
+        Ok(LoadFront { jobs, homes, stopping: false })
+    }
+
+    /// The next request of a job, if one may go now.
+    #[inline]
+    fn next(&mut self, index: usize, now_ns: u64) -> Option<Order> {
+        let running = &mut self.jobs[index];
+        let cookie = (index as u64) << 16;
+        let Some(homes) = &self.homes else { return running.next(now_ns, cookie) };
+        if !homes.take(index) {
+            return None;
+        }
+        let order = running.next(now_ns, cookie);
+        if order.is_none() {
+            homes.give(index);
+        }
+        order
+    }
+
+    /// Learns which jobs are at home.
+    #[inline]
+    fn look(&mut self, now_ns: u64) {
+        if let Some(homes) = &mut self.homes {
+            homes.look(now_ns);
+        }
     }
 }
 
@@ -183,9 +212,10 @@ impl Front for LoadFront {
         if self.stopping {
             return;
         }
-        for (index, running) in self.jobs.iter_mut().enumerate() {
+        self.look(now_ns);
+        for index in 0..self.jobs.len() {
             while path.has_room() {
-                let Some(order) = running.next(now_ns, (index as u64) << 16) else { break };
+                let Some(order) = self.next(index, now_ns) else { break };
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
                 // touches it, and the region lives as long as the front end, which outlives its orders.
                 unsafe { path.submit(now_ns, ring, &order) }.expect("flows of a load run are not removed");
@@ -194,7 +224,11 @@ impl Front for LoadFront {
     }
 
     fn finished(&mut self, now_ns: u64, finished: Finished) {
-        let running = &mut self.jobs[(finished.cookie >> 16) as usize];
+        let index = (finished.cookie >> 16) as usize;
+        if let Some(homes) = &self.homes {
+            homes.give(index);
+        }
+        let running = &mut self.jobs[index];
         if let Some(series) = &running.series {
             series.add(now_ns, u64::from(running.job.block));
         }
@@ -208,6 +242,9 @@ impl Front for LoadFront {
     fn deadline_ns(&self) -> Option<u64> {
         if self.stopping {
             return None;
+        }
+        if let Some(homes) = &self.homes {
+            return Some(homes.deadline_ns());
         }
         let next = |running: &Running| running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns));
         // A job that has ended waits for nothing.
@@ -261,6 +298,8 @@ pub struct Threads<'a> {
     pub cpus: &'a [usize],
     /// How their requests get to the device.
     pub path: Path,
+    /// How long a job stays on one of them, if they do not stay: it then moves to one at random.
+    pub moves: Option<Duration>,
 }
 
 /// What came out of a load run.
@@ -278,7 +317,7 @@ pub struct Measured {
     pub class_weights: Vec<(Duration, ClassWeights)>,
 }
 
-/// Runs jobs, `jobs[n]` on thread n, through a policy on a device; `watch` is called at least every 100 ms with
+/// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy on a device; `watch` is called at least every 100 ms with
 /// the part that is done, and ends the run early by returning false.
 pub fn run<L: Policy, D: Device>(
     policy: &L,
@@ -303,12 +342,22 @@ where
         all_series.extend(series.clone());
         (job, series.map(|(_, series)| series))
     };
-    let mut jobs: Vec<Vec<_>> = jobs.into_iter().map(|hand| hand.into_iter().map(&mut with_series).collect()).collect();
+    let Threads { cpus, path, moves } = threads;
+    let (mut jobs, moves) = match moves {
+        None => (jobs, None),
+        Some(interval) => {
+            let all = jobs.concat();
+            let moves = Moves::new(&all, ports.len(), interval.as_nanos() as u64, begins_ns);
+            (vec![all; ports.len()], Some(Arc::new(moves)))
+        }
+    };
     jobs.resize_with(ports.len(), Vec::new);
     let mut jobs = jobs.into_iter();
     let mut control = Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
-    let front = |_| LoadFront::new(jobs.next().unwrap_or_default(), begins_ns);
-    let Threads { cpus, path } = threads;
+    let front = |shard| {
+        let jobs = jobs.next().unwrap_or_default().into_iter().map(&mut with_series).collect();
+        LoadFront::new(jobs, moves.clone().map(|moves| Homes::new(moves, shard)), begins_ns)
+    };
     let shards = match path {
         Path::Shards => Shards::start(regimes(ports), common, cpus, front)?,
         Path::Direct => direct::start(ports, common, cpus, front)?,
@@ -384,7 +433,7 @@ mod tests {
         }
     }
 
-    fn job(flow: FlowId) -> Job {
+    pub(super) fn job(flow: FlowId) -> Job {
         Job {
             tenant: 0,
             flow,
@@ -412,7 +461,7 @@ mod tests {
             &policy,
             ports,
             &common(),
-            Threads { cpus: &[], path },
+            Threads { path, ..Threads::default() },
             vec![vec![job(flow)], vec![limited]],
             times,
             |_| true,
@@ -438,7 +487,7 @@ mod tests {
             &policy,
             ports,
             &common,
-            Threads { cpus: &[], path },
+            Threads { path, ..Threads::default() },
             vec![vec![job(flow)], vec![guest]],
             times,
             |_| true,
@@ -467,12 +516,27 @@ mod tests {
         lives_as_long_as_it_is_told(Path::Direct);
     }
 
+    /// On one shard it would be half of the intervals away.
+    #[test]
+    fn a_job_that_moves_is_somewhere_all_the_time() {
+        for path in [Path::Shards, Path::Direct] {
+            let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
+            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+            let ms = Duration::from_millis;
+            let times = Times { warmup: ms(20), measured: ms(400), interval: Some(ms(20)) };
+            let threads = Threads { path, moves: Some(ms(20)), ..Threads::default() };
+            let run = run(&policy, ports, &common(), threads, vec![vec![job(flow)]], times, |_| true).unwrap();
+            let served = run.series[0].iter().filter(|&&bytes| bytes > 0).count();
+            assert!(served >= 16, "{path:?}: {:?}", run.series[0]);
+        }
+    }
+
     #[test]
     fn a_policy_that_stages_is_refused_the_direct_path() {
         let config = SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
         let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
         let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(10), interval: None };
-        let threads = Threads { cpus: &[], path: Path::Direct };
+        let threads = Threads { path: Path::Direct, ..Threads::default() };
         let refused = run(&policy, ports, &common(), threads, Vec::new(), times, |_| true).unwrap_err();
         assert!(refused.to_string().contains("never holds a request back"), "{refused}");
     }

@@ -64,7 +64,7 @@ pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
             Refusal::new(format!("{}: offers no weighted round robin: use mqfq there", config.describe())).into()
         );
     }
-    let target = Target::Device { device: opened, cpus, slots, path: load::Path::Shards };
+    let target = Target::Device { device: opened, cpus, slots, path: load::Path::Shards, moves: None };
     let bench = Bench { target, is_quiet: args.json };
     let measured = Duration::from_nanos(args.seconds.0);
     let times = Times { warmup: measured / 2, measured, interval: None };

@@ -58,7 +58,10 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let Nanos(ns) = args.seconds;
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {
-        bench: Bench { target: Target::Device { device, cpus, slots, path: load::Path::Shards }, is_quiet: args.json },
+        bench: Bench {
+            target: Target::Device { device, cpus, slots, path: load::Path::Shards, moves: None },
+            is_quiet: args.json,
+        },
         none: "none".parse::<PolicyTable>().map_err(Refusal::new)?.complete()?,
         times: Times { warmup: measured / 5, measured, interval: None },
         shards,

@@ -127,9 +127,10 @@ impl<P: Port, D: Device> Client<P, D> {
         if self.front.stopping {
             return submitted;
         }
-        for (index, running) in self.front.jobs.iter_mut().enumerate() {
+        self.front.look(now_ns);
+        for index in 0..self.front.jobs.len() {
             while self.path.has_room() {
-                let Some(order) = running.next(now_ns, (index as u64) << 16) else { break };
+                let Some(order) = self.front.next(index, now_ns) else { break };
                 self.stats[usize::from(order.tenant)].in_flight += 1;
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
                 // touches it, and the region lives as long as the front end, which outlives its orders.

@@ -159,7 +159,8 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
             let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(60), interval: None };
             let common = common(device.clone(), shards);
             let measured =
-                load::run(&policy, ports, &common, Threads { cpus: &[], path }, jobs, times, |_| true).unwrap();
+                load::run(&policy, ports, &common, Threads { path, ..Threads::default() }, jobs, times, |_| true)
+                    .unwrap();
             assert!(measured.tenants[0].operations() > 0 && measured.tenants[0].errors == 0);
         }
         sender.send(()).unwrap();
