@@ -193,6 +193,14 @@ impl SqHead {
         u32::from(new)
     }
 
+    /// Where the first command of this identifier is that has been seen and not fetched, if there is one.
+    pub(super) fn find(&self, cid: u16) -> Option<u16> {
+        let size = self.entries.size;
+        let next = |&index: &u16| Some(if index + 1 == size { 0 } else { index + 1 });
+        let waiting = std::iter::successors(Some(self.head), next).take_while(|&index| index != self.tail);
+        waiting.take(size.into()).find(|&index| self.entries.read(index).cid == cid)
+    }
+
     /// Fetches the next command; there must be one.
     #[inline]
     pub(super) fn fetch(&mut self) -> Sqe {

@@ -186,6 +186,8 @@ impl Status {
     pub const SGL_TYPE: Status = Status::generic(0x11);
     /// A PRP entry with an offset that it may not have.
     pub const PRP_OFFSET: Status = Status::generic(0x13);
+    /// An Abort ended it.
+    pub const ABORT_REQUESTED: Status = Status::generic(0x07);
     /// Blocks beyond the namespace's end.
     pub const LBA_OUT_OF_RANGE: Status = Status::generic(0x80);
     /// No space for what was to be written.
@@ -196,6 +198,8 @@ impl Status {
     pub const INVALID_QUEUE_ID: Status = Status::command(0x01);
     /// A queue of fewer than 2 or more than CAP.MQES entries.
     pub const INVALID_QUEUE_SIZE: Status = Status::command(0x02);
+    /// More Aborts at a time than the controller keeps.
+    pub const ABORT_LIMIT: Status = Status::command(0x03);
     /// More asynchronous event requests than the controller keeps.
     pub const AER_LIMIT: Status = Status::command(0x05);
     /// An interrupt vector that does not exist.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use fairq_core::{Op, PortSet};
 use fairq_device::{Arbitration, QueueIndex};
 
+use super::abort::{ABORTS, Abort};
 use super::{Controller, ENTRIES_MAX, Options, QUEUES, State, VECTORS, class_of_qprio, identify};
 use crate::device::Command;
 use crate::nvme::data::Transfer;
@@ -29,7 +30,9 @@ pub(super) struct Admin {
     arbitration: u32,
     async_events: u32,
     /// Asynchronous event requests that nothing has happened for.
-    event_requests: Vec<u16>,
+    pub(super) event_requests: Vec<u16>,
+    /// Aborts whose commands wait for their turn.
+    pub(super) aborts: Vec<Abort>,
     /// For each submission queue that is being deleted, the command that does.
     deletions: [Option<u16>; QUEUES],
     errors: VecDeque<identify::Error>,
@@ -37,7 +40,7 @@ pub(super) struct Admin {
 }
 
 /// What comes of an admin command.
-enum Answer {
+pub(super) enum Answer {
     Now(u32),
     /// When something else is done.
     Later,
@@ -52,6 +55,7 @@ impl Admin {
             arbitration: Arbitration::RESET.cdw11(),
             async_events: 0,
             event_requests: Vec::with_capacity(EVENT_REQUESTS),
+            aborts: Vec::with_capacity(ABORTS),
             deletions: [None; QUEUES],
             errors: VecDeque::with_capacity(ERRORS),
             counters: identify::Counters::default(),
@@ -96,7 +100,7 @@ impl State {
             let Some(sq) = &mut self.sqs[0] else { return };
             self.admin.waiting -= 1;
             let sqe = sq.fetch();
-            let (result, status) = match self.execute(controller, &sqe) {
+            let (result, status) = match self.execute(controller, wake, &sqe) {
                 Ok(Answer::Later) => continue,
                 Ok(Answer::Now(result)) => (result, Status::SUCCESS),
                 Err(status) => (0, status),
@@ -108,7 +112,7 @@ impl State {
         }
     }
 
-    fn execute<M: Dma>(&mut self, controller: &Controller<M>, sqe: &Sqe) -> Result<Answer, Status> {
+    fn execute<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, sqe: &Sqe) -> Result<Answer, Status> {
         let (is_fused, is_sgl) = (sqe.flags & 3 != 0, sqe.flags >> 6 != 0);
         if is_fused || is_sgl {
             return Err(Status::INVALID_FIELD);
@@ -119,12 +123,11 @@ impl State {
             admin::CREATE_CQ => self.create_cq(controller, sqe).map(done),
             admin::CREATE_SQ => self.create_sq(controller, sqe).map(done),
             admin::DELETE_CQ => self.delete_cq(sqe).map(done),
-            admin::DELETE_SQ => self.begin_delete_sq(controller, sqe),
+            admin::DELETE_SQ => self.begin_delete_sq(controller, wake, sqe),
             admin::SET_FEATURES => self.set_features(sqe).map(Answer::Now),
             admin::GET_FEATURES => self.get_features(sqe).map(Answer::Now),
             admin::GET_LOG_PAGE => self.get_log_page(controller, sqe).map(done),
-            // What has not been fetched cannot be found and what has been is with the storage: bit 0, not aborted.
-            admin::ABORT => Ok(Answer::Now(1)),
+            admin::ABORT => self.abort(controller, wake, sqe),
             admin::ASYNC_EVENT_REQUEST if self.admin.event_requests.len() == EVENT_REQUESTS => Err(Status::AER_LIMIT),
             admin::ASYNC_EVENT_REQUEST => {
                 self.admin.event_requests.push(sqe.cid);
@@ -221,7 +224,12 @@ impl State {
     }
 
     /// Deletes a submission queue, when what has been fetched of it is done. The rest is never fetched.
-    fn begin_delete_sq<M: Dma>(&mut self, controller: &Controller<M>, sqe: &Sqe) -> Result<Answer, Status> {
+    fn begin_delete_sq<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        sqe: &Sqe,
+    ) -> Result<Answer, Status> {
         let id = sqe.cdw10 as u16;
         let index = usize::from(id);
         if id == 0 || index >= QUEUES || self.admin.is_deleting(id) {
@@ -233,7 +241,9 @@ impl State {
             cq.release(dropped);
         }
         sq.held = 0;
-        if sq.in_flight > 0 {
+        let is_busy = sq.in_flight > 0;
+        self.end_aborts(controller, wake, id);
+        if is_busy {
             self.admin.deletions[index] = Some(sqe.cid);
             return Ok(Answer::Later);
         }

@@ -1,5 +1,6 @@
 //! What the controller says of itself: Identify data structures and log pages, byte by byte as they are specified.
 
+use super::abort::ABORTS;
 use super::{ENTRIES_MAX, Options, VERSION, admin};
 use crate::nvme::spec::{LBA_SHIFT, Status, log};
 
@@ -51,7 +52,7 @@ pub(super) fn controller(options: &Options) -> Vec<u8> {
     data[72] = 0;
     data[77] = MDTS;
     put(&mut data, 80, VERSION.to_le_bytes());
-    let abort_limit = 3;
+    let abort_limit = ABORTS as u8 - 1;
     data[258] = abort_limit;
     data[259] = admin::EVENT_REQUESTS as u8 - 1;
     let one_slot_read_only = 1 << 1 | 1;

@@ -47,6 +47,7 @@ use crate::nvme::spec::{
 };
 use crate::nvme::storage::Storage;
 
+mod abort;
 mod admin;
 mod identify;
 mod io;
@@ -563,11 +564,18 @@ impl State {
             let Some(sq) = &mut self.sqs[usize::from(sqid)] else { break };
             let Some(slot) = self.free.pop() else { break };
             let _ = self.window.take();
+            let abort = self.admin.abort_of(sqid, sq.head());
             let sqe = sq.fetch();
             sq.in_flight += 1;
             let record = &mut self.slots[usize::from(slot)];
             (record.sqid, record.cid) = (sqid, sqe.cid);
-            match record.decode(&sqe, &self.options.namespaces, &context.controller.dma) {
+            let decoded = record.decode(&sqe, &self.options.namespaces, &context.controller.dma);
+            if let Some(cid) = abort {
+                self.complete(context, slot, Status::ABORT_REQUESTED);
+                self.post(context.controller, context.wake, 0, cid, 0, Status::SUCCESS);
+                continue;
+            }
+            match decoded {
                 Err(status) => self.complete(context, slot, status),
                 Ok(()) => match &mut self.ssd {
                     None => self.advance(context, now_ns, slot),
