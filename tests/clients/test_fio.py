@@ -167,22 +167,25 @@ def joined(control):
 
 
 def test_merging():
-    """A stream in 4 KiB requests, merged on a file and on the software controller: every byte right, and fewer commands."""
+    """Streams in 4 KiB requests, merged behind one lock and in the ports of those that have none, on a file and on the software
+    controller: every byte right, and fewer commands."""
     need("fio")
     notes = []
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")
-        for kind in ("file,path=", "nvme-soft,backing="):
+        few = ("bfq:slots=4", "kyber:read-depth=4,write-depth=4", "kyber-fair:busy=4,tokens=64k")
+        for number, (kind, policy) in enumerate((kind, policy) for kind in ("file,path=", "nvme-soft,backing=") for policy in few):
             for merge in ("off", "on"):
-                device = f"{kind}{os.path.join(folder, kind[:4] + merge)},size=96M,create"
+                device = f"{kind}{os.path.join(folder, f'{merge}{number}')},size=96M,create"
                 two = ("--tenant", "a=32M", "--tenant", "b=32M", "--control", control)
-                with serve("--device", device, *two, "--policy", f"bfq:merge={merge},slots=4") as server:
+                with serve("--device", device, *two, "--policy", f"{policy},merge={merge}") as server:
                     argvs = [verified(server.uri(name), 90, rw="write", bs="4k", fsync=256) for name in "ab"]
                     for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
                         blocks = job["read"]["total_ios"]
                         check(blocks == 8192, f"{device}: {blocks} blocks were verified, of 8192")
                     requests, part = joined(control)
-                    check((part > 0) == (merge == "on"), f"{device}, merge={merge}: {part} of {requests} requests were joined")
+                    check((part > 0) == (merge == "on"), f"{policy}, {device}: {part} of {requests} requests were joined")
                     if merge == "on":
-                        notes.append(f"{kind[:4]}: {requests} requests in {requests - part} commands")
+                        notes.append(f"{policy.split(':')[0]}, {kind[:4]}: {requests} requests in {requests - part} commands")
+                os.remove(os.path.join(folder, f"{merge}{number}"))
     return "; ".join(notes)

@@ -123,6 +123,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             let mut kyber = KyberConfig::new(ports, flows, shape.tags);
             [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
             [kyber.depths[0], kyber.depths[1]] = kyber_depths(config);
+            kyber.merge_bytes = config.merge_bytes;
             let (policy, ports) = Kyber::<Native>::new(&kyber).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -133,6 +134,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             fair.period_ns = config.period_ns.unwrap_or(fair.period_ns);
             fair.busy = kyber_fair_busy(config, shape.slots);
             fair.tokens = config.tokens.map_or(fair.tokens, Totals::fixed);
+            fair.merge_bytes = config.merge_bytes;
             let (policy, ports) = KyberFair::<Native>::new(&fair).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -183,10 +185,14 @@ fn serial(config: &PolicyConfig, bounds: &SerialConfig) -> Result<Box<dyn Serial
 pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> String {
     let slots = config.slots.unwrap_or(device_slots);
     let name = config.name.name();
+    let merge = match config.merge_bytes {
+        0 => String::new(),
+        bytes => format!(" merge={}", exact_size(bytes.into())),
+    };
     match config.name {
         PolicyName::None => name.into(),
         PolicyName::FlashFq | PolicyName::NassFlashFq => {
-            format!("{name} D={slots} T={}", exact_size(config.serial.flashfq.threshold_bytes))
+            format!("{name} D={slots} T={}{merge}", exact_size(config.serial.flashfq.threshold_bytes))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             let threshold = config.threshold.unwrap_or(default_threshold());
@@ -204,15 +210,14 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
         }
         PolicyName::Kyber => {
             let [read, write] = kyber_targets(config).map(|ns| show_duration(ns as f64));
-            format!("{name} read={read} write={write}")
+            format!("{name} read={read} write={write}{merge}")
         }
         PolicyName::KyberFair => {
             let period = config.period_ns.unwrap_or(KyberFairConfig::new(1, 1, 1).period_ns);
             let busy = kyber_fair_busy(config, device_slots);
-            format!("{name} period={} busy={busy}", show_duration(period as f64))
+            format!("{name} period={} busy={busy}{merge}", show_duration(period as f64))
         }
-        _ if config.merge_bytes > 0 => format!("{name} D={slots} merge={}", exact_size(config.merge_bytes.into())),
-        _ => format!("{name} D={slots}"),
+        _ => format!("{name} D={slots}{merge}"),
     }
 }
 

@@ -3,7 +3,8 @@
 //! Closed loop: every flow keeps 8 requests of 4 KiB live on every port, weights 100 to 400; a port keeps up to 32 of its
 //! requests on the device and completes the oldest when it has that many. With two threads, each has its port, all
 //! flows are on both, and the time is per thread: if threads did not disturb each other it would be that of
-//! one. A port that is blocked waits until it is woken, and the wait counts.
+//! one. A port that is blocked waits until it is woken, and the wait counts. What two threads take *apart*, each with a policy of
+//! its own, is what the machine makes of two threads that share nothing: it is the floor of what they take together.
 //!
 //! After criterion's own report a table gives all medians, with the ratios and the bars that we aim at. Timings
 //! never fail: they belong to the machine, and to what else runs on it.
@@ -39,7 +40,9 @@ const ON_DEVICE: usize = 32;
 /// One port with its closed loop.
 struct Shard<P> {
     port: P,
+    /// Of the thread, and of the port in its policy.
     index: usize,
+    id: usize,
     now_ns: u64,
     /// Per tag, its flow.
     flows: Vec<FlowId>,
@@ -81,7 +84,7 @@ impl<P: Port> Shard<P> {
 
     fn pass_on(&mut self, wake: PortSet, shared: &Shared) {
         for port in wake {
-            if usize::from(port.0) == self.index {
+            if usize::from(port.0) == self.id {
                 self.blocked = false;
             } else {
                 shared.woken[usize::from(port.0)].store(true, Ordering::Release);
@@ -146,17 +149,17 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Builds a policy with all flows and fills its ports.
-fn shards<P: Policy>((policy, ports): (P, Vec<P::Port>), flows: usize) -> (P, Vec<Shard<P::Port>>) {
+fn shards<P: Policy>((policy, ports): (P, Vec<P::Port>), first: usize, flows: usize) -> (P, Vec<Shard<P::Port>>) {
     let ids: Vec<FlowId> = (0..flows)
         .map(|flow| policy.add_flow(Weight::new(100 * (1 + flow as u16 % 4)).expect("legal")).expect("it fits"))
         .collect();
-    let shared = Shared::new(ports.len());
-    let fill = |(index, port)| {
+    let shared = Shared::new(first + ports.len());
+    let fill = |(id, port)| {
         let flows: Vec<FlowId> = ids.iter().copied().cycle().take(flows * DEPTH).collect();
         let tags = flows.len();
         let on_device = ON_DEVICE.min(tags / 2);
         let device = VecDeque::with_capacity(tags);
-        let mut shard = Shard { port, index, now_ns: 0, flows, device, on_device, blocked: false };
+        let mut shard = Shard { port, index: first + id, id, now_ns: 0, flows, device, on_device, blocked: false };
         (0..tags).for_each(|tag| shard.submit(Tag(tag as u32), &shared));
         shard
     };
@@ -177,7 +180,7 @@ impl Shared {
 /// One row of the tables: nanoseconds per request, by flows.
 struct Row {
     policy: &'static str,
-    threads: usize,
+    threads: &'static str,
     ns: Vec<f64>,
     cpu_ns: Vec<f64>,
 }
@@ -188,11 +191,13 @@ fn measure<P: Policy>(
     policy: &'static str,
     build: impl Fn(usize, usize) -> (P, Vec<P::Port>),
 ) {
-    for threads in [1, 2] {
+    for (threads, policies, ports) in [("1", 1, 1), ("2", 1, 2), ("apart", 2, 1)] {
         let mut row = Row { policy, threads, ns: Vec::new(), cpu_ns: Vec::new() };
         let mut group = criterion.benchmark_group(format!("{policy}/{threads} threads"));
         for flows in FLOWS {
-            let (_policy, mut shards) = shards(build(threads, flows), flows);
+            let built = (0..policies).map(|nth| shards(build(ports, flows), nth, flows));
+            let (_policies, shards): (Vec<P>, Vec<_>) = built.unzip();
+            let mut shards: Vec<Shard<P::Port>> = shards.into_iter().flatten().collect();
             let mut samples: Vec<(f64, f64)> = Vec::new();
             group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
                 bencher.iter_custom(|count| {
@@ -237,10 +242,13 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
         let cells: String = ns.iter().map(|ns| format!("{ns:>9.1}")).collect();
         println!("{:<16}{:>8}{cells}{:>11.2}", row.policy, row.threads, ns[3] / ns[1]);
     }
-    for pair in rows.chunks(2).filter(|pair| pair.len() == 2) {
-        let ratios = figures(&pair[1]).iter().zip(figures(&pair[0])).map(|(two, one)| two / one);
-        let cells: String = ratios.map(|ratio| format!("{ratio:>9.2}")).collect();
-        println!("{:<16}{:>8}{cells}", pair[0].policy, "2 / 1");
+    for three in rows.chunks(3) {
+        let [one, two, apart] = three else { continue };
+        for (name, above, below) in [("2 / 1", two, one), ("apart/1", apart, one), ("2/apart", two, apart)] {
+            let ratios = figures(above).iter().zip(figures(below)).map(|(above, below)| above / below);
+            let cells: String = ratios.map(|ratio| format!("{ratio:>9.2}")).collect();
+            println!("{:<16}{name:>8}{cells}", one.policy);
+        }
     }
 }
 

@@ -19,9 +19,9 @@
 //!   at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not waited for; and nobody is while all busy
 //!   flows have the same weight, as in Linux on a device that queues: such a device is kept busy, and the flow that has the
 //!   deeper queue gets more.
-//! - *A flow that is not eligible* keeps its turn, and the others go on in the meantime, in their order. What they are
-//!   served they pay for as ever, and of a turn's time its flow pays its part. (Were the turn to end, a flow that may only have
-//!   one request on the device would get that one for each full budget of the others'.)
+//! - *A flow that may not be served* keeps its turn, and the others go on beside it, in their order, in turns of the least
+//!   budget, which they pay for as ever; of its turn's time its flow pays its part. (Were the turn to end, a flow that may only
+//!   have one request on the device would get that one for each full budget of the others'.)
 //!
 //! **Fairness.** Counted at dispatch, two backlogged flows' services per weight differ by at most
 //! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by time.
@@ -48,7 +48,7 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// The least budget is this part of the largest.
@@ -93,6 +93,10 @@ impl BfqConfig {
         in_range("the budget", self.budget_bytes, 1, 1 << 40)?;
         in_range("the longest turn", self.timeout_ns, 1, MAX_KNOB_NS)?;
         in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+    }
+
+    fn least_budget(&self) -> u64 {
+        (self.budget_bytes / BUDGET_RANGE).max(1)
     }
 }
 
@@ -179,6 +183,8 @@ struct FlowState {
     start: VTime,
     finish: VTime,
     budget: u64,
+    /// What it was served beside the flow in service and has not paid for.
+    beside: u64,
     normalizer: Normalizer,
     weight: Weight,
     anticipation: Anticipation,
@@ -224,10 +230,10 @@ impl Budgets {
     /// Flows that virtual time has caught up with compete by their finish.
     #[inline]
     fn admit(&mut self) {
-        while let Some(entry) = self.ahead.get(0)
+        while let Some(entry) = self.ahead.first(Lanes::All)
             && !self.virtual_time.is_before(entry.tag)
         {
-            self.ahead.replace(0, None);
+            self.ahead.remove(entry.flow as usize);
             let finish = self.flows.get(entry.flow as usize).map_or(entry.tag, |flow| flow.finish);
             self.ready.push(Entry { tag: finish, ..entry });
         }
@@ -239,18 +245,19 @@ impl Budgets {
 
     /// Begins the next turn.
     #[inline]
-    fn begin(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Option<Turn> {
+    fn begin(&mut self, now_ns: u64, lanes: Lanes) -> Option<Turn> {
         self.admit();
-        if self.ready.is_empty()
-            && let Some(first) = self.ahead.get(0)
+        if self.ready.first(Lanes::All).is_none()
+            && let Some(first) = self.ahead.first(Lanes::All)
         {
             self.virtual_time = self.virtual_time.max(first.tag);
             self.admit();
         }
-        let flow = self.take_first(eligible)?;
-        let budget = self.flows.get(flow)?.budget;
+        let first = self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
+        let flow = self.flows.get_mut(first)?;
+        let (served, budget) = (core::mem::take(&mut flow.beside), flow.budget);
         let ends_ns = now_ns.saturating_add(self.config.timeout_ns);
-        let turn = Turn { flow, served: 0, budget, ends_ns, others: 0 };
+        let turn = Turn { flow: first, served, budget, ends_ns, others: 0 };
         self.in_service = Some(turn);
         Some(turn)
     }
@@ -266,7 +273,7 @@ impl Budgets {
         flow.start = flow.start.plus(flow.normalizer.units(charged, flow.weight));
         flow.budget = match why {
             End::UsedUp => (turn.budget * 2).min(largest),
-            End::NothingStaged => turn.served.max((largest / BUDGET_RANGE).max(1)).min(largest),
+            End::NothingStaged => turn.served.max(self.config.least_budget()).min(largest),
             End::OutOfTime => turn.budget,
         };
         if self.staged.is_empty(turn.flow) {
@@ -296,7 +303,7 @@ impl Budgets {
 
     /// What the turn allows, or why it ends.
     #[inline]
-    fn within(&mut self, now_ns: u64, turn: Turn, eligible: impl Fn(usize) -> bool) -> Result<Selection, End> {
+    fn within(&mut self, now_ns: u64, turn: Turn, lanes: Lanes) -> Result<Selection, End> {
         let others_wait = self.others_wait();
         let Some(first) = self.staged.first(turn.flow) else {
             if !others_wait {
@@ -311,8 +318,8 @@ impl Budgets {
             }
             return Ok(Selection::WaitUntil(until_ns.min(turn.ends_ns)));
         };
-        if !eligible(turn.flow) {
-            return Ok(self.serve_meanwhile(turn, eligible));
+        if !self.ready.admits(turn.flow, lanes) {
+            return Ok(self.serve_beside(turn, lanes));
         }
         // A turn is at least one request, however large.
         if turn.served > 0 && turn.served + first.cost > turn.budget {
@@ -337,38 +344,33 @@ impl Budgets {
         Some((job, kept.cost))
     }
 
-    /// While the flow in service may not be served, the next that may is: one request, which it pays for at once.
+    /// While the flow in service may not be served, the first by its finish that may is, or else the one that is least ahead.
     #[inline]
-    fn serve_meanwhile(&mut self, turn: Turn, eligible: impl Fn(usize) -> bool) -> Selection {
+    fn serve_beside(&mut self, turn: Turn, lanes: Lanes) -> Selection {
         self.admit();
-        let Some(slot) = self.take_first(eligible) else { return Selection::Nothing };
+        let ready = self.ready.take_first(lanes);
+        let Some(entry) = ready.or_else(|| self.ahead.take_first(lanes)) else { return Selection::Nothing };
+        let slot = entry.flow as usize;
         let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
-        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
-        flow.start = flow.start.plus(flow.normalizer.units(cost, flow.weight));
-        if self.staged.is_empty(slot) {
-            self.busy.remove(flow.weight);
-        } else {
-            self.enqueue(slot);
-        }
         self.in_service = Some(Turn { others: turn.others + cost, ..turn });
+        let next = self.staged.first(slot);
+        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
+        flow.beside = flow.beside.saturating_add(cost);
+        match next {
+            Some(next) if flow.beside + next.cost <= self.config.least_budget() => match ready {
+                Some(_) => self.ready.push(entry),
+                None => self.ahead.push(entry),
+            },
+            _ => {
+                flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
+                match next {
+                    Some(_) => self.enqueue(slot),
+                    None => self.busy.remove(flow.weight),
+                }
+            }
+        }
         Selection::Serve(job)
     }
-
-    /// Takes out the first eligible flow by its finish, or else the one that is least ahead.
-    #[inline]
-    fn take_first(&mut self, eligible: impl Fn(usize) -> bool) -> Option<usize> {
-        match self.ready.first(&eligible) {
-            Some(at) => take(&mut self.ready, at),
-            None => self.ahead.first(&eligible).and_then(|at| take(&mut self.ahead, at)),
-        }
-    }
-}
-
-/// Takes the flow at this position out.
-fn take(heap: &mut FlowHeap, at: usize) -> Option<usize> {
-    let entry = heap.get(at)?;
-    heap.replace(at, None);
-    Some(entry.flow as usize)
 }
 
 impl SerialPolicy for Budgets {
@@ -417,15 +419,21 @@ impl SerialPolicy for Budgets {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.ahead.set_lane(flow, lane);
+        self.ready.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         if let Some(turn) = self.in_service {
-            match self.within(now_ns, turn, eligible) {
+            match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
                 Err(why) => self.end(turn, why),
             }
         }
-        match self.begin(now_ns, eligible) {
-            Some(turn) => self.within(now_ns, turn, eligible).unwrap_or(Selection::Nothing),
+        match self.begin(now_ns, lanes) {
+            Some(turn) => self.within(now_ns, turn, lanes).unwrap_or(Selection::Nothing),
             None => Selection::Nothing,
         }
     }

@@ -16,8 +16,9 @@
 //!   loses the slice at once. Writes are not waited for.
 //! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel that counts ticks: else a
 //!   flow that sends one request at a time would be active before all others for ever.
-//! - *A flow that is not eligible* keeps its slice; those that are go on in the meantime, in their order, and pay for
-//!   their part of its time: what their bytes took in a slice of their own. The active flow pays for what is left.
+//! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in their order. Time on the device is
+//!   then divided evenly between the requests that are there: each one beside pays for its part when it completes, and the
+//!   active flow for what is left of its slice. As a slice does, a place in the order lasts for a tick at least.
 //!
 //! **What is shared** is time that flows have the device for. It is the same as device time only while one flow's
 //! requests do not linger in the next one's slice, which on a device that queues they do.
@@ -43,7 +44,7 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// No slice is shorter, in nanoseconds.
@@ -102,6 +103,7 @@ pub struct TimeSlices {
     heap: FlowHeap,
     staged: Staged<JobState>,
     active: Option<Slice>,
+    division: Division,
     /// The weights of all flows that have requests staged or are active.
     busy_weight: u64,
     turns: u64,
@@ -113,10 +115,37 @@ struct Slice {
     flow: usize,
     began_ns: u64,
     ends_ns: u64,
-    /// Its flow's bytes.
-    bytes: u64,
-    /// What others have paid for, in nanoseconds.
-    paid_ns: u64,
+    /// What others pay for, in [`PARTS`] of a nanosecond.
+    others: u64,
+}
+
+/// Parts that a nanosecond on the device is divided into.
+const PARTS: u64 = 256;
+
+/// Divides the time of the device between the requests that are there, while some are beside the active flow's.
+#[derive(Clone, Copy, Default)]
+struct Division {
+    /// Until when it has been divided.
+    now_ns: u64,
+    in_service: u32,
+    beside: u32,
+    /// What a request has had that has always been there, in [`PARTS`] of a nanosecond.
+    each: u64,
+}
+
+impl Division {
+    /// Time passes; gives what the requests beside have had of it.
+    #[inline]
+    fn advance(&mut self, now_ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.now_ns).min(MAX_KNOB_NS);
+        self.now_ns = now_ns;
+        if self.beside == 0 || passed_ns == 0 {
+            return 0;
+        }
+        let each = passed_ns * PARTS / u64::from(self.in_service.max(self.beside));
+        self.each = self.each.wrapping_add(each);
+        each * u64::from(self.beside)
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -126,15 +155,14 @@ struct FlowState {
     normalizer: Normalizer,
     weight: Weight,
     anticipation: Anticipation,
-    /// How long a KiB took in its last slice, in nanoseconds.
-    pace: u64,
 }
 
 #[derive(Clone, Copy, Default)]
 struct JobState {
     flow: u32,
-    length: u32,
     read: bool,
+    /// Of a request that is on the device beside the active flow's: what each one had had by then.
+    beside: Option<u64>,
 }
 
 impl TimeSlices {
@@ -149,6 +177,7 @@ impl TimeSlices {
             heap: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             active: None,
+            division: Division::default(),
             busy_weight: 0,
             turns: 0,
             next_lift_ns: 0,
@@ -161,19 +190,32 @@ impl TimeSlices {
         Entry { tag, arrival: self.turns, flow: flow as u32 }
     }
 
-    /// Gives the device to the first eligible flow for a slice.
+    /// Takes out the first flow that may be served. One that has paid for more than a tick since it got its place
+    /// gets another first.
     #[inline]
-    fn activate(&mut self, now_ns: u64, eligible: impl Fn(usize) -> bool) -> Option<Slice> {
-        let at = self.heap.first(eligible)?;
-        let Entry { flow, tag, .. } = self.heap.get(at)?;
-        self.heap.replace(at, None);
+    fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
+        loop {
+            let entry = self.heap.take_first(lanes)?;
+            let used = self.flows.get(entry.flow as usize)?.used;
+            if used.since(entry.tag) <= LEAST_CHARGE_NS as i64 {
+                return Some(entry);
+            }
+            let entry = self.entry(entry.flow as usize, used);
+            self.heap.push(entry);
+        }
+    }
+
+    /// Gives the device to the first flow that may be served for a slice.
+    #[inline]
+    fn activate(&mut self, now_ns: u64, lanes: Lanes) -> Option<Slice> {
+        let Entry { flow, tag, .. } = self.take_first(lanes)?;
         self.virtual_time = self.virtual_time.max(tag);
         let flow = flow as usize;
         let weight = u64::from(self.flows.get(flow)?.weight.get());
         let part = self.config.target_ns * weight / self.busy_weight.max(weight).max(1);
         let length_ns = (self.config.slice_ns * weight / 100).min(part).max(LEAST_SLICE_NS);
         let ends_ns = now_ns.saturating_add(length_ns);
-        let slice = Slice { flow, began_ns: now_ns, ends_ns, bytes: 0, paid_ns: 0 };
+        let slice = Slice { flow, began_ns: now_ns, ends_ns, others: 0 };
         self.active = Some(slice);
         Some(slice)
     }
@@ -185,11 +227,7 @@ impl TimeSlices {
         let Some(flow) = self.flows.get_mut(slice.flow) else { return };
         // Nothing was decided, and nobody wanted the device, since the slice ended.
         let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
-        let left_ns = used_ns.saturating_sub(slice.paid_ns);
-        if slice.bytes >= 1024 {
-            flow.pace = left_ns / (slice.bytes >> 10).max(1);
-        }
-        let charged_ns = left_ns.max(LEAST_CHARGE_NS);
+        let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
         flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
         let (used, weight) = (flow.used, flow.weight);
         if self.staged.is_empty(slice.flow) {
@@ -202,52 +240,58 @@ impl TimeSlices {
 
     /// The first request of a flow leaves for the device.
     #[inline]
-    fn serve(&mut self, slot: usize) -> Option<(Job, u32)> {
+    fn serve(&mut self, slot: usize) -> Option<Job> {
         let (job, kept) = self.staged.pop(slot)?;
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
         }
-        Some((job, kept.length))
+        self.division.in_service = self.division.in_service.wrapping_add(1);
+        Some(job)
     }
 
-    /// While the active flow may not be served, the first that may is, and pays for that.
+    /// While the active flow may not be served, the first that may is.
     #[inline]
-    fn serve_meanwhile(&mut self, slice: Slice, eligible: impl Fn(usize) -> bool) -> Selection {
-        let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
-        let Some(entry) = self.heap.get(at) else { return Selection::Nothing };
+    fn serve_beside(&mut self, lanes: Lanes) -> Selection {
+        let Some(entry) = self.take_first(lanes) else { return Selection::Nothing };
         let slot = entry.flow as usize;
-        let Some((job, length)) = self.serve(slot) else { return Selection::Nothing };
-        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
-        let took_ns = (flow.pace.saturating_mul(length.into()) >> 10).min(MAX_KNOB_NS);
-        flow.used = flow.used.plus(flow.normalizer.units(took_ns, flow.weight));
-        self.active = Some(Slice { paid_ns: slice.paid_ns.saturating_add(took_ns), ..slice });
-        if self.staged.is_empty(slot) {
-            self.heap.replace(at, None);
+        let Some(job) = self.serve(slot) else { return Selection::Nothing };
+        self.division.beside = self.division.beside.wrapping_add(1);
+        if let Some(kept) = self.staged.kept_mut(job) {
+            kept.beside = Some(self.division.each);
+        }
+        if !self.staged.is_empty(slot) {
+            self.heap.push(entry);
+        } else if let Some(flow) = self.flows.get(slot) {
             self.busy_weight = self.busy_weight.saturating_sub(flow.weight.get().into());
-        } else {
-            self.heap.replace(at, Some(Entry { tag: flow.used, ..entry }));
         }
         Selection::Serve(job)
     }
 
+    /// Time on the device passes.
+    #[inline]
+    fn divide(&mut self, now_ns: u64) {
+        let others = self.division.advance(now_ns);
+        if let Some(slice) = self.active.as_mut().filter(|_| others > 0) {
+            slice.others = slice.others.saturating_add(others);
+        }
+    }
+
     /// What the active flow's slice allows; `None` if it is over.
     #[inline]
-    fn within(&mut self, now_ns: u64, slice: Slice, eligible: impl Fn(usize) -> bool) -> Option<Selection> {
+    fn within(&mut self, now_ns: u64, slice: Slice, lanes: Lanes) -> Option<Selection> {
         let others_wait = !self.heap.is_empty();
         if now_ns >= slice.ends_ns && (others_wait || !self.staged.is_empty(slice.flow)) {
             return None;
         }
         let anticipation = self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
         if !self.staged.is_empty(slice.flow) {
-            if !eligible(slice.flow) {
-                return Some(self.serve_meanwhile(slice, eligible));
+            if !self.heap.admits(slice.flow, lanes) {
+                return Some(self.serve_beside(lanes));
             }
             if others_wait && anticipation.in_service() >= self.config.quantum {
                 return Some(Selection::Nothing);
             }
-            let Some((job, length)) = self.serve(slice.flow) else { return Some(Selection::Nothing) };
-            self.active = Some(Slice { bytes: slice.bytes.saturating_add(length.into()), ..slice });
-            return Some(Selection::Serve(job));
+            return Some(self.serve(slice.flow).map_or(Selection::Nothing, Selection::Serve));
         }
         if !others_wait {
             return Some(Selection::Nothing);
@@ -279,11 +323,8 @@ impl SerialPolicy for TimeSlices {
         let slot = arrival.flow;
         let alone = self.staged.is_empty(slot);
         let is_active = self.active.is_some_and(|slice| slice.flow == slot);
-        self.staged.push(
-            slot,
-            arrival.job,
-            JobState { flow: slot as u32, length: arrival.length, read: arrival.op == Op::Read },
-        );
+        let kept = JobState { flow: slot as u32, read: arrival.op == Op::Read, beside: None };
+        self.staged.push(slot, arrival.job, kept);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
         let counted = if alone && !is_active { 0 } else { flow.weight.get() };
@@ -297,32 +338,42 @@ impl SerialPolicy for TimeSlices {
         }
     }
 
+    /// The time that it takes is what counts.
     #[inline]
-    fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
-        if let Some(kept) = self.staged.kept_mut(arrival.job) {
-            kept.length = kept.length.saturating_add(arrival.length);
-        }
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
+    #[inline]
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        self.divide(now_ns);
         if let Some(slice) = self.active {
-            if let Some(selection) = self.within(now_ns, slice, eligible) {
+            if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
             }
             self.expire(now_ns, slice);
         }
-        match self.activate(now_ns, eligible) {
-            Some(slice) => self.within(now_ns, slice, eligible).unwrap_or(Selection::Nothing),
+        match self.activate(now_ns, lanes) {
+            Some(slice) => self.within(now_ns, slice, lanes).unwrap_or(Selection::Nothing),
             None => Selection::Nothing,
         }
     }
 
     #[inline]
     fn completed(&mut self, now_ns: u64, job: Job, _outcome: Outcome) {
-        let flow = self.staged.kept(job).map_or(usize::MAX, |kept| kept.flow as usize);
-        if let Some(flow) = self.flows.get_mut(flow) {
-            flow.anticipation.completed(now_ns);
+        self.divide(now_ns);
+        let Some(kept) = self.staged.kept(job) else { return };
+        let Some(flow) = self.flows.get_mut(kept.flow as usize) else { return };
+        flow.anticipation.completed(now_ns);
+        let Division { in_service, beside, each, .. } = &mut self.division;
+        *in_service = in_service.saturating_sub(1);
+        if let Some(before) = kept.beside {
+            *beside = beside.saturating_sub(1);
+            let took_ns = each.wrapping_sub(before) / PARTS;
+            flow.used = flow.used.plus(flow.normalizer.units(took_ns, flow.weight));
         }
     }
 

@@ -31,7 +31,7 @@ use crate::platform::{Native, Platform};
 use crate::port::{Op, Outcome};
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
@@ -137,18 +137,24 @@ impl SerialPolicy for VirtualIops {
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
     #[inline]
-    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
-        let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
-        let Some(Entry { flow: slot, tag, .. }) = self.heap.get(at) else { return Selection::Nothing };
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, _now_ns: u64, lanes: Lanes) -> Selection {
+        let Some(Entry { flow: slot, tag, .. }) = self.heap.take_first(lanes) else { return Selection::Nothing };
         let slot = slot as usize;
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
-        // The later of the two: a flow that was not eligible for a while is served behind virtual time.
+        // The later of the two: a flow that was shut out for a while is served behind virtual time.
         self.virtual_time = self.virtual_time.max(tag);
         flow.count = tag.plus(flow.normalizer.units(kept.units, kept.weight));
         let count = flow.count;
-        let following = if self.staged.is_empty(slot) { None } else { Some(self.entry(slot, count)) };
-        self.heap.replace(at, following);
+        if !self.staged.is_empty(slot) {
+            let entry = self.entry(slot, count);
+            self.heap.push(entry);
+        }
         Selection::Serve(job)
     }
 

@@ -13,7 +13,7 @@
 //! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after the last answer.
 //! - *Device time.* A request costs `request_bytes` and its length: what a device takes for a request grows with its size
 //!   from a fixed part, which is said here in bytes of transfer. That writes are dearer is for the cost model.
-//! - *Flows that are not eligible* do not hold virtual time: they could not go if they were first.
+//! - *Flows that may not be served* do not hold virtual time: they could not go if they were first.
 //!
 //! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs by at most
 //! `2 T + l_f / w_f + l_g / w_g`, in the costs above.
@@ -39,7 +39,7 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// FlashFQ behind the port contract.
@@ -86,9 +86,10 @@ pub struct Throttled {
     config: FlashFqConfig,
     virtual_time: VTime,
     flows: Box<[FlowState]>,
-    /// The flows that have requests staged, by their first, and those that were expected to when last looked at, by
-    /// where that would start.
+    /// The flows that have requests staged, by their first.
     heap: FlowHeap,
+    /// Those that have none but were expected to have when last looked at, by where that would start.
+    absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
     next_lift_ns: u64,
@@ -101,7 +102,6 @@ struct FlowState {
     shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,
-    is_in_heap: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -124,6 +124,7 @@ impl Throttled {
             virtual_time: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
             heap: FlowHeap::new(config.flows),
+            absent: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             arrivals: 0,
             next_lift_ns: 0,
@@ -136,38 +137,37 @@ impl Throttled {
         self.flows.get(flow)?.anticipation.until(now_ns, self.config.idle_ns)
     }
 
-    /// Where a flow stands after its first request has left.
+    /// Gives a flow its place after its first request has left.
     #[inline]
-    fn following(&self, now_ns: u64, slot: usize) -> Option<Entry> {
-        let flow = self.flows.get(slot)?;
+    fn follow(&mut self, now_ns: u64, slot: usize) {
+        let Some(flow) = self.flows.get(slot) else { return };
         if let Some(first) = self.staged.first(slot) {
-            return Some(Entry { tag: first.start.plus(flow.shift), arrival: first.arrival, flow: slot as u32 });
+            let tag = first.start.plus(flow.shift);
+            self.heap.push(Entry { tag, arrival: first.arrival, flow: slot as u32 });
+        } else if self.expected_until(now_ns, slot).is_some() {
+            self.absent.push(Entry { tag: flow.end, arrival: self.arrivals, flow: slot as u32 });
         }
-        self.expected_until(now_ns, slot)?;
-        Some(Entry { tag: flow.end, arrival: self.arrivals, flow: slot as u32 })
     }
 
-    /// Flows at the head of the order that are not expected any more make way.
+    /// The first of the flows that are expected, when those before it that are not any more have made way.
     #[inline]
-    fn forget_absent(&mut self, now_ns: u64) {
-        while let Some(Entry { flow, .. }) = self.heap.get(0) {
-            let flow = flow as usize;
-            if !self.staged.is_empty(flow) || self.expected_until(now_ns, flow).is_some() {
-                return;
+    fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
+        loop {
+            let first = self.absent.first(Lanes::All)?;
+            if self.expected_until(now_ns, first.flow as usize).is_some() {
+                return Some(first);
             }
-            self.heap.replace(0, None);
-            if let Some(flow) = self.flows.get_mut(flow) {
-                flow.is_in_heap = false;
-            }
+            self.absent.remove(first.flow as usize);
         }
     }
 }
 
 impl SerialPolicy for Throttled {
-    /// Where the slot's last life is still expected its place is taken over: it is the same slot's.
+    /// The slot's last life is not expected any more.
     fn add_flow(&mut self, slot: usize, _weight: Weight) {
+        self.absent.remove(slot);
         if let Some(flow) = self.flows.get_mut(slot) {
-            *flow = FlowState { end: self.virtual_time, is_in_heap: flow.is_in_heap, ..FlowState::default() };
+            *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
         }
     }
 
@@ -189,7 +189,8 @@ impl SerialPolicy for Throttled {
         let read = arrival.op == Op::Read;
         let kept = JobState { start, grown: 0, arrival: self.arrivals, flow: slot as u32, read };
         self.staged.push(slot, arrival.job, kept);
-        if !core::mem::replace(&mut flow.is_in_heap, true) {
+        if alone {
+            self.absent.remove(slot);
             self.heap.push(Entry { tag: start.plus(flow.shift), arrival: self.arrivals, flow: slot as u32 });
         }
         self.arrivals = self.arrivals.wrapping_add(1);
@@ -204,19 +205,22 @@ impl SerialPolicy for Throttled {
     }
 
     #[inline]
-    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
-        self.forget_absent(now_ns);
-        let has_staged = |flow: usize| !self.staged.is_empty(flow);
-        let holds = |flow: usize| match has_staged(flow) {
-            true => eligible(flow),
-            false => self.expected_until(now_ns, flow).is_some(),
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        let expected = self.first_expected(now_ns);
+        let first = self.heap.first(lanes);
+        let holder = match (first, expected) {
+            (Some(first), Some(expected)) if expected.is_before(&first) => expected,
+            (Some(holder), _) | (None, Some(holder)) => holder,
+            (None, None) => return Selection::Nothing,
         };
-        let holder = self.heap.first(holds).and_then(|at| self.heap.get(at));
-        let Some(holder) = holder else { return Selection::Nothing };
         self.virtual_time = self.virtual_time.max(holder.tag);
-        let first = self.heap.first(|flow| has_staged(flow) && eligible(flow));
-        let Some((at, entry)) = first.and_then(|at| Some((at, self.heap.get(at)?))) else { return Selection::Nothing };
-        let ahead = entry.tag.since(self.virtual_time);
+        let Some(first) = first else { return Selection::Nothing };
+        let ahead = first.tag.since(self.virtual_time);
         if ahead > 0 && ahead.unsigned_abs() > self.config.threshold_bytes {
             // Only one that is expected holds others up; if it waits for an answer, that will call.
             return match self.expected_until(now_ns, holder.flow as usize) {
@@ -224,7 +228,8 @@ impl SerialPolicy for Throttled {
                 _ => Selection::Nothing,
             };
         }
-        let slot = entry.flow as usize;
+        let slot = first.flow as usize;
+        self.heap.remove(slot);
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
@@ -233,11 +238,7 @@ impl SerialPolicy for Throttled {
                 flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
             }
         }
-        let following = self.following(now_ns, slot);
-        if let Some(flow) = self.flows.get_mut(slot) {
-            flow.is_in_heap = following.is_some();
-        }
-        self.heap.replace(at, following);
+        self.follow(now_ns, slot);
         Selection::Serve(job)
     }
 

@@ -160,8 +160,8 @@ pub trait Port: Send {
     /// Takes back an issued request when the device has completed it.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
 
-    /// No request of the flow that is submitted from now on is [joined](Next::Join) with one that was submitted before.
-    /// Requests that are neither reads nor writes do that by themselves.
+    /// No request of the flow that is submitted to this port from now on is [joined](Next::Join) with one that was submitted
+    /// to it before. Requests that are neither reads nor writes do that by themselves. Requests of different ports never are.
     fn barrier(&mut self, _flow: FlowId) {}
 
     /// The numbers behind the port's last answer: about this live request, or (`None`) about why nothing may go. For

@@ -32,7 +32,7 @@ use crate::platform::{Native, Platform};
 use crate::port::Outcome;
 use crate::serial::fifo::{Fifo, Links};
 use crate::serial::heap::{Entry, FlowHeap};
-use crate::serial::{Arrival, Job, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
 use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 
 /// SFQ(D) behind the port contract.
@@ -142,14 +142,18 @@ impl SerialPolicy for StartTime {
     }
 
     #[inline]
-    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
-        let Some(at) = self.heap.first(eligible) else { return Selection::Nothing };
-        let Some(Entry { flow: slot, .. }) = self.heap.get(at) else { return Selection::Nothing };
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, _now_ns: u64, lanes: Lanes) -> Selection {
+        let Some(Entry { flow: slot, .. }) = self.heap.take_first(lanes) else { return Selection::Nothing };
         let Some(flow) = self.flows.get_mut(slot as usize) else { return Selection::Nothing };
         let Some(job) = self.links.pop(&mut flow.staged) else { return Selection::Nothing };
         let following = flow.staged.first();
         if let Some(state) = self.jobs.get(job as usize) {
-            // The later of the two: a flow that was not eligible for a while is served behind virtual time.
+            // The later of the two: a flow that was shut out for a while is served behind virtual time.
             self.virtual_time = self.virtual_time.max(state.start.plus(flow.shift));
             flow.shift = flow.shift.saturating_add(state.grown);
             self.max_finish = self.max_finish.max(state.finish.plus(flow.shift));
@@ -158,7 +162,9 @@ impl SerialPolicy for StartTime {
         if following.is_none() {
             flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
         }
-        self.heap.replace(at, self.entry(slot, following, shift));
+        if let Some(entry) = self.entry(slot, following, shift) {
+            self.heap.push(entry);
+        }
         self.in_service = self.in_service.wrapping_add(1);
         Selection::Serve(Job(job))
     }
@@ -248,12 +254,17 @@ mod tests {
                 Arrival { job, flow, weight: Weight::DEFAULT, op: Op::Read, offset: 0, length: 100, cost: 100 };
             policy.insert(0, &arrival);
         }
-        assert_eq!(policy.select(0, &|_| false), Selection::Nothing);
-        assert_eq!(policy.select(0, &|flow| flow == 1), Selection::Serve(Job(1)));
-        assert_eq!(policy.select(0, &|flow| flow == 1), Selection::Serve(Job(2)));
+        assert_eq!(policy.select(0, Lanes::Reserved), Selection::Nothing);
+        policy.set_lane(0, Lane::Shut);
+        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(1)));
+        policy.set_lane(1, Lane::Reserved);
+        assert_eq!(policy.select(0, Lanes::Reserved), Selection::Serve(Job(2)));
+        assert_eq!(policy.select(0, Lanes::All), Selection::Nothing);
         assert_eq!(policy.virtual_time(), Some(100));
-        assert_eq!(policy.select(0, &|_| true), Selection::Serve(Job(0)));
+        policy.set_lane(0, Lane::Common);
+        assert_eq!(policy.select(0, Lanes::Reserved), Selection::Nothing);
+        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(0)));
         assert_eq!(policy.virtual_time(), Some(100), "it does not go back");
-        assert_eq!(policy.select(0, &|_| true), Selection::Nothing);
+        assert_eq!(policy.select(0, Lanes::All), Selection::Nothing);
     }
 }

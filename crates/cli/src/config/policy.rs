@@ -149,8 +149,8 @@ impl PolicyName {
                 "read-cost",
                 "write-cost",
             ],
-            PolicyName::Kyber => &["read-target", "write-target", "read-depth", "write-depth"],
-            PolicyName::KyberFair => &["period", "busy", "tokens", "read-cost", "write-cost"],
+            PolicyName::Kyber => &["merge", "read-target", "write-target", "read-depth", "write-depth"],
+            PolicyName::KyberFair => &["merge", "period", "busy", "tokens", "read-cost", "write-cost"],
         }
     }
 }
@@ -404,7 +404,7 @@ pub(crate) struct PolicyConfig {
     pub(crate) name: PolicyName,
     /// D: the most requests outstanding on the device; if not said, the device's own parallelism decides.
     pub(crate) slots: Option<u32>,
-    /// For the schedulers behind one lock: the most bytes that are merged to one command.
+    /// For those that stage, but mqfq: the most bytes that are merged to one command.
     pub(crate) merge_bytes: u32,
     /// T: how far a flow may run ahead of virtual time, in bytes.
     pub(crate) threshold: Option<u64>,
@@ -774,6 +774,8 @@ mod tests {
         assert_eq!(merged("bfq:merge=on"), Ok(MERGE_BYTES));
         assert_eq!(merged("nass+fiops:merge=64k"), Ok(65_536));
         assert_eq!(merged("sfqd:merge=off"), Ok(0));
+        assert_eq!(merged("kyber:merge=on"), Ok(MERGE_BYTES));
+        assert_eq!(merged("kyber-fair:merge=64k"), Ok(65_536));
         assert_eq!(
             merged("cfq:merge=33M").unwrap_err(),
             "merge: `33M` is neither on nor off nor a size of at most 32M, as in 256k"

@@ -13,7 +13,7 @@
 //! nothing here; [`fair`] adds them. It is work-conserving within the depths, and holds back what exceeds them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s); the depths, 256, 128,
-//! 64 and 16, which are also the most that they grow back to.
+//! 64 and 16, which are also the most that they grow back to. `merge_bytes`: adjacent requests as one command, with one token.
 //!
 //! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the *request structures* that the
 //! scheduler allocates for a hardware queue, so that a flood of writes cannot keep a read from being allocated
@@ -34,6 +34,7 @@ mod latency;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
+mod units;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -69,6 +70,9 @@ pub struct KyberConfig {
     pub write_target_ns: u64,
     /// The latency that discards should have, in nanoseconds; default 5 s.
     pub discard_target_ns: u64,
+    /// The most bytes of a flow's adjacent requests that a port [merges](crate::serial::merge) to one command, which then takes
+    /// one token; default 0, which merges none.
+    pub merge_bytes: u32,
 }
 
 impl KyberConfig {
@@ -82,6 +86,7 @@ impl KyberConfig {
             read_target_ns: 2_000_000,
             write_target_ns: 10_000_000,
             discard_target_ns: 5_000_000_000,
+            merge_bytes: 0,
         }
     }
 
@@ -126,7 +131,7 @@ impl<P: Platform> Kyber<P> {
             depths: Depths::new(config.ports, config.depths),
             latencies: Latencies::new(config.ports, config.targets()),
         });
-        let port = |port| KyberPort::new(PortId(port as u8), config.tags, shared.clone());
+        let port = |port| KyberPort::new(PortId(port as u8), config, shared.clone());
         let ports = (0..config.ports).map(port).collect();
         Ok((Kyber { shared, most: config.depths, adjuster: P::Mutex::new(Adjuster::default()) }, ports))
     }

@@ -3,13 +3,15 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::Shared;
 use super::depths::KEEPS;
 use super::domain::{DOMAINS, Domain, QueueSet, State};
-use crate::flow::PortFlows;
+use super::units::{Units, next_of};
+use super::{KyberConfig, Shared};
+use crate::flow::{FlowId, PortFlows};
 use crate::platform::{Native, Platform};
-use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 use crate::serial::fifo::Links;
+use crate::serial::merge::{Piece, Placed};
 
 /// One shard's port of Kyber.
 pub struct KyberPort<P: Platform = Native> {
@@ -17,6 +19,7 @@ pub struct KyberPort<P: Platform = Native> {
     id: PortId,
     account: PortFlows,
     entries: Box<[Entry]>,
+    units: Units,
     links: Links,
     queues: QueueSet,
     /// How often in a row it has kept what came back, by domain.
@@ -34,16 +37,18 @@ struct Entry {
 }
 
 impl<P: Platform> KyberPort<P> {
-    pub(super) fn new(id: PortId, tags: usize, shared: Arc<Shared<P>>) -> Self {
+    pub(super) fn new(id: PortId, config: &KyberConfig, shared: Arc<Shared<P>>) -> Self {
         let free = Entry { submitted_ns: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
         let account = PortFlows::new(id, &shared.flows);
-        let entries = (0..tags).map(|_| free).collect();
+        let entries = (0..config.tags).map(|_| free).collect();
+        let units = Units::new(config.flows, config.tags, config.merge_bytes);
         KyberPort {
             shared,
             id,
             account,
             entries,
-            links: Links::new(tags),
+            links: Links::new(units.bound()),
+            units,
             queues: QueueSet::default(),
             kept: [0; DOMAINS],
         }
@@ -65,6 +70,16 @@ impl<P: Platform> KyberPort<P> {
         }
         self.pick()
     }
+
+    /// A request goes to the device.
+    #[inline]
+    fn issue(&mut self, now_ns: u64, piece: &Piece) -> Next {
+        if let Some(entry) = self.entries.get_mut(piece.job as usize) {
+            entry.issued_ns = now_ns;
+            entry.state = State::Issued;
+        }
+        next_of(piece)
+    }
 }
 
 impl<P: Platform> Port for KyberPort<P> {
@@ -72,34 +87,35 @@ impl<P: Platform> Port for KyberPort<P> {
     fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let free = |entry: &&mut Entry| entry.state == State::Free;
         let entry = self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        self.account.admit(&self.shared.flows, request.flow)?;
+        let weight = self.account.admit(&self.shared.flows, request.flow)?;
         let domain = Domain::of(request.op);
         let flow = request.flow.slot() as u32;
         *entry = Entry { submitted_ns: now_ns, issued_ns: 0, flow, domain, state: State::Staged };
-        self.queues.stage(&mut self.links, domain, request.tag.0);
+        if let Placed::New(unit) = self.units.place(request, weight) {
+            self.queues.stage(&mut self.links, domain, unit.0);
+        }
         Ok(Submitted::Staged)
     }
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        if let Some(piece) = self.units.piece() {
+            return self.issue(now_ns, &piece);
+        }
         self.account.poll(&self.shared.flows);
         let mut picked = self.pick();
         if picked.is_none() && !self.queues.is_empty() {
             picked = self.wait();
         }
-        let Some(tag) = picked else {
+        let Some(piece) = picked.and_then(|unit| self.units.begin(unit)) else {
             wake.extend(self.shared.depths.give_back(self.id, |domain| self.queues.has(domain)));
             return if self.queues.is_empty() { Next::Idle } else { Next::Blocked };
         };
-        if let Some(entry) = self.entries.get_mut(tag as usize) {
-            entry.issued_ns = now_ns;
-            entry.state = State::Issued;
-        }
-        Next::Issue { tag: Tag(tag), class: Class::Medium }
+        self.issue(now_ns, &piece)
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
         let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else { return };
         entry.state = State::Free;
@@ -107,10 +123,18 @@ impl<P: Platform> Port for KyberPort<P> {
         self.account.finish(&self.shared.flows, flow as usize);
         let (total_ns, device_ns) = (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
         self.shared.latencies.record(self.id, domain, total_ns, device_ns);
+        if !self.units.completed(tag, outcome) {
+            return;
+        }
         let Some(kept) = self.kept.get_mut(domain as usize) else { return };
         let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
         *kept = if woken.contains(self.id) { *kept + 1 } else { 0 };
         wake.extend(woken);
+    }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.units.barrier(flow);
     }
 }
 

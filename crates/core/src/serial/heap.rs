@@ -1,10 +1,19 @@
-//! A binary heap of flows in a fixed array: the flow with the least tag first, the earliest arrival among equals.
+//! Flows in the order of their tags: the least first, the earliest arrival among equals, and only those that may be served.
+//!
+//! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is [shut](Lane::Shut) out is in neither: its
+//! entry lies aside, and nobody who asks for the first passes over it. So whatever flows may not be served, to ask costs
+//! nothing, and to serve, or to change a flow's lane, at most the logarithm of the number of flows.
+//!
+//! What was put in last stays outside its heap, and goes in when something else is put in: a flow that was
+//! served and comes first again, or is let in again as the first, as under a limit it does all the time, never
+//! moves anything.
 
 use alloc::boxed::Box;
 
+use super::{Lane, Lanes};
 use crate::vtime::VTime;
 
-/// A flow in the heap, with what it is ordered by.
+/// A flow, with what it is ordered by.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// The order: least first, by signed difference.
@@ -16,120 +25,209 @@ pub struct Entry {
 }
 
 impl Entry {
+    const NOBODY: Entry = Entry { tag: VTime::ZERO, arrival: 0, flow: u32::MAX };
+
+    /// Whether it comes before the other.
     #[inline]
-    fn is_before(&self, other: &Entry) -> bool {
+    pub fn is_before(&self, other: &Entry) -> bool {
         self.tag.is_before(other.tag) || (self.tag == other.tag && self.arrival < other.arrival)
     }
 }
 
-/// A heap of at most as many entries as it was made for.
+/// Where a flow's entry is: a position in its heap, or one of these.
+const NOWHERE: u32 = u32::MAX;
+const ASIDE: u32 = u32::MAX - 1;
+const LATEST: u32 = u32::MAX - 2;
+
+/// Flows in order, each at most once.
 pub struct FlowHeap {
+    common: Heap,
+    reserved: Heap,
+    lanes: Box<[Lane]>,
+    places: Box<[u32]>,
+    /// The entries of those that are shut out.
+    aside: Box<[Entry]>,
+    len: usize,
+}
+
+/// The flows of one lane.
+struct Heap {
+    /// What was put in last, if its flow is not `NOBODY`'s.
+    latest: Entry,
     entries: Box<[Entry]>,
     len: usize,
 }
 
 impl FlowHeap {
-    /// A heap of at most `capacity` entries.
-    pub fn new(capacity: usize) -> Self {
-        let entries = (0..capacity).map(|_| Entry { tag: VTime::ZERO, arrival: 0, flow: 0 }).collect();
-        FlowHeap { entries, len: 0 }
+    /// An order of the flows `0..flows`, of which none is in it.
+    pub fn new(flows: usize) -> Self {
+        FlowHeap {
+            common: Heap::new(flows),
+            reserved: Heap::new(flows),
+            lanes: (0..flows).map(|_| Lane::default()).collect(),
+            places: (0..flows).map(|_| NOWHERE).collect(),
+            aside: (0..flows).map(|_| Entry::NOBODY).collect(),
+            len: 0,
+        }
     }
 
-    /// Whether nothing is in it.
+    /// Whether no flow is in it, in whatever lane.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Puts an entry in; ignored when the heap is full.
+    /// Whether the flow may be served when these lanes are.
+    #[inline]
+    pub fn admits(&self, flow: usize, lanes: Lanes) -> bool {
+        match self.lanes.get(flow) {
+            Some(Lane::Common) => lanes == Lanes::All,
+            Some(Lane::Reserved) => true,
+            Some(Lane::Shut) | None => false,
+        }
+    }
+
+    /// Puts a flow in; ignored if it is there.
     #[inline]
     pub fn push(&mut self, entry: Entry) {
-        if self.len < self.entries.len() {
-            let at = self.len;
+        let flow = entry.flow as usize;
+        if self.places.get(flow) == Some(&NOWHERE) {
             self.len += 1;
-            self.rise(at, entry);
+            self.place(entry);
         }
     }
 
-    /// The position of the first entry whose flow is eligible: the very first at once, and no others are looked at
-    /// than what is below entries that are not eligible.
+    /// The first of those that may be served.
     #[inline]
-    pub fn first(&self, eligible: impl Fn(usize) -> bool) -> Option<usize> {
-        let top = self.get(0)?;
-        if eligible(top.flow as usize) {
-            return Some(0);
+    pub fn first(&self, lanes: Lanes) -> Option<Entry> {
+        let reserved = self.reserved.first();
+        if lanes == Lanes::Reserved {
+            return reserved;
         }
-        let mut best: Option<(usize, Entry)> = None;
-        let mut at = 1;
-        while let Some(entry) = self.get(at) {
-            let candidate = best.is_none_or(|(_, best)| entry.is_before(&best));
-            let found = candidate && eligible(entry.flow as usize);
-            if found {
-                best = Some((at, entry));
-            }
-            let below = at * 2 + 1;
-            at = if candidate && !found && below < self.len { below } else { self.beside(at) };
+        match (self.common.first(), reserved) {
+            (Some(common), Some(reserved)) if reserved.is_before(&common) => Some(reserved),
+            (common, reserved) => common.or(reserved),
         }
-        best.map(|(at, _)| at)
     }
 
-    /// The position after `at` and all below it, from left to right and from top to bottom; beyond the end if there is none.
+    /// Takes out the first of those that may be served.
     #[inline]
-    fn beside(&self, mut at: usize) -> usize {
-        while at > 0 {
-            let is_left = at % 2 == 1;
-            if is_left && at + 1 < self.len {
-                return at + 1;
-            }
-            at = (at - 1) / 2;
-        }
-        usize::MAX
+    pub fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
+        let first = self.first(lanes)?;
+        self.remove(first.flow as usize)
     }
 
-    /// The entry at a position that [`Self::first`] gave.
+    /// Takes a flow out.
     #[inline]
-    pub fn get(&self, at: usize) -> Option<Entry> {
-        self.entries.get(at).copied().filter(|_| at < self.len)
+    pub fn remove(&mut self, flow: usize) -> Option<Entry> {
+        let entry = self.lift(flow)?;
+        self.len -= 1;
+        Some(entry)
     }
 
-    /// Puts `entry` in the place of the one at `at`, or takes that out if there is none.
+    /// Puts the flow into another lane, whether it is here now or not.
     #[inline]
-    pub fn replace(&mut self, at: usize, entry: Option<Entry>) {
-        if at >= self.len {
-            return;
+    pub fn set_lane(&mut self, flow: usize, lane: Lane) {
+        let entry = self.lift(flow);
+        if let Some(place) = self.lanes.get_mut(flow) {
+            *place = lane;
         }
-        let moved = match entry {
-            Some(entry) => entry,
-            None => {
-                self.len -= 1;
-                match self.get_raw(self.len) {
-                    Some(last) if at < self.len => last,
-                    _ => return,
+        if let Some(entry) = entry {
+            self.place(entry);
+        }
+    }
+
+    /// Takes the flow's entry from wherever it is.
+    #[inline]
+    fn lift(&mut self, flow: usize) -> Option<Entry> {
+        let at = core::mem::replace(self.places.get_mut(flow)?, NOWHERE);
+        match (at, self.lanes.get(flow)?) {
+            (NOWHERE, _) => None,
+            (ASIDE, _) => self.aside.get(flow).copied(),
+            (at, Lane::Reserved) => self.reserved.remove(at, &mut self.places),
+            (at, _) => self.common.remove(at, &mut self.places),
+        }
+    }
+
+    /// Puts an entry that is nowhere where its flow's lane is.
+    #[inline]
+    fn place(&mut self, entry: Entry) {
+        let flow = entry.flow as usize;
+        match self.lanes.get(flow) {
+            Some(Lane::Common) => self.common.push(entry, &mut self.places),
+            Some(Lane::Reserved) => self.reserved.push(entry, &mut self.places),
+            Some(Lane::Shut) | None => {
+                if let (Some(aside), Some(place)) = (self.aside.get_mut(flow), self.places.get_mut(flow)) {
+                    (*aside, *place) = (entry, ASIDE);
                 }
             }
-        };
-        let parent = at.checked_sub(1).and_then(|below| self.get_raw(below / 2));
-        match parent {
-            Some(parent) if moved.is_before(&parent) => self.rise(at, moved),
-            _ => self.sink(at, moved),
         }
+    }
+}
+
+impl Heap {
+    fn new(capacity: usize) -> Self {
+        Heap { latest: Entry::NOBODY, entries: (0..capacity).map(|_| Entry::NOBODY).collect(), len: 0 }
     }
 
     #[inline]
-    fn rise(&mut self, mut at: usize, entry: Entry) {
+    fn first(&self) -> Option<Entry> {
+        let top = self.get(0);
+        if self.latest.flow == Entry::NOBODY.flow {
+            return top;
+        }
+        top.filter(|top| top.is_before(&self.latest)).or(Some(self.latest))
+    }
+
+    /// The lesser one of this entry and the latest stays outside.
+    #[inline]
+    fn push(&mut self, entry: Entry, places: &mut [u32]) {
+        let mut goes_in = core::mem::replace(&mut self.latest, entry);
+        if goes_in.is_before(&entry) && goes_in.flow != Entry::NOBODY.flow {
+            core::mem::swap(&mut goes_in, &mut self.latest);
+        }
+        set(places, self.latest.flow, LATEST);
+        if goes_in.flow != Entry::NOBODY.flow && self.len < self.entries.len() {
+            self.len += 1;
+            self.rise(self.len - 1, goes_in, places);
+        }
+    }
+
+    /// Takes out what is at this place.
+    #[inline]
+    fn remove(&mut self, at: u32, places: &mut [u32]) -> Option<Entry> {
+        if at == LATEST {
+            return Some(core::mem::replace(&mut self.latest, Entry::NOBODY));
+        }
+        let at = at as usize;
+        let removed = self.get(at)?;
+        self.len -= 1;
+        let last = *self.entries.get(self.len)?;
+        if at < self.len {
+            let parent = at.checked_sub(1).and_then(|below| self.get(below / 2));
+            match parent {
+                Some(parent) if last.is_before(&parent) => self.rise(at, last, places),
+                _ => self.sink(at, last, places),
+            }
+        }
+        Some(removed)
+    }
+
+    #[inline]
+    fn rise(&mut self, mut at: usize, entry: Entry, places: &mut [u32]) {
         while let Some(below) = at.checked_sub(1) {
-            let Some(parent) = self.get_raw(below / 2) else { break };
+            let Some(parent) = self.get(below / 2) else { break };
             if !entry.is_before(&parent) {
                 break;
             }
-            self.put(at, parent);
+            self.put(at, parent, places);
             at = below / 2;
         }
-        self.put(at, entry);
+        self.put(at, entry, places);
     }
 
     #[inline]
-    fn sink(&mut self, mut at: usize, entry: Entry) {
+    fn sink(&mut self, mut at: usize, entry: Entry, places: &mut [u32]) {
         loop {
             let left = at * 2 + 1;
             let Some(mut least) = self.get(left) else { break };
@@ -141,22 +239,30 @@ impl FlowHeap {
             if !least.is_before(&entry) {
                 break;
             }
-            self.put(at, least);
+            self.put(at, least, places);
             at = child;
         }
-        self.put(at, entry);
+        self.put(at, entry, places);
     }
 
     #[inline]
-    fn get_raw(&self, at: usize) -> Option<Entry> {
-        self.entries.get(at).copied()
+    fn get(&self, at: usize) -> Option<Entry> {
+        self.entries.get(..self.len)?.get(at).copied()
     }
 
     #[inline]
-    fn put(&mut self, at: usize, entry: Entry) {
+    fn put(&mut self, at: usize, entry: Entry, places: &mut [u32]) {
         if let Some(place) = self.entries.get_mut(at) {
             *place = entry;
+            set(places, entry.flow, at as u32);
         }
+    }
+}
+
+#[inline]
+fn set(places: &mut [u32], flow: u32, at: u32) {
+    if let Some(place) = places.get_mut(flow as usize) {
+        *place = at;
     }
 }
 
@@ -166,54 +272,60 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
+    const FLOWS: usize = 16;
+
     #[derive(Clone, Debug)]
     enum Step {
-        Push(u64),
-        Replace(u64),
-        Take { skip: u32 },
+        Push(usize, u64),
+        Take(Lanes),
+        Remove(usize),
+        SetLane(usize, Lane),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let lanes = prop_oneof![Just(Lanes::All), Just(Lanes::Reserved)];
+        let lane = prop_oneof![Just(Lane::Common), Just(Lane::Reserved), Just(Lane::Shut)];
         let step = prop_oneof![
-            (0u64..20).prop_map(Step::Push),
-            (0u64..20).prop_map(Step::Replace),
-            (0u32..4).prop_map(|skip| Step::Take { skip }),
+            4 => (0..FLOWS, 0u64..20).prop_map(|(flow, units)| Step::Push(flow, units)),
+            4 => lanes.prop_map(Step::Take),
+            1 => (0..FLOWS).prop_map(Step::Remove),
+            3 => (0..FLOWS, lane).prop_map(|(flow, lane)| Step::SetLane(flow, lane)),
         ];
-        prop::collection::vec(step, 1..200)
+        prop::collection::vec(step, 1..300)
     }
 
     proptest! {
-        /// Against a sorted list: the first eligible entry is the least of the eligible ones.
+        /// Against a sorted list: the first is the least of those that may be served, whatever lanes they were in before.
         #[test]
-        fn gives_the_least_eligible_entry(steps in steps()) {
-            let mut heap = FlowHeap::new(16);
-            let mut list: Vec<(u64, u64, u32)> = Vec::new();
+        fn gives_the_least_that_may_be_served(steps in steps()) {
+            let mut heap = FlowHeap::new(FLOWS);
+            let mut list: Vec<(u64, u64, usize)> = Vec::new();
+            let mut of = [Lane::Common; FLOWS];
             // Tags start just below the wrap, so that the order is the wrapped one.
             let tag = |units: u64| VTime::from_units((1 << 56) - 10).plus(units);
-            for (arrival, step) in steps.into_iter().enumerate() {
-                let arrival = arrival as u64;
-                let flow = (arrival % 4) as u32;
+            for (arrival, step) in (0..).zip(steps) {
                 match step {
-                    Step::Push(units) => {
-                        heap.push(Entry { tag: tag(units), arrival, flow });
-                        if list.len() < 16 {
+                    Step::Push(flow, units) => {
+                        heap.push(Entry { tag: tag(units), arrival, flow: flow as u32 });
+                        if !list.iter().any(|entry| entry.2 == flow) {
                             list.push((units, arrival, flow));
                         }
                     }
-                    Step::Replace(units) => {
-                        if heap.is_empty() { continue }
-                        heap.replace(0, Some(Entry { tag: tag(units), arrival, flow }));
-                        list[0] = (units, arrival, flow);
+                    Step::Take(lanes) => {
+                        let may = |flow: usize| of[flow] == Lane::Reserved || of[flow] == Lane::Common && lanes == Lanes::All;
+                        let expected = list.iter().position(|entry| may(entry.2)).map(|at| list.remove(at));
+                        let taken = heap.take_first(lanes);
+                        prop_assert_eq!(taken.map(|entry| entry.arrival), expected.map(|entry| entry.1));
                     }
-                    Step::Take { skip } => {
-                        let at = heap.first(|flow| flow as u32 != skip);
-                        let expected = list.iter().position(|entry| entry.2 != skip);
-                        prop_assert_eq!(at.is_some(), expected.is_some());
-                        if let (Some(at), Some(expected)) = (at, expected) {
-                            prop_assert_eq!(heap.get(at).unwrap().arrival, list[expected].1);
-                            heap.replace(at, None);
-                            list.remove(expected);
-                        }
+                    Step::Remove(flow) => {
+                        let expected = list.iter().position(|entry| entry.2 == flow).map(|at| list.remove(at));
+                        prop_assert_eq!(heap.remove(flow).map(|entry| entry.arrival), expected.map(|entry| entry.1));
+                    }
+                    Step::SetLane(flow, lane) => {
+                        heap.set_lane(flow, lane);
+                        of[flow] = lane;
+                        prop_assert_eq!(heap.admits(flow, Lanes::Reserved), lane == Lane::Reserved);
+                        prop_assert_eq!(heap.admits(flow, Lanes::All), lane != Lane::Shut);
                     }
                 }
                 list.sort_unstable();

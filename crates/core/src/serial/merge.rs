@@ -12,7 +12,7 @@
 //!
 //! Only what a device can do as one command, for one tenant, at one moment is merged: reads with reads and writes with writes
 //! of one flow, submitted to one port (whose memory they use), at most `most_bytes` and [`MOST_PARTS`] of them, and nothing
-//! across a *barrier*. Whatever is neither read nor write is one for its flow, on all ports, and a host sets one before and
+//! across a *barrier*. Whatever is neither read nor write is one for its flow, and a host sets one before and
 //! after each request that has to be alone ([`Port::barrier`](crate::Port::barrier)): writes that are to be durable, say.
 //!
 //! **How they are found.** Two tables of hints, by where units end and where they begin, a power of two of entries without
@@ -39,7 +39,7 @@ const NONE: u32 = u32::MAX;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The units of all ports.
-pub(super) struct Merger {
+pub(crate) struct Merger {
     most_bytes: u32,
     tag_bits: u32,
     units: Box<[Unit]>,
@@ -81,7 +81,7 @@ struct Part {
 }
 
 /// What became of an arrival.
-pub(super) enum Placed {
+pub(crate) enum Placed {
     /// A new unit.
     New(Job),
     /// It is part of a staged unit, which was so long before and is so long now.
@@ -89,14 +89,14 @@ pub(super) enum Placed {
 }
 
 /// A request that a port may issue.
-pub(super) struct Piece {
-    pub(super) job: u32,
+pub(crate) struct Piece {
+    pub(crate) job: u32,
     /// Whether the command goes on with the next one.
-    pub(super) goes_on: bool,
+    pub(crate) goes_on: bool,
 }
 
 impl Merger {
-    pub(super) fn new(config: &SerialConfig) -> Merger {
+    pub(crate) fn new(config: &SerialConfig) -> Merger {
         let jobs = config.jobs();
         let unused = Unit {
             offset: 0,
@@ -129,7 +129,7 @@ impl Merger {
 
     /// Nothing that arrives from now on is merged with what the flow has staged.
     #[inline]
-    pub(super) fn barrier(&mut self, flow: usize) {
+    pub(crate) fn barrier(&mut self, flow: usize) {
         if let Some(count) = self.barriers.get_mut(flow) {
             *count = count.wrapping_add(1);
         }
@@ -137,7 +137,7 @@ impl Merger {
 
     /// Puts an arrival into a staged unit, if it fits to one, or makes it a unit.
     #[inline]
-    pub(super) fn place(&mut self, arrival: &Arrival) -> Placed {
+    pub(crate) fn place(&mut self, arrival: &Arrival) -> Placed {
         if !matches!(arrival.op, Op::Read | Op::Write) {
             self.barrier(arrival.flow);
             return Placed::New(self.open(arrival));
@@ -232,7 +232,7 @@ impl Merger {
 
     /// The unit's parts are to be issued by its port, which this gives. It is staged no more.
     #[inline]
-    pub(super) fn leave(&mut self, unit: Job) -> u32 {
+    pub(crate) fn leave(&mut self, unit: Job) -> u32 {
         let Some(unit) = self.units.get_mut(unit.0 as usize) else { return 0 };
         unit.is_staged = false;
         unit.port
@@ -240,7 +240,7 @@ impl Merger {
 
     /// Makes the unit the one that its port issues now.
     #[inline]
-    pub(super) fn begin(&mut self, port: usize, unit: Job) {
+    pub(crate) fn begin(&mut self, port: usize, unit: Job) {
         let first = self.units.get(unit.0 as usize).map_or(NONE, |unit| unit.first);
         if let Some(cursor) = self.cursors.get_mut(port) {
             *cursor = first;
@@ -249,7 +249,7 @@ impl Merger {
 
     /// The next part of the unit that the port is in the midst of.
     #[inline]
-    pub(super) fn piece(&mut self, port: usize) -> Option<Piece> {
+    pub(crate) fn piece(&mut self, port: usize) -> Option<Piece> {
         let cursor = self.cursors.get_mut(port)?;
         let job = *cursor;
         let part = self.parts.get(job as usize)?;
@@ -259,7 +259,7 @@ impl Merger {
 
     /// A part has completed; its unit, and how that ended, if it was the last.
     #[inline]
-    pub(super) fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {
+    pub(crate) fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {
         let at = self.parts.get(job.0 as usize)?.unit;
         let unit = self.units.get_mut(at as usize)?;
         unit.failed |= outcome == Outcome::Failed;

@@ -4,8 +4,9 @@
 //! core goes through. They know flows and requests, but neither ports nor slots nor locks; and a filter that limits
 //! some flows' dispatches has to fit around any of them without their knowing.
 //!
-//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the eligible flows,
-//! completed, and changes of flows. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the device
+//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that may be served,
+//! completed, and changes of flows. Which may be served is said by [lanes](Lane), and all may if nobody says anything.
+//! [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the device
 //! and speaks the [port contract](crate::port):
 //!
 //! - `submit` inserts; the request is staged.
@@ -82,8 +83,29 @@ pub enum Selection {
     /// Requests are staged, but the policy keeps the device for one that it expects, until this time
     /// (nanoseconds) at the latest.
     WaitUntil(u64),
-    /// No eligible flow has a request staged.
+    /// No flow that may be served has a request staged.
     Nothing,
+}
+
+/// Whether a flow may be served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Lane {
+    /// While all may.
+    #[default]
+    Common,
+    /// Whenever any may.
+    Reserved,
+    /// It may not.
+    Shut,
+}
+
+/// Which flows may be served now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lanes {
+    /// All that are not [shut](Lane::Shut) out.
+    All,
+    /// Only those in [`Lane::Reserved`].
+    Reserved,
 }
 
 /// A scheduler that one thread at a time calls. It neither allocates nor panics once it is built.
@@ -105,8 +127,11 @@ pub trait SerialPolicy: Send + 'static {
     /// and costs what it adds to its cost.
     fn grow(&mut self, now_ns: u64, arrival: &Arrival);
 
-    /// Takes out the request to serve next, among those whose flow is eligible. The caller has a slot for it.
-    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection;
+    /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow stays in it.
+    fn set_lane(&mut self, flow: usize, lane: Lane);
+
+    /// Takes out the request to serve next, among those whose flow may be served. The caller has a slot for it.
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
 
     /// A selected request has been served.
     fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome);
@@ -141,8 +166,12 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
         (**self).grow(now_ns, arrival);
     }
 
-    fn select(&mut self, now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
-        (**self).select(now_ns, eligible)
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        (**self).set_lane(flow, lane);
+    }
+
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        (**self).select(now_ns, lanes)
     }
 
     fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
@@ -493,7 +522,7 @@ impl<S: SerialPolicy> Core<S> {
             return self.issue(port, job);
         }
         while self.free > 0 {
-            let job = match self.policy.select(now_ns, &|_| true) {
+            let job = match self.policy.select(now_ns, Lanes::All) {
                 Selection::Serve(job) => job,
                 Selection::WaitUntil(time_ns) => {
                     self.throttles = self.throttles.wrapping_add(1);

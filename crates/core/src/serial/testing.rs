@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::{Arrival, Job, Selection, SerialConfig, SerialPolicy};
+use super::{Arrival, Job, Lanes, Selection, SerialConfig, SerialPolicy};
 use crate::flow::Weight;
 use crate::port::{Op, Outcome};
 
@@ -44,7 +44,7 @@ pub(crate) fn run<S: SerialPolicy>(
     while now_ns < end_ns {
         let mut wait_ns = u64::MAX;
         while device.len() < slots {
-            match policy.select(now_ns, &|_| true) {
+            match policy.select(now_ns, Lanes::All) {
                 Selection::Serve(Job(job)) => {
                     let flow = (job / 64) as usize;
                     served.push(flow);

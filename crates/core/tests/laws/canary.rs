@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fairq_core::serial::{Arrival, Job, Selection, SerialConfig, SerialPolicy, SerialPort};
+use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy, SerialPort};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
     Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted,
@@ -113,8 +113,10 @@ impl SerialPolicy for Naive {
         }
     }
 
-    fn select(&mut self, _now_ns: u64, eligible: &dyn Fn(usize) -> bool) -> Selection {
-        let staged = || self.queue.iter().enumerate().filter(|(_, queued)| eligible(queued.flow));
+    fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
+
+    fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
+        let staged = || self.queue.iter().enumerate();
         let by_start = || staged().min_by_key(|(_, queued)| queued.start);
         let pick = match self.fault {
             Fault::FirstComeFirstServed => staged().next(),
@@ -347,37 +349,36 @@ pub(crate) enum Joins {
     WritesToReads,
 }
 
-/// SFQ(D) that merges, and is told something else than what is asked for.
-pub(crate) struct Joining(pub(crate) Joins);
+/// A policy that merges, and is told something else than what is asked for.
+pub(crate) struct Joining<S>(pub(crate) S, pub(crate) Joins);
 
-pub(crate) struct JoiningPort {
-    inner: SfqdPort,
+pub(crate) struct JoiningPort<P> {
+    inner: P,
     fault: Joins,
     end: u64,
 }
 
-pub(crate) struct JoiningPolicy(Sfqd);
+pub(crate) struct JoiningPolicy<P>(P);
 
-impl Subject for Joining {
-    type Policy = JoiningPolicy;
+impl<S: Subject> Subject for Joining<S> {
+    type Policy = JoiningPolicy<S::Policy>;
 
-    fn build(&self, shape: &Shape) -> (JoiningPolicy, Vec<JoiningPort>) {
-        let mut config = serial_config(shape);
-        config.merge_bytes *= if self.0 == Joins::TooMuch { 4 } else { 1 };
-        let (policy, ports) = Sfqd::new(&config).expect("the shape is legal");
-        let port = |inner| JoiningPort { inner, fault: self.0, end: 0 };
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>) {
+        let more = if self.1 == Joins::TooMuch { 4 } else { 1 };
+        let (policy, ports) = self.0.build(&Shape { merge_bytes: shape.merge_bytes * more, ..*shape });
+        let port = |inner| JoiningPort { inner, fault: self.1, end: 0 };
         (JoiningPolicy(policy), ports.into_iter().map(port).collect())
     }
-    fn threshold(&self, _shape: &Shape) -> u64 {
-        0
+    fn threshold(&self, shape: &Shape) -> u64 {
+        self.0.threshold(shape)
     }
     fn assigns_to_ports(&self) -> bool {
-        true
+        self.0.assigns_to_ports()
     }
 }
 
-impl Policy for JoiningPolicy {
-    type Port = JoiningPort;
+impl<P: Policy> Policy for JoiningPolicy<P> {
+    type Port = JoiningPort<P::Port>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.0.add_flow_as(known, weight)
@@ -396,7 +397,7 @@ impl Policy for JoiningPolicy {
     }
 }
 
-impl Port for JoiningPort {
+impl<P: Port> Port for JoiningPort<P> {
     fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let mut told = *request;
         match self.fault {

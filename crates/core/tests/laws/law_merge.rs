@@ -1,6 +1,6 @@
 //! **Law: merging.** What a port joins to one command is what a device can do as one: requests of one flow and port, all
 //! reads or all writes, each beginning where the one before it ends, together no longer than was said, and none on another
-//! side of a barrier of its flow than another. And all other laws hold of commands as they do of requests: none is lost or
+//! side of a barrier of its flow on that port than another. And all other laws hold of commands as they do of requests: none is lost or
 //! issued twice, at most D are outstanding, and flows differ by no more than T and the largest commands.
 
 use fairq_core::Op;
@@ -8,12 +8,16 @@ use fairq_core::serial::merge::MOST_PARTS;
 
 use crate::canary::{self, Fault, caught};
 use crate::script::{ANYTHING, Kind, for_all};
+use crate::subjects::{Depths, SfqD, Tokens};
 use crate::world::{Req, Subject, Trace};
-use crate::{law_fairness, law_requests, law_slots, law_virtual_time};
+use crate::{law_fairness, law_requests, law_slots, law_virtual_time, law_work};
 
 /// Streams in pieces, some of which are as long as what is merged.
 pub(crate) const STREAMS: Kind =
     Kind { merge_bytes: 32_768, lengths: &[512, 4096, 4096, 12_288, 32_768], max_slots: 4, ..ANYTHING };
+
+/// Few enough for flows to run out of them.
+const TOKENS: Tokens = Tokens(1 << 16);
 
 /// The requests of each command, in the order in which they were joined.
 fn commands(trace: &Trace) -> Vec<Vec<&Req>> {
@@ -62,6 +66,15 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
     })
 }
 
+/// Of what has no slots for all that it may send, but sends while fewer than D are outstanding.
+pub(crate) fn holds_without_slots(subject: &impl Subject) -> Result<(), String> {
+    for_all(subject, STREAMS, 200, |trace| {
+        check(trace)?;
+        law_requests::check(trace)?;
+        law_work::check(trace)
+    })
+}
+
 /// Where flows are backlogged and shares are of bytes.
 pub(crate) fn bounded_unfairness(subject: &impl Subject) -> Result<(), String> {
     let steady = Kind { control: false, late: false, max_steps: 400, ..STREAMS };
@@ -82,14 +95,18 @@ fn merged(subject: &impl Subject) -> (usize, usize) {
 
 #[test]
 fn streams_are_merged_and_nothing_else() {
-    let (requests, commands) = merged(&canary::Serial(Fault::None));
-    assert!(4 * requests > 5 * commands, "{requests} requests in {commands} commands");
+    let counts = [merged(&canary::Serial(Fault::None)), merged(&Depths), merged(&TOKENS)];
+    for (requests, commands) in counts {
+        assert!(10 * requests > 11 * commands, "{requests} requests in {commands} commands: {counts:?}");
+    }
     let off = Kind { merge_bytes: 0, ..STREAMS };
     let one_each = |trace: &Trace| match commands_of_several(trace) {
         0 => Ok(()),
         several => Err(format!("{several} commands of several requests")),
     };
     for_all(&canary::Serial(Fault::None), off, 50, one_each).unwrap();
+    for_all(&Depths, off, 50, one_each).unwrap();
+    for_all(&TOKENS, off, 50, one_each).unwrap();
 }
 
 fn commands_of_several(trace: &Trace) -> usize {
@@ -105,7 +122,9 @@ fn catches_what_joins_too_much() {
         (canary::Joins::WritesToReads, "parts that differ"),
     ];
     for (fault, how) in faults {
-        caught(for_all(&canary::Joining(fault), STREAMS, 200, check), how);
+        caught(for_all(&canary::Joining(SfqD, fault), STREAMS, 200, check), how);
+        caught(for_all(&canary::Joining(Depths, fault), STREAMS, 200, check), how);
+        caught(for_all(&canary::Joining(TOKENS, fault), STREAMS, 200, check), how);
     }
 }
 

@@ -102,6 +102,9 @@ mod checks {
     pub(crate) fn merging(of: &impl Subject, _at: &[u64]) {
         law_merge::holds(of).unwrap();
     }
+    pub(crate) fn merging_without_slots(of: &impl Subject, _at: &[u64]) {
+        law_merge::holds_without_slots(of).unwrap();
+    }
     pub(crate) fn merged_requests_are_paid_for(of: &impl Subject, _at: &[u64]) {
         law_merge::bounded_unfairness(of).unwrap();
     }
@@ -188,14 +191,14 @@ laws! {
     d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own tests look at its depths), no
     /// virtual time and no shares.
-    kyber: Depths, [0] => requests work_conserving;
+    kyber: Depths, [0] => requests work_conserving merging_without_slots;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is bounded by what a period
     /// hands out (`law_periods`, below). Work conserving with D as what keeps the device busy.
     kyber_fair: FEW, [0] => requests work_conserving two_shards_at_depth_one five_to_one_over_two_ports
-        three_to_one_whatever_the_sum;
+        three_to_one_whatever_the_sum merging_without_slots;
     /// The same with fewer tokens and with more.
     kyber_fair_one_token: Tokens(1), [0] => requests work_conserving;
-    kyber_fair_short: Tokens(10_000), [0] => requests work_conserving;
+    kyber_fair_short: Tokens(10_000), [0] => requests work_conserving merging_without_slots;
     kyber_fair_rich: Tokens(1 << 38), [0] => requests work_conserving;
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;

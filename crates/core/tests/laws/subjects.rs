@@ -139,6 +139,7 @@ impl Subject for Depths {
             read_target_ns: hour_ns,
             write_target_ns: hour_ns,
             discard_target_ns: hour_ns,
+            merge_bytes: shape.merge_bytes,
             ..KyberConfig::new(shape.ports, shape.flows, shape.tags)
         };
         Kyber::new(&config).expect("the shape is legal")
@@ -163,6 +164,7 @@ impl Subject for Tokens {
             cost: shape.cost,
             tokens: Totals::fixed(self.0),
             measured_writes: false,
+            merge_bytes: shape.merge_bytes,
             ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
         };
         KyberFair::new(&config).expect("the shape is legal")

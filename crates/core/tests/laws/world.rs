@@ -55,7 +55,8 @@ pub(crate) struct Flow {
     pub(crate) open: bool,
     /// The range that its stream has come to, where requests are merged.
     stream: (u64, u64),
-    barriers: u32,
+    /// How many it has had, by port.
+    barriers: Vec<u32>,
 }
 
 /// Fixed-point scale of exact service.
@@ -72,7 +73,7 @@ pub(crate) struct Req {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// How many barriers its flow had before it.
+    /// How many barriers its flow had before it on its port.
     pub(crate) barriers: u32,
     /// Which command it was issued in: commands are numbered as they are issued.
     pub(crate) command: usize,
@@ -185,7 +186,8 @@ impl<P: Policy> World<P> {
 
     pub(crate) fn add_flow(&mut self, weight: u16) -> Result<usize, FlowError> {
         let id = self.policy.add_flow(Weight::new(weight).expect("scripts use legal weights"))?;
-        self.trace.flows.push(Flow { id, weights: vec![weight], open: true, stream: (1 << 30, 1 << 30), barriers: 0 });
+        let barriers = vec![0; self.ports.len()];
+        self.trace.flows.push(Flow { id, weights: vec![weight], open: true, stream: (1 << 30, 1 << 30), barriers });
         Ok(self.trace.flows.len() - 1)
     }
 
@@ -219,15 +221,15 @@ impl<P: Policy> World<P> {
         let (open, weight) = (state.open, state.weights[state.weights.len() - 1]);
         let id = state.id;
         let request = Request { tag: Tag(tag as u32), flow: id, op, offset, length };
-        state.barriers += u32::from(alone || !matches!(op, Op::Read | Op::Write));
-        let barriers = state.barriers;
+        state.barriers[port] += u32::from(alone || !matches!(op, Op::Read | Op::Write));
+        let barriers = state.barriers[port];
         if alone {
             self.ports[port].barrier(id);
         }
         let result = self.verb(port, |port, now, wake| port.submit(now, &request, wake));
         if alone {
             self.ports[port].barrier(id);
-            self.trace.flows[flow].barriers += 1;
+            self.trace.flows[flow].barriers[port] += 1;
         }
         match result {
             Ok(submitted) if open => {

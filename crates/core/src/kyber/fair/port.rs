@@ -10,12 +10,14 @@ use alloc::sync::Arc;
 
 use super::period::{Period, Taken};
 use super::predict::Ratio;
-use super::{Latency, Line, Shared};
+use super::{KyberFairConfig, Latency, Line, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::kyber::domain::{Domain, QueueSet, State};
+use crate::kyber::units::{Units, next_of};
 use crate::platform::{AtomicWord, Native, Ordering, Platform};
-use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 use crate::serial::fifo::{Fifo, Links};
+use crate::serial::merge::{Piece, Placed};
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;
@@ -31,6 +33,7 @@ struct Local {
     port: PortId,
     account: PortFlows,
     entries: Box<[Entry]>,
+    units: Units,
     links: Links,
     flows: Box<[LocalFlow]>,
     ring: Links,
@@ -79,14 +82,17 @@ impl LocalFlow {
 }
 
 impl<P: Platform> KyberFairPort<P> {
-    pub(super) fn new(port: PortId, flows: usize, tags: usize, shared: Arc<Shared<P>>) -> Self {
+    pub(super) fn new(port: PortId, config: &KyberFairConfig, shared: Arc<Shared<P>>) -> Self {
+        let (flows, tags) = (config.flows, config.tags);
+        let units = Units::new(flows, tags, config.merge_bytes);
         let free = Entry { cost: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
         let period = shared.periods.now();
         let local = Local {
             port,
             account: PortFlows::new(port, &shared.flows),
             entries: (0..tags).map(|_| free).collect(),
-            links: Links::new(tags),
+            links: Links::new(units.bound()),
+            units,
             flows: (0..flows).map(|_| LocalFlow::new(None, period)).collect(),
             ring: Links::new(flows),
             ready: Fifo::default(),
@@ -118,9 +124,15 @@ impl<P: Platform> Port for KyberFairPort<P> {
         }
         flow.weight = weight;
         let domain = Domain::of(request.op);
-        let cost = shared.cost.cost(request.op, request.length).min(MAX_CHARGE);
+        let cost_of = |length| shared.cost.cost(request.op, length).min(MAX_CHARGE);
+        let cost = match local.units.place(request, weight) {
+            Placed::New(unit) => {
+                flow.queues.stage(&mut local.links, domain, unit.0);
+                cost_of(request.length)
+            }
+            Placed::Into { before, length, .. } => cost_of(length).saturating_sub(cost_of(before)),
+        };
         *entry = Entry { cost, issued_ns: 0, flow: slot as u32, domain, state: State::Staged };
-        flow.queues.stage(&mut local.links, domain, request.tag.0);
         if !flow.listed {
             flow.listed = true;
             local.ring.push(&mut local.ready, slot as u32);
@@ -131,6 +143,9 @@ impl<P: Platform> Port for KyberFairPort<P> {
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let KyberFairPort { shared, local } = self;
+        if let Some(piece) = local.units.piece() {
+            return local.send(shared, &piece, now_ns);
+        }
         local.account.poll(&shared.flows);
         local.follow(shared, shared.periods.now());
         loop {
@@ -139,8 +154,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
                     local.ring.pop(&mut local.ready);
                     local.ring.push(&mut local.throttled, slot);
                     local.throttles += 1;
-                } else if let Some(tag) = local.issue(shared, slot, now_ns) {
-                    return Next::Issue { tag, class: Class::Medium };
+                } else if let Some(piece) = local.pick(slot) {
+                    return local.send(shared, &piece, now_ns);
                 }
             }
             if local.throttled.is_empty() {
@@ -153,13 +168,16 @@ impl<P: Platform> Port for KyberFairPort<P> {
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         let KyberFairPort { shared, local } = self;
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
         let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else { return };
         entry.state = State::Free;
         let Entry { issued_ns, flow, domain, .. } = *entry;
         local.account.finish(&shared.flows, flow as usize);
+        if !local.units.completed(tag, outcome) {
+            return;
+        }
         let Some(line) = shared.lines.get(usize::from(local.port.0)) else { return };
         if shared.measured_writes {
             measure(line, domain, now_ns.saturating_sub(issued_ns));
@@ -175,6 +193,11 @@ impl<P: Platform> Port for KyberFairPort<P> {
         {
             local.wake(shared, PortSet::only(sleeper), wake);
         }
+    }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.local.units.barrier(flow);
     }
 }
 
@@ -233,11 +256,11 @@ impl Local {
         }
     }
 
-    /// Sends the next request of the first flow in the ready list.
+    /// What the first flow in the ready list sends next.
     #[inline]
-    fn issue<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, now_ns: u64) -> Option<Tag> {
+    fn pick(&mut self, slot: u32) -> Option<Piece> {
         let flow = self.flows.get_mut(slot as usize)?;
-        let tag = flow.queues.pick(&mut self.links, |_| true);
+        let unit = flow.queues.pick(&mut self.links, |_| true);
         if flow.queues.is_empty() {
             flow.listed = false;
             self.ring.pop(&mut self.ready);
@@ -245,19 +268,31 @@ impl Local {
             self.ring.pop(&mut self.ready);
             self.ring.push(&mut self.ready, slot);
         }
-        let entry = self.entries.get_mut(tag? as usize)?;
+        self.units.begin(unit?)
+    }
+
+    /// Sends a request, which its flow pays for; of a command of several, the last one counts as outstanding.
+    #[inline]
+    fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
+        let next = next_of(piece);
+        let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
         entry.state = State::Issued;
         entry.issued_ns = now_ns;
         let charge = if entry.domain == Domain::Write { (entry.cost * self.write_ratio) >> 8 } else { entry.cost };
-        flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
+        if let Some(flow) = self.flows.get_mut(entry.flow as usize) {
+            flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
+        }
         self.used = self.used.wrapping_add(charge);
+        if piece.goes_on {
+            return next;
+        }
         self.outstanding = self.outstanding.wrapping_add(1);
         if let Some(line) = shared.lines.get(usize::from(self.port.0)) {
             // Read late, it ends a period early: no harm.
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             line.used.store(self.used, Ordering::Relaxed);
         }
-        tag.map(Tag)
+        next
     }
 
     /// All that is staged here is out of tokens. Whether there is another period by now.
