@@ -96,6 +96,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             let mut mqfq = MqfqConfig::new(shape.topology, flows, shape.tags);
             mqfq.slots = slots;
             mqfq.threshold_bytes = config.threshold.unwrap_or(mqfq.threshold_bytes);
+            mqfq.threshold_follows = config.threshold.is_none();
             mqfq.cost = config.cost;
             mqfq.serial = config.name == PolicyName::MqfqSerial;
             mqfq.virtual_time = match config.virtual_time {
@@ -181,7 +182,7 @@ fn serial(config: &PolicyConfig, bounds: &SerialConfig) -> Result<Box<dyn Serial
     Ok(if config.name.is_limited() { Box::new(Nass::new(inner, bounds, nass)?) } else { inner })
 }
 
-/// A policy in a few words: `mqfq D=64 T=45k`.
+/// A policy in a few words: `mqfq D=64 T=auto`.
 pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> String {
     let slots = config.slots.unwrap_or(device_slots);
     let name = config.name.name();
@@ -195,8 +196,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
             format!("{name} D={slots} T={}{merge}", exact_size(config.serial.flashfq.threshold_bytes))
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
-            let threshold = config.threshold.unwrap_or(default_threshold());
-            format!("{name} D={slots} T={}", exact_size(threshold))
+            format!("{name} D={slots} T={}", config.threshold.map_or("auto".into(), exact_size))
         }
         PolicyName::D2fq => {
             let d2fq = d2fq(config, Topology::flat(1), 1, 1);
@@ -221,7 +221,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
     }
 }
 
-/// T of mqfq if nobody says.
+/// What T of mqfq begins with, and follows the device from, if nobody says.
 pub(crate) fn default_threshold() -> u64 {
     MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes
 }

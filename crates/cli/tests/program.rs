@@ -140,7 +140,7 @@ fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
         said.extend(lines.by_ref().take_while(|line| !line.is_empty()));
         let said = said.join("\n");
         for wanted in [
-            "ram 64M · mqfq D=64 T=45k · ",
+            "ram 64M · mqfq D=64 T=auto · ",
             &format!(" gold        300     75.0 %    32M   nbd+unix:///gold?socket={}", socket.display()),
             &format!(" silver      100     25.0 %    32M   nbd+unix:///silver?socket={}", socket.display()),
             &format!("  nbd-client -unix {} /dev/nbd0 -N gold", socket.display()),

@@ -201,6 +201,8 @@ pub enum Tuning {
     Slots(u32),
     /// T, how far a flow may run ahead of virtual time, in bytes at weight 100.
     Threshold(u64),
+    /// The same, at least so much, and more as the device and the ports need it.
+    FollowingThreshold(u64),
 }
 
 /// Why a parameter was not changed; the old value goes on.

@@ -4,7 +4,7 @@ use fairq_core::kyber::fair::KyberFairConfig;
 use fairq_core::mqfq::Topology;
 
 use super::policy::{Hl, PolicyConfig, PolicyName, SlotKind, Tracker, Unthrottle, VirtualTime};
-use crate::engine::{d2fq, default_threshold, kyber_depths, kyber_fair_busy, kyber_targets};
+use crate::engine::{d2fq, kyber_depths, kyber_fair_busy, kyber_targets};
 use crate::units::{Factor, Nanos, exact_size};
 
 /// What is to be known of a parameter.
@@ -91,7 +91,7 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
         "merge" if config.merge_bytes == 0 => "off".into(),
         "merge" => exact_size(config.merge_bytes.into()),
         "threshold" if config.name.is_flashfq() => exact_size(serial.flashfq.threshold_bytes),
-        "threshold" => exact_size(config.threshold.unwrap_or(default_threshold())),
+        "threshold" => auto(config.threshold),
         "virtual-time" => match config.virtual_time {
             VirtualTime::Mindicator => "mindicator".into(),
             VirtualTime::Scan => "scan".into(),

@@ -480,7 +480,9 @@ impl Console {
         for Change { key, .. } in differ {
             let tuning = match key.as_str() {
                 "policy.slots" => Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots())),
-                _ => Tuning::Threshold(wanted.threshold.unwrap_or(crate::engine::default_threshold())),
+                _ => wanted
+                    .threshold
+                    .map_or_else(|| Tuning::FollowingThreshold(crate::engine::default_threshold()), Tuning::Threshold),
             };
             match admin.tune(tuning) {
                 Ok(()) => {}

@@ -56,6 +56,9 @@ pub struct MqfqConfig {
     /// significant contention. 0 gives SFQ(D)'s order at the price of its contention.
     /// With several ports a fifth of it is kept for what they charge late (see the module's text).
     pub threshold_bytes: u64,
+    /// Whether T grows from there with what the device serves, where ports stop for each other and not for the device (see
+    /// `follow`). Default: no, as in the paper, which finds T once for each device (Section 3.4).
+    pub threshold_follows: bool,
     /// What a request costs its flow. Default: its length.
     pub cost: CostModel,
     /// How virtual time is computed. Default: [`VirtualTimeKind::Mindicator`].
@@ -78,6 +81,7 @@ impl MqfqConfig {
             tags,
             slots: 64,
             threshold_bytes: 45 * 1024,
+            threshold_follows: false,
             cost: CostModel::default(),
             virtual_time: VirtualTimeKind::default(),
             slot_kind: SlotKind::default(),

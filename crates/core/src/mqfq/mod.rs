@@ -77,6 +77,7 @@
 
 mod config;
 mod end_tags;
+mod follow;
 #[cfg(all(test, loom))]
 pub(crate) mod models;
 mod port;
@@ -105,6 +106,7 @@ use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::port::{Policy, PortId, PortSet, Stats, TuneError, Tuning};
 use crate::vtime::LIFT_PERIOD_NS;
 use end_tags::EndTags;
+use follow::{Count, Follow};
 use slots::Slots;
 use virtual_time::VirtualTime;
 use wheel::Wheel;
@@ -123,6 +125,9 @@ struct Shared<P: Platform> {
     slots: Slots<P>,
     counters: Box<[CachePadded<Counters<P>>]>,
     cost: CostModel,
+    /// What T follows, if it does; and when the tags of flows that lag are lifted next.
+    follow: P::Mutex<Option<Follow>>,
+    lift_ns: P::U64,
     /// The period, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
     /// Held throughout each verb, if there is one.
@@ -157,6 +162,8 @@ impl<P: Platform> Mqfq<P> {
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(counters())).collect(),
             cost: config.cost,
+            follow: P::Mutex::new(config.threshold_follows.then(|| Follow::new(config.threshold_bytes))),
+            lift_ns: P::U64::new(0),
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
                 UnthrottleKind::Polling { period_ns } => Some(period_ns),
@@ -175,6 +182,29 @@ impl<P: Platform> Mqfq<P> {
         }
         wake.extend(self.shared.wheel.set_window(self.shared.ends.window(threshold_bytes)));
         Ok(())
+    }
+
+    /// Lifts the tags of flows that lag behind, so that none ever leaves the range of virtual time.
+    fn lift(&self) {
+        let Shared { flows, ends, time, wheel, .. } = &*self.shared;
+        let (now, window) = (time.now(), wheel.window().units());
+        flows.open_slots().for_each(|slot| ends.lift(slot, now, window));
+    }
+
+    /// Lets T follow the device, if it does and it is time; when to do so next.
+    fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        let stats = self.stats();
+        let (now, throttles, blocks) = (self.shared.time.now(), stats.throttles, stats.blocks);
+        let (deadline_ns, changed) = self.shared.follow.with(|follow| {
+            let follow = follow.as_mut()?;
+            let is_due = follow.deadline_ns() <= now_ns;
+            let changed = is_due.then(|| follow.look(Count { at_ns: now_ns, now, throttles, blocks })).flatten();
+            Some((follow.deadline_ns(), changed))
+        })?;
+        if let Some(bytes) = changed {
+            wake.extend(self.shared.wheel.set_window(self.shared.ends.window(bytes)));
+        }
+        Some(deadline_ns)
     }
 
     /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with [`SlotKind::ScalableBitmap`]. The caller
@@ -203,7 +233,16 @@ impl<P: Platform> Policy for Mqfq<P> {
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         match tuning {
-            Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, wake)?),
+            Tuning::Threshold(bytes) => {
+                self.set_threshold(bytes, wake)?;
+                self.shared.follow.with(|follow| *follow = None);
+                Ok(())
+            }
+            Tuning::FollowingThreshold(least) => {
+                self.set_threshold(least, wake)?;
+                self.shared.follow.with(|follow| *follow = Some(Follow::new(least)));
+                Ok(())
+            }
             Tuning::Slots(count) => self.set_slots(count, wake),
         }
     }
@@ -212,11 +251,16 @@ impl<P: Platform> Policy for Mqfq<P> {
         self.shared.flows.close(flow)
     }
 
-    fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        let Shared { flows, ends, time, wheel, .. } = &*self.shared;
-        let (now, window) = (time.now(), wheel.window().units());
-        flows.open_slots().for_each(|slot| ends.lift(slot, now, window));
-        Some(now_ns.saturating_add(LIFT_PERIOD_NS))
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        let Some(follow_ns) = self.follow(now_ns, wake) else {
+            self.lift();
+            return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
+        };
+        if self.shared.lift_ns.load(Ordering::Relaxed) <= now_ns {
+            self.lift();
+            self.shared.lift_ns.store(now_ns.saturating_add(LIFT_PERIOD_NS), Ordering::Relaxed);
+        }
+        Some(follow_ns)
     }
 
     fn stats(&self) -> Stats {
