@@ -3,8 +3,9 @@
 //! It takes whatever has come in large receives, looks at nothing but the headers, and answers all requests of one receive with
 //! one send. Without a file it stores nothing. With one it does the bare read or write, in the cheapest way there is: through
 //! the page cache a system call each, straight between the file and the bytes of the socket; past it (`direct`) all requests of
-//! one receive go to the kernel in one call by registered buffers, and it waits until all of them are done. No scheduler, no
-//! statistics, no bounds, no second client at a time: its CPU time a request is what the kernel asks of any server for moving these
+//! one receive go to the kernel in one call by registered buffers, and half of what is under way is waited for and answered at
+//! once. A client that has much to read is left alone until it has read most of it, so that batches are large. No scheduler, no
+//! statistics, no bounds, a thread for each client: its CPU time a request is what the kernel asks of any server for moving these
 //! bytes, in the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside the real ones.
 
 use std::fs::File;
@@ -18,6 +19,9 @@ use fairq_host::nbd::option::{opt, rep};
 use fairq_host::nbd::proto::{Command, Request, magic, parse_request};
 use fairq_host::ring::{Asker, Ring, UserData};
 use io_uring::{opcode, types};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
 /// Bytes of one receive.
 const RECEIVE: usize = 256 << 10;
@@ -103,10 +107,12 @@ fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
     // The request whose payload is on its way, and how much of it is.
     let mut current: Option<(Request, usize)> = None;
     loop {
-        let count = stream.read(&mut bytes[have..])?;
-        if count == 0 {
-            return Ok(());
-        }
+        let count = match recv(&stream, &mut bytes[have..], store.receives(&stream)?) {
+            Ok((0, _)) => return Ok(()),
+            Ok((count, _)) => count,
+            Err(Errno::AGAIN) => 0,
+            Err(error) => return Err(error.into()),
+        };
         have += count;
         let mut at = 0;
         loop {
@@ -138,6 +144,19 @@ fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
 }
 
 impl Store {
+    /// How to receive: without waiting while something is under way, and when the client has read most of its last answers.
+    fn receives(&mut self, stream: &UnixStream) -> io::Result<RecvFlags> {
+        match self {
+            Store::Direct(direct) if direct.under_way > 0 => Ok(RecvFlags::DONTWAIT),
+            Store::Direct(_) => Ok(RecvFlags::empty()),
+            _ => {
+                let patience = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+                poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&patience))?;
+                Ok(RecvFlags::empty())
+            }
+        }
+    }
+
     /// Some of a write's payload, from `done` on, has come.
     fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
         match self {
@@ -212,8 +231,10 @@ struct Direct {
     region: Region,
     /// The write whose payload is on its way.
     partial: Option<Buffer>,
-    /// Requests under way, with the headers of their replies.
-    under_way: Vec<(Request, [u8; 16], Buffer)>,
+    /// Requests under way, with the headers of their replies; an operation's name is its place.
+    slots: Vec<Option<(Request, [u8; 16], Buffer)>>,
+    free: Vec<usize>,
+    under_way: usize,
     _file: File,
 }
 
@@ -226,7 +247,7 @@ impl Direct {
             region.set_fixed(0, length);
         }
         ring.register_files(&[file.as_raw_fd()])?;
-        Ok(Direct { ring, region, partial: None, under_way: Vec::new(), _file: file })
+        Ok(Direct { ring, region, partial: None, slots: Vec::new(), free: Vec::new(), under_way: 0, _file: file })
     }
 
     fn allocate(&mut self, request: &Request) -> io::Result<Buffer> {
@@ -255,26 +276,34 @@ impl Direct {
             Command::Read => opcode::ReadFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
             _ => opcode::WriteFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
         };
-        // SAFETY: the buffer is kept, and not touched, until `finish` has seen as many events as there are operations.
-        unsafe { self.ring.push(entry, UserData { asker: Asker::Device, value: 0 }) };
-        self.under_way.push((*request, header(request), buffer));
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some((*request, header(request), buffer));
+        // SAFETY: the buffer is kept, and not touched, until `finish` has taken the operation's event.
+        unsafe { self.ring.push(entry, UserData { asker: Asker::Device, value: slot as u64 }) };
+        self.under_way += 1;
         Ok(())
     }
 
-    /// Waits for all that is under way, and answers it.
+    /// Waits for half of what is under way, and answers what is done.
     fn finish(&mut self, stream: &mut UnixStream) -> io::Result<()> {
-        let mut missing = self.under_way.len();
-        while missing > 0 {
-            self.ring.enter(missing, None);
+        let (enough, mut done) = (self.under_way.div_ceil(2), Vec::new());
+        while done.len() < enough {
+            self.ring.enter(enough - done.len(), None);
             while let Some(event) = self.ring.event() {
                 if event.result < 0 {
                     return Err(io::Error::from_raw_os_error(-event.result));
                 }
-                missing -= 1;
+                let slot = event.data.value as usize;
+                done.push(self.slots[slot].take().expect("an event of what is under way"));
+                self.free.push(slot);
             }
         }
-        let mut pieces = Vec::with_capacity(2 * self.under_way.len());
-        for (request, header, buffer) in &self.under_way {
+        self.under_way -= done.len();
+        let mut pieces = Vec::with_capacity(2 * done.len());
+        for (request, header, buffer) in &done {
             pieces.push(IoSlice::new(header));
             if request.command == Command::Read {
                 pieces.push(IoSlice::new(buffer.bytes()));
@@ -285,9 +314,7 @@ impl Direct {
             let sent = stream.write_vectored(rest)?;
             IoSlice::advance_slices(&mut rest, sent);
         }
-        for (_, _, buffer) in self.under_way.drain(..) {
-            self.region.free(buffer);
-        }
+        done.into_iter().for_each(|(_, _, buffer)| self.region.free(buffer));
         Ok(())
     }
 }

@@ -193,12 +193,11 @@ impl<P: Platform> Mqfq<P> {
 
     /// Lets T follow the device, if it does and it is time; when to do so next.
     fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        let stats = self.stats();
-        let (now, throttles, blocks) = (self.shared.time.now(), stats.throttles, stats.blocks);
+        let (now, throttles) = (self.shared.time.now(), self.stats().throttles);
         let (deadline_ns, changed) = self.shared.follow.with(|follow| {
             let follow = follow.as_mut()?;
             let is_due = follow.deadline_ns() <= now_ns;
-            let changed = is_due.then(|| follow.look(Count { at_ns: now_ns, now, throttles, blocks })).flatten();
+            let changed = is_due.then(|| follow.look(Count { at_ns: now_ns, now, throttles })).flatten();
             Some((follow.deadline_ns(), changed))
         })?;
         if let Some(bytes) = changed {

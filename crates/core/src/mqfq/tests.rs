@@ -285,6 +285,26 @@ fn a_new_threshold_takes_effect() {
 }
 
 #[test]
+fn a_threshold_follows_until_one_is_given() {
+    let config =
+        MqfqConfig { threshold_bytes: 4096, threshold_follows: true, ..MqfqConfig::new(Topology::flat(2), 1, 8) };
+    let mut rig = Rig::new(config, &[100]);
+    let window = |rig: &Rig| rig.policy.shared.wheel.window().units();
+    let before = window(&rig);
+    let mut wake = PortSet::EMPTY;
+    assert_eq!(rig.policy.tick(0, &mut wake), Some(follow::PERIOD_NS));
+    (0..2).for_each(|_| assert!(rig.submit(0, 0, 64 << 20).is_some()));
+    rig.settle();
+    rig.policy.shared.counters[0].throttles.fetch_add(100_000, Ordering::Relaxed);
+    assert_eq!(rig.policy.tick(follow::PERIOD_NS, &mut wake), Some(2 * follow::PERIOD_NS));
+    assert_eq!(window(&rig), 2 * before);
+    rig.policy.tune(Tuning::Threshold(4096), &mut wake).unwrap();
+    assert_eq!((window(&rig), rig.policy.tick(7, &mut wake)), (before, Some(7 + LIFT_PERIOD_NS)));
+    rig.policy.tune(Tuning::FollowingThreshold(8192), &mut wake).unwrap();
+    assert_eq!(rig.policy.tick(9, &mut wake), Some(9 + follow::PERIOD_NS));
+}
+
+#[test]
 fn slots_change_while_requests_are_outstanding() {
     for slot_kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
         let config = MqfqConfig { slots: 6, slot_kind, ..MqfqConfig::new(Topology::flat(2), 1, TAGS as usize) };
