@@ -21,12 +21,16 @@ use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
-use fairq_host::nbd::proto::{self, BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, Negotiated};
+use fairq_host::nbd::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
 use fairq_host::shard::{Clock, Common, Message};
 use fairq_host::shards::{Regimes, Shards, regimes};
 use fairq_host::wakers::Wakers;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+
+use common::plain;
+
+mod common;
 
 const SIZE: u64 = 16 << 20;
 const TAGS: usize = 512;
@@ -145,7 +149,7 @@ impl Rig {
         ours.set_write_timeout(Some(PATIENCE)).unwrap();
         let flow = self.flows[tenant];
         let volume = Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
-        let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(), volume };
+        let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(SIZE), volume };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
         ours
@@ -183,21 +187,6 @@ impl Rig {
             self.tick(&*self.policy);
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-fn plain() -> Negotiated {
-    Negotiated {
-        export: 0,
-        size: SIZE,
-        read_only: false,
-        structured: false,
-        extended: false,
-        base_allocation: None,
-        no_zeroes: true,
-        blocks: BlockSizes::default(),
-        blocks_agreed: false,
-        identity: None,
     }
 }
 

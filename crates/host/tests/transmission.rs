@@ -12,12 +12,16 @@ use fairq_host::device::ram::RamDevice;
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
-use fairq_host::nbd::proto::{BlockSizes, Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
+use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
 use fairq_host::shard::{Clock, Common, Message};
 use fairq_host::shards::{Shards, regimes};
 use fairq_host::wakers::Wakers;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+
+use common::plain;
+
+mod common;
 
 const SIZE: u64 = 64 << 20;
 const TAGS: usize = 256;
@@ -65,7 +69,7 @@ impl Rig {
     }
 
     fn connect(&self, shard: usize, tenant: usize) -> Client {
-        self.connect_as(shard, tenant, plain())
+        self.connect_as(shard, tenant, plain(SIZE))
     }
 
     /// Waits until no shard has a connection, which also means that nothing of theirs is in flight.
@@ -85,21 +89,6 @@ impl Drop for Rig {
             let stats = self.policy.stats();
             assert_eq!(stats.free_slots, stats.slots, "every slot comes back");
         }
-    }
-}
-
-fn plain() -> Negotiated {
-    Negotiated {
-        export: 0,
-        size: SIZE,
-        read_only: false,
-        structured: false,
-        extended: false,
-        base_allocation: None,
-        no_zeroes: true,
-        blocks: BlockSizes::default(),
-        blocks_agreed: false,
-        identity: None,
     }
 }
 
@@ -168,7 +157,7 @@ fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
     let rig = Rig::new(1);
     let mut rng = SmallRng::seed_from_u64(4);
     for extended in [false, true] {
-        let mut client = rig.connect_as(0, 0, Negotiated { extended, ..plain() });
+        let mut client = rig.connect_as(0, 0, Negotiated { extended, ..plain(SIZE) });
         let (mut stream, mut parts, mut at) = (Vec::new(), Vec::new(), 0);
         for cookie in 0..200 {
             let length = [1, 512, 4096, 16_383, 16_384, 65_536, 70_001, 600_000][rng.random_range(0..8)];
@@ -232,7 +221,7 @@ fn a_tenant_never_reaches_what_belongs_to_another() {
 #[test]
 fn a_refused_write_does_not_derail_the_stream() {
     let rig = Rig::new(1);
-    let mut client = rig.connect_as(0, 0, Negotiated { read_only: true, ..plain() });
+    let mut client = rig.connect_as(0, 0, Negotiated { read_only: true, ..plain(SIZE) });
     assert_eq!(client.write(0, &pattern(200_000, 1)), NbdError::NotPermitted.to_wire());
     assert_eq!(client.read(0, 4), [0; 4]);
     client.request(Command::Unknown(77), 0, 5, 0, 512);
@@ -373,7 +362,7 @@ fn a_removed_tenant_is_told_so() {
 #[test]
 fn structured_and_extended_replies_carry_data_and_map() {
     let rig = Rig::new(1);
-    let negotiated = Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain() };
+    let negotiated = Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
     let mut client = rig.connect_as(0, 0, negotiated);
     let data = pattern(8192, 9);
     client.request(Command::Write, CommandFlags::PAYLOAD_LEN.0 | CommandFlags::FUA.0, 1, 1 << 20, 8192);

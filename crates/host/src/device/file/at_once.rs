@@ -5,8 +5,10 @@
 //! switch each way, several times what the write itself costs, and one at a time for each file, as workers take turns there.
 //! **Model.** The shard does them itself. A read says that it must not wait (`RWF_NOWAIT`) and goes by the ring if it would have to.
 //! A write might wait, for the disk to take what is dirty or for a page to be fetched, and with it everybody on this shard. So each
-//! is timed, and those that took longer than copying takes are added up: as long as they have taken more than one part in
-//! [`RARE`] of the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard waits, whatever the disk does.
+//! is timed, and those in which the thread has slept are added up: as long as they have taken more than one part in [`RARE`] of
+//! the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard waits, whatever the disk does.
+//! A thread that had to let another one run has not slept: where CPUs are scarce a write takes long for that, and a worker's would
+//! take longer. The kernel counts either; it is asked once a turn, and again when a write has taken longer than copying takes.
 //! What has to be on stable storage (FUA) waits for the disk, and never goes here; nor does what goes past the page cache.
 
 use std::fs::File;
@@ -29,6 +31,9 @@ pub(super) struct Waits {
     /// Waited by then and not yet made up for, in nanoseconds.
     waited_ns: u64,
     then_ns: u64,
+    /// How often the thread had slept in all, and the turn in which that was asked.
+    sleeps: i64,
+    turn_ns: u64,
 }
 
 impl Waits {
@@ -37,16 +42,56 @@ impl Waits {
     }
 
     /// Whether a write may be done on the spot.
-    pub(super) fn may_write(&self, now_ns: u64) -> bool {
+    fn may_write(&self, now_ns: u64) -> bool {
         self.waited_ns(now_ns) <= TOLERANCE_NS
     }
 
-    /// A write of so many bytes took so long.
-    pub(super) fn wrote(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
-        if took_ns > SLOW_NS * bytes.div_ceil(UNIT) {
-            (self.waited_ns, self.then_ns) = (self.waited_ns(now_ns) + took_ns, now_ns);
-        }
+    /// A write has waited.
+    fn waited(&mut self, now_ns: u64, took_ns: u64) {
+        (self.waited_ns, self.then_ns) = (self.waited_ns(now_ns) + took_ns, now_ns);
     }
+
+    /// Writes to the page cache; `None` if writes have waited too much of late.
+    ///
+    /// # Safety
+    /// The pieces are readable memory that nobody changes.
+    pub(super) unsafe fn write(
+        &mut self,
+        now_ns: u64,
+        file: &File,
+        pieces: &[libc::iovec],
+        offset: u64,
+    ) -> Option<i32> {
+        if !self.may_write(now_ns) {
+            return None;
+        }
+        // A thread sleeps between its turns, and in them only here.
+        if self.turn_ns != now_ns {
+            (self.turn_ns, self.sleeps) = (now_ns, sleeps());
+        }
+        let (start, count) = (Instant::now(), pieces.len() as i32);
+        // SAFETY: the caller vouches for the pieces.
+        let result = unsafe { libc::pwritev(file.as_raw_fd(), pieces.as_ptr(), count, offset as i64) };
+        let error = io::Error::last_os_error();
+        let took_ns = start.elapsed().as_nanos() as u64;
+        let bytes = u64::try_from(result).unwrap_or(0);
+        if took_ns > SLOW_NS * bytes.div_ceil(UNIT).max(1) {
+            let before = std::mem::replace(&mut self.sleeps, sleeps());
+            if self.sleeps != before {
+                self.waited(now_ns, took_ns);
+            }
+        }
+        Some(if result < 0 { -error.raw_os_error().unwrap_or(libc::EIO) } else { result as i32 })
+    }
+}
+
+/// How often this thread has gone to sleep of its own accord.
+fn sleeps() -> i64 {
+    // SAFETY: all-zero is a valid value, which the kernel overwrites.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a value of the right type.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage.ru_nvcsw
 }
 
 /// Reads what is in the page cache; `None` if some of it, or all, is not, or cannot be read in this way.
@@ -61,20 +106,6 @@ pub(super) unsafe fn read(file: &File, pieces: &[libc::iovec], offset: u64) -> O
     if result < 0 { None } else { Some(result as i32) }
 }
 
-/// Writes to the page cache, and tells how many nanoseconds that took.
-///
-/// # Safety
-/// The pieces are readable memory that nobody changes.
-pub(super) unsafe fn write(file: &File, pieces: &[libc::iovec], offset: u64, took: impl FnOnce(u64)) -> Option<i32> {
-    let start = Instant::now();
-    let (pointer, count) = (pieces.as_ptr(), pieces.len() as i32);
-    // SAFETY: the caller vouches for the pieces.
-    let result = unsafe { libc::pwritev(file.as_raw_fd(), pointer, count, offset as i64) };
-    let error = io::Error::last_os_error();
-    took(start.elapsed().as_nanos() as u64);
-    Some(if result < 0 { -error.raw_os_error().unwrap_or(libc::EIO) } else { result as i32 })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,15 +113,19 @@ mod tests {
     #[test]
     fn who_has_waited_goes_by_the_ring_for_a_while() {
         let mut waits = Waits::default();
-        waits.wrote(0, 4096, SLOW_NS);
-        waits.wrote(0, 256 << 10, 4 * SLOW_NS);
-        assert_eq!(waits.waited_ns(0), 0, "as quick as memory");
-        waits.wrote(0, 4096, TOLERANCE_NS);
+        waits.waited(0, TOLERANCE_NS);
         assert!(waits.may_write(0), "once");
-        waits.wrote(1_000, 4096, 9 * TOLERANCE_NS);
+        waits.waited(1_000, 9 * TOLERANCE_NS);
         assert!(!waits.may_write(1_000));
         assert!(!waits.may_write(1_000 + 8 * TOLERANCE_NS * RARE));
         assert!(waits.may_write(1_000 + 9 * TOLERANCE_NS * RARE));
+    }
+
+    #[test]
+    fn sleeping_is_counted() {
+        let before = sleeps();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(sleeps() > before);
     }
 
     /// However long writes take: what they wait is bounded.
@@ -100,7 +135,7 @@ mod tests {
         let (mut waits, mut now_ns, mut waited_ns) = (Waits::default(), 0, 0);
         while now_ns < 10_000_000_000 {
             if waits.may_write(now_ns) {
-                waits.wrote(now_ns, 4096, LONG_NS);
+                waits.waited(now_ns, LONG_NS);
                 (now_ns, waited_ns) = (now_ns + LONG_NS, waited_ns + LONG_NS);
             }
             now_ns += 10_000;

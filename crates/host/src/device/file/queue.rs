@@ -485,10 +485,8 @@ impl Operation {
                 // What is merged is read as a whole.
                 true => at_once::read(&backing.file, pieces, offset)
                     .filter(|&count| self.vectors.is_empty() || count as u32 == length),
-                false if self.command.fua || !waits.may_write(now_ns) => None,
-                false => at_once::write(&backing.file, pieces, offset, |took_ns| {
-                    waits.wrote(now_ns, length.into(), took_ns);
-                }),
+                false if self.command.fua => None,
+                false => waits.write(now_ns, &backing.file, pieces, offset),
             }
         }
     }
