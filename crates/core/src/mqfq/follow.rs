@@ -15,7 +15,6 @@
 //! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that was in force in it. A flow may
 //! be ahead by what it is due in [`AHEAD_NS`]; over a second, that is one part in 2,500.
 
-use crate::config::MAX_THRESHOLD;
 use crate::vtime::VTime;
 
 /// How often T is looked at, in nanoseconds.
@@ -24,6 +23,8 @@ pub(super) const PERIOD_NS: u64 = 100_000_000;
 const AHEAD_NS: u64 = 400_000;
 /// How often a second ports may stop because they are ahead: what they and their wakers lose by it is some microseconds each.
 const MANY: u64 = 1_000;
+/// What follows a T of 0, in bytes.
+const FIRST: u64 = 4 << 10;
 /// The largest T that is set, in bytes.
 const MOST: u64 = 8 << 20;
 
@@ -64,7 +65,7 @@ impl Follow {
         let stops = count.throttles.wrapping_sub(last.throttles);
         let before = self.threshold;
         self.threshold = if stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
-            before.saturating_mul(2).clamp(1 << 12, most)
+            before.saturating_mul(2).max(FIRST).min(most)
         } else {
             // Rounded up, so that it arrives.
             before.min(most) - (before.min(most) - self.least).div_ceil(8)
@@ -75,7 +76,7 @@ impl Follow {
     /// What virtual time has moved in [`AHEAD_NS`].
     fn most(&self, passed_ns: u64, moved: u64) -> u64 {
         let ahead = moved.saturating_mul(AHEAD_NS) / passed_ns;
-        ahead.clamp(self.least.max(1 << 12), self.least.max(MOST.min(MAX_THRESHOLD)))
+        ahead.clamp(FIRST, MOST).max(self.least)
     }
 }
 
