@@ -4,11 +4,13 @@
 //! the spot, too, but a write of a file system that cannot promise not to wait (ext4) goes to a worker thread: a wake-up and a
 //! switch each way, several times what the write itself costs, and one at a time for each file, as workers take turns there.
 //! **Model.** The shard does them itself. A read says that it must not wait (`RWF_NOWAIT`) and goes by the ring if it would have to.
-//! A write might wait, for the disk to take what is dirty or for a page to be fetched, and with it everybody on this shard. So each
-//! is timed, and those in which the thread has slept are added up: as long as they have taken more than one part in [`RARE`] of
-//! the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard waits, whatever the disk does.
+//! A write might wait for the disk, and with it everybody on this shard: for a page of which it changes a part, so that only whole
+//! pages are written here, and for the disk to take what is dirty, which the kernel makes writers wait for by pauses of many
+//! milliseconds. So each is timed, and those in which the thread has slept for more than [`LONG_NS`] are added up: as long as they have
+//! taken more than one part in [`RARE`] of the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard
+//! waits, whatever the disk does. Shorter sleeps are turns at the file's lock, which a worker would have to wait for as well.
 //! A thread that had to let another one run has not slept: where CPUs are scarce a write takes long for that, and a worker's would
-//! take longer. The kernel counts either; it is asked once a turn, and again when a write has taken longer than copying takes.
+//! take longer. The kernel counts either; it is asked once a turn, and again when a write has taken long.
 //! What has to be on stable storage (FUA) waits for the disk, and never goes here; nor does what goes past the page cache.
 
 use std::fs::File;
@@ -16,14 +18,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-/// A write that took longer, for each [`UNIT`] that it moves, has waited for something, in nanoseconds.
-const SLOW_NS: u64 = 50_000;
-/// Bytes that are copied in a fraction of [`SLOW_NS`].
-const UNIT: u64 = 64 << 10;
+/// A write that slept for longer has waited for the disk, in nanoseconds.
+const LONG_NS: u64 = 1_000_000;
 /// What waiting may be of the time: one part in so many.
 const RARE: u64 = 64;
-/// What may be waited beyond that, in nanoseconds: a single short wait is no reason to do otherwise.
-const TOLERANCE_NS: u64 = 1_000_000;
+/// What may be waited beyond that, in nanoseconds: a few waits are no reason to do otherwise.
+const TOLERANCE_NS: u64 = 10_000_000;
 
 /// What one shard has waited in writes of its files.
 #[derive(Debug, Default)]
@@ -74,8 +74,7 @@ impl Waits {
         let result = unsafe { libc::pwritev(file.as_raw_fd(), pieces.as_ptr(), count, offset as i64) };
         let error = io::Error::last_os_error();
         let took_ns = start.elapsed().as_nanos() as u64;
-        let bytes = u64::try_from(result).unwrap_or(0);
-        if took_ns > SLOW_NS * bytes.div_ceil(UNIT).max(1) {
+        if took_ns > LONG_NS {
             let before = std::mem::replace(&mut self.sleeps, sleeps());
             if self.sleeps != before {
                 self.waited(now_ns, took_ns);
@@ -131,16 +130,16 @@ mod tests {
     /// However long writes take: what they wait is bounded.
     #[test]
     fn waiting_is_rare() {
-        const LONG_NS: u64 = 3_000_000;
+        const WAIT_NS: u64 = 3_000_000;
         let (mut waits, mut now_ns, mut waited_ns) = (Waits::default(), 0, 0);
         while now_ns < 10_000_000_000 {
             if waits.may_write(now_ns) {
-                waits.waited(now_ns, LONG_NS);
-                (now_ns, waited_ns) = (now_ns + LONG_NS, waited_ns + LONG_NS);
+                waits.waited(now_ns, WAIT_NS);
+                (now_ns, waited_ns) = (now_ns + WAIT_NS, waited_ns + WAIT_NS);
             }
             now_ns += 10_000;
         }
-        assert!(waited_ns < now_ns / RARE + TOLERANCE_NS + LONG_NS, "{waited_ns}");
+        assert!(waited_ns < now_ns / RARE + TOLERANCE_NS + WAIT_NS, "{waited_ns}");
         assert!(waited_ns > now_ns / RARE / 2, "{waited_ns}: it never tries again");
     }
 }

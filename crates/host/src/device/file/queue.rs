@@ -34,7 +34,7 @@ use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
 use crate::device::{Command, Completion, Queue};
-use crate::memory::{Buffer, Memory, Region};
+use crate::memory::{Buffer, Memory, PAGE, Region};
 use crate::ring::{Asker, Event, Ring, UserData};
 
 /// How long a command that is blocked, or is to be tried again, waits before the next look.
@@ -485,7 +485,8 @@ impl Operation {
                 // What is merged is read as a whole.
                 true => at_once::read(&backing.file, pieces, offset)
                     .filter(|&count| self.vectors.is_empty() || count as u32 == length),
-                false if self.command.fua => None,
+                // Parts of pages may have to be fetched first.
+                false if self.command.fua || (offset | u64::from(length)) % PAGE as u64 != 0 => None,
                 false => waits.write(now_ns, &backing.file, pieces, offset),
             }
         }
