@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 
-from rig import MI, Failed, Skip, check, need, pattern, run, serve
+from rig import MI, Failed, check, need, pattern, run, serve
 
 TWO = ("--device", "ram,size=192M", "--tenant", "db=64M,weight=300", "--tenant", "batch=128M,weight=100")
 
@@ -116,22 +116,3 @@ def test_read_only():
         check(json.loads(run("nbdinfo", "--json", server.uri("ro")).stdout)["exports"][0]["is_read_only"], "writable")
         run("qemu-io", "-r", "-f", "raw", server.uri("ro"), "-c", "read -P 0 0 1M")
         check(run("qemu-io", "-f", "raw", server.uri("ro"), "-c", "write 0 4k", ok=False).returncode != 0, "it wrote")
-
-
-def test_nbd_project():
-    """The NBD project's own test client, if $NBD_TESTER names it: it comes with the sources of nbd (tests/run/nbd-tester-client
-    and, beside it, the trace of its integrity test), and in no package."""
-    tester = os.environ.get("NBD_TESTER")
-    if not tester:
-        raise Skip("NBD_TESTER does not name nbd-tester-client, which comes with the sources of nbd only")
-    traces = os.path.dirname(tester)
-    runs = [
-        ("-N", "db"), ("-N", "db", "-w"), ("-N", "db", "-w", "-f"), ("-N", "db", "-o"), ("-N", "db", "-h"),
-        ("-N", "fixed", "-w", "-F"), ("-N", "db", "-i", "-t", os.path.join(traces, "integrity-test.tr")),
-    ]  # fmt: skip
-    # The other trace, integrityhuge, asks for 47 MiB at once: more than the 32 MiB that a client may count on.
-    tenants = ("--tenant", "db=50M", "--tenant", "fixed=4M,read-only")
-    for arguments in runs:
-        # A device of its own: the trace begins with zeroes.
-        with serve("--device", "ram,size=64M", *tenants) as server:
-            run(tester, *arguments, "-u", server.socket, timeout=120)
