@@ -657,9 +657,9 @@ pub(crate) struct LabRunArgs {
     /// All claims of a paper, or what is asked beyond them
     #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
     pub(crate) paper: Option<String>,
-    /// Names the run: another seed, other random numbers
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
+    /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Option<u16>,

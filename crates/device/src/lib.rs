@@ -13,12 +13,14 @@
 
 pub mod arbiter;
 pub mod closed;
+pub mod disk;
 pub mod gate;
 pub mod profile;
 pub mod ssd;
 pub mod window;
 
 pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+pub use disk::{Disk, DiskProfile};
 pub use gate::Gate;
 pub use profile::{Profile, ProfileError, State, derive};
 pub use ssd::{Completed, Setup, Ssd};

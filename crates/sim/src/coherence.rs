@@ -42,8 +42,8 @@ pub(crate) enum Access {
 /// The caches of a host.
 pub(crate) struct Caches {
     latencies: Latencies,
-    /// The socket of each core.
-    sockets: Vec<u16>,
+    /// The cores of each core's socket, a bit each.
+    sockets: Vec<u64>,
     /// When each core's stores so far are done.
     stored_ps: Vec<u64>,
     lines: Vec<Line>,
@@ -71,9 +71,24 @@ struct Held {
 }
 
 impl Caches {
+    /// Those of no host.
+    pub(crate) const NONE: Caches = Caches {
+        latencies: Latencies { load_ps: 0, store_ps: 0, atomic_ps: 0, near_ps: 0, far_ps: 0 },
+        sockets: Vec::new(),
+        stored_ps: Vec::new(),
+        lines: Vec::new(),
+        locks: Vec::new(),
+    };
+
     /// Empty ones; `sockets` says where each core is, at most 64.
     pub(crate) fn new(latencies: Latencies, sockets: Vec<u16>) -> Self {
-        Caches { latencies, stored_ps: vec![0; sockets.len()], sockets, lines: Vec::new(), locks: Vec::new() }
+        let same = |here: &u16| {
+            let cores = sockets.iter().enumerate().filter(|(_, socket)| *socket == here);
+            cores.fold(0, |cores, (core, _)| cores | 1 << core)
+        };
+        let stored_ps = vec![0; sockets.len()];
+        let sockets = sockets.iter().map(same).collect();
+        Caches { latencies, sockets, stored_ps, lines: Vec::new(), locks: Vec::new() }
     }
 
     /// A line that is in no cache.
@@ -91,14 +106,8 @@ impl Caches {
 
     /// What it takes to bring a line to a core from the farthest of its holders, or from the nearest.
     fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
-        let here = self.sockets[core];
-        let (mut near, mut far) = (false, false);
-        let mut others = holders & !(1 << core);
-        while others != 0 {
-            let other = others.trailing_zeros() as usize;
-            others &= others - 1;
-            if self.sockets[other] == here { near = true } else { far = true }
-        }
+        let others = holders & !(1 << core);
+        let (near, far) = (others & self.sockets[core] != 0, others & !self.sockets[core] != 0);
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
     }
 
@@ -106,19 +115,32 @@ impl Caches {
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
-        let Line { holders, is_changed, .. } = self.lines[line];
-        let local_ps = match access {
+        let now_ps = if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
+        let Line { holders, is_changed, .. } = &mut self.lines[line];
+        let is_here = if access == Access::Load { *holders & own != 0 } else { *holders == own };
+        if !is_here {
+            return self.bring(core, line, access, now_ps);
+        }
+        *is_changed |= access != Access::Load;
+        now_ps + self.local_ps(access)
+    }
+
+    #[inline]
+    fn local_ps(&self, access: Access) -> u64 {
+        match access {
             Access::Load => self.latencies.load_ps,
             Access::Store => self.latencies.store_ps,
             Access::Atomic => self.latencies.atomic_ps,
-        };
-        let now_ps = if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
-        let is_here = if access == Access::Load { holders & own != 0 } else { holders == own };
-        if is_here {
-            self.lines[line].is_changed |= access != Access::Load;
-            return now_ps + local_ps;
         }
+    }
+
+    /// The same where the line is not in the core's cache as it is needed.
+    #[inline(never)]
+    fn bring(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
+        let own = 1 << core;
+        let Line { holders, is_changed, .. } = self.lines[line];
         let transfer_ps = self.transfer_ps(core, holders, access != Access::Load || is_changed);
+        let local_ps = self.local_ps(access);
         let moved = &mut self.lines[line];
         let start_ps = moved.free_from(now_ps);
         let there_ps = start_ps + transfer_ps;

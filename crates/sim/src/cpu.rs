@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fairq_core::Outcome;
 
-use crate::host::BlockLayer;
+use crate::host::Times;
 
 /// A piece of work.
 #[derive(Clone, Copy, Debug)]
@@ -42,14 +42,15 @@ impl Task {
         matches!(self, Task::Wake | Task::Timer)
     }
 
-    /// What it takes before the policy's verbs, in cycles; `after` an interrupt that has just ended.
-    fn cycles(self, layer: &BlockLayer, after: bool) -> u64 {
-        let enter = if after { 0 } else { layer.interrupt };
+    /// What it takes before the policy's verbs; `after` an interrupt that has just ended.
+    fn takes_ps(self, times: &Times, after: bool) -> u64 {
         match self {
-            Task::Ask(_) => layer.submit,
-            Task::Reap(_) => layer.reap,
-            Task::Complete(..) => enter + layer.complete,
-            Task::Wake | Task::Timer => enter,
+            Task::Ask(_) => times.submit_ps,
+            Task::Reap(_) => times.reap_ps,
+            Task::Complete(..) if after => times.complete_ps,
+            Task::Complete(..) => times.interrupt_complete_ps,
+            Task::Wake | Task::Timer if after => 0,
+            Task::Wake | Task::Timer => times.interrupt_ps,
             Task::GoOn => 0,
         }
     }
@@ -109,13 +110,18 @@ impl Cpu {
         self.since_ns
     }
 
-    /// Takes up what is next, interrupts first; says how many cycles it takes before the policy is asked.
+    /// What is next, interrupts first.
     #[inline]
-    pub(crate) fn start(&mut self, now_ns: u64, layer: &BlockLayer) -> Option<u64> {
-        let task = self.interrupts.pop_front().or_else(|| self.threads.pop_front())?;
+    pub(crate) fn next(&mut self) -> Option<Task> {
+        self.interrupts.pop_front().or_else(|| self.threads.pop_front())
+    }
+
+    /// Takes this up; says how long it takes, alone on its core, before the policy is asked.
+    #[inline]
+    pub(crate) fn start(&mut self, task: Task, now_ns: u64, times: &Times) -> u64 {
         let after = self.interrupted_ns == Some(now_ns);
         (self.now, self.since_ns, self.issued) = (Some(task), now_ns, false);
-        Some(task.cycles(layer, after))
+        task.takes_ps(times, after)
     }
 
     /// What it does.
@@ -149,18 +155,19 @@ mod tests {
 
     #[test]
     fn interrupts_come_first_and_enter_once() {
-        let layer = BlockLayer { submit: 1, stage: 0, issue: 0, interrupt: 100, complete: 10, reap: 2 };
+        let times =
+            Times { submit_ps: 1, interrupt_ps: 100, complete_ps: 10, interrupt_complete_ps: 110, ..Times::default() };
         let mut cpu = Cpu::default();
         for task in [Task::Ask(0), Task::Complete(0, Outcome::Done), Task::Wake] {
             cpu.add(task);
         }
-        let mut cycles = |start_ns, end_ns| {
-            let cycles = cpu.start(start_ns, &layer);
-            (cycles, cpu.end(end_ns))
+        let mut takes = |start_ns, end_ns| {
+            let task = cpu.next()?;
+            Some((cpu.start(task, start_ns, &times), cpu.end(end_ns)))
         };
-        assert_eq!(cycles(5, 6), (Some(110), (false, false)));
-        assert_eq!(cycles(6, 7), (Some(0), (true, true)), "in the same interrupt, and for nothing");
-        assert_eq!(cycles(7, 8), (Some(1), (false, false)));
-        assert_eq!(cycles(8, 9).0, None);
+        assert_eq!(takes(5, 6), Some((110, (false, false))));
+        assert_eq!(takes(6, 7), Some((0, (true, true))), "in the same interrupt, and for nothing");
+        assert_eq!(takes(7, 8), Some((1, (false, false))));
+        assert_eq!(takes(8, 9), None);
     }
 }

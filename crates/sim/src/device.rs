@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   port 0  urgent high medium low ─┐
-//!   port 1  urgent high medium low ─┼─▶ Arbiter ─▶ Window ─▶ Ssd ─▶ completion
+//!   port 1  urgent high medium low ─┼─▶ Arbiter ─▶ Window ─▶ Ssd or Disk ─▶ completion
 //!   ...                            ─┘  (weighted if the policy schedules with classes, else round robin)
 //! ```
 //!
@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use fairq_core::{Class, ClassWeights, Op, Outcome};
-use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex, Setup, Ssd, Window};
+use fairq_device::{Arbiter, Arbitration, Burst, Completed, Disk, Mechanism, QueueIndex, Setup, Ssd, Window};
 
 use crate::random::Random;
 use crate::scenario::{Faults, Scenario};
@@ -29,13 +29,46 @@ pub(crate) struct Command {
 pub(crate) struct Device {
     arbiter: Arbiter,
     window: Window,
-    ssd: Ssd,
+    drive: Drive,
     /// Per port, the classes' queues.
     queues: Box<[VecDeque<Command>]>,
     /// Commands in them.
     waiting: usize,
     faults: Faults,
     random: Random,
+}
+
+/// What stands behind the window.
+enum Drive {
+    Ssd(Box<Ssd>),
+    Disk(Disk),
+}
+
+impl Drive {
+    #[inline]
+    fn start(&mut self, now_ns: u64, command: Command) {
+        let Command { id, op, offset, length } = command;
+        match self {
+            Drive::Ssd(ssd) => ssd.start(now_ns, id, op, offset, length),
+            Drive::Disk(disk) => disk.start(now_ns, id, op, offset, length),
+        }
+    }
+
+    #[inline]
+    fn next_ns(&self) -> Option<u64> {
+        match self {
+            Drive::Ssd(ssd) => ssd.next_ns(),
+            Drive::Disk(disk) => disk.next_ns(),
+        }
+    }
+
+    #[inline]
+    fn pop(&mut self, now_ns: u64) -> Option<Completed> {
+        match self {
+            Drive::Ssd(ssd) => ssd.pop(now_ns),
+            Drive::Disk(disk) => disk.pop(now_ns),
+        }
+    }
 }
 
 const CLASSES: [Class; 4] = [Class::Urgent, Class::High, Class::Medium, Class::Low];
@@ -50,13 +83,18 @@ impl Device {
         };
         let mut arbiter = Arbiter::new(mechanism, queues, arbitration);
         (0..queues).for_each(|queue| arbiter.add(QueueIndex(queue as u16), CLASSES[queue % CLASSES.len()]));
-        let window = profile.host.window.get();
-        let capacity = profile.host.capacity();
-        let setup = Setup { capacity, state: scenario.state, outstanding: window, seed: scenario.seed };
+        let (window, drive) = match &scenario.disk {
+            Some(disk) => (disk.queue.get(), Drive::Disk(Disk::new(disk))),
+            None => {
+                let (window, capacity) = (profile.host.window.get(), profile.host.capacity());
+                let setup = Setup { capacity, state: scenario.state, outstanding: window, seed: scenario.seed };
+                (window, Drive::Ssd(Box::new(Ssd::new(profile, &setup))))
+            }
+        };
         Device {
             arbiter,
             window: Window::new(window),
-            ssd: Ssd::new(profile, &setup),
+            drive,
             queues: (0..queues).map(|_| VecDeque::new()).collect(),
             waiting: 0,
             faults: scenario.faults.clone(),
@@ -84,29 +122,40 @@ impl Device {
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");
             let queued = self.queues[usize::from(queue.0)].pop_front();
-            let Command { id, op, offset, length } = queued.expect("the arbiter was told of each");
+            let command = queued.expect("the arbiter was told of each");
             self.waiting -= 1;
-            self.ssd.start(now_ns, id, op, offset, length);
-            fetched(id);
+            self.drive.start(now_ns, command);
+            fetched(command.id);
         }
     }
 
-    /// When to call [`pop`](Self::pop).
+    /// The first command that completes by then: when, which, and how it went.
     #[inline]
-    pub(crate) fn next_ns(&self) -> Option<u64> {
-        let at_ns = self.ssd.next_ns()?;
-        let stall = self.faults.stalls.iter().find(|&&(from, until)| (from..until).contains(&at_ns));
-        Some(stall.map_or(at_ns, |&(_, until)| until))
-    }
-
-    /// A command that has completed by now.
-    #[inline]
-    pub(crate) fn pop(&mut self, now_ns: u64) -> Option<(u32, Outcome)> {
-        let completed = self.ssd.pop(now_ns)?;
+    pub(crate) fn pop(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
+        let (at_ns, id) = if self.faults.stalls.is_empty() {
+            self.drive.pop(until_ns).map(|completed| (completed.at_ns, completed.id))?
+        } else {
+            self.pop_between_stalls(until_ns)?
+        };
         self.window.release();
         let errors = u64::from(self.faults.errors_per_million);
         let failed = errors > 0 && self.random.below(1_000_000) < errors;
-        Some((completed.id, if failed { Outcome::Failed } else { Outcome::Done }))
+        Some((at_ns, id, if failed { Outcome::Failed } else { Outcome::Done }))
+    }
+
+    /// The same on a device that stands still at times: then what was to happen happens at the end of that.
+    fn pop_between_stalls(&mut self, until_ns: u64) -> Option<(u64, u32)> {
+        loop {
+            let due_ns = self.drive.next_ns()?;
+            let stall = self.faults.stalls.iter().find(|&&(from, until)| (from..until).contains(&due_ns));
+            let at_ns = stall.map_or(due_ns, |&(_, until)| until);
+            if at_ns > until_ns {
+                return None;
+            }
+            if let Some(completed) = self.drive.pop(at_ns) {
+                return Some((at_ns, completed.id));
+            }
+        }
     }
 
     /// Commands posted and not completed.

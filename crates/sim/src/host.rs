@@ -112,6 +112,26 @@ const FAR_WAKE_NS: u64 = 1000;
 /// How much longer work takes while the core's other hardware thread works, in percent.
 const SHARED_PERCENT: u64 = 160;
 
+/// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Times {
+    pub(crate) submit_ps: u64,
+    /// Each of the three times that a scheduler has to do with a request that it keeps.
+    pub(crate) stage_ps: u64,
+    pub(crate) issue_ps: u64,
+    pub(crate) interrupt_ps: u64,
+    pub(crate) interrupt_complete_ps: u64,
+    pub(crate) complete_ps: u64,
+    pub(crate) reap_ps: u64,
+    pub(crate) verb_ps: u64,
+    pub(crate) send_ps: u64,
+}
+
+/// Work that takes so long alone, while another hardware thread of the core works.
+pub(crate) fn shared_ps(alone_ps: u64) -> u64 {
+    alone_ps * SHARED_PERCENT / 100
+}
+
 /// How long a line is under way.
 struct Lines {
     near_ns: u64,
@@ -159,6 +179,12 @@ impl Host {
         Self::filled(threads, 2, 8, 2100, HASWELL, BlockLayer::LINUX_5)
     }
 
+    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10, does is taken to be what 4.15 does
+    /// `[G]`.
+    pub fn four_quad_cores(threads: usize) -> Host {
+        Self::filled(threads, 4, 4, 2400, HASWELL, BlockLayer::LINUX_4_15)
+    }
+
     /// Larger than any of the papers': four sockets of sixteen cores.
     pub fn four_sockets(threads: usize) -> Host {
         Self::filled(threads, 4, 16, 2700, SKYLAKE, BlockLayer::LINUX_5)
@@ -186,16 +212,24 @@ impl Host {
         Ok(())
     }
 
-    pub(crate) fn ps(&self, cycles: u64) -> u64 {
+    fn ps(&self, cycles: u64) -> u64 {
         cycles * 1_000_000 / self.mhz
     }
 
-    pub(crate) fn verb_ps(&self) -> u64 {
-        self.ps(VERB_CYCLES)
-    }
-
-    pub(crate) fn send_ps(&self) -> u64 {
-        self.ps(SEND_CYCLES)
+    /// What takes how long here.
+    pub(crate) fn times(&self) -> Times {
+        let BlockLayer { submit, stage, issue, interrupt, complete, reap } = self.layer;
+        Times {
+            submit_ps: self.ps(submit),
+            stage_ps: self.ps(stage / 3),
+            issue_ps: self.ps(issue),
+            interrupt_ps: self.ps(interrupt),
+            interrupt_complete_ps: self.ps(interrupt + complete),
+            complete_ps: self.ps(complete),
+            reap_ps: self.ps(reap),
+            verb_ps: self.ps(VERB_CYCLES),
+            send_ps: self.ps(SEND_CYCLES),
+        }
     }
 
     /// How long a wake-up is under way.
@@ -203,18 +237,13 @@ impl Host {
         if self.places[from].socket == self.places[to].socket { NEAR_WAKE_NS } else { FAR_WAKE_NS }
     }
 
-    /// Work that takes so long alone, while another hardware thread of the core works.
-    pub(crate) fn shared_ps(&self, alone_ps: u64) -> u64 {
-        alone_ps * SHARED_PERCENT / 100
-    }
-
-    /// The ports of each port's core, itself included.
+    /// The other ports of each port's core.
     pub(crate) fn siblings(&self) -> Vec<PortSet> {
-        let of = |place: &Place| {
-            let same = (0..).zip(&self.places).filter(|(_, other)| *other == place);
-            PortSet::from_bits(same.fold(0, |set, (port, _): (u32, _)| set | 1 << port))
+        let of = |(me, place): (u32, &Place)| {
+            let same = (0..).zip(&self.places).filter(|&(port, other)| port != me && other == place);
+            PortSet::from_bits(same.fold(0, |set, (port, _)| set | 1 << port))
         };
-        self.places.iter().map(of).collect()
+        (0..).zip(&self.places).map(of).collect()
     }
 
     /// The number of each port's core among those that are used.
@@ -253,7 +282,7 @@ mod tests {
             [7, 8, 16, 17].map(|thread| host.places[thread]),
             [place(0, 7), place(1, 8), place(0, 0), place(0, 1)]
         );
-        assert_eq!((host.cores()[16], host.siblings()[16].bits()), (0, 1 << 16 | 1));
+        assert_eq!((host.cores()[16], host.siblings()[16].bits()), (0, 1));
         assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (NEAR_WAKE_NS, FAR_WAKE_NS));
     }
 

@@ -3,7 +3,7 @@
 use fairq_core::mqfq::Topology;
 use fairq_core::serial::SerialConfig;
 use fairq_core::{CostModel, PortSet, Weight};
-use fairq_device::{Profile, State};
+use fairq_device::{DiskProfile, Profile, State};
 
 use crate::host::Host;
 use crate::trace::Trace;
@@ -13,6 +13,8 @@ use crate::trace::Trace;
 pub struct Scenario {
     /// The device.
     pub profile: Profile,
+    /// A disk in its place, with the disk's own queue and size.
+    pub disk: Option<DiskProfile>,
     /// What has been written to it before.
     pub state: State,
     /// How many cores there are; each has a port and its own submission queues.
@@ -178,6 +180,11 @@ impl Tenant {
 }
 
 impl Scenario {
+    /// How much its device holds, in bytes.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.disk.as_ref().map_or_else(|| self.profile.host.capacity(), DiskProfile::capacity)
+    }
+
     /// How long it takes to wake another core, unless a scenario says otherwise. A guess between what an interrupt
     /// takes within a socket and what it takes to another: about a microsecond.
     pub const WAKE_NS: u64 = US;
@@ -186,6 +193,7 @@ impl Scenario {
     pub fn new(profile: Profile, ports: usize, tenants: Vec<Tenant>, duration_ns: u64) -> Scenario {
         Scenario {
             profile,
+            disk: None,
             state: State::Fresh,
             ports,
             tenants,

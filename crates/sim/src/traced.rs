@@ -12,7 +12,7 @@
 //! are aligned to lines, as all are that matter, and a fair guess for arrays of words. (A traced word is twice as large as a
 //! real one: it carries its number.)
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -50,18 +50,20 @@ impl Platform for Traced {
 /// How many words a line has.
 const LINE_WORDS: u32 = 8;
 
-/// What the simulated host is doing on this thread.
-#[derive(Default)]
+/// What the simulated host is doing on this thread. What each access needs lies bare, so that it costs a few loads.
 struct Trace {
-    words: u32,
-    /// By where word 0 would be: the lines of an array or structure, each with its first and last number.
-    arrays: BTreeMap<usize, Vec<Span>>,
-    caches: Option<Caches>,
-    core: Option<usize>,
-    now_ps: u64,
-    waited_ps: u64,
+    /// A run is on.
+    is_on: Cell<bool>,
+    /// Who is inside a verb.
+    core: Cell<Option<usize>>,
+    now_ps: Cell<u64>,
+    waited_ps: Cell<u64>,
     /// The lock that was last given back.
-    released: Option<usize>,
+    released: Cell<Option<usize>>,
+    words: Cell<u32>,
+    caches: RefCell<Caches>,
+    /// By where word 0 would be: the lines of an array or structure, each with its first and last number.
+    arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,17 +74,38 @@ struct Span {
 }
 
 thread_local! {
-    static TRACE: RefCell<Trace> = RefCell::default();
+    static TRACE: Trace = const {
+        Trace {
+            is_on: Cell::new(false),
+            core: Cell::new(None),
+            now_ps: Cell::new(0),
+            waited_ps: Cell::new(0),
+            released: Cell::new(None),
+            words: Cell::new(0),
+            caches: RefCell::new(Caches::NONE),
+            arrays: RefCell::new(BTreeMap::new()),
+        }
+    };
 }
 
 /// Begins a run on a host with these caches; words and locks that are made from now on belong to it.
 pub(crate) fn begin(caches: Caches) {
-    TRACE.set(Trace { caches: Some(caches), ..Trace::default() });
+    reset(true, caches);
 }
 
 /// Ends the run: nothing is charged any more.
 pub(crate) fn end() {
-    TRACE.set(Trace::default());
+    reset(false, Caches::NONE);
+}
+
+fn reset(is_on: bool, caches: Caches) {
+    TRACE.with(|trace| {
+        trace.is_on.set(is_on);
+        trace.core.set(None);
+        trace.words.set(0);
+        trace.caches.replace(caches);
+        trace.arrays.take();
+    });
 }
 
 /// What a core did.
@@ -99,56 +122,72 @@ pub(crate) struct Spent {
 /// A core runs this from a moment on; what it does with shared words takes its time.
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
-    TRACE.with_borrow_mut(|trace| {
-        (trace.core, trace.now_ps, trace.waited_ps, trace.released) = (Some(core), from_ps, 0, None);
+    TRACE.with(|trace| {
+        trace.core.set(trace.is_on.get().then_some(core));
+        trace.now_ps.set(from_ps);
+        trace.waited_ps.set(0);
+        trace.released.set(None);
     });
     let result = verb();
-    let spent = TRACE.with_borrow_mut(|trace| {
-        trace.core = None;
-        Spent { until_ps: trace.now_ps, waited_ps: trace.waited_ps, held: trace.released }
+    let spent = TRACE.with(|trace| {
+        trace.core.set(None);
+        Spent { until_ps: trace.now_ps.get(), waited_ps: trace.waited_ps.get(), held: trace.released.get() }
     });
     (result, spent)
 }
 
 /// A core held a lock longer than it took to touch shared words: until then.
 pub(crate) fn held_until(lock: usize, until_ps: u64) {
-    TRACE.with_borrow_mut(|trace| {
-        if let Some(caches) = &mut trace.caches {
-            caches.held_until(lock, until_ps);
+    TRACE.with(|trace| trace.caches.borrow_mut().held_until(lock, until_ps));
+}
+
+/// The core that is inside a verb does something else for so long.
+pub(crate) fn work(takes_ps: u64) {
+    TRACE.with(|trace| {
+        if trace.core.get().is_some() {
+            trace.now_ps.set(trace.now_ps.get() + takes_ps);
         }
     });
 }
 
 impl Trace {
-    fn line(&mut self, address: usize, number: u32) -> Option<usize> {
-        let caches = self.caches.as_mut()?;
-        let array = self.arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
+    /// A core accesses a word. Not inlined, so that what leads here is.
+    #[inline(never)]
+    fn access(&self, core: usize, word: &Word, access: Access) {
+        let mut caches = self.caches.borrow_mut();
+        let line = match word.line.load(Ordering::Relaxed) {
+            0 => {
+                let line = self.line(&mut caches, std::ptr::from_ref(word).addr(), word.number);
+                word.line.store(line as u32 + 1, Ordering::Relaxed);
+                line
+            }
+            line => line as usize - 1,
+        };
+        self.now_ps.set(caches.access(core, line, access, self.now_ps.get()));
+    }
+
+    /// The line of a word that is touched for the first time.
+    #[cold]
+    fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
+        let mut arrays = self.arrays.borrow_mut();
+        let array = arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
         let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
         if let Some(span) = array.iter_mut().find(fits) {
             (span.first, span.last) = (span.first.min(number), span.last.max(number));
-            return Some(span.line);
+            return span.line;
         }
         let line = caches.line();
         array.push(Span { first: number, last: number, line });
-        Some(line)
+        line
     }
 }
 
 impl Word {
     #[inline]
     fn trace(&self, access: Access) {
-        TRACE.with_borrow_mut(|trace| {
-            let Some(core) = trace.core else { return };
-            let line = match self.line.load(Ordering::Relaxed) {
-                0 => {
-                    let Some(line) = trace.line(std::ptr::from_ref(self).addr(), self.number) else { return };
-                    self.line.store(line as u32 + 1, Ordering::Relaxed);
-                    line
-                }
-                line => line as usize - 1,
-            };
-            if let Some(caches) = &mut trace.caches {
-                trace.now_ps = caches.access(core, line, access, trace.now_ps);
+        TRACE.with(|trace| {
+            if let Some(core) = trace.core.get() {
+                trace.access(core, self, access);
             }
         });
     }
@@ -156,10 +195,7 @@ impl Word {
 
 impl AtomicWord for Word {
     fn new(value: u64) -> Self {
-        let number = TRACE.with_borrow_mut(|trace| {
-            trace.words += 1;
-            trace.words - 1
-        });
+        let number = TRACE.with(|trace| trace.words.replace(trace.words.get() + 1));
         Word { value: AtomicU64::new(value), number, line: AtomicU32::new(0) }
     }
 
@@ -216,8 +252,9 @@ impl AtomicWord for Word {
 impl<T> TracedLock<T> {
     /// Does something with the caches at this core's time, if a core is inside a verb; says how long it took.
     fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
-        TRACE.with_borrow_mut(|trace| {
-            let (Some(core), Some(caches)) = (trace.core, &mut trace.caches) else { return 0 };
+        TRACE.with(|trace| {
+            let Some(core) = trace.core.get() else { return 0 };
+            let caches = &mut *trace.caches.borrow_mut();
             let lock = match self.lock.load(Ordering::Relaxed) {
                 0 => {
                     let lock = caches.lock();
@@ -226,10 +263,11 @@ impl<T> TracedLock<T> {
                 }
                 lock => lock as usize - 1,
             };
-            let before_ps = trace.now_ps;
-            trace.released = Some(lock);
-            trace.now_ps = act(caches, core, lock, before_ps);
-            trace.now_ps - before_ps
+            let before_ps = trace.now_ps.get();
+            let after_ps = act(caches, core, lock, before_ps);
+            trace.released.set(Some(lock));
+            trace.now_ps.set(after_ps);
+            after_ps - before_ps
         })
     }
 }
@@ -242,7 +280,7 @@ impl<T: Send + 'static> Lock<T> for TracedLock<T> {
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let guarded = size_of::<T>().div_ceil(64) as u64;
         let waited_ps = self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
-        TRACE.with_borrow_mut(|trace| trace.waited_ps += waited_ps);
+        TRACE.with(|trace| trace.waited_ps.set(trace.waited_ps.get() + waited_ps));
         let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
         self.trace(|caches, core, lock, now_ps| caches.release(core, lock, now_ps));
         result
@@ -261,7 +299,7 @@ mod tests {
 
     /// One after the other: no line is still under way.
     fn cost(core: usize, verb: impl FnOnce()) -> u64 {
-        let from_ps = TRACE.with_borrow(|trace| trace.now_ps) + 1_000_000;
+        let from_ps = TRACE.with(|trace| trace.now_ps.get()) + 1_000_000;
         inside(core, from_ps, verb).1.until_ps - from_ps
     }
 

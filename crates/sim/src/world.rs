@@ -27,7 +27,7 @@ use crate::check::Check;
 use crate::cpu::{Answer, Cpu, Task};
 use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
-use crate::host::BlockLayer;
+use crate::host::{self, Times};
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError, US};
@@ -139,7 +139,9 @@ struct Clock {
     in_hand: usize,
     /// Cores that come back to the policy.
     going_on: usize,
-    /// The core of each port, and the ports of that.
+    /// What takes how long; nothing without a host.
+    times: Times,
+    /// The core of each port, and the other ports of that.
     cores: Vec<usize>,
     siblings: Vec<PortSet>,
 }
@@ -198,7 +200,7 @@ impl<'a, P: Policy> World<'a, P> {
             timer_ns: None,
             cpu: Cpu::default(),
         };
-        let capacity = scenario.profile.host.capacity();
+        let capacity = scenario.capacity();
         let fed = scenario.tenants.iter().enumerate();
         let all = fed.flat_map(|(tenant, plan)| {
             let begins_ns = plan.lives.first().map_or(0, |life| life.0);
@@ -211,6 +213,7 @@ impl<'a, P: Policy> World<'a, P> {
             Thread::new(tenant, port, job, capacity, random, (number << 16) / count, turns)
         });
         let clock = scenario.host.as_ref().map_or_else(Clock::default, |host| Clock {
+            times: host.times(),
             cores: host.cores(),
             siblings: host.siblings(),
             ..Clock::default()
@@ -262,20 +265,21 @@ impl<'a, P: Policy> World<'a, P> {
 
     /// Does what is due next; false when the run is over.
     fn step(&mut self) -> bool {
-        let (device_ns, agenda_ns) = (self.device.next_ns(), self.agenda.next_ns());
-        let at_ns = device_ns.unwrap_or(u64::MAX).min(agenda_ns.unwrap_or(u64::MAX));
-        let calm = at_ns >= self.scenario.duration_ns;
-        if (calm && self.live == 0) || at_ns > self.scenario.duration_ns + CALM_NS {
-            return false;
-        }
-        self.now_ns = self.now_ns.max(at_ns);
-        if device_ns == Some(at_ns) {
-            if let Some((id, outcome)) = self.device.pop(self.now_ns) {
-                self.clock.in_hand += 1;
-                self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
+        let end_ns = self.scenario.duration_ns + CALM_NS;
+        let agenda_ns = self.agenda.next_ns();
+        if let Some((at_ns, id, outcome)) = self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns))) {
+            self.now_ns = self.now_ns.max(at_ns);
+            self.clock.in_hand += 1;
+            self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
+        } else {
+            let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
+            if at_ns >= self.scenario.duration_ns && self.live == 0 {
+                return false;
             }
-        } else if let Some(event) = self.agenda.take() {
-            self.happen(event);
+            self.now_ns = self.now_ns.max(at_ns);
+            if let Some(event) = self.agenda.take() {
+                self.happen(event);
+            }
         }
         self.fetch();
         self.settled();
@@ -313,10 +317,7 @@ impl<'a, P: Policy> World<'a, P> {
             return self.perform(port, task);
         }
         let cpu = &mut self.cores[port].cpu;
-        cpu.add(task);
-        if !cpu.is_busy() {
-            self.start(port);
-        }
+        if cpu.is_busy() { cpu.add(task) } else { self.start(port, task) }
     }
 
     #[inline]
@@ -334,21 +335,18 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// A free core begins with what is next.
-    fn start(&mut self, port: usize) {
-        let Some(host) = &self.scenario.host else { return };
-        let shared = self.is_shared(port);
-        let Some(cycles) = self.cores[port].cpu.start(self.now_ns, &host.layer) else { return };
-        let alone_ps = host.ps(cycles);
-        let takes_ps = if shared { host.shared_ps(alone_ps) } else { alone_ps };
+    /// A free core begins with this.
+    #[inline]
+    fn start(&mut self, port: usize, task: Task) {
+        let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
+        let takes_ps = if self.is_shared(port) { host::shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
     }
 
     /// Whether another hardware thread of the port's core works.
+    #[inline]
     fn is_shared(&self, port: usize) -> bool {
-        let mut others = self.clock.siblings[port];
-        others.remove(PortId(port as u8));
-        !others.is_empty() && others.into_iter().any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
+        self.clock.siblings[port].into_iter().any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
     }
 
     /// A core has come to the policy's verbs.
@@ -378,23 +376,22 @@ impl<'a, P: Policy> World<'a, P> {
         let since_ns = cpu.since_ns();
         let (reschedule, for_nothing) = cpu.end(self.now_ns);
         self.meter.worked(port, since_ns, self.now_ns, reschedule, for_nothing);
-        self.start(port);
+        if let Some(task) = self.cores[port].cpu.next() {
+            self.start(port, task);
+        }
     }
 
-    /// The core that works takes so many cycles more.
+    /// The core that works takes so long more, were it alone; nothing without a host.
     #[inline]
-    fn spend(&mut self, cycles: impl Fn(&BlockLayer) -> u64) {
-        if let Some(host) = &self.scenario.host {
-            let alone_ps = host.ps(cycles(&host.layer));
-            self.clock.now_ps += if self.clock.is_shared { host.shared_ps(alone_ps) } else { alone_ps };
-        }
+    fn spend(&mut self, alone_ps: u64) {
+        self.clock.now_ps += if self.clock.is_shared { host::shared_ps(alone_ps) } else { alone_ps };
     }
 
     /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's `stage`, and takes it under the
     /// lock that the verb held, if it held one.
     #[inline]
     fn stage(&mut self) {
-        self.spend(|layer| layer.stage / 3);
+        self.spend(self.clock.times.stage_ps);
         if let Some(lock) = self.clock.held.take() {
             traced::held_until(lock, self.clock.now_ps);
         }
@@ -404,9 +401,12 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
         let (core, now_ns) = (&mut self.cores[port].port, self.now_ns);
-        let Some(host) = &self.scenario.host else { return verb(core, now_ns) };
+        if self.scenario.host.is_none() {
+            return verb(core, now_ns);
+        }
         let clock = &mut self.clock;
-        let (result, spent) = traced::inside(clock.cores[port], clock.now_ps + host.verb_ps(), || verb(core, now_ns));
+        let from_ps = clock.now_ps + clock.times.verb_ps;
+        let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;
         clock.locks_ps += spent.waited_ps;
         clock.held = spent.held;
@@ -598,7 +598,7 @@ impl<'a, P: Policy> World<'a, P> {
         if self.scenario.host.is_none() {
             return self.device.post(port, class, Command { id, op, offset, length });
         }
-        self.spend(|layer| layer.issue);
+        self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
@@ -646,7 +646,7 @@ impl<'a, P: Policy> World<'a, P> {
                 self.wakes_under_way += 1;
                 let arrives_ns = match (&self.scenario.host, me) {
                     (Some(host), Some(me)) => {
-                        self.clock.now_ps += host.send_ps();
+                        self.clock.now_ps += self.clock.times.send_ps;
                         self.effect_ns() + host.wake_ns(me, usize::from(port))
                     }
                     _ => self.now_ns + self.scenario.wake_ns,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use fairq_sim::lab::{Progress, ROWS, Row, Shard, answer, is_built, named};
+use fairq_sim::lab::{Progress, ROWS, Row, Shard, answer, named};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
@@ -32,17 +32,11 @@ pub(crate) fn run(args: LabArgs) -> anyhow::Result<()> {
 
 fn list() -> String {
     let mut table = text::wrapped();
-    table.set_header(vec!["id", "paper", "", "claim"]);
+    table.set_header(vec!["id", "paper", "claim"]);
     for row in ROWS {
-        let state = match row.not_here {
-            Some(_) => "not here",
-            None if is_built(row) => "",
-            None => "not built",
-        };
-        table.add_row(vec![row.id, row.paper.name(), state, row.claim]);
+        table.add_row(vec![row.id, row.paper.name(), row.claim]);
     }
-    let built = ROWS.iter().filter(|row| is_built(row) && row.not_here.is_none()).count();
-    format!("{table}\n\n{built} of {} have an experiment.", ROWS.len())
+    format!("{table}\n\n{} claims and questions.", ROWS.len())
 }
 
 /// Whether this is a scenario, not a claim.
@@ -66,10 +60,10 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
         !stops.load(Ordering::Relaxed)
     };
-    let findings = answer(&rows, args.seed, jobs, shard, on);
+    let findings = answer(&rows, seed(args), jobs, shard, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
-    let record = Record::new(args.seed, findings);
+    let record = Record::new(seed(args), findings);
     tell(&record, &command(args), args.json.as_deref(), args.output.as_deref())?;
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
@@ -97,7 +91,14 @@ fn file_of(folder: &Path) -> PathBuf {
 /// The command that gives the same again.
 fn command(args: &LabRunArgs) -> String {
     let what = args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"));
-    format!("fairq lab run {what} --seed {}", args.seed)
+    format!("fairq lab run {what} --seed {}", seed(args))
+}
+
+/// What names a run if nobody says anything.
+const SEED: u64 = 1;
+
+fn seed(args: &LabRunArgs) -> u64 {
+    args.seed.unwrap_or(SEED)
 }
 
 /// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
@@ -176,7 +177,7 @@ mod tests {
         LabRunArgs {
             ids: ids.iter().map(|id| id.to_string()).collect(),
             paper: paper.map(str::to_owned),
-            seed: 1,
+            seed: Some(1),
             jobs: None,
             policy: None,
             shard: None,
@@ -198,15 +199,17 @@ mod tests {
 
     #[test]
     fn the_json_has_exactly_these_keys() {
-        let rows = named("D-3.1").into_iter().chain(named("N-hdd")).collect::<Vec<_>>();
-        let record = Record::new(1, answer(&rows, 1, 1, Shard::WHOLE, |_| true));
-        let json = serde_json::to_value(Claims { claims: &record.claims }).unwrap();
+        let json = |goes_on| {
+            let record = Record::new(1, answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| goes_on));
+            serde_json::to_value(Claims { claims: &record.claims }).unwrap()
+        };
+        let (json, interrupted) = (json(true), json(false));
         assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), ["claims"]);
         let keys: Vec<_> = json["claims"][0].as_object().unwrap().keys().cloned().collect();
         assert_eq!(keys, ["claim", "expected", "holds", "id", "measured", "note", "paper"]);
         assert_eq!(json["claims"][0]["holds"], true);
-        assert_eq!(json["claims"][1]["holds"], serde_json::Value::Null);
-        assert!(json["claims"][1]["note"].as_str().unwrap().starts_with("not checkable here: "));
+        assert_eq!(interrupted["claims"][0]["holds"], serde_json::Value::Null);
+        assert_eq!(interrupted["claims"][0]["note"], "interrupted");
     }
 
     #[test]

@@ -176,13 +176,13 @@ fn run_under(scenario: &Scenario, policy: policy::PolicyConfig) -> anyhow::Resul
 }
 
 /// Reads a scenario; a path in it is relative to it.
-fn load(path: &Path, seed: u64) -> Result<Scenario, Refusal> {
+fn load(path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
     let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
     parse(&text, path, seed)
 }
 
-fn parse(text: &str, path: &Path, seed: u64) -> Result<Scenario, Refusal> {
+fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
     let shown = path.display().to_string();
     let folder = path.parent().unwrap_or(Path::new(""));
     let table: ScenarioTable = toml::from_str(text).map_err(|error| misread(text, &shown, &error))?;
@@ -210,10 +210,13 @@ fn parse(text: &str, path: &Path, seed: u64) -> Result<Scenario, Refusal> {
     }
     let Nanos(duration_ns) = table.duration;
     let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
-    scenario.warmup_ns = table.warmup.map_or(scenario.warmup_ns, |Nanos(ns)| ns);
+    // A trace has a beginning, and may be short: it counts from there.
+    let replays = scenario.tenants.iter().any(|tenant| tenant.job.replay.is_some());
+    let warmup_ns = if replays { 0 } else { scenario.warmup_ns };
+    scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
     scenario.wake_ns = table.wake.map_or(scenario.wake_ns, |Nanos(ns)| ns);
     scenario.moves_ns = table.moves.map(|Nanos(ns)| ns);
-    scenario.seed = table.seed.unwrap_or(seed);
+    scenario.seed = seed.or(table.seed).unwrap_or(super::SEED);
     scenario.state = match table.state {
         Some(State::Steady) => Written::Steady,
         _ => Written::Fresh,
@@ -350,7 +353,7 @@ mod tests {
     const EXAMPLE: &str = include_str!("../../../../docs/fairq.scenario.toml");
 
     fn read(text: &str) -> Result<Scenario, String> {
-        parse(text, Path::new("my.toml"), 1).map_err(|refusal| refusal.to_string())
+        parse(text, Path::new("my.toml"), None).map_err(|refusal| refusal.to_string())
     }
 
     #[test]
@@ -360,7 +363,8 @@ mod tests {
         std::fs::write(folder.path().join("jobs.fio"), "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n").unwrap();
         // Everything that is commented out, too.
         let text = EXAMPLE.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
-        let mut scenario = parse(&text, &folder.path().join("my.toml"), 1).unwrap();
+        let mut scenario = parse(&text, &folder.path().join("my.toml"), Some(7)).unwrap();
+        assert_eq!(scenario.seed, 7, "what is said beside the file wins");
         let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
         assert_eq!(names, ["db", "backup", "kv", "replayed", "batch"]);
         assert_eq!(scenario.tenants[0].lives.len(), 2);

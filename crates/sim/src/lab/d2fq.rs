@@ -7,8 +7,11 @@
 //! Threads stay on the cores where they begin, except in Figure 15, where there come to be two of them for each core. The paper
 //! pins none, and its ratios of that figure need some unevenness: as long as the flows of one weight are served
 //! exactly alike, none of them is ever ahead of the others, the medium class stays empty, and Eq. 2 gives what two classes
-//! ask for (10 after event1). Linux balances eight CPUs every 8 ms when they are idle and every 256 ms when they are
-//! busy; [`MOVES_NS`] is between.
+//! ask for (10 after event1). How often threads move follows from how Linux balances (`sd_init` and
+//! Documentation/scheduler/sched-domains.rst): an idle CPU looks for a thread to take over every so many milliseconds as its domain
+//! has CPUs, 8 here, and finds one where another CPU has two that could run. 750 K requests a second at 3.9 us (`crate::host`) keep eight
+//! CPUs busy 37 % of the time and each of 16 threads 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that
+//! are idle 63 % of it take 132 threads a second, and each moves every 120 ms on average ([`MOVES_NS`]).
 
 use std::ops::Range;
 
@@ -37,7 +40,7 @@ const MQFQ: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 const MIB: u64 = 1 << 20;
 /// How often threads are placed anew where they are not pinned.
-const MOVES_NS: u64 = 100 * MS;
+const MOVES_NS: u64 = 120 * MS;
 
 fn d2fq(ratio: Ratio, tau_l: u64) -> AnyPolicy {
     AnyPolicy::Direct(Direct { ratio, tau_l, tau_m: None, strict_paper: false })
@@ -210,9 +213,17 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
     let from = |runs: &[Run]| runs.iter().map(fair_from).collect::<Vec<f64>>();
     let (from, from_ours) = (from(&paper), from(&ours));
     let tail = |run: &Run, flow: usize| run.tenants[flow].quantile_us(0.99);
-    let longer = |a: &Run, b: &Run| (0..3).map(|flow| tail(a, flow) / tail(b, flow)).fold(0.0, f64::max);
+    let longer_at = |a: &Run, b: &Run, part: f64| {
+        let times = |flow: usize| a.tenants[flow].quantile_us(part) / b.tenants[flow].quantile_us(part);
+        (0..3).map(times).fold(0.0, f64::max)
+    };
+    let longer = |a: &Run, b: &Run| longer_at(a, b, 0.99);
     let differ = |runs: &[Run]| longer(&runs[1], &runs[2]).max(longer(&runs[2], &runs[1]));
-    let (ten, one) = (differ(&paper), longer(&paper[0], &paper[2]));
+    let ten = differ(&paper);
+    let up_to = |runs: &[Run]| [0.99, 0.999, 0.9999].map(|part| longer_at(&runs[0], &runs[2], part));
+    let (one, ours_one) = (up_to(&paper), up_to(&ours));
+    let most = one.into_iter().fold(0.0, f64::max);
+    let times_said = |times: [f64; 3]| times.map(|times| format!("{times:.2}")).join(" ");
     let medium = |tau_m| go(strict(10 * MIB, Some(tau_m)), &scenario, seed);
     let medium = [medium(5 * MIB / 2)?, medium(5 * MIB)?, medium(15 * MIB / 2)?];
     let spread = |runs: &[&Run]| {
@@ -251,9 +262,14 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
         },
         Answer {
             id: "D-8.2",
-            measured: format!("p99 {one:.2} times as long; ours {:.2}", longer(&ours[0], &ours[2])),
-            holds: Some(near(one, 3.7, 0.3)),
-            note: "1 MB and 100 MB, the flow where they differ most; ours never takes tau_l at less than eight times what is in flight"
+            measured: format!(
+                "p99, p99.9, p99.99 {} times as long; ours {}",
+                times_said(one),
+                times_said(ours_one)
+            ),
+            holds: Some(near(most, 3.7, 0.3)),
+            note: "1 MB and 100 MB, the flow where they differ most; which percentiles the figure shows is lost, and \"up to\" is taken \
+                   to be the most of these; ours never takes tau_l at less than eight times what is in flight"
                 .into(),
         },
         Answer {
@@ -334,7 +350,8 @@ impl Load {
     fn converged(&self, id: &'static str, ratio: u16) -> Answer {
         let found = ratios(&self.d2fq, LAST);
         let holds = Some(found == [ratio]);
-        Answer { id, measured: listed(&found), holds, note: "the last 4 of 10 seconds".into() }
+        let note = "the last 4 of 10 seconds; of the rows with 3 and 6 the latter asks for 1:9, for which the paper's own Figure 15 has 7";
+        Answer { id, measured: listed(&found), holds, note: note.into() }
     }
 
     fn drawn(&self, id: &'static str, title: &str) -> Figure {
@@ -458,7 +475,7 @@ fn events(seed: u64) -> Result<Outcome, String> {
             id: "D-15.3",
             measured: format!("{} after event1, {} after event2", listed(&first), listed(&second)),
             holds: Some(first == [7] && second.iter().all(|ratio| (17..=18).contains(ratio))),
-            note: "the last 5 seconds of each; threads placed anew every 100 ms; where each stays on its core no flow of weight 3 is \
+            note: "the last 5 seconds of each; threads placed anew every 120 ms, about as often as Linux would; where each stays on its core no flow of weight 3 is \
                    ever ahead of another, the medium class stays empty, and it is 10, and 9 and 10"
                 .into(),
         },

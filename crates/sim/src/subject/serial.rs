@@ -5,11 +5,12 @@ use fairq_core::cfq::{CfqConfig, TimeSlices};
 use fairq_core::fiops::VirtualIops;
 use fairq_core::flashfq::{FlashFqConfig, Throttled};
 use fairq_core::nass::{Nass, NassConfig};
-use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
-use fairq_core::{ConfigError, Platform};
+use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy};
+use fairq_core::{ConfigError, Outcome, Platform, Weight};
 
 use super::{Built, Promise, Subject};
 use crate::scenario::Scenario;
+use crate::traced;
 
 /// Which of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,10 +95,16 @@ impl<P: Platform> Subject<P> for OneLock {
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
         let bounds = SerialConfig { merge_bytes: self.merge_bytes, ..scenario.serial(self.slots) };
-        let inner = self.scheduler(&bounds)?;
-        let scheduler: Box<dyn SerialPolicy> = match &self.nass {
+        let timed = |scheduler: Box<dyn SerialPolicy>| -> Box<dyn SerialPolicy> {
+            match &scenario.host {
+                None => scheduler,
+                Some(host) => Box::new(Stepwise { scheduler, step_ps: host.times().verb_ps }),
+            }
+        };
+        let inner = timed(self.scheduler(&bounds)?);
+        let scheduler = match &self.nass {
             None => inner,
-            Some(nass) => Box::new(Nass::new(inner, &bounds, nass)?),
+            Some(nass) => timed(Box::new(Nass::new(inner, &bounds, nass)?)),
         };
         Serial::with_policy(scheduler, &bounds)
     }
@@ -105,5 +112,62 @@ impl<P: Platform> Subject<P> for OneLock {
     /// They keep the device for one flow, wait, or keep places free; how fair they are is for the lab to find out.
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), holds_back: true, turn: TURN, ..Promise::NONE }
+    }
+}
+
+/// A scheduler whose steps take time. What is done behind a lock is plain work, which the traced platform does not see; it is
+/// counted in steps, calls of the scheduler or of what is around it. Each takes as long as a verb beside its shared words,
+/// whosever it is.
+struct Stepwise {
+    scheduler: Box<dyn SerialPolicy>,
+    step_ps: u64,
+}
+
+impl Stepwise {
+    fn step(&mut self) -> &mut dyn SerialPolicy {
+        traced::work(self.step_ps);
+        &mut *self.scheduler
+    }
+}
+
+impl SerialPolicy for Stepwise {
+    fn add_flow(&mut self, flow: usize, weight: Weight) {
+        self.scheduler.add_flow(flow, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        self.scheduler.set_weight(flow, weight);
+    }
+
+    fn remove_flow(&mut self, flow: usize) {
+        self.scheduler.remove_flow(flow);
+    }
+
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.step().insert(now_ns, arrival);
+    }
+
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.step().grow(now_ns, arrival);
+    }
+
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.step().set_lane(flow, lane);
+    }
+
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        self.step().select(now_ns, lanes)
+    }
+
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+        self.step().completed(now_ns, job, outcome);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        self.scheduler.tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        self.scheduler.virtual_time()
     }
 }
