@@ -255,9 +255,11 @@ impl Budgets {
         }
         let first = self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
         let flow = self.flows.get_mut(first)?;
-        let (served, budget) = (core::mem::take(&mut flow.beside), flow.budget);
+        // Paid for apart: it is none of what this turn serves in its time.
+        flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
+        let budget = flow.budget;
         let ends_ns = now_ns.saturating_add(self.config.timeout_ns);
-        let turn = Turn { flow: first, served, budget, ends_ns, others: 0 };
+        let turn = Turn { flow: first, served: 0, budget, ends_ns, others: 0 };
         self.in_service = Some(turn);
         Some(turn)
     }
