@@ -150,6 +150,9 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     let dump = server.said(&["config", "dump"]);
     let mut other = Server::start(&dump.replace(&*server.path("").to_string_lossy(), "/nowhere/"), &[]);
     assert_eq!(other.tenants(), server.tenants());
+    let in_force =
+        |server: &Server| server.said(&["config", "dump"]).replace(&*server.path("").to_string_lossy(), "/nowhere/");
+    assert_eq!(in_force(&other), in_force(&server), "what it starts is its equal");
     other.signal(Signal::TERM);
     assert_eq!(other.end(), 0);
 }
@@ -344,7 +347,16 @@ fn listeners_come_and_go() {
     let address = format!("unix:{}", server.path("second").display());
     server.said(&["listen", &address]);
     assert!(UnixStream::connect(server.path("second")).is_ok());
+    let chosen = server.said(&["listen", "tcp:127.0.0.1:0"]);
+    let port = chosen.trim().rsplit(':').next().unwrap().parse::<u16>().expect("it says which port was chosen");
+    let dump = server.said(&["config", "dump"]);
+    let listen = format!("\"unix:{}\", \"{address}\", \"tcp:127.0.0.1:{port}\"", server.path("sock").display());
+    let written: String = dump.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(written.contains(&listen), "{dump}");
+    assert!(dump.contains(&format!("control = \"{}\"", server.path("ctl").display())), "{dump}");
+    server.said(&["unlisten", &format!("tcp:127.0.0.1:{port}")]);
     server.said(&["unlisten", &address]);
+    assert!(!server.said(&["config", "dump"]).contains("second"), "it is not in force any more");
     until("its name is gone", || (!server.path("second").exists()).then_some(()));
     let (code, text) = server.refused(&["unlisten", &address]);
     assert!(code == 1 && text.contains("does not listen on"), "{code} {text}");

@@ -496,7 +496,7 @@ impl Console {
     fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
-        self.settings.listen.push(at);
+        self.settings.listen.push(place.clone().try_into().unwrap_or(at));
         Ok(json!({ "address": place.to_string() }))
     }
 

@@ -55,12 +55,12 @@ fn show(terminal: &mut ratatui::DefaultTerminal, server: &mut Connection, mut lo
     let mut next = Instant::now() + PERIOD;
     loop {
         look.sort(screen.order);
-        screen.selected = screen.selected.min(look.tenants.len().saturating_sub(1));
+        screen.follow(&look);
         terminal.draw(|frame| view::draw(&look, &screen, frame.area(), frame.buffer_mut()))?;
         if event::poll(next.saturating_duration_since(Instant::now()))? {
             if let Event::Key(key) = event::read()?
                 && key.kind == KeyEventKind::Press
-                && !press(key, &mut screen, &look, server)?
+                && !press(key, &mut screen, server)?
             {
                 return Ok(());
             }
@@ -74,18 +74,17 @@ fn show(terminal: &mut ratatui::DefaultTerminal, server: &mut Connection, mut lo
 }
 
 /// Does what a key stands for; false to end.
-fn press(key: KeyEvent, screen: &mut Screen, look: &Look, server: &mut Connection) -> anyhow::Result<bool> {
+fn press(key: KeyEvent, screen: &mut Screen, server: &mut Connection) -> anyhow::Result<bool> {
     screen.complaint = None;
     let ends = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    if let Some(typed) = screen.typed.as_mut().filter(|_| !ends) {
+    if let Some((_, typed)) = screen.typed.as_mut().filter(|_| !ends) {
         match key.code {
             KeyCode::Char(digit) if digit.is_ascii_digit() && typed.len() < 5 => typed.push(digit),
             KeyCode::Backspace => drop(typed.pop()),
             KeyCode::Esc => screen.typed = None,
             KeyCode::Enter => {
-                let weight = screen.typed.take().unwrap_or_default();
-                if let Some(tenant) = look.tenants.get(screen.selected).filter(|_| !weight.is_empty()) {
-                    let set = server.call("weight", json!({ "tenant": tenant.name, "weight": weight }));
+                if let Some((tenant, weight)) = screen.typed.take().filter(|(_, weight)| !weight.is_empty()) {
+                    let set = server.call("weight", json!({ "tenant": tenant, "weight": weight }));
                     screen.complaint = set.err().map(|error| error.to_string());
                 }
             }
@@ -98,9 +97,9 @@ fn press(key: KeyEvent, screen: &mut Screen, look: &Look, server: &mut Connectio
         KeyCode::Char('c') if ends => return Ok(false),
         KeyCode::Char('s') => screen.order = screen.order.next(),
         KeyCode::Char(' ' | 'p') => screen.is_paused = !screen.is_paused,
-        KeyCode::Char('w') => screen.typed = Some(String::new()),
-        KeyCode::Down | KeyCode::Char('j') => screen.selected += 1,
-        KeyCode::Up | KeyCode::Char('k') => screen.selected = screen.selected.saturating_sub(1),
+        KeyCode::Char('w') => screen.typed = screen.chosen.clone().map(|tenant| (tenant, String::new())),
+        KeyCode::Down | KeyCode::Char('j') => screen.step(1),
+        KeyCode::Up | KeyCode::Char('k') => screen.step(-1),
         _ => {}
     }
     Ok(true)

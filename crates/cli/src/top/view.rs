@@ -21,12 +21,29 @@ const WIDE: u16 = 110;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) order: Order,
+    /// The row that is selected, and whose it is: others may overtake it from one second to the next.
     pub(crate) selected: usize,
+    pub(crate) chosen: Option<String>,
     pub(crate) is_paused: bool,
-    /// The weight being typed.
-    pub(crate) typed: Option<String>,
+    /// The tenant whose weight is being typed, and what there is of it.
+    pub(crate) typed: Option<(String, String)>,
     /// What went wrong last.
     pub(crate) complaint: Option<String>,
+}
+
+impl Screen {
+    /// Stays with the tenant that is selected, wherever it is now.
+    pub(crate) fn follow(&mut self, look: &Look) {
+        let place = self.chosen.as_ref().and_then(|name| look.tenants.iter().position(|tenant| tenant.name == *name));
+        self.selected = place.unwrap_or(self.selected).min(look.tenants.len().saturating_sub(1));
+        self.chosen = look.tenants.get(self.selected).map(|tenant| tenant.name.clone());
+    }
+
+    /// Selects the row so many below.
+    pub(crate) fn step(&mut self, rows: isize) {
+        self.selected = self.selected.saturating_add_signed(rows);
+        self.chosen = None;
+    }
 }
 
 /// Draws a look at a server.
@@ -144,8 +161,8 @@ fn bar(share: f64, entitled: f64) -> String {
 }
 
 fn keys(screen: &Screen) -> Line<'static> {
-    if let Some(typed) = &screen.typed {
-        return Line::raw(format!("new weight, 1 to 10000: {typed}_   Enter sets it, Esc does not"));
+    if let Some((tenant, typed)) = &screen.typed {
+        return Line::raw(format!("weight of {tenant}, 1 to 10000: {typed}_   Enter sets it, Esc does not"));
     }
     if let Some(complaint) = &screen.complaint {
         return Line::styled(complaint.clone(), Style::new().add_modifier(Modifier::BOLD));
@@ -236,11 +253,35 @@ mod tests {
     fn a_wide_terminal_shows_more_and_the_selected_stays_in_sight() {
         let mut look = look();
         look.sort(Order::Share);
-        let screen = Screen { selected: 2, typed: Some("25".into()), is_paused: true, ..Screen::default() };
+        let screen =
+            Screen { selected: 2, typed: Some(("lead".into(), "25".into())), is_paused: true, ..Screen::default() };
         let text = text(&look, &screen, 120, 6);
         assert!(text.contains("PAUSED") && text.contains("p50") && text.contains("queue"), "\n{text}");
         assert!(text.contains("lead") && !text.contains("\ngold"), "only one row fits\n{text}");
-        assert!(text.ends_with("new weight, 1 to 10000: 25_   Enter sets it, Esc does not"), "\n{text}");
+        assert!(text.ends_with("weight of lead, 1 to 10000: 25_   Enter sets it, Esc does not"), "\n{text}");
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_tenant() {
+        let mut look = look();
+        look.sort(Order::Share);
+        let mut screen = Screen::default();
+        screen.step(1);
+        screen.follow(&look);
+        let before = (screen.selected, screen.chosen.clone());
+        look.sort(Order::Name);
+        screen.follow(&look);
+        assert_eq!((before, screen.selected), ((1, Some("silver".into())), 2), "others have overtaken it");
+        look.tenants.retain(|tenant| tenant.name != "silver");
+        screen.follow(&look);
+        assert_eq!(
+            (screen.selected, screen.chosen.as_deref()),
+            (1, Some("lead")),
+            "it has gone: who is in its place now"
+        );
+        screen.step(-9);
+        screen.follow(&look);
+        assert_eq!(screen.chosen.as_deref(), Some("gold"));
     }
 
     #[test]

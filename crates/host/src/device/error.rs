@@ -55,7 +55,7 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// A file that is served already.
-    #[error("{}: another process, or this one, has it locked for serving; stop that one, or serve another file", path.display())]
+    #[error("{}: another process, or this one, has it locked for serving; stop that one (which may take a moment), or serve another file", path.display())]
     Locked {
         /// Which file.
         path: PathBuf,

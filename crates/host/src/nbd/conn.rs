@@ -34,9 +34,9 @@ use crate::nbd::wire::{Incoming, Outbox};
 use crate::path::{DataPath, Order};
 use crate::ring::{Asker, Ring, UserData};
 
-/// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth, short enough
-/// that it delays others by a fraction of a millisecond.
-pub const CHUNK: u32 = 256 << 10;
+/// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth with a few, short enough
+/// that one delays others by a fraction of a millisecond, and is in the cache from the device to the socket.
+pub const CHUNK: u32 = 64 << 10;
 /// The longest order made of a discard or zeroing, in bytes.
 const DATALESS_CHUNK: u64 = 1 << 30;
 /// Extents in one block status reply.

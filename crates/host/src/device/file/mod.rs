@@ -46,7 +46,7 @@ pub use queue::FileQueue;
 
 use crate::device::guard::Guard;
 use files::Files;
-use open::Backing;
+use open::{Backing, Patience};
 
 /// Files that may be added to an open device.
 pub const LATER_FILES: usize = 256;
@@ -74,7 +74,8 @@ impl FileDevice {
         if files.is_empty() || files.len() > usize::from(u16::MAX) + 1 {
             return Err(DeviceError::FileCount(files.len()));
         }
-        let backings = files.iter().map(|spec| Backing::open(spec, direct)).collect::<Result<Vec<_>, _>>()?;
+        let backings =
+            files.iter().map(|spec| Backing::open(spec, direct, Patience::Wait)).collect::<Result<Vec<_>, _>>()?;
         let kind = if backings[0].is_block_device { "block device" } else { "file" };
         let others = if files.len() > 1 { format!(" and {} more", files.len() - 1) } else { String::new() };
         let info = Info {
@@ -90,10 +91,10 @@ impl FileDevice {
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
-    /// Opens (or creates) one more file; gives its number and its size in bytes.
+    /// Opens (or creates) one more file; gives its number and its size in bytes. Waits for nobody who has it.
     pub fn add(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         let Shared { files, direct, .. } = &*self.shared;
-        let number = files.add(|| Backing::open(spec, *direct))? as u16;
+        let number = files.add(|| Backing::open(spec, *direct, Patience::Refuse))? as u16;
         Ok((number, files[number].size))
     }
 

@@ -2,9 +2,10 @@
 //!
 //! A file is served by one process at a time: a regular file is locked with `flock`, a block device is opened with
 //! `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to leave it alone. Both are tried for
-//! a while, as there are holders who are about to let go: udev looks at a block device that has just appeared, and
+//! a while when a server starts, as there are holders who are about to let go: udev looks at a block device that has just appeared, and
 //! the kernel takes an io_uring with registered files apart some time *after* the process that had it is gone, so a
-//! server that is started again at once would find its own files taken.
+//! server that is started again at once would find its own files taken. A server that runs tries once ([`Patience`]): it is
+//! its control thread that would wait.
 
 use std::fs::File;
 use std::io;
@@ -23,6 +24,15 @@ const BLOCK_MAX: u32 = 64 << 10;
 /// How often and with what pause it is tried to get a file that somebody has: 2 seconds in all.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// What to do about a file that somebody has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Patience {
+    /// Try for a while.
+    Wait,
+    /// Say so.
+    Refuse,
+}
 
 /// One file to serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,20 +76,20 @@ pub(super) struct Backing {
 
 impl Backing {
     /// Opens, and creates if need be.
-    pub(super) fn open(spec: &FileSpec, direct: Direct) -> Result<Backing, DeviceError> {
+    pub(super) fn open(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
         let path = &spec.path;
         let is_block_device = match std::fs::metadata(path) {
             Ok(metadata) if metadata.file_type().is_block_device() => true,
             Ok(metadata) if metadata.is_file() => false,
             Ok(_) => return Err(DeviceError::NotStorage { path: path.clone() }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Backing::create(spec, direct),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Backing::create(spec, direct, patience),
             Err(error) => return Err(open_error(path, error)),
         };
         // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
         let flags = if is_block_device { libc::O_EXCL } else { 0 };
         let open = || File::options().read(true).write(true).custom_flags(flags).open(path);
-        let file = patiently(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
-        lock(path, &file)?;
+        let file = patience.until(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
+        lock(path, &file, patience)?;
         let mut size = size_of(path, &file)?;
         if size == 0
             && !is_block_device
@@ -97,7 +107,7 @@ impl Backing {
         Backing::prepare(path, file, size, is_block_device, direct)
     }
 
-    fn create(spec: &FileSpec, direct: Direct) -> Result<Backing, DeviceError> {
+    fn create(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
         let path = &spec.path;
         let Some(size) = spec.create_size else { return Err(DeviceError::Missing { path: path.clone() }) };
         if size == 0 {
@@ -108,7 +118,7 @@ impl Backing {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
             _ => open_error(path, error),
         })?;
-        let created = lock(path, &file)
+        let created = lock(path, &file, patience)
             .and_then(|()| allocate(path, &file, size))
             .and_then(|()| Backing::prepare(path, file, size, false, direct));
         if created.is_err() {
@@ -166,23 +176,25 @@ fn open_error(path: &Path, source: io::Error) -> DeviceError {
     }
 }
 
-fn lock(path: &Path, file: &File) -> Result<(), DeviceError> {
+fn lock(path: &Path, file: &File, patience: Patience) -> Result<(), DeviceError> {
     let lock = || Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?);
-    patiently(libc::EWOULDBLOCK, lock).map_err(|error| match error.raw_os_error() {
+    patience.until(libc::EWOULDBLOCK, lock).map_err(|error| match error.raw_os_error() {
         Some(libc::EWOULDBLOCK) => DeviceError::Locked { path: path.into() },
         _ => io_error(path, "lock it")(error),
     })
 }
 
-/// Tries again for a while as long as somebody has it.
-fn patiently<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    for _ in 1..TRIES {
-        match attempt() {
-            Err(error) if error.raw_os_error() == Some(taken) => std::thread::sleep(PAUSE),
-            result => return result,
+impl Patience {
+    /// Tries again for a while, if it may, as long as somebody has it.
+    fn until<T>(self, taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        for _ in 1..if self == Patience::Wait { TRIES } else { 1 } {
+            match attempt() {
+                Err(error) if error.raw_os_error() == Some(taken) => std::thread::sleep(PAUSE),
+                result => return result,
+            }
         }
+        attempt()
     }
-    attempt()
 }
 
 /// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).

@@ -64,6 +64,9 @@ fn what_cannot_be_opened_says_why() {
     let device = FileDevice::open(&[spec(&path, Some(1000))], Direct::Auto).unwrap();
     assert!(!device.is_direct(), "a size that is no multiple of a block wants the page cache");
     assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Locked { .. }));
+    let began = std::time::Instant::now();
+    assert!(matches!(device.add(&spec(&path, None)), Err(DeviceError::Locked { .. })));
+    assert!(began.elapsed() < std::time::Duration::from_millis(500), "a server that runs waits for nobody");
     drop(device);
     let error = open(&path, Some(2000), Direct::Auto);
     assert!(matches!(error, DeviceError::OtherSize { actual: 1000, wanted: 2000, .. }));
