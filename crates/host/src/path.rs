@@ -13,12 +13,6 @@
 //! same again do no harm, since the parts are still on their way for everybody. Nothing is joined to a write that is to be durable,
 //! nor across it, and the policy joins nothing across a flush.
 //!
-//! **The window.** A policy's D counts requests, as if all were small; sixteen of 256 KiB are four megabytes, which a slow device
-//! has for a quarter of a second, and whoever asks for little and often comes behind them however short its queue is. So a shard
-//! asks the policy for the next request only while it has fewer than so many *bytes* on the device ([`DataPath::set_window`]).
-//! Nobody waits for this for ever: it has something on the device, whose completion is looked at next. Policies that let
-//! requests go at once are not asked, and have no window.
-//!
 //! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed stock, so the
 //! requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates once a shard runs.
 
@@ -117,9 +111,6 @@ pub struct DataPath<P, D: Device> {
     issued: bool,
     /// Requests issued since the last `reap`.
     batch: u32,
-    /// Bytes to be read or written that are on the device, and how many at most there are when another request follows.
-    on_device: u64,
-    window: u64,
 }
 
 impl<D: Device> DataPath<(), D> {
@@ -147,8 +138,6 @@ impl<D: Device> DataPath<(), D> {
             blocked: false,
             issued: false,
             batch: 0,
-            on_device: 0,
-            window: u64::MAX,
         }
     }
 
@@ -163,7 +152,7 @@ impl<P, D: Device> DataPath<P, D> {
     fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
         let DataPath { port: old, id, device, queue, live, free, joined, memories, wake, completions, .. } = self;
         let DataPath { finished, stats, changed, counters, observed, recorder, .. } = self;
-        let DataPath { blocked, wait_until_ns, issued, batch, on_device, window, .. } = self;
+        let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
             id,
@@ -185,8 +174,6 @@ impl<P, D: Device> DataPath<P, D> {
             wait_until_ns,
             issued,
             batch,
-            on_device,
-            window,
         };
         (path, old)
     }
@@ -239,11 +226,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.changed[usize::from(tenant)] = true;
             self.observed.forget(tenant);
         }
-    }
-
-    /// Goes on issuing only while less than so many bytes are on the device.
-    pub fn set_window(&mut self, bytes: u64) {
-        self.window = bytes;
     }
 
     /// Records decisions from now on, the last `events` of them.
@@ -324,7 +306,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
         self.blocked = false;
-        while (self.batch < BATCH && self.on_device < self.window) || !self.joined.is_empty() {
+        while self.batch < BATCH || !self.joined.is_empty() {
             match self.port.next(now_ns, &mut self.wake) {
                 Next::Join { tag } => self.joined.push(tag),
                 Next::Issue { tag, class } => {
@@ -418,7 +400,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.issued[class as usize] += 1;
         self.issued = true;
         let command = live.command;
-        self.on_device += bytes_of(&command);
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Issue, tag);
         }
@@ -476,8 +457,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
         self.stats[usize::from(live.tenant)].complete(op, length, failed, times);
         self.changed[usize::from(live.tenant)] = true;
-        let bytes = bytes_of(&live.command);
-        self.on_device -= bytes;
+        let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
@@ -511,19 +491,13 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 }
 
-/// Bytes that are moved.
-#[inline]
-fn bytes_of(command: &Command) -> u64 {
-    if matches!(command.op, Op::Read | Op::Write) { u64::from(command.length) } else { 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
 
     use fairq_core::serial::SerialConfig;
     use fairq_core::sfqd::{Sfqd, SfqdPort};
-    use fairq_core::{Native, Policy, Tuning, Weight};
+    use fairq_core::{Native, Policy, Weight};
 
     use super::*;
     use crate::device::store::Store;
@@ -672,23 +646,6 @@ mod tests {
         let (errnos, sent) = bench.run();
         assert_eq!((errnos, sent), (vec![0; 9], vec![(2, 9)]));
         assert_eq!(bench.free(), [0, 4, 5, 6, 7, 8, 9, 10, 0], "each reads what was written there");
-    }
-
-    #[test]
-    fn what_is_on_the_device_is_bounded_in_bytes() {
-        let mut bench = Bench::new(u64::MAX);
-        bench.policy.tune(Tuning::Slots(8), &mut PortSet::default()).unwrap();
-        bench.path.set_window(2 * u64::from(BLOCK));
-        // Far apart, so that nothing is merged.
-        (0..6).for_each(|nth| bench.submit(Op::Write, 2 * nth, false));
-        let mut most = Vec::new();
-        while bench.path.dispatch(0, &mut bench.ring) || !bench.path.is_idle() {
-            most.push(bench.path.on_device / u64::from(BLOCK));
-            bench.path.reap(0, &mut bench.ring);
-            while bench.path.finished().is_some() {}
-        }
-        assert_eq!((most, bench.path.on_device), (vec![2, 2, 2], 0));
-        bench.free();
     }
 
     /// The error belongs to the request that has the bad block, and to no other.

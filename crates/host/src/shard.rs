@@ -106,8 +106,6 @@ pub enum Message<D: Device, F: Front> {
     Stats(Sender<(usize, ShardReport)>),
     /// This tenant's number is another's from now on.
     Forget(u16),
-    /// Have at most so many bytes on the device, beyond the last request that reaches it.
-    Window(u64),
     /// Record the scheduler's decisions from now on, the last so many of them.
     Record(usize),
     /// Record no more, and send what was recorded, with the shard's number.
@@ -348,7 +346,6 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 // Whoever asked may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.path.report(self.clock.now_ns())))),
                 Message::Forget(tenant) => self.path.forget(tenant),
-                Message::Window(bytes) => self.path.set_window(bytes),
                 Message::Record(events) => self.path.record(events),
                 Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
                 Message::Change(change) => self.change = Some(change),

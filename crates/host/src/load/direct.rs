@@ -95,7 +95,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Front(()) => {}
                 // Whoever asked may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
-                Message::Forget(_) | Message::Window(_) | Message::Record(_) => {}
+                Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),
                 Message::Change(_) => unreachable!("a load keeps its policy"),
                 Message::Stop => self.front.stop(),

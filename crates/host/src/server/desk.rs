@@ -17,13 +17,8 @@ use crate::record::Recording;
 use crate::server::accept::Listening;
 use crate::server::tenants::add_flow;
 use crate::server::{Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant};
-use crate::shard::{Meeting, Message};
+use crate::shard::Meeting;
 use crate::wakers::Wakers;
-
-/// The size that D is meant for, in bytes.
-const USUAL_REQUEST: u64 = 4096;
-/// The least that a shard may have on the device if D allows it, in bytes.
-const WINDOW_MIN: u64 = 256 << 10;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,14 +50,6 @@ pub(super) struct Desk<'a> {
     pub(super) listeners: Vec<Listening>,
     pub(super) started: Instant,
     pub(super) drain: Drain,
-}
-
-/// How many bytes a shard may have on the device: its part of D requests of the usual size, but enough for a device to
-/// reach its bandwidth by one shard alone.
-fn window(slots: Option<u64>, shards: usize) -> u64 {
-    let Some(slots) = slots else { return u64::MAX };
-    let all = slots.saturating_mul(USUAL_REQUEST);
-    (all / shards as u64).max(WINDOW_MIN).min(all)
 }
 
 /// A policy that finishes what it has.
@@ -114,7 +101,6 @@ impl Admin for Desk<'_> {
         let mut wake = PortSet::EMPTY;
         let result = self.policy().tune(tuning, &mut wake);
         self.server.shards.wake(wake);
-        self.set_windows();
         Ok(result?)
     }
 
@@ -173,15 +159,7 @@ impl Desk<'_> {
         let control = std::mem::replace(&mut self.control, control);
         let meeting = self.server.shards.change(ports);
         self.leaving = Some(Leaving { control, meeting, since: Instant::now() });
-        self.set_windows();
         Ok(())
-    }
-
-    /// Tells each shard how many bytes it may have on the device.
-    pub(super) fn set_windows(&self) {
-        let shards = self.server.shards.count();
-        let bytes = window(self.policy().stats().slots, shards);
-        (0..shards).for_each(|shard| self.server.shards.send(shard, Message::Window(bytes)));
     }
 
     /// When to call [`Self::tick`] next; never again if `None`.

@@ -229,7 +229,6 @@ pub fn serve(
         started: Instant::now(),
         drain: Drain::No,
     };
-    desk.set_windows();
     let result = runtime.block_on(run(&mut desk, common.clock, operator));
     runtime.block_on(end(&mut desk, common.clock));
     drop((desk, runtime));
