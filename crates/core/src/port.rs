@@ -268,6 +268,9 @@ pub trait Policy: Send + Sync + 'static {
 pub struct Stats {
     /// Virtual time in units ([`crate::vtime`]); `None` for a policy without.
     pub virtual_time: Option<u64>,
+    /// How far who is foremost is ahead of it, in units: of the ports' first requests, or of the flows that are
+    /// active; `None` for a policy that does not say.
+    pub spread: Option<u64>,
     /// The most requests that may be outstanding on the device; `None` if unbounded.
     pub slots: Option<u64>,
     /// Slots not in use now.

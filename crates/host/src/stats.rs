@@ -1,7 +1,7 @@
 //! What each tenant got and each shard did: counted by each shard alone, in plain memory, and copied out when asked.
 //!
 //! A shard copies out only the tenants to whom something has happened since the last time; who asks
-//! ([`Shards`](crate::shards::Shards)) keeps the rest in [`Ledger`], and adds up again only those. What is told is shared, not
+//! ([`Shards`](crate::shards::Shards)) keeps the rest in `Ledger`, and adds up again only those. What is told is shared, not
 //! copied, so that a second costs what happened in it and not what there is.
 
 use std::sync::Arc;

@@ -634,11 +634,12 @@ fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
 }
 
 fn policy_state(now: &Status) -> Value {
-    let fairq_core::Stats { virtual_time, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
+    let fairq_core::Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
     let classes =
         now.classes.map(|classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }));
     json!({
         "virtual_time": virtual_time,
+        "virtual_time_spread": spread,
         "slots": slots,
         "slots_in_use": slots.zip(free_slots).map(|(slots, free)| slots.saturating_sub(free)),
         "throttles": throttles,

@@ -248,13 +248,21 @@ fn shards(text: &mut Text, now: &Status) {
 }
 
 fn policy(text: &mut Text, now: &Status) {
-    let Stats { virtual_time, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
+    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
     if let Some(time) = virtual_time {
         text.one(
             "fairq_policy_virtual_time_bytes",
             "gauge",
             "Virtual time, in bytes at weight 100; it wraps.",
             time as f64,
+        );
+    }
+    if let Some(spread) = spread {
+        text.one(
+            "fairq_policy_virtual_time_spread_bytes",
+            "gauge",
+            "How far who is foremost is ahead of virtual time, in bytes at weight 100.",
+            spread as f64,
         );
     }
     if let (Some(slots), Some(free)) = (slots, free_slots) {

@@ -30,6 +30,7 @@ pub(crate) struct Status {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct PolicyState {
     pub(crate) virtual_time: Option<u64>,
+    pub(crate) virtual_time_spread: Option<u64>,
     pub(crate) slots: Option<u64>,
     pub(crate) slots_in_use: Option<u64>,
     pub(crate) throttles: u64,

@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::model::{LastSecond, Look, Order, Tenant};
 use crate::report::show_percent;
-use crate::units::{show_bandwidth, show_count, show_duration};
+use crate::units::{show_bandwidth, show_count, show_duration, show_size};
 
 /// Columns of a bar.
 const BAR: usize = 12;
@@ -69,16 +69,24 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
         first += " · PAUSED";
     }
     first += &format!(" · {}", status.device);
-    let mut second = format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
+    let second = format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
+    let mut third = Vec::new();
     if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
         let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
-        second += &format!(" · D {}{} {used}/{slots}", "▪".repeat(filled), "·".repeat(SLOTS - filled));
+        third.push(format!("D {}{} {used}/{slots}", "▪".repeat(filled), "·".repeat(SLOTS - filled)));
     }
     if let Some(weights) = &state.class_weights {
         let of = |class: &str| weights.get(class).copied().unwrap_or(0);
-        second += &format!(" · H/M/L {}/{}/{}", of("high"), of("medium"), of("low"));
+        third.push(format!("H/M/L {}/{}/{}", of("high"), of("medium"), of("low")));
     }
-    vec![Line::styled(first, Style::new().add_modifier(Modifier::BOLD)), Line::raw(second), Line::raw("")]
+    if let Some(spread) = state.virtual_time_spread {
+        third.push(format!("foremost {} ahead of virtual time", show_size(spread)));
+    }
+    vec![
+        Line::styled(first, Style::new().add_modifier(Modifier::BOLD)),
+        Line::raw(second),
+        Line::raw(third.join(" · ")),
+    ]
 }
 
 fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
@@ -217,7 +225,7 @@ mod tests {
             "status": {
                 "uptime_s": 12.3, "device": "paced 4G", "policy": "mqfq D=32 T=45k", "connections": 3, "draining": false,
                 "policy_state": {
-                    "slots": 32, "slots_in_use": 30, "throttles": 5, "blocks": 9,
+                    "virtual_time_spread": 41_000, "slots": 32, "slots_in_use": 30, "throttles": 5, "blocks": 9,
                     "class_weights": { "high": 256, "medium": 32, "low": 4 },
                 },
             },
@@ -238,8 +246,8 @@ mod tests {
         let text = text(&look, &screen, 80, 8);
         let expected = [
             "fairq · up 12 s · 3 connections · paced 4G",
-            "mqfq D=32 T=45k · 19.9 k IOPS · 81.5 MB/s · D ▪▪▪▪▪▪▪▪ 30/32 · H/M/L 256/32/4",
-            "",
+            "mqfq D=32 T=45k · 19.9 k IOPS · 81.5 MB/s",
+            "D ▪▪▪▪▪▪▪▪ 30/32 · H/M/L 256/32/4 · foremost 40.0 KiB ahead of virtual time",
             "tenant    weight got, │ due     share    IOPS bandwidth     p99  staged hurt by",
             "gold         300 ━━━━━━  │     50.0 %  10.0 k 41.0 MB/s 2.35 ms  412 µs 62% silv",
             "lead         100 idle",

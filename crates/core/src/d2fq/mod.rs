@@ -326,8 +326,20 @@ impl<P: Platform> Policy for D2fq<P> {
     }
 
     fn stats(&self) -> Stats {
-        Stats { virtual_time: Some(self.shared.tracker.units()), ..Stats::default() }
+        let spread = Some(spread(&self.shared.states));
+        Stats { virtual_time: Some(self.shared.tracker.units()), spread, ..Stats::default() }
     }
+}
+
+/// How far the foremost of the flows that have something in flight is ahead of the least, in units.
+fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
+    let mut times = states.iter().filter(|state| state.activity().ports() > 0).map(FlowState::vt);
+    let Some(first) = times.next() else { return 0 };
+    let (least, most) = times.fold((0i64, 0i64), |(least, most), vt| {
+        let from_first = vt.since(first);
+        (least.min(from_first), most.max(from_first))
+    });
+    most.abs_diff(least)
 }
 
 impl Adjuster {

@@ -90,6 +90,19 @@ fn the_gap_chooses_the_class() {
     assert_eq!(rig.submit(0, 1, 4096).0, Class::High);
 }
 
+#[test]
+fn the_spread_is_that_of_flows_in_flight() {
+    let mut rig = Rig::new(1, &[100, 100, 100], |_| ());
+    assert_eq!(rig.policy.stats().spread, Some(0));
+    let _held = rig.hold(1);
+    rig.serve(0, 3);
+    assert_eq!(rig.policy.stats().spread, Some(0), "flow 0 is not there now");
+    let (_, tag) = rig.submit(0, 0, 4096);
+    assert_eq!(rig.policy.stats().spread, Some(rig.vt(0).abs_diff(rig.vt(1))));
+    assert!(rig.vt(0) > rig.vt(1));
+    rig.complete(0, tag);
+}
+
 /// Decision 2: a holder is a slot and a generation, so a new flow in the slot is another.
 #[test]
 fn a_new_flow_in_the_holders_slot_is_not_the_holder() {

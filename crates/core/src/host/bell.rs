@@ -92,7 +92,7 @@ impl<P: Platform> Bell<P> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicU64;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
 
@@ -148,6 +148,7 @@ mod tests {
     #[test]
     fn everything_said_is_heard() {
         const EACH: u64 = 100_000;
+        const PATIENCE: Duration = Duration::from_secs(10);
         let (bell, said) = (Bell::<Native>::default(), AtomicU64::new(0));
         let heard = std::thread::scope(|scope| {
             let owner = scope.spawn(|| {
@@ -156,8 +157,10 @@ mod tests {
                     if bell.take() {
                         heard = said.load(Ordering::Relaxed);
                     } else if bell.park() {
-                        std::thread::park_timeout(Duration::from_secs(10));
-                        assert!(bell.is_rung(), "asleep though {} was said", said.load(Ordering::Relaxed));
+                        // It may be woken in vain, by a ringer that found it parked before it saw the ring and went on.
+                        let since = Instant::now();
+                        std::thread::park_timeout(PATIENCE);
+                        assert!(since.elapsed() < PATIENCE, "asleep though {} was said", said.load(Ordering::Relaxed));
                     }
                     bell.wake();
                 }

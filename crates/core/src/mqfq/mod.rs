@@ -269,6 +269,7 @@ impl<P: Platform> Policy for Mqfq<P> {
         };
         Stats {
             virtual_time: Some(time.now().units()),
+            spread: Some(time.spread()),
             slots: Some(u64::from(slots.total())),
             free_slots: Some(slots.free()),
             throttles: sum(|port| &port.throttles),

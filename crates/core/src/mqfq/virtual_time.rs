@@ -96,6 +96,13 @@ impl<P: Platform> VirtualTime<P> {
         VTime::from_word(self.load(Tree::ROOT))
     }
 
+    /// How far the port whose first request is foremost is ahead of virtual time, in units; as exact as what ports tell.
+    pub(crate) fn spread(&self) -> u64 {
+        let now = self.now();
+        let leads = (0..self.tree.ports()).filter_map(|port| tag(self.load(self.tree.leaf(PortId(port as u8)))));
+        leads.filter_map(|lead| u64::try_from(lead.since(now)).ok()).max().unwrap_or(0)
+    }
+
     /// Lowers the port's leaf to `at`, which is not after virtual time or was not when it was read, and gives
     /// virtual time, which stays as it is at least until the port raises its leaf.
     pub(crate) fn pin(&self, port: PortId, at: VTime) -> VTime {
@@ -239,6 +246,24 @@ mod tests {
                 prop_assert_eq!(time.now(), expected);
                 prop_assert_eq!(moved, (expected != before).then_some(expected));
             }
+        }
+    }
+
+    #[test]
+    fn the_spread_is_the_foremost_lead_s() {
+        for tree in trees() {
+            let time = VirtualTime::<Native>::new(tree);
+            assert_eq!(time.spread(), 0);
+            let first = time.pin(PortId(0), time.now());
+            time.raise(PortId(0), Some(first.plus(100)));
+            assert_eq!(time.spread(), 0, "alone it is virtual time");
+            if time.tree.ports() > 1 {
+                time.pin(PortId(1), time.now());
+                time.raise(PortId(1), Some(first.plus(350)));
+                assert_eq!(time.spread(), 250);
+            }
+            time.raise(PortId(0), None);
+            assert_eq!(time.spread(), 0);
         }
     }
 

@@ -363,6 +363,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     fn stats(&self) -> Stats {
         self.shared.core.with(|core| Stats {
             virtual_time: core.policy.virtual_time(),
+            spread: None,
             slots: Some(u64::from(core.slots)),
             free_slots: Some(u64::from(core.free)),
             throttles: core.throttles,

@@ -18,7 +18,7 @@ use crate::stats::Totals;
 pub struct Status {
     /// Since the server started.
     pub elapsed: Duration,
-    /// What was counted since then; a tenant's place is its [`Member::number`].
+    /// What was counted since then; a tenant's place is its [`Member::number`](crate::server::Member::number).
     pub totals: Totals,
     /// Open connections of each shard.
     pub connections: Vec<usize>,
@@ -94,7 +94,7 @@ pub trait Admin {
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
     /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before anybody may open it.
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
-    /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after [`GRACE`].
+    /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after five seconds.
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;

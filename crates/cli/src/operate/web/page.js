@@ -121,6 +121,7 @@ function device() {
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
     ["slots", "slots in use (D)", policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`],
     ["classes", "H/L", ratio(policy) === null ? "no classes" : three(ratio(policy))],
+    ["spread", "ahead of virtual time", policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join("")],
     ["throttles", "throttles", rate("throttles")],
     ["blocks", "waits for a slot", rate("blocks")],
     ["waiting", "waiting + on the device", `${total("staged")} + ${total("in_flight") - total("staged")}`],
