@@ -260,7 +260,7 @@ fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
             "D-11a.3",
             format!("{} GB/s", each(&|run| run.bandwidth() / 1e9, 2)),
             all(&|runs| runs[..3].iter().all(|run| runs[3].bandwidth() < 0.95 * run.bandwidth())),
-            "none, D2FQ, MQFQ, BFQ; behind its lock BFQ passes some 380 K requests a second on these cores, of 8 KB nearly what the drive gives",
+            "none, D2FQ, MQFQ, BFQ; what passes behind its one lock is the limit of BFQ",
         ),
         answer(
             "D-11c.2",
