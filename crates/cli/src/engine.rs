@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fairq_core::Topology;
 use fairq_core::bfq::Budgets;
 use fairq_core::cfq::TimeSlices;
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
@@ -10,7 +11,7 @@ use fairq_core::fiops::VirtualIops;
 use fairq_core::flashfq::Throttled;
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::nass::Nass;
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
 use crossbeam_utils::CachePadded;
+use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, Budgets};
 use fairq_core::cfq::{CfqConfig, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
@@ -25,7 +26,7 @@ use fairq_core::fiops::VirtualIops;
 use fairq_core::flashfq::{FlashFqConfig, Throttled};
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
 use fairq_core::kyber::{Kyber, KyberConfig};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};

@@ -4,6 +4,8 @@ use crate::port::PortSet;
 
 /// The most flows of a policy.
 pub const MAX_FLOWS: usize = 1 << 24;
+/// The most flows of `d2fq`: the holder of global virtual time is named by 16 bits.
+pub const MAX_HOLDERS: usize = 65_535;
 /// The most live requests of a port.
 pub const MAX_TAGS: usize = 1 << 24;
 /// The most slots D: the deepest an NVMe queue can be.
@@ -36,7 +38,7 @@ pub enum ConfigError {
     #[error("the period must not be 0")]
     Period,
     /// More flows than the holder of global virtual time can name.
-    #[error("{0} flows, but d2fq takes at most {max}", max = crate::d2fq::MAX_FLOWS)]
+    #[error("{0} flows, but d2fq takes at most {max}", max = MAX_HOLDERS)]
     HolderFlows(usize),
     /// The thresholds of d2fq are out of range or out of order.
     #[error(

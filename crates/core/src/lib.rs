@@ -29,6 +29,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod bfq;
+#[cfg(all(test, loom))]
+mod broken;
 pub mod cfq;
 pub mod config;
 pub mod cost;
@@ -45,6 +47,9 @@ pub mod platform;
 pub mod port;
 pub mod serial;
 pub mod sfqd;
+pub mod topology;
+mod tournament;
+mod virtual_time;
 pub mod vtime;
 
 pub use config::ConfigError;
@@ -55,3 +60,4 @@ pub use port::{
     Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, PortId, PortSet, Reason, Request, Stats, SubmitError,
     Submitted, Tag, TokenStats, TuneError, Tuning,
 };
+pub use topology::Topology;

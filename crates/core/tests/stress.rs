@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use fairq_core::Topology;
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;

@@ -195,8 +195,8 @@ fn command(tag: Tag, class: Class, order: &Order) -> Command {
 
 #[cfg(test)]
 mod tests {
+    use fairq_core::Topology;
     use fairq_core::d2fq::{D2fq, D2fqConfig};
-    use fairq_core::mqfq::Topology;
     use fairq_core::none::NonePolicy;
     use fairq_core::serial::SerialConfig;
     use fairq_core::sfqd::Sfqd;

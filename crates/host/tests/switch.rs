@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, Budgets};
 use fairq_core::cfq::{CfqConfig, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig};
 use fairq_core::kyber::{Kyber, KyberConfig};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fairq_core::mqfq::{Mqfq, MqfqConfig, Topology};
+use fairq_core::Topology;
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::{FlowId, Native, Policy, Weight};
 use fairq_host::device::ram::RamDevice;
 use fairq_host::interference::Served;

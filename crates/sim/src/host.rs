@@ -35,7 +35,7 @@
 use std::collections::BTreeSet;
 
 use fairq_core::PortSet;
-use fairq_core::mqfq::Topology;
+use fairq_core::Topology;
 
 use crate::coherence::{Caches, Latencies};
 

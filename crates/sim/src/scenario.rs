@@ -1,6 +1,6 @@
 //! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a seed a scenario is a run.
 
-use fairq_core::mqfq::Topology;
+use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
 use fairq_core::{CostModel, PortSet, Weight};
 use fairq_device::{DiskProfile, Profile, State};

@@ -1,7 +1,7 @@
 //! The parameters of policies, for those who look at a running server: what each takes, what it means, and what it is now.
 
+use fairq_core::Topology;
 use fairq_core::kyber::fair::KyberFairConfig;
-use fairq_core::mqfq::Topology;
 
 use super::policy::{Hl, PolicyConfig, PolicyName, SlotKind, Tracker, Unthrottle, VirtualTime};
 use crate::engine::{d2fq, kyber_depths, kyber_fair_busy, kyber_targets};

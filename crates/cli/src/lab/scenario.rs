@@ -8,7 +8,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use fairq_core::Policy;
-use fairq_core::mqfq::Topology;
+use fairq_core::Topology;
 use fairq_device::profile::State as Written;
 use fairq_sim::check;
 use fairq_sim::proxy;

@@ -1,10 +1,9 @@
 //! What D2FQ can be told when it is built.
 
-use super::MAX_FLOWS;
 use super::ratio::{RATIO_MAX, RATIO_MIN};
-use crate::config::{ConfigError, MAX_SLOTS, MAX_THRESHOLD, check};
+use crate::config::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
 use crate::cost::CostModel;
-use crate::mqfq::Topology;
+use crate::topology::Topology;
 
 /// The ratio of the weights of the high and the low class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +40,7 @@ pub enum TrackerKind {
 pub struct D2fqConfig {
     /// Where each port runs; only the mindicator asks.
     pub ports: Topology,
-    /// The most flows there can be, up to [`MAX_FLOWS`].
+    /// The most flows there can be, up to [`MAX_HOLDERS`].
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
@@ -108,7 +107,7 @@ impl D2fqConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         const MINUTE_NS: u64 = 60_000_000_000;
         check(self.ports.ports(), self.flows, self.tags, MAX_SLOTS)?;
-        if self.flows > MAX_FLOWS {
+        if self.flows > MAX_HOLDERS {
             return Err(ConfigError::HolderFlows(self.flows));
         }
         let (medium, low, unfair) = (self.medium(), self.low(), self.unfair());

@@ -106,9 +106,6 @@ use ratio::Sample;
 use tracker::{Least, Tracker, least};
 use urgent::Budget;
 
-/// The most flows: the holder of gvt is named by 16 bits.
-pub const MAX_FLOWS: usize = 65_535;
-
 /// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so a flow learns what became of
 /// a change of class only when all that it had in flight is done. A threshold within a few times that distance makes flows
 /// overshoot it to and fro, and the ratio with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight

@@ -102,7 +102,9 @@ fn the_lesser_of_two_holds_it() {
     check(|| {
         let gvt = Arc::new(Gvt::<Loom>::new());
         let (a, b) = (Flow::new(0), Flow::new(1));
-        [&a, &b].map(|flow| flow.state.enter(0));
+        for flow in [&a, &b] {
+            flow.state.enter(0);
+        }
         let (other_gvt, other) = (gvt.clone(), b.clone());
         let peer = thread::spawn(move || other.publish(&other_gvt, 2));
         a.publish(&gvt, 4);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::ratio::{class_weights, next};
 use super::*;
-use crate::mqfq::Topology;
 use crate::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
+use crate::topology::Topology;
 
 const MS: u64 = 1_000_000;
 

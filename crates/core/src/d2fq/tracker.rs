@@ -3,10 +3,10 @@
 use super::activity::FlowState;
 use super::config::{D2fqConfig, TrackerKind};
 use super::gvt::{Gvt, KIU};
-use crate::mqfq::queue::{Key, Tournament};
-use crate::mqfq::virtual_time::VirtualTime;
 use crate::platform::Platform;
 use crate::port::{PortId, Tag};
+use crate::tournament::{Key, Tournament};
+use crate::virtual_time::VirtualTime;
 use crate::vtime::VTime;
 
 /// Global virtual time.

@@ -8,25 +8,8 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 use super::{Bell, Meeting};
-use crate::mqfq::models::{Fault, Faulty, NoOrder, check};
+use crate::broken::{NoOrder, Unordered, check};
 use crate::platform::{Loom, Ordering, Platform};
-
-/// A machine whose accesses are atomic, and no more.
-struct Unordered;
-
-impl Fault for Unordered {
-    fn order(_: Ordering) -> Ordering {
-        Ordering::Relaxed
-    }
-}
-
-impl Platform for Unordered {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
-    }
-}
 
 /// A thread that can be told to go on, as by an eventfd: a count of how often it was told, and how often it has heard that.
 struct Sleeper<P: Platform> {

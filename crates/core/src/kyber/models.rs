@@ -6,7 +6,7 @@ use loom::thread;
 
 use super::depths::Depths;
 use super::domain::Domain;
-use crate::mqfq::models::{NoOrder, check};
+use crate::broken::{NoOrder, check};
 use crate::platform::{Loom, Platform};
 use crate::port::{PortId, PortSet};
 

@@ -1,8 +1,8 @@
 //! What MQFQ can be told when it is built.
 
-use super::topology::Topology;
 use crate::config::{ConfigError, MAX_THRESHOLD, check};
 use crate::cost::CostModel;
+use crate::topology::Topology;
 
 /// How virtual time is computed from the ports' lead requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

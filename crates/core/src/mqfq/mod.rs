@@ -38,7 +38,7 @@
 //! | `virtual_time` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
 //! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
 //! | `wheel` | throttled ports (or they poll) | Section 3.3 |
-//! | `topology` | which ports are near each other | Section 3.3 |
+//! | [`crate::topology`] | which ports are near each other | Section 3.3 |
 //!
 //! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the time is the port's own.
 //!
@@ -79,14 +79,12 @@ mod config;
 mod end_tags;
 mod follow;
 #[cfg(all(test, loom))]
-pub(crate) mod models;
+mod models;
 mod port;
-pub(crate) mod queue;
+mod queue;
 mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod topology;
-pub(crate) mod virtual_time;
 mod wheel;
 
 use alloc::boxed::Box;
@@ -97,18 +95,17 @@ use crossbeam_utils::CachePadded;
 
 pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use port::MqfqPort;
-pub use topology::Topology;
 
 use crate::config::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::port::{Policy, PortId, PortSet, Stats, TuneError, Tuning};
+use crate::virtual_time::VirtualTime;
 use crate::vtime::LIFT_PERIOD_NS;
 use end_tags::EndTags;
 use follow::{Count, Follow};
 use slots::Slots;
-use virtual_time::VirtualTime;
 use wheel::Wheel;
 
 /// The control side of MQFQ.

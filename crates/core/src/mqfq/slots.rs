@@ -46,9 +46,9 @@ use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 
 use super::config::SlotKind;
-use super::topology::Tree;
 use crate::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::port::{PortId, PortSet};
+use crate::topology::Tree;
 
 /// Slots and ready ports.
 pub(super) struct Slots<P: Platform> {
@@ -398,9 +398,9 @@ impl<P: Platform> Bitmap<P> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::Topology;
     use super::*;
     use crate::Native;
+    use crate::topology::Topology;
     use proptest::prelude::*;
     use std::vec::Vec;
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::end_tags::Account;
 use super::*;
 use crate::port::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::topology::Topology;
 use crate::vtime::VTime;
 
 /// The policy, its ports, and a device that completes in any order.

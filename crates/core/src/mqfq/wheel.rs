@@ -34,9 +34,9 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
-use super::virtual_time::VirtualTime;
 use crate::platform::{AtomicWord, Ordering, Platform};
 use crate::port::{PortId, PortSet};
+use crate::virtual_time::VirtualTime;
 use crate::vtime::{STAMP_BITS, VTime};
 
 /// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get ahead.
@@ -228,9 +228,9 @@ impl<P: Platform> Wheel<P> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::Topology;
     use super::*;
     use crate::Native;
+    use crate::topology::Topology;
     use proptest::prelude::*;
 
     /// Virtual time with two ports, of which port 1 moves it.

@@ -1,8 +1,8 @@
 //! The H/L ratio converges to what the paper reports, and shares to what is fair.
 
 use fairq_core::Class;
+use fairq_core::Topology;
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio, TrackerKind};
-use fairq_core::mqfq::Topology;
 
 use crate::lab::{DEVICE, Lab, SECOND, Thread};
 

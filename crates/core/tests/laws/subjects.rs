@@ -1,5 +1,6 @@
 //! The policies that the laws are applied to.
 
+use fairq_core::Topology;
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, Budgets};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
@@ -7,7 +8,7 @@ use fairq_core::fiops::{Fiops, FiopsPort, VirtualIops};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, Throttled};
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, Topology, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;

@@ -1,5 +1,5 @@
 //! Pots, periods and sleepers under the model checker, as in [`crate::mqfq`]'s models; each law is also checked on a broken
-//! machine: [`NoOrder`](crate::mqfq::models) has no total order between writing one word and reading another,
+//! machine: [`NoOrder`] has no total order between writing one word and reading another,
 //! [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two steps.
 
 use std::sync::Arc;
@@ -9,27 +9,10 @@ use loom::thread;
 
 use super::period::{Period, Pot, Taken};
 use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
+use crate::broken::{NoOrder, Unordered, check};
 use crate::flow::{FlowId, Weight};
-use crate::mqfq::models::{Fault, Faulty, NoOrder, check};
 use crate::platform::{AtomicWord, Loom, Ordering, Platform};
 use crate::port::{Next, Op, Outcome, Policy, Port, PortSet, Request, Tag};
-
-/// A machine whose accesses are atomic, and no more.
-struct Unordered;
-
-impl Fault for Unordered {
-    fn order(_: Ordering) -> Ordering {
-        Ordering::Relaxed
-    }
-}
-
-impl Platform for Unordered {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
-    }
-}
 
 /// A machine whose compare-and-swap can be interrupted.
 struct Torn;

@@ -1,4 +1,4 @@
-//! Virtual time: the least start tag of any request that waits on any port, never decreasing (Section 3.1).
+//! Virtual time: the least start tag of any request that waits on any port, never decreasing (MQFQ, Section 3.1).
 //!
 //! **Problem.** Every dispatch may change the minimum over all ports; finding it by looking at all of them costs a
 //! cache miss per port and dispatch.
@@ -48,9 +48,9 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
-use super::topology::Tree;
 use crate::platform::{AtomicWord, Ordering, Platform};
 use crate::port::PortId;
+use crate::topology::Tree;
 use crate::vtime::{STAMP_BITS, VTime};
 
 const EMPTY: u64 = 1 << (STAMP_BITS - 1);
@@ -188,9 +188,9 @@ impl<P: Platform> VirtualTime<P> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::Topology;
     use super::*;
     use crate::Native;
+    use crate::topology::Topology;
     use proptest::prelude::*;
     use std::vec::Vec;
 
