@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use fairq_device::Profile;
+use fairq_sim::policies::{FirstCome, Multi, SfqD};
 use fairq_sim::scenario::MS;
-use fairq_sim::subject::{FirstCome, Multi, SfqD};
 use fairq_sim::{Host, Job, Scenario, Subject, Tenant, check, run, run_traced};
 
 /// Four tenants on eight ports, 128 requests each thread.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - [`scenario`]: host, device, tenants and what they ask for; what goes wrong.
-//! - [`subject`]: a policy, and what it promises.
+//! - [`subject`]: a policy, and what it promises; [`policies`]: those that there are.
 //! - [`run`]: from event to event; gives what each tenant got ([`Run`]).
 //! - [`check`]: laws, checked in every run; each in a file of its own.
 //! - [`proxy`]: applications, as loads.
@@ -34,6 +34,7 @@ pub mod fact;
 pub mod host;
 pub mod lab;
 mod meter;
+pub mod policies;
 pub mod proxy;
 pub mod random;
 pub mod scenario;
@@ -41,7 +42,6 @@ pub mod subject;
 pub mod swarm;
 pub mod trace;
 pub mod traced;
-pub mod variant;
 mod workload;
 mod world;
 

@@ -9,9 +9,9 @@ use fairq_core::nass::NassConfig;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 
+use crate::policies::{AnyPolicy, Depths, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
 use crate::random::Random;
 use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
-use crate::subject::{AnyPolicy, Depths, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
 
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];

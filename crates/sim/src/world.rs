@@ -780,8 +780,8 @@ fn tell(checks: &mut [Box<dyn Check>], violation: &mut Option<Violation>, now_ns
 mod tests {
     use fairq_device::Profile;
 
+    use crate::policies::AnyPolicy;
     use crate::scenario::{Job, MS, Scenario, Tenant};
-    use crate::subject::AnyPolicy;
 
     /// A device without weights serves queues alike: who has one alone gets twice what two others get of theirs.
     #[test]

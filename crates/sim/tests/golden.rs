@@ -5,8 +5,8 @@
 
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
+use fairq_sim::policies::{AnyPolicy, Direct, Multi, SfqD};
 use fairq_sim::scenario::{Access, Burst, MS, US};
-use fairq_sim::subject::{AnyPolicy, Direct, Multi, SfqD};
 use fairq_sim::{Host, Job, Scenario, Tenant, swarm};
 
 fn scenario() -> Scenario {

@@ -12,10 +12,9 @@ use fairq_device::profile::Count;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
 use crate::host::Host;
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Budgeted, Direct, Multi};
 use crate::proxy;
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Direct, Multi};
-use crate::variant::Budgeted;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-6.1", "M-6.2", "M-6.3"], seconds: 4, run: flashx },

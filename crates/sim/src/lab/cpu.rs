@@ -11,9 +11,8 @@ use fairq_device::profile::{MbPerS, Micros};
 use super::{Answer, Experiment, Outcome, go, go_by_thread, near};
 use crate::host::{BlockLayer, Host};
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Budgeted, Direct, DirectBy, Multi, MultiOf};
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Direct, Multi};
-use crate::variant::{Budgeted, DirectBy, MultiOf};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },

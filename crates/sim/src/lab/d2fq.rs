@@ -21,8 +21,8 @@ use fairq_device::Profile;
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near, percent};
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler};
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Direct, Multi, OneLock, Scheduler};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-3.2", "D-3.3", "D-3.4", "D-5.1", "D-5.2"], seconds: 8, run: walkthrough },

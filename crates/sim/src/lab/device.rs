@@ -5,8 +5,8 @@ use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near};
 use crate::host::Host;
+use crate::policies::AnyPolicy;
 use crate::scenario::{Job, MS, Scenario, Tenant};
-use crate::subject::AnyPolicy;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-3.1"], seconds: 2, run: order_of_arbitration },

@@ -13,9 +13,8 @@ use crate::check::Check;
 use crate::fact::{Fact, Moment};
 use crate::host::Host;
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Budgeted, Tokens};
 use crate::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Tokens};
-use crate::variant::Budgeted;
 use crate::world::run;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[

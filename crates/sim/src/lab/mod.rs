@@ -11,9 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::meter::{Got, Run};
+use crate::policies::{AnyPolicy, Budgeted};
 use crate::scenario::{Scenario, Tenant};
-use crate::subject::AnyPolicy;
-use crate::variant::Budgeted;
 
 mod beside;
 mod catalogue;

@@ -5,9 +5,8 @@ use fairq_device::Profile;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
 use crate::host::Host;
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Budgeted, Multi};
 use crate::scenario::{Job, MS, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Multi};
-use crate::variant::Budgeted;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T1"], seconds: 1, run: theorem_1 },

@@ -13,9 +13,9 @@ use fairq_device::{DiskProfile, Profile, State};
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, jain};
 use crate::host::Host;
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, OneLock, Scheduler};
 use crate::proxy;
 use crate::scenario::{Access, Job, MS, SECOND, Scenario, Tenant, US};
-use crate::subject::{AnyPolicy, OneLock, Scheduler};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["N-3.1", "N-3.2", "N-3.3", "N-3.4", "N-3.5"], seconds: 20, run: sequentiality },
@@ -702,7 +702,7 @@ fn filebench(seed: u64) -> Result<Outcome, String> {
 const CORES: f64 = 16.0;
 
 /// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under their lock takes time by steps
-/// ([`crate::subject::OneLock`]).
+/// ([`crate::policies::OneLock`]).
 fn overhead(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers(), &[1, 1, 2]);
     scenario.host = Some(Host::four_quad_cores(scenario.ports));

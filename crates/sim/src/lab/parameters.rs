@@ -5,8 +5,8 @@ use fairq_device::Profile;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent};
 use crate::host::Host;
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Multi, SfqD};
 use crate::scenario::{Burst, Job, MS, Scenario, Tenant};
-use crate::subject::{AnyPolicy, Multi, SfqD};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T3"], seconds: 1, run: as_sfq },

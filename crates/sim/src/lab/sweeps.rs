@@ -11,8 +11,8 @@ use fairq_device::profile::{Count, Interface};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, Table, jain, measured};
 use crate::meter::Run;
+use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
 use crate::scenario::{Burst, Job, MS, SECOND, Scenario, Tenant, US};
-use crate::subject::{AnyPolicy, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["X-tenants"], seconds: 40, run: tenants },

@@ -6,8 +6,9 @@ mod unfair;
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::{ConfigError, Native};
 use fairq_device::Profile;
+use fairq_sim::policies::{FirstCome, Multi, SfqD};
 use fairq_sim::scenario::MS;
-use fairq_sim::subject::{Built, FirstCome, Multi, SfqD};
+use fairq_sim::subject::Built;
 use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
 
 use shim::{Fault, Shim};

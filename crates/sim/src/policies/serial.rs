@@ -8,8 +8,8 @@ use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy};
 use fairq_core::{ConfigError, Outcome, Platform, Weight};
 
-use super::{Built, Promise, Subject};
 use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
 use crate::traced;
 
 /// Which of them.

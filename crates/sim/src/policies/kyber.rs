@@ -4,8 +4,8 @@ use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::{ConfigError, Platform};
 
-use super::{Built, Promise, Subject};
 use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
 
 /// Kyber, with Linux's depths and targets.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,55 @@
+//! BFQ as the papers measured it.
+
+use fairq_core::bfq::{Bfq, BfqConfig};
+use fairq_core::{ConfigError, Platform};
+
+use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
+
+/// BFQ as in Linux, behind one lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Budgeted {
+    /// D: as many as the device works on.
+    pub slots: u32,
+    /// The largest budget, in bytes.
+    pub budget: u64,
+    /// Whether it waits for the flow in service, or never for any. Writes are synchronous.
+    pub waits: bool,
+}
+
+impl Budgeted {
+    /// With Linux's budget, and without waiting.
+    pub fn new(slots: u32) -> Budgeted {
+        Budgeted { slots, budget: BfqConfig::default().budget_bytes, waits: false }
+    }
+
+    /// It waits for whomever it serves.
+    #[must_use]
+    pub fn waiting(self) -> Budgeted {
+        Budgeted { waits: true, ..self }
+    }
+}
+
+/// More than BFQ serves one flow in a turn.
+const TURN: u64 = 1 << 30;
+
+impl<P: Platform> Subject<P> for Budgeted {
+    type Policy = Bfq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {
+        let bounds = scenario.serial(self.slots);
+        let usual = BfqConfig::default();
+        let bfq = BfqConfig {
+            budget_bytes: self.budget,
+            idle_ns: if self.waits { usual.idle_ns } else { 0 },
+            waits_for_equals: true,
+            sync_writes: true,
+            ..usual
+        };
+        Bfq::new(&bounds, &bfq)
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { slots: Some(self.slots), holds_back: true, turn: TURN, ..Promise::NONE }
+    }
+}

@@ -1,0 +1,70 @@
+//! D2FQ, and D2FQ with the trackers that its paper compares with.
+
+use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use fairq_core::{ConfigError, Platform};
+
+use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
+
+/// D2FQ.
+#[derive(Clone, Copy, Debug)]
+pub struct Direct {
+    /// The H/L ratio.
+    pub ratio: Ratio,
+    /// The threshold of the low class, in units.
+    pub tau_l: u64,
+    /// The threshold of the medium class, in units: the paper's tau_l / 2 if nothing is said; at tau_l there is no such class.
+    pub tau_m: Option<u64>,
+    /// Exactly what the paper says, where our default differs.
+    pub strict_paper: bool,
+}
+
+/// D2FQ with another way to global virtual time (Figure 17).
+#[derive(Clone, Copy, Debug)]
+pub struct DirectBy {
+    /// D2FQ.
+    pub direct: Direct,
+    /// The way.
+    pub tracker: TrackerKind,
+}
+
+impl Direct {
+    /// The knobs for a scenario.
+    pub(crate) fn config(&self, scenario: &Scenario) -> D2fqConfig {
+        let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
+        config.ratio = self.ratio;
+        config.tau_l = Some(self.tau_l);
+        config.tau_m = self.tau_m;
+        config.strict_paper = self.strict_paper;
+        config.cost = scenario.cost;
+        config
+    }
+}
+
+impl<P: Platform> Subject<P> for Direct {
+    type Policy = D2fq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {
+        D2fq::new(self.config(scenario))
+    }
+
+    /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for the lab. Global virtual
+    /// time may go back: whoever is behind it lowers it (Figure 9).
+    fn promise(&self) -> Promise {
+        Promise::NONE
+    }
+}
+
+impl<P: Platform> Subject<P> for DirectBy {
+    type Policy = D2fq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {
+        let mut config = self.direct.config(scenario);
+        config.tracker = self.tracker;
+        D2fq::new(config)
+    }
+
+    fn promise(&self) -> Promise {
+        Subject::<P>::promise(&self.direct)
+    }
+}

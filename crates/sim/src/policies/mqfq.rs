@@ -1,0 +1,88 @@
+//! MQFQ, and MQFQ made of the parts that its paper compares with.
+
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+use fairq_core::{ConfigError, Platform};
+
+use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
+
+/// MQFQ.
+#[derive(Clone, Copy, Debug)]
+pub struct Multi {
+    /// D.
+    pub slots: u32,
+    /// T, in units.
+    pub threshold: u64,
+}
+
+/// MQFQ, made of these parts (Sections 4.2 and 4.3 of its paper).
+#[derive(Clone, Copy, Debug)]
+pub struct MultiOf {
+    /// MQFQ.
+    pub multi: Multi,
+    /// How virtual time is computed.
+    pub virtual_time: VirtualTimeKind,
+    /// How slots are kept.
+    pub slots: SlotKind,
+    /// How throttled ports learn that they may go on.
+    pub unthrottle: UnthrottleKind,
+    /// Whether one lock is held throughout each verb.
+    pub serial: bool,
+}
+
+impl Multi {
+    /// Made of its own parts; replace some.
+    pub fn parts(self) -> MultiOf {
+        MultiOf {
+            multi: self,
+            virtual_time: VirtualTimeKind::default(),
+            slots: SlotKind::default(),
+            unthrottle: UnthrottleKind::default(),
+            serial: false,
+        }
+    }
+
+    /// The knobs for a scenario.
+    pub(crate) fn config(&self, scenario: &Scenario) -> MqfqConfig {
+        let mut config = MqfqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
+        config.slots = self.slots;
+        config.threshold_bytes = self.threshold;
+        config.cost = scenario.cost;
+        config
+    }
+}
+
+impl<P: Platform> Subject<P> for Multi {
+    type Policy = Mqfq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(self.config(scenario))
+    }
+
+    fn promise(&self) -> Promise {
+        let (slots, threshold) = (Some(self.slots), Some(self.threshold));
+        Promise { slots, threshold, steady_time: true, shares: true, ..Promise::NONE }
+    }
+}
+
+impl<P: Platform> Subject<P> for MultiOf {
+    type Policy = Mqfq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+        let mut config = self.multi.config(scenario);
+        config.virtual_time = self.virtual_time;
+        config.slot_kind = self.slots;
+        config.unthrottle = self.unthrottle;
+        config.serial = self.serial;
+        Mqfq::new(config)
+    }
+
+    /// What MQFQ promises, but a port that polls leaves slots free until it looks again.
+    fn promise(&self) -> Promise {
+        let promise = Subject::<P>::promise(&self.multi);
+        match self.unthrottle {
+            UnthrottleKind::Wheel => promise,
+            UnthrottleKind::Polling { .. } => Promise { holds_back: true, ..promise },
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! SFQ(D).
+
+use fairq_core::sfqd::Sfqd;
+use fairq_core::{ConfigError, Platform};
+
+use crate::scenario::Scenario;
+use crate::subject::{Built, Promise, Subject};
+
+/// SFQ(D).
+#[derive(Clone, Copy, Debug)]
+pub struct SfqD {
+    /// D.
+    pub slots: u32,
+}
+
+impl<P: Platform> Subject<P> for SfqD {
+    type Policy = Sfqd<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Sfqd<P>>, ConfigError> {
+        Sfqd::new(&scenario.serial(self.slots))
+    }
+
+    /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up later, so that the
+    /// moment of dispatch cannot be seen.
+    fn promise(&self) -> Promise {
+        Promise { slots: Some(self.slots), steady_time: true, shares: true, ..Promise::NONE }
+    }
+}
