@@ -4,6 +4,11 @@
 //! address space; pages become memory when they are first used and go back when it is dropped. Its first
 //! part is registered with the ring where that helps (direct I/O saves pinning pages on every request).
 //!
+//! **Large pages** ([`Region::prefer_large_pages`]), where the device itself reads and writes the memory: it is told of each stretch of
+//! physical memory, 256 of them for 1 MiB in small pages, and a disk takes so many in one command and no more. The kernel puts adjacent
+//! pieces of a request together again up to that bound only, and pins and maps one page instead of 512. Not elsewhere: who does little
+//! would hold 2 MiB for it.
+//!
 //! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`]. While a
 //! device command or a socket operation names it, the kernel or the device owns the bytes: the holder neither
 //! touches nor frees it until the completion has been taken. Nothing here is shared between shards.
@@ -81,6 +86,16 @@ impl Region {
             allocator: Allocator::with_max_allocs(pages, pages + 2),
             pages_in_use: 0,
         })
+    }
+
+    /// Asks for memory in large pages from now on. It works without, too.
+    pub fn prefer_large_pages(&mut self) {
+        // SAFETY: the mapping is this region's own, and how large its pages are changes no byte of it.
+        let advised =
+            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.length, rustix::mm::Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "no large pages");
+        }
     }
 
     /// The first byte and the size of the part to register: at most `most` bytes.
@@ -187,6 +202,30 @@ mod tests {
         assert!(region.is_unused());
         let whole = region.allocate(16 * PAGE as u32).expect("freed pages join again");
         region.free(whole);
+    }
+
+    #[test]
+    fn large_pages_are_asked_for_only_where_they_are_wanted() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            eprintln!("skipped: this kernel has no large pages");
+            return;
+        }
+        let flags = |region: &Region| {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let (begin, end) = (region.base.as_ptr() as usize, region.base.as_ptr() as usize + region.length);
+            let mut lines = smaps.lines().skip_while(|line| {
+                let mut ends = line.split([' ', '-']).map(|word| usize::from_str_radix(word, 16));
+                !matches!((ends.next(), ends.next()), (Some(Ok(from)), Some(Ok(to))) if from <= begin && end <= to)
+            });
+            lines.find(|line| line.starts_with("VmFlags:")).unwrap().to_owned()
+        };
+        let mut region = Region::map(8 << 20).unwrap();
+        assert!(!flags(&region).contains(" hg"));
+        region.prefer_large_pages();
+        assert!(flags(&region).contains(" hg"), "{}", flags(&region));
+        let mut buffer = region.allocate(3 << 20).unwrap();
+        buffer.bytes_mut().fill(7);
+        region.free(buffer);
     }
 
     #[test]

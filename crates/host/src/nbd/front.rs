@@ -89,10 +89,13 @@ impl NbdFront {
                 return;
             }
         };
-        let (address, length) = region.head(FIXED_BYTES);
-        // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
-        if device.has_fixed_buffers() && unsafe { ring.register_buffer(index as u32, address, length) } {
-            region.set_fixed(index as u32, length);
+        if device.has_fixed_buffers() {
+            region.prefer_large_pages();
+            let (address, length) = region.head(FIXED_BYTES);
+            // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
+            if unsafe { ring.register_buffer(index as u32, address, length) } {
+                region.set_fixed(index as u32, length);
+            }
         }
         let Connect { fd, tls, negotiated, volume } = connect;
         self.conns[index] = Some(Conn::new(index as u32, fd, tls, negotiated, volume, region, self.limits));

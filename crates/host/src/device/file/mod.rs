@@ -130,9 +130,9 @@ impl Device for FileDevice {
         self.shared.files.iter().try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
     }
 
-    /// Direct I/O pins the pages of every other buffer on every command.
+    /// Direct I/O pins the pages of every other buffer on every command. The page cache only copies.
     fn has_fixed_buffers(&self) -> bool {
-        true
+        self.is_direct()
     }
 }
 

@@ -263,7 +263,7 @@ impl Device for NvmeSoft {
     }
 
     fn has_fixed_buffers(&self) -> bool {
-        matches!(self.shared.backing, Backing::File(_))
+        matches!(&self.shared.backing, Backing::File(device) if device.has_fixed_buffers())
     }
 
     fn is_polled(&self) -> bool {
