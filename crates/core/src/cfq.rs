@@ -18,7 +18,9 @@
 //!   flow that sends one request at a time would be active before all others for ever.
 //! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in their order. Time on the device is
 //!   then divided evenly between the requests that are there: each one beside pays for its part when it completes, and the
-//!   active flow for what is left of its slice. As a slice does, a place in the order lasts for a tick at least.
+//!   active flow for what is left of its slice. As a slice does, a place in the order lasts for a tick at least. When its slice
+//!   is over and it has used the least all the same, it gets the next one, too: who is held back when a slice ends must not
+//!   lose its turn for it.
 //!
 //! **What is shared** is time that flows have the device for. It is the same as device time only while one flow's
 //! requests do not linger in the next one's slice, which on a device that queues they do.
@@ -205,10 +207,24 @@ impl TimeSlices {
         }
     }
 
-    /// Gives the device to the first flow that may be served for a slice.
+    /// Who is active next: the first that may be served, or the flow whose slice has just ended, if it comes before that
+    /// one and cannot be served now.
     #[inline]
-    fn activate(&mut self, now_ns: u64, lanes: Lanes) -> Option<Slice> {
-        let Entry { flow, tag, .. } = self.take_first(lanes)?;
+    fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
+        let first = self.take_first(lanes);
+        let held = last.filter(|&flow| !self.heap.admits(flow, lanes)).and_then(|flow| self.heap.get(flow));
+        match (first, held) {
+            (Some(first), Some(held)) if held.is_before(&first) => self.heap.push(first),
+            (Some(first), _) => return Some(first),
+            (None, _) => {}
+        }
+        self.heap.remove(held?.flow as usize)
+    }
+
+    /// Gives the device to a flow for a slice.
+    #[inline]
+    fn activate(&mut self, now_ns: u64, lanes: Lanes, last: Option<usize>) -> Option<Slice> {
+        let Entry { flow, tag, .. } = self.next_active(lanes, last)?;
         self.virtual_time = self.virtual_time.max(tag);
         let flow = flow as usize;
         let weight = u64::from(self.flows.get(flow)?.weight.get());
@@ -350,13 +366,14 @@ impl SerialPolicy for TimeSlices {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
-        if let Some(slice) = self.active {
+        let last = self.active;
+        if let Some(slice) = last {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
             }
             self.expire(now_ns, slice);
         }
-        match self.activate(now_ns, lanes) {
+        match self.activate(now_ns, lanes, last.map(|slice| slice.flow)) {
             Some(slice) => self.within(now_ns, slice, lanes).unwrap_or(Selection::Nothing),
             None => Selection::Nothing,
         }

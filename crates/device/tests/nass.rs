@@ -252,15 +252,21 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
     BASES.map(row).to_vec()
 }
 
-/// Test 5: small requests beside large ones keep more with NASS, whatever is inside, and the device is used no less. (The
-/// paper has FV rise by 4, 57 and 11 % for CFQ, BFQ and FlashFQ. Here BFQ's rises by two thirds; those of CFQ and FlashFQ
-/// are 0.96 and more without NASS, since nothing but the device stands between them and their shares, and NASS trades
-/// some of it.)
+/// Test 5: with NASS those schedulers that share time or bytes become fairer, as in the paper (by 4, 57 and 11 % for CFQ, BFQ and
+/// FlashFQ; here FlashFQ has nothing to gain but the last hundredth), and the device is used no less but by FlashFQ, a
+/// little. Small requests keep more, but for FlashFQ's, which had more than the large ones before. FIOPS shares requests, of
+/// which NASS, which evens out channels, allows 17 small ones for each large one: there it is unfair by the paper's measure.
 #[test]
 fn small_requests_beside_large_ones() {
     for (base, before, after) in before_and_after(N9) {
-        assert!(after.kept[0] > before.kept[0], "{base:?}: {before:?}, with NASS {after:?}");
-        assert!(after.utilization > 0.98 * before.utilization, "{base:?}: {before:?}, with NASS {after:?}");
+        let says = format!("{base:?}: {before:?}, with NASS {after:?}");
+        assert_eq!(after.fairness > before.fairness, base != Base::Fiops, "{says}");
+        assert_eq!(after.kept[0] > before.kept[0], base != Base::FlashFq, "{says}");
+        let least = if base == Base::FlashFq { 0.95 } else { 1.2 };
+        assert!(after.utilization > least * before.utilization, "{says}");
+        // What each keeps of what it has alone is even, whatever is inside.
+        let [small, large] = after.kept;
+        assert!((0.85..1.2).contains(&(small / large)), "{says}");
     }
 }
 
@@ -298,9 +304,7 @@ fn each_mechanism_alone() {
     assert!(room > 1.2 * none, "{room} with idleness alone, {none} with neither");
 }
 
-/// Weights 1:3 on two equal tenants count with NASS as without, but for a twentieth that its limits take, and but for
-/// CFQ: while the light one's slice runs and its limit holds it back, the heavy one goes on, so that slices and limits
-/// multiply.
+/// Weights 1:3 on two equal tenants count with NASS as without.
 #[test]
 fn weights() {
     let heavy = Tenant { weight: 300, ..SMALL };
@@ -310,6 +314,6 @@ fn weights() {
         let after = ratio(base.run_with(&NassConfig::default(), &[SMALL, heavy]));
         println!("{base:?} 1:{before:.3}, with NASS 1:{after:.3}");
         assert!((before / 3.0 - 1.0).abs() < 0.05, "{base:?}: {before}");
-        assert_eq!((after / 3.0 - 1.0).abs() < 0.06, base != Base::Cfq, "{base:?}: {after}");
+        assert!((after / 3.0 - 1.0).abs() < 0.06, "{base:?}: {after}");
     }
 }

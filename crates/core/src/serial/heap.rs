@@ -110,6 +110,17 @@ impl FlowHeap {
         }
     }
 
+    /// The flow's entry, whether it may be served or not.
+    #[inline]
+    pub fn get(&self, flow: usize) -> Option<Entry> {
+        match (*self.places.get(flow)?, self.lanes.get(flow)?) {
+            (NOWHERE, _) => None,
+            (ASIDE, _) => self.aside.get(flow).copied(),
+            (at, Lane::Reserved) => self.reserved.at(at),
+            (at, _) => self.common.at(at),
+        }
+    }
+
     /// Takes out the first of those that may be served.
     #[inline]
     pub fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
@@ -177,6 +188,11 @@ impl Heap {
             return top;
         }
         top.filter(|top| top.is_before(&self.latest)).or(Some(self.latest))
+    }
+
+    #[inline]
+    fn at(&self, at: u32) -> Option<Entry> {
+        if at == LATEST { Some(self.latest) } else { self.get(at as usize) }
     }
 
     /// The lesser one of this entry and the latest stays outside.
