@@ -144,6 +144,8 @@ pub(crate) struct World<P: Policy> {
     pub(crate) device: Vec<usize>,
     /// How many requests of each command have not completed.
     commands: Vec<usize>,
+    /// How many of them have requests left.
+    outstanding: usize,
     /// Per port, what has been joined to a command that is not complete yet.
     joined: Vec<Vec<usize>>,
     /// When each request was issued; 0 before.
@@ -167,6 +169,7 @@ impl<P: Policy> World<P> {
             staged: vec![0; shape.ports],
             device: Vec::new(),
             commands: Vec::new(),
+            outstanding: 0,
             joined: vec![Vec::new(); shape.ports],
             issued_ns: Vec::new(),
             trace: Trace { shape, threshold, flows: Vec::new(), requests: Vec::new(), events: Vec::new() },
@@ -304,6 +307,7 @@ impl<P: Policy> World<P> {
         let index = self.device.remove(position);
         let Req { port, tag, command, .. } = self.trace.requests[index];
         self.commands[command] -= 1;
+        self.outstanding -= usize::from(self.commands[command] == 0);
         let outcome = if self.random(16) == 0 { Outcome::Failed } else { Outcome::Done };
         self.trace.events.push(Event::Completed(index));
         self.tags[port][tag.0 as usize] = None;
@@ -337,8 +341,7 @@ impl<P: Policy> World<P> {
             }
         }
         let free_slots = self.policy.stats().free_slots;
-        let outstanding = self.commands.iter().filter(|&&live| live > 0).count();
-        let staged = self.staged();
+        let (outstanding, staged) = (self.outstanding, self.staged());
         self.trace.events.push(Event::Settled { free_slots, outstanding, staged });
     }
 
@@ -427,6 +430,7 @@ impl<P: Policy> World<P> {
             let parts = std::mem::take(&mut self.joined[port]);
             parts.iter().for_each(|&part| self.trace.requests[part].command = self.commands.len());
             self.commands.push(parts.len());
+            self.outstanding += 1;
             self.device.extend(parts);
         }
         self.trace.events.push(Event::Issued { port, tag, request, joined });
