@@ -179,6 +179,69 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     assert!(until("its client ends", || new.try_wait().unwrap()).success());
 }
 
+/// A thousand tenants with files of their own come and go beside others' load, some of them with clients: nothing of them
+/// stays, and a file that a tenant left is the next one's at once.
+#[test]
+fn the_file_of_a_removed_tenant_is_closed() {
+    let devices =
+        [("file,path=", "", 1000), ("nvme-soft,backing=", "", 60), ("nvme-soft,backing=", ",poller=core", 20)];
+    for (kind, more, rounds) in devices {
+        let disk = tempfile::tempdir().unwrap();
+        let device = format!("{kind}{}/disk,size=64M,create{more}", disk.path().display());
+        let server = Server::start(CONFIG, &["--device", &device]);
+        let mut other = server.load("db", "600s");
+        until("it is connected", || (server.connections() == 1).then_some(()));
+        let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+        let mut ask = |method: &str, tenant: &str| {
+            let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": { "tenant": tenant } });
+            writeln!(stream.get_mut(), "{call}").unwrap();
+            let mut answer = String::new();
+            stream.read_line(&mut answer).unwrap();
+            let answer: Value = serde_json::from_str(&answer).unwrap();
+            assert!(answer["error"].is_null(), "{method} {tenant}: {answer}");
+        };
+        let file = |round: usize| disk.path().join(format!("own{}", round % 3));
+        let spec = |round: usize| format!("guest,path={},size=1M,create", file(round).display());
+        let descriptors = || {
+            let open = std::fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap();
+            let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+            let (own, all) = targets
+                .fold((0, 0), |(own, all), target| (own + usize::from(target.starts_with(disk.path())), all + 1));
+            (own, all)
+        };
+        // The connection has been accepted when it is answered.
+        ask("add", &spec(0));
+        ask("remove", "guest");
+        let before = until("its file is closed", || Some(descriptors()).filter(|(own, _)| *own == 1));
+        for round in 0..rounds {
+            ask("add", &spec(round));
+            let client = (round % 50 == 7).then(|| {
+                let client = server.load("guest", "60s");
+                until("it is connected", || (server.connections() == 2).then_some(()));
+                client
+            });
+            ask("remove", "guest");
+            if round % 3 == 0 {
+                ask("add", &spec(round));
+                ask("remove", "guest");
+            }
+            if let Some(mut client) = client {
+                assert!(!until("the removed tenant's client ends", || client.try_wait().unwrap()).success());
+            }
+            if round % 20 == 0 {
+                until("its file is closed", || (descriptors() == before).then_some(()));
+                let file = std::fs::File::open(file(round)).unwrap();
+                rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+                    .expect("its lock is gone");
+            }
+        }
+        until("all files are closed", || (descriptors() == before).then_some(()));
+        assert_eq!(other.try_wait().unwrap(), None, "the other's client goes on");
+        let _ = other.kill();
+        let _ = other.wait();
+    }
+}
+
 #[test]
 fn the_policy_changes_under_load_and_a_bad_one_does_not() {
     let server = Server::start(CONFIG, &["--policy", "none"]);

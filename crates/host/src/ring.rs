@@ -181,9 +181,15 @@ impl Ring {
         let _ = unsafe { self.uring.submitter().register_buffers_update(index, &[none], None) };
     }
 
-    /// Registers files, which operations then name by index.
+    /// Registers files, which operations then name by index; -1 leaves a place empty.
     pub fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
         self.uring.submitter().register_files(files)
+    }
+
+    /// Registers another file at a place of the table, or none (-1); false if the kernel refuses. Operations under way keep the file that they
+    /// began with.
+    pub fn register_file(&mut self, index: u32, file: RawFd) -> bool {
+        self.uring.submitter().register_files_update(index, &[file]).is_ok()
     }
 }
 

@@ -22,7 +22,7 @@ use crate::config::{self, Refusal, Settings, Source};
 use crate::engine::{describe_policy, file_spec};
 use crate::serve::{build_policy, server_tenant};
 use crate::top::Look;
-use crate::units::{Size, exact_size};
+use crate::units::Size;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -313,7 +313,10 @@ impl Console {
         };
         let tenant = server_tenant(&new, &range);
         let wipe = new.path.is_none() && !new.keep_data;
-        admin.add(tenant.clone(), wipe).map_err(|error| Refusal::new(error.to_string()))?;
+        if let Err(error) = admin.add(tenant.clone(), wipe) {
+            self.close_own(admin, tenant.file);
+            return Err(Refusal::new(error.to_string()));
+        }
         self.latest = None;
         let table = match new.path {
             Some(_) => table,
@@ -346,34 +349,39 @@ impl Console {
         Ok(*ranges.last().expect("the new one is the last"))
     }
 
-    /// A file of the tenant's own, opened now or, by a tenant that was removed, before.
+    /// A file of the tenant's own.
     fn own_file(&mut self, admin: &mut dyn Admin, new: &Tenant, path: &Path) -> Result<Range, Refusal> {
         let refuse = |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
-        let (file, size) = match self.own.get(path) {
-            Some(&open) => open,
-            None => {
-                let config = FileConfig { path: path.into(), size: new.size, create: new.create };
-                let open = admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
-                self.own.insert(path.into(), open);
-                open
-            }
-        };
-        if let Some(other) = admin.roster().members().iter().find(|member| member.tenant.file == file) {
+        if let Some(&(file, _)) = self.own.get(path)
+            && let Some(other) = admin.roster().members().iter().find(|member| member.tenant.file == file)
+        {
             return Err(refuse(format!(
                 "{} is the file of tenant {}: name another",
                 path.display(),
                 other.tenant.name
             )));
         }
-        if new.size.is_some_and(|wanted| wanted != size) {
-            let size = exact_size(size);
-            return Err(refuse(format!("{} is {size} large: say that, or leave out the size", path.display())));
-        }
+        let config = FileConfig { path: path.into(), size: new.size, create: new.create };
+        let (file, size) = admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
+        self.own.insert(path.into(), (file, size));
         Ok(Range { file, offset: 0, size })
     }
 
+    /// Closes a file if it is a tenant's own.
+    fn close_own(&mut self, admin: &mut dyn Admin, file: u16) {
+        let before = self.own.len();
+        self.own.retain(|_, (own, _)| *own != file);
+        if self.own.len() < before {
+            admin.close_file(file);
+        }
+    }
+
     fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
+        let file = admin.roster().find(name).map(|member| member.tenant.file);
         admin.remove(name).map_err(Fault::refused)?;
+        if let Some(file) = file {
+            self.close_own(admin, file);
+        }
         self.latest = None;
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         Ok(json!({ "tenant": name }))

@@ -5,7 +5,7 @@ use std::io;
 use fairq_core::{ClassWeights, PortSet};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Unsettled};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
@@ -88,12 +88,39 @@ impl DeviceSpec {
 }
 
 impl AnyDevice {
-    /// Opens one more file while the device is used; gives its number and its size in bytes.
+    /// Opens one more file while the device is used, or keeps one that was to be closed; gives its number and its size in bytes.
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         match self {
-            AnyDevice::File(device) => device.add(spec),
+            AnyDevice::File(device) => device.add(spec, |_| Ok(())),
             AnyDevice::NvmeSoft(device) => device.add_file(spec),
             _ => Err(DeviceError::NoFiles(self.info().name.clone())),
+        }
+    }
+
+    /// See [`FileDevice::linger`].
+    pub fn linger_file(&self, number: u16) {
+        match self {
+            AnyDevice::File(device) => device.linger(number),
+            AnyDevice::NvmeSoft(device) => device.linger_file(number),
+            _ => {}
+        }
+    }
+
+    /// See [`FileDevice::retire`].
+    pub fn retire_file(&self, number: u16) -> Option<Unsettled> {
+        match self {
+            AnyDevice::File(device) => device.retire(number),
+            AnyDevice::NvmeSoft(device) => device.retire_file(number),
+            _ => None,
+        }
+    }
+
+    /// See [`FileDevice::close`].
+    pub fn close_file(&self, number: u16) -> bool {
+        match self {
+            AnyDevice::File(device) => device.close(number),
+            AnyDevice::NvmeSoft(device) => device.close_file(number),
+            _ => true,
         }
     }
 }

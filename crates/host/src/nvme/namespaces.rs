@@ -1,10 +1,11 @@
-//! The namespaces of a controller: how large each is. More may be attached while it works, none goes.
+//! The namespaces of a controller: how large each is. They may be attached and detached while it works.
 //!
-//! *Memory ordering.* A size is written before the count that covers it (Release), and read after the count was (Acquire).
+//! *Memory ordering.* A size is written before the count that covers it (Release), and read after the count was (Acquire). A size
+//! stands alone: whoever attaches a namespace whose number another one had tells those who send commands to it by other means.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes of each namespace, by number from 0.
+/// Bytes of each namespace, by number from 0; none has 0.
 pub struct Namespaces {
     sizes: Box<[AtomicU64]>,
     count: AtomicUsize,
@@ -17,25 +18,33 @@ impl Namespaces {
         Namespaces { sizes, count: AtomicUsize::new(first.len()) }
     }
 
-    /// How many there are.
+    /// How many there are, with gaps between them.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The size of one.
+    /// The size of one that is there.
     #[inline]
     pub fn size(&self, number: usize) -> Option<u64> {
-        let is_there = number < self.count.load(Ordering::Acquire);
-        is_there.then(|| self.sizes.get(number).map_or(0, |size| size.load(Ordering::Relaxed)))
+        if number >= self.count.load(Ordering::Acquire) {
+            return None;
+        }
+        self.sizes.get(number).map(|size| size.load(Ordering::Relaxed)).filter(|&size| size > 0)
     }
 
-    /// Attaches one more, by one thread at a time; false if there is no room.
-    pub fn attach(&self, size: u64) -> bool {
-        let count = self.count.load(Ordering::Relaxed);
-        let Some(slot) = self.sizes.get(count) else { return false };
-        slot.store(size, Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Release);
-        true
+    /// Attaches one at a number that nobody has.
+    pub fn attach(&self, number: usize, size: u64) {
+        if let Some(slot) = self.sizes.get(number) {
+            slot.store(size, Ordering::Relaxed);
+            self.count.fetch_max(number + 1, Ordering::Release);
+        }
+    }
+
+    /// Detaches one.
+    pub fn detach(&self, number: usize) {
+        if let Some(slot) = self.sizes.get(number) {
+            slot.store(0, Ordering::Relaxed);
+        }
     }
 }
 

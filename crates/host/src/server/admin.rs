@@ -90,8 +90,10 @@ pub trait Admin {
     fn roster(&self) -> Arc<Roster>;
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
-    /// Opens (or creates) one more file for tenants; gives its number and its size in bytes.
+    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its number and its size in bytes.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
+    /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under way.
+    fn close_file(&mut self, file: u16);
     /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before anybody may open it.
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
     /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after five seconds.

@@ -15,6 +15,7 @@ use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
 use crate::record::Recording;
 use crate::server::accept::Listening;
+use crate::server::closing::Closing;
 use crate::server::tenants::add_flow;
 use crate::server::{Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant};
 use crate::shard::Meeting;
@@ -45,6 +46,8 @@ pub(super) struct Desk<'a> {
     pub(super) leftovers: Vec<(Tenant, FlowId)>,
     /// Whose range is to be zeroed when nobody else writes there any more.
     pub(super) waiting: Vec<FlowId>,
+    /// Files that are to be closed.
+    pub(super) closing: Vec<Closing>,
     /// The device's preferred size of a transfer.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
@@ -82,7 +85,15 @@ impl Admin for Desk<'_> {
     }
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
-        Ok(self.device.add_file(spec)?)
+        let open = self.device.add_file(spec)?;
+        // It may be one that was to be closed.
+        self.closing.retain(|closing| closing.file != open.0);
+        Ok(open)
+    }
+
+    fn close_file(&mut self, file: u16) {
+        self.device.linger_file(file);
+        self.closing.push(Closing::new(file));
     }
 
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {

@@ -111,15 +111,29 @@ impl Desk<'_> {
         }
     }
 
+    /// Whether a range is being prepared or a file is to be closed.
+    pub(super) fn has_chores(&self) -> bool {
+        !self.closing.is_empty() || self.is_preparing()
+    }
+
+    /// Takes both a step further.
+    pub(super) fn do_chores(&mut self) {
+        if !self.waiting.is_empty() || !self.closing.is_empty() {
+            self.forget_leftovers();
+        }
+        self.close_files();
+        self.prepare();
+    }
+
     /// Whether a tenant's range is being prepared.
-    pub(super) fn is_preparing(&self) -> bool {
+    fn is_preparing(&self) -> bool {
         self.server.roster().members().iter().any(|member| {
             member.preparing.as_ref().is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
         })
     }
 
     /// Begins to zero the ranges on which nobody writes any more, and opens those that are zero.
-    pub(super) fn prepare(&mut self) {
+    fn prepare(&mut self) {
         if !self.waiting.is_empty() {
             self.begin_wipes();
         }
@@ -141,12 +155,16 @@ impl Desk<'_> {
         }
     }
 
-    /// What was submitted for a tenant that has been removed is still carried out: a range is zeroed after that.
-    fn begin_wipes(&mut self) {
+    /// Looks who of those that were removed has nothing under way any more, and will not: shards that answer have heard of the removal.
+    fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
         // A slot is another flow's only when no shard holds a request of the one before.
         self.leftovers.retain(|(_, flow)| flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0);
+    }
+
+    /// What was submitted for a tenant that has been removed is still carried out: a range is zeroed after that.
+    fn begin_wipes(&mut self) {
         let roster = self.server.roster();
         let (server, leftovers) = (&self.server, &self.leftovers);
         self.waiting.retain(|flow| {

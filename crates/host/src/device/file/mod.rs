@@ -1,8 +1,8 @@
 //! The file device: regular files or block devices through the shard's io_uring.
 //!
-//! One device has one file or many (one per tenant), and more may come while it is used (`files`). Each shard registers those it
-//! finds with its ring; later ones go by their descriptors. Files that allow
-//! it are accessed past the page cache (`O_DIRECT`), with the registered buffer where the memory lies in one.
+//! One device has one file or many (one per tenant), and they may come and go while it is used (`files`). Each shard registers them
+//! with its ring. Files that allow it are accessed past the page cache (`O_DIRECT`), with the registered buffer where the memory
+//! lies in one.
 //!
 //! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
 //! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
@@ -48,7 +48,7 @@ use crate::device::guard::Guard;
 use files::Files;
 use open::{Backing, Patience};
 
-/// Files that may be added to an open device.
+/// Files that an open device may have beyond those it was opened with.
 pub const LATER_FILES: usize = 256;
 /// The most that one command bounces at once.
 const BOUNCE: u32 = 256 << 10;
@@ -59,6 +59,18 @@ const BOUNCE_MEMORY: usize = 4 << 20;
 pub struct FileDevice {
     info: Info,
     shared: Arc<Shared>,
+}
+
+/// A file that is to be closed, and may have data that are not on stable storage.
+pub struct Unsettled {
+    backing: Arc<Backing>,
+}
+
+impl Unsettled {
+    /// Puts what was written on stable storage. May take its time.
+    pub fn settle(self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.backing.file)?)
+    }
 }
 
 /// What all queues have in common.
@@ -91,11 +103,39 @@ impl FileDevice {
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
-    /// Opens (or creates) one more file; gives its number and its size in bytes. Waits for nobody who has it.
-    pub fn add(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
+    /// Opens (or creates) one more file, or keeps one that was to be closed; gives its number and its size in bytes, which has to suit. Waits
+    /// for nobody who has it.
+    pub fn add(
+        &self,
+        spec: &FileSpec,
+        suits: impl Fn(u64) -> Result<(), DeviceError>,
+    ) -> Result<(u16, u64), DeviceError> {
         let Shared { files, direct, .. } = &*self.shared;
-        let number = files.add(|| Backing::open(spec, *direct, Patience::Refuse))? as u16;
-        Ok((number, files[number].size))
+        // Before it is created.
+        spec.create_size.map_or(Ok(()), &suits)?;
+        let open = || {
+            let backing = Backing::open(spec, *direct, Patience::Refuse)?;
+            suits(backing.size).map(|()| backing)
+        };
+        let (number, backing) = files.add(spec, open)?;
+        Ok((number, backing.size))
+    }
+
+    /// Nobody wants this file any more: when no command names it, it is to be retired. [`Self::add`] takes it back until it is closed.
+    pub fn linger(&self, number: u16) {
+        self.shared.files.linger(number);
+    }
+
+    /// Begins to close a file that lingers, and that no command names any more: every queue gives it up in its next turn, if it has one. What
+    /// is given is to be settled, by a thread that may wait. Nothing if it does not linger.
+    pub fn retire(&self, number: u16) -> Option<Unsettled> {
+        self.shared.files.retire(number).map(|backing| Unsettled { backing })
+    }
+
+    /// Closes a file that was retired, if it is settled and all queues have given it up. True if nothing is left to be done; its number
+    /// may then be another file's.
+    pub fn close(&self, number: u16) -> bool {
+        self.shared.files.close(number)
     }
 
     /// Whether the page cache is passed by for at least one file.
@@ -116,18 +156,18 @@ impl Device for FileDevice {
     }
 
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
-        let backing = self.shared.files.get(usize::from(file));
+        let backing = self.shared.files.get(file);
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let backing = backing.ok_or_else(invalid)?;
         let end = offset.checked_add(length).filter(|&end| end <= backing.size).ok_or_else(invalid)?;
         if backing.is_block_device || length == 0 {
             return Ok(vec![Extent { length, is_hole: false }]);
         }
-        extents_of(backing, offset, end, most.max(1))
+        extents_of(&backing, offset, end, most.max(1))
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.shared.files.iter().try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+        self.shared.files.all().iter().try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
     }
 
     /// Direct I/O pins the pages of every other buffer on every command. The page cache only copies.

@@ -7,9 +7,9 @@
 //! server that is started again at once would find its own files taken. A server that runs tries once ([`Patience`]): it is
 //! its control thread that would wait.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -74,7 +74,26 @@ pub(super) struct Backing {
     pub(super) no_zero_range: AtomicBool,
 }
 
+/// The kernel may have the file for a moment longer than anybody here; its lock goes at once.
+impl Drop for Backing {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 impl Backing {
+    /// Whether it is what one finds under this path now.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        let identity = |metadata: Metadata| match self.is_block_device {
+            true => (metadata.rdev(), 0),
+            false => (metadata.dev(), metadata.ino()),
+        };
+        match (self.file.metadata(), std::fs::metadata(path)) {
+            (Ok(ours), Ok(theirs)) => ours.file_type() == theirs.file_type() && identity(ours) == identity(theirs),
+            _ => false,
+        }
+    }
+
     /// Opens, and creates if need be.
     pub(super) fn open(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
         let path = &spec.path;

@@ -49,8 +49,12 @@ static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 /// One shard's queue on a [`crate::device::file::FileDevice`].
 pub struct FileQueue {
     shared: Arc<Shared>,
-    /// So many files are registered with the ring, by their index.
-    registered: u16,
+    /// The files, by number.
+    files: Vec<Option<Open>>,
+    /// The version of the device's files that these are.
+    version: u64,
+    /// Whether the ring has a table of files.
+    has_table: bool,
     bounce: Region,
     slots: Vec<Option<Operation>>,
     free: Vec<u32>,
@@ -67,6 +71,13 @@ pub struct FileQueue {
     done: Vec<Completion>,
     /// Vectors that are not in use.
     spare: Vec<Vec<libc::iovec>>,
+}
+
+/// A file as this queue has it.
+struct Open {
+    backing: Arc<Backing>,
+    /// Whether it is registered with the ring, by its number.
+    is_registered: bool,
 }
 
 struct Operation {
@@ -88,14 +99,16 @@ struct Operation {
 
 impl FileQueue {
     pub(super) fn open(shared: Arc<Shared>, ring: &mut Ring) -> io::Result<FileQueue> {
-        let files: Vec<RawFd> = shared.files.iter().map(|backing| backing.file.as_raw_fd()).collect();
-        let registered = ring.register_files(&files);
-        if let Err(error) = &registered {
+        let table = ring.register_files(&vec![-1; shared.files.room()]);
+        if let Err(error) = &table {
             tracing::debug!(%error, "no registered files");
         }
-        Ok(FileQueue {
+        let mut queue = FileQueue {
+            // None: it has no files yet.
+            version: shared.files.version().wrapping_sub(1),
             shared,
-            registered: registered.map_or(0, |()| files.len().try_into().unwrap_or(u16::MAX)),
+            files: Vec::new(),
+            has_table: table.is_ok(),
             bounce: Region::map(BOUNCE_MEMORY)?,
             slots: Vec::new(),
             free: Vec::new(),
@@ -107,7 +120,51 @@ impl FileQueue {
             news: Vec::new(),
             done: Vec::new(),
             spare: Vec::new(),
-        })
+        };
+        queue.follow(ring);
+        Ok(queue)
+    }
+
+    /// Makes the table of files what the device's is: gives up those that are to go, unless an operation still names them, and takes up those
+    /// that have come.
+    #[cold]
+    pub(super) fn follow(&mut self, ring: &mut Ring) {
+        let version = self.shared.files.version();
+        let open = self.shared.files.in_use();
+        let mut is_equal = true;
+        self.files.resize_with(self.files.len().max(open.len()), || None);
+        for (number, (ours, theirs)) in self.files.iter_mut().zip(open).enumerate() {
+            if let Some(old) = ours {
+                if theirs.as_ref().is_some_and(|theirs| Arc::ptr_eq(&old.backing, theirs)) {
+                    continue;
+                }
+                let names = |operation: &Operation| usize::from(operation.command.file) == number;
+                if self.slots.iter().flatten().any(names) {
+                    is_equal = false;
+                    continue;
+                }
+                if old.is_registered {
+                    ring.register_file(number as u32, -1);
+                }
+                *ours = None;
+            }
+            *ours = theirs.map(|backing| Open {
+                is_registered: self.has_table && ring.register_file(number as u32, backing.file.as_raw_fd()),
+                backing,
+            });
+        }
+        if is_equal {
+            self.version = version;
+        }
+    }
+
+    /// The file of a command that comes.
+    #[inline]
+    fn file(&mut self, ring: &mut Ring, number: u16) -> Option<&Backing> {
+        if self.files.get(usize::from(number)).is_none_or(Option::is_none) {
+            self.follow(ring);
+        }
+        Some(&self.files.get(usize::from(number))?.as_ref()?.backing)
     }
 
     /// Puts a command in a slot.
@@ -157,7 +214,7 @@ impl FileQueue {
     fn advance(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let command = &operation.command;
-        let backing = &self.shared.files[command.file];
+        let backing = &of(&self.files, command.file).backing;
         let (step, length) = match next(backing, command, operation.done, operation.is_synced) {
             Next::End(errno) => return self.finish(slot, errno),
             Next::Part { step, length } => (step, length),
@@ -180,7 +237,7 @@ impl FileQueue {
 
     fn get_bounce(&mut self, slot: u32) -> bool {
         let Some(operation) = &mut self.slots[slot as usize] else { return false };
-        let block = self.shared.files[operation.command.file].block;
+        let block = of(&self.files, operation.command.file).backing.block;
         let offset = operation.command.offset + u64::from(operation.done);
         let (_, length) = around(offset, operation.length, block);
         operation.bounce = self.bounce.allocate(length);
@@ -217,12 +274,12 @@ impl FileQueue {
     fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
-        let backing = &self.shared.files[file];
+        let Open { backing, is_registered } = of(&self.files, file);
         if let Some(result) = operation.at_once(backing, now_ns, &mut self.waits) {
             self.news.push((slot, result));
             return;
         }
-        let entry = if file < self.registered {
+        let entry = if *is_registered {
             operation.entry(backing, File::Registered(u32::from(file)))
         } else {
             operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
@@ -254,9 +311,15 @@ impl FileQueue {
     }
 }
 
+/// The file of a command that was admitted.
+#[inline]
+fn of(files: &[Option<Open>], number: u16) -> &Open {
+    files[usize::from(number)].as_ref().expect("a file stays as long as an operation names it")
+}
+
 impl Queue for FileQueue {
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
-        let Some(backing) = self.shared.files.get(usize::from(command.file)) else {
+        let Some(backing) = self.file(ring, command.file) else {
             self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
             return;
         };
@@ -275,7 +338,7 @@ impl Queue for FileQueue {
     }
 
     unsafe fn issue_merged(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
-        let Some(backing) = self.shared.files.get(usize::from(command.file)) else { return false };
+        let Some(backing) = self.file(ring, command.file) else { return false };
         let end = command.offset.checked_add(u64::from(command.length));
         let is_straight = |memory: &Memory| {
             memory.length.is_multiple_of(backing.block)
@@ -296,6 +359,9 @@ impl Queue for FileQueue {
     }
 
     fn ring(&mut self, now_ns: u64, ring: &mut Ring, _wake: &mut PortSet) {
+        if self.version != self.shared.files.version() {
+            self.follow(ring);
+        }
         if self.blocked.is_empty() && self.again.is_empty() {
             return;
         }
@@ -338,7 +404,7 @@ impl FileQueue {
             debug_assert!(false, "slot {slot} has ended and is told {result}");
             return;
         };
-        let backing = &self.shared.files[operation.command.file];
+        let backing = &of(&self.files, operation.command.file).backing;
         match operation.finished(backing, result) {
             Verdict::Part => {
                 operation.done += operation.length;

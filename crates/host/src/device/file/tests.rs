@@ -65,7 +65,7 @@ fn what_cannot_be_opened_says_why() {
     assert!(!device.is_direct(), "a size that is no multiple of a block wants the page cache");
     assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Locked { .. }));
     let began = std::time::Instant::now();
-    assert!(matches!(device.add(&spec(&path, None)), Err(DeviceError::Locked { .. })));
+    assert!(matches!(device.add(&spec(&path, None), |_| Ok(())), Err(DeviceError::Locked { .. })));
     assert!(began.elapsed() < std::time::Duration::from_millis(500), "a server that runs waits for nobody");
     drop(device);
     let error = open(&path, Some(2000), Direct::Auto);
@@ -113,6 +113,88 @@ fn files_of_one_device_are_apart() {
         let flush = Command { file, ..command(Op::Flush, 0, 0) };
         assert_eq!(driver.run(flush, &[]).errno, 0);
     }
+}
+
+/// Open descriptors of this process that lead to files under a folder.
+fn descriptors(folder: &Path) -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let target = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.ok()?.path()).ok();
+    all.filter_map(target).filter(|target| target.starts_with(folder)).count()
+}
+
+/// Whether somebody else could serve a file now.
+fn is_free(path: &Path) -> bool {
+    let file = std::fs::File::open(path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+#[test]
+fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
+    let scratch = scratch();
+    let path = |name: &str| scratch.path().join(name);
+    let (device, mut one) = open(&path("first"), 1 << 20, Direct::Auto);
+    let mut two = Driver::open(&device);
+    let add = |name: &str| device.add(&spec(&path(name), Some(64 << 10)), |_| Ok(())).map(|(number, _)| number);
+    let at = |file: u16, op: Op| Command { file, ..command(op, 0, 4096) };
+
+    let (a, b) = (add("a").unwrap(), add("b").unwrap());
+    assert_eq!((a, b), (1, 2));
+    for driver in [&mut one, &mut two] {
+        assert_eq!(driver.run(at(a, Op::Write), &[b'a'; 4096]).errno, 0);
+        assert_eq!(driver.run(at(b, Op::Write), &[b'b'; 4096]).errno, 0);
+    }
+    // Wanted again before it was closed: it is the same, and has its number.
+    device.linger(a);
+    assert_eq!(add("a").unwrap(), a);
+    assert!(device.retire(a).is_none(), "somebody wants it");
+
+    device.linger(a);
+    let unsettled = device.retire(a).unwrap();
+    one.turn();
+    assert!(!device.close(a), "one queue has it, and its data are not settled");
+    two.turn();
+    assert!(!device.close(a), "its data are not settled");
+    assert!(!is_free(&path("a")));
+    unsettled.settle().unwrap();
+    assert!(device.close(a) && device.close(a));
+    assert!(is_free(&path("a")));
+    assert_eq!(descriptors(scratch.path()), 2, "first and b");
+    assert_eq!(one.run(at(a, Op::Read), &[]).errno, libc::EINVAL);
+
+    // Its number is another's, for queues that have heard of that and for such that have not.
+    assert_eq!(add("c").unwrap(), a);
+    for driver in [&mut one, &mut two] {
+        assert_eq!(driver.run(at(a, Op::Read), &[]).data, [0; 4096]);
+        assert_eq!(driver.run(at(b, Op::Read), &[]).data, [b'b'; 4096]);
+    }
+    assert_eq!(std::fs::read(path("a")).unwrap()[..4096], [b'a'; 4096]);
+    // What is found under the path now is another file: it is opened, not the old one taken back.
+    device.linger(a);
+    std::fs::remove_file(path("c")).unwrap();
+    assert_eq!(add("c").unwrap(), 3);
+    drop((one, two));
+    assert!(device.retire(a).is_some() && device.close(a));
+    assert_eq!(descriptors(scratch.path()), 3, "first, b and the second c");
+}
+
+/// The promise that no command names a retired file is its user's; a queue that has an operation on one keeps it all the same.
+#[test]
+fn a_file_stays_as_long_as_an_operation_names_it() {
+    let scratch = scratch();
+    let path = |name: &str| scratch.path().join(name);
+    let (device, mut driver) = open(&path("first"), 1 << 20, Direct::Off);
+    let (file, _) = device.add(&spec(&path("later"), Some(1 << 20)), |_| Ok(())).unwrap();
+    // Not a whole page: it goes by the ring.
+    driver.issue(Command { file, ..command(Op::Write, 7, 100) }, &[7; 100], 0);
+    device.linger(file);
+    device.retire(file).unwrap().settle().unwrap();
+    driver.queue.follow(&mut driver.ring);
+    assert!(!device.close(file));
+    let ended = driver.finish();
+    assert_eq!((ended.len(), ended[0].errno), (1, 0));
+    driver.turn();
+    assert!(device.close(file));
+    assert_eq!(std::fs::read(path("later")).unwrap()[7..107], [7; 100]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use fairq_core::{ClassWeights, PortSet};
 use fairq_device::{Profile, State};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES};
+use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES, Unsettled};
 use crate::device::guard::Guard;
 use crate::device::store::Store;
 use crate::device::{Device, Extent, Info, Place};
@@ -145,9 +145,7 @@ impl NvmeSoft {
             return impossible(format!("a window of {}: choose 1 to {}", spec.window, WINDOW_RANGE.end()));
         }
         let (backing, info) = open_backing(spec)?;
-        if let Some(size) = info.sizes.iter().find(|&size| size % u64::from(LBA) != 0 || *size == 0) {
-            return impossible(format!("{size} bytes are not whole blocks of {LBA}: choose a size that is"));
-        }
+        info.sizes.iter().try_for_each(|&size| whole_blocks(size))?;
         let namespaces = Arc::new(Namespaces::new(&info.sizes, LATER_FILES));
         let options = Options {
             namespaces: namespaces.clone(),
@@ -177,26 +175,48 @@ impl NvmeSoft {
         Ok(device)
     }
 
-    /// Opens (or creates) one more file, as a namespace; gives its number and its size in bytes. Not by two threads at once.
+    /// Opens (or creates) one more file, as a namespace; see [`FileDevice::add`].
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         let Backing::File(device) = &self.shared.backing else {
             return Err(DeviceError::NoFiles(self.info.name.clone()));
         };
-        let (number, size) = device.add(spec)?;
-        // A namespace for each file that was opened, even if it cannot be used: numbers must agree.
-        let attached = self.shared.namespaces.attach(size);
-        if !attached || size % u64::from(LBA) != 0 {
-            return Err(DeviceError::NvmeOption(format!(
-                "{size} bytes are not whole blocks of {LBA}: choose a size that is"
-            )));
-        }
+        let (number, size) = device.add(spec, whole_blocks)?;
+        self.shared.namespaces.attach(number.into(), size);
         Ok((number, size))
+    }
+
+    /// See [`FileDevice::linger`].
+    pub fn linger_file(&self, number: u16) {
+        if let Backing::File(device) = &self.shared.backing {
+            device.linger(number);
+        }
+    }
+
+    /// See [`FileDevice::retire`].
+    pub fn retire_file(&self, number: u16) -> Option<Unsettled> {
+        let Backing::File(device) = &self.shared.backing else { return None };
+        let retired = device.retire(number)?;
+        self.shared.namespaces.detach(number.into());
+        Some(retired)
+    }
+
+    /// See [`FileDevice::close`].
+    pub fn close_file(&self, number: u16) -> bool {
+        if let Backing::File(device) = &self.shared.backing { device.close(number) } else { true }
     }
 
     /// Resets the controller and sets it up anew, with the weights that were set last. No queue may be open.
     pub fn reset(&self) -> io::Result<()> {
         self.shared.driver().reset(&self.shared)
     }
+}
+
+/// Whether a namespace may be so large.
+fn whole_blocks(size: u64) -> Result<(), DeviceError> {
+    if size > 0 && size.is_multiple_of(LBA.into()) {
+        return Ok(());
+    }
+    Err(DeviceError::NvmeOption(format!("{size} bytes are not whole blocks of {LBA}: choose a size that is")))
 }
 
 fn open_backing(spec: &NvmeSoftSpec) -> Result<(Backing, Info), DeviceError> {

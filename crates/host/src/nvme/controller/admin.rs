@@ -147,7 +147,7 @@ impl State {
             0x00 => identify::namespace(&self.options, size().ok_or(Status::INVALID_NAMESPACE)?),
             0x01 => identify::controller(&self.options),
             0x02 if sqe.nsid >= NSID_ALL - 1 => return Err(Status::INVALID_NAMESPACE),
-            0x02 => identify::active_namespaces(sqe.nsid, self.options.namespaces.count()),
+            0x02 => identify::active_namespaces(sqe.nsid, &self.options.namespaces),
             0x03 => {
                 size().ok_or(Status::INVALID_NAMESPACE)?;
                 identify::descriptors(sqe.nsid)

@@ -2,6 +2,7 @@
 
 use super::abort::ABORTS;
 use super::{ENTRIES_MAX, Options, VERSION, admin};
+use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::{LBA_SHIFT, Status, log};
 
 /// Bytes of an Identify data structure.
@@ -94,9 +95,10 @@ pub(super) fn namespace(options: &Options, size: u64) -> Vec<u8> {
 }
 
 /// CNS 02h: the namespaces above `above`.
-pub(super) fn active_namespaces(above: u32, count: usize) -> Vec<u8> {
+pub(super) fn active_namespaces(above: u32, namespaces: &Namespaces) -> Vec<u8> {
     let mut data = vec![0; IDENTIFY];
-    let list = (above.saturating_add(1)..=count as u32).take(IDENTIFY / 4);
+    let all = above.saturating_add(1)..=namespaces.count() as u32;
+    let list = all.filter(|&nsid| namespaces.size(nsid as usize - 1).is_some()).take(IDENTIFY / 4);
     data.chunks_exact_mut(4).zip(list).for_each(|(entry, nsid)| entry.copy_from_slice(&nsid.to_le_bytes()));
     data
 }

@@ -34,8 +34,13 @@ impl Slot {
         if op == Op::Flush && sqe.nsid == NSID_ALL {
             self.flushes = namespaces.count() as u32;
         }
-        let file = if self.flushes > 0 { 0 } else { sqe.nsid.wrapping_sub(1) };
-        let size = namespaces.size(file as usize).ok_or(Status::INVALID_NAMESPACE)?;
+        let (file, size) = match self.flushes {
+            0 => {
+                let file = sqe.nsid.wrapping_sub(1);
+                (file, namespaces.size(file as usize).ok_or(Status::INVALID_NAMESPACE)?)
+            }
+            _ => (0, 0),
+        };
         self.transfer = Transfer::NONE;
         self.command = Command {
             op,
@@ -92,7 +97,7 @@ impl Slot {
     /// What to do next, given that all before is done.
     // Always: the command in the answer is then never put together in memory.
     #[inline(always)]
-    pub(super) fn step(&mut self, dma: &impl Dma) -> Step {
+    pub(super) fn step(&mut self, namespaces: &Namespaces, dma: &impl Dma) -> Step {
         let command = &mut self.command;
         match command.op {
             Op::Read | Op::Write if self.transfer.is_at_end() => Step::End(Status::SUCCESS),
@@ -111,13 +116,13 @@ impl Slot {
                 command.length = 0;
                 Step::Piece(piece)
             }
-            Op::Flush => match self.flushes.checked_sub(1) {
-                None => Step::End(Status::SUCCESS),
-                Some(rest) => {
-                    let piece = *command;
-                    self.flushes = rest;
-                    command.file = command.file.wrapping_add(1);
-                    Step::Piece(piece)
+            Op::Flush => loop {
+                let Some(rest) = self.flushes.checked_sub(1) else { break Step::End(Status::SUCCESS) };
+                let piece = *command;
+                self.flushes = rest;
+                command.file = command.file.wrapping_add(1);
+                if namespaces.size(piece.file.into()).is_some() {
+                    break Step::Piece(piece);
                 }
             },
             Op::Discard => match self.ranges.last_mut() {

@@ -607,7 +607,7 @@ impl State {
             cq.map_or(PortSet::EMPTY, |cq| context.controller.ports_of(cq))
         };
         let status = loop {
-            let piece = match record.step(&context.controller.dma) {
+            let piece = match record.step(&self.options.namespaces, &context.controller.dma) {
                 Step::Piece(piece) => piece,
                 Step::End(status) => break status,
             };
