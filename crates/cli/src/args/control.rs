@@ -1,0 +1,163 @@
+//! `fairq ctl` and `fairq top`.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::parse_time;
+use crate::units::Nanos;
+
+/// `fairq ctl`.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The server's control socket [default: beside the default socket] [env: FAIRQ_CONTROL]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// What to ask or change.
+    #[command(subcommand)]
+    pub(crate) command: CtlCommand,
+}
+
+/// `fairq top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The server's control socket [default: beside the default socket] [env: FAIRQ_CONTROL]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print the table once, as text
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print one JSON object instead
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to ask or change.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CtlCommand {
+    /// What the server is, and what it does now
+    Status,
+    /// The tenants, and what each got in the last second
+    Tenants,
+    /// Add a tenant, in a part of the device that nobody has now, or with a file of its own (path=FILE)
+    ///
+    /// What others left in that part is zeroed before the tenant can be opened, unless keep-data says that it is the tenant's.
+    Add {
+        /// As --tenant of serve
+        #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
+        tenant: String,
+    },
+    /// Remove a tenant: its connections end when what they have in flight is answered
+    ///
+    /// Its data stay until another tenant is placed there; a file of its own is closed.
+    Remove {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+    },
+    /// Change a tenant's weight
+    Weight {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// 1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight
+        #[arg(value_name = "WEIGHT")]
+        weight: String,
+    },
+    /// How the device is shared; with a name, share it by another policy from now on
+    ///
+    /// The policy in force finishes the requests it has, those that come meanwhile wait, and no connection is dropped.
+    Policy {
+        /// As --policy of serve, with the keys behind a colon or as further arguments
+        #[arg(value_name = "NAME[:KEY=VALUE…]")]
+        name: Option<String>,
+        /// Its parameters
+        #[arg(value_name = "KEY=VALUE", requires = "name")]
+        keys: Vec<String>,
+    },
+    /// The policy's parameters, what they are and what they take; or change some, all or none
+    Params {
+        /// As behind --policy NAME:
+        #[arg(value_name = "KEY=VALUE,…")]
+        params: Option<String>,
+    },
+    /// Listen somewhere else too
+    Listen {
+        /// unix:PATH or tcp:ADDRESS:PORT
+        address: String,
+    },
+    /// Listen there no more; connections made there go on
+    Unlisten {
+        /// As it stands in the status
+        address: String,
+    },
+    /// Who hurts whom: what each tenant's requests waited for in the last ten seconds
+    Interference,
+    /// The configuration
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Take no more connections, and end when the last client has gone
+    Drain {
+        /// End at once: finish what is in flight and cut off who stays
+        #[arg(long)]
+        now: bool,
+    },
+    /// Record the scheduler's decisions for a while, with the numbers that caused them
+    ///
+    /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the device (virtual time, start tag,
+    /// class, free slots), are held back (and why) and complete. Without a recording none of this is done.
+    Trace(TraceArgs),
+    /// Call a method of the control socket; rpc.discover lists them
+    Call {
+        /// The method
+        method: String,
+        /// Its parameters, a JSON object
+        #[arg(value_name = "JSON")]
+        params: Option<String>,
+    },
+}
+
+/// `fairq ctl trace`.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// How long to record, up to 600; a number alone is seconds
+    #[arg(long, value_name = "TIME", default_value = "1", value_parser = parse_time)]
+    pub(crate) seconds: Nanos,
+    /// How many decisions each shard keeps, the last ones, up to 1048576
+    #[arg(long, value_name = "N")]
+    pub(crate) events: Option<u64>,
+    /// How to write them
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: TraceFormat,
+    /// Where to write them, in place of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// How a recording is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TraceFormat {
+    /// A line for each decision
+    Text,
+    /// For ui.perfetto.dev
+    Perfetto,
+    /// For programs and `fairq lab run`, which replays it
+    Csv,
+}
+
+/// What to do with the configuration.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print the configuration in force, as a file that could be given to serve
+    Dump,
+    /// Read the file again and make the server so; a bad file changes nothing
+    Reload,
+}

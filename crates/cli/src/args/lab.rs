@@ -1,0 +1,81 @@
+//! `fairq lab`.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use fairq_sim::lab::Shard;
+
+use super::{Policies, parse_policies};
+use crate::config::policy;
+
+/// `fairq lab`.
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: LabCommand,
+}
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Print every claim, and whether there is an experiment for it yet
+    List,
+    /// Run experiments and print what came out
+    Run(LabRunArgs),
+    /// Put parts together that were run with --shard and --output
+    Merge(LabMergeArgs),
+}
+
+/// `fairq lab run`.
+#[derive(Debug, Args)]
+pub(crate) struct LabRunArgs {
+    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast` for those that take seconds;
+    /// or scenario files (.toml)
+    #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
+    pub(crate) ids: Vec<String>,
+    /// All claims of a paper, or what is asked beyond them
+    #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
+    pub(crate) paper: Option<String>,
+    /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// How many experiments at a time [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) jobs: Option<u16>,
+    /// The policies to compare on scenario files, as for bench; `all` for all of them [default: none,mqfq]
+    #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_lab_policies)]
+    pub(crate) policy: Option<Policies>,
+    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts the parts together
+    #[arg(long, value_name = "PART/OF", value_parser = crate::lab::parse_shard)]
+    pub(crate) shard: Option<Shard>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data (CSV)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Fail unless all that comes out is what the report in DIR says
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
+}
+
+/// `fairq lab merge`.
+#[derive(Debug, Args)]
+pub(crate) struct LabMergeArgs {
+    /// What --output was in each part
+    #[arg(value_name = "DIR", required = true)]
+    pub(crate) parts: Vec<PathBuf>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the report of the whole into DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+fn parse_lab_policies(text: &str) -> Result<Policies, String> {
+    parse_policies(if text == "all" { policy::ALL } else { text })
+}

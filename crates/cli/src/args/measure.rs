@@ -1,0 +1,182 @@
+//! `fairq bench`, `fairq calibrate` and `fairq device`.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::texts::device_examples;
+use super::{Policies, ShardArgs, parse_policies, parse_time};
+use crate::config::device::DeviceTable;
+use crate::job::Job;
+use crate::units::{Nanos, Size};
+
+/// `fairq bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The device, as for serve [default: paced]
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT
+    ///
+    /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with ca-cert.pem and, if the server
+    /// asks for them, client-cert.pem and client-key.pem.
+    ///
+    /// Several tenants connect to the exports of their names, unless the address names one or the tenant does
+    /// (export:NAME).
+    #[arg(long, value_name = "URI")]
+    pub(crate) connect: Option<String>,
+    /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
+    #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_policies)]
+    pub(crate) policy: Vec<Policies>,
+    /// The way to the device [default: shards]
+    ///
+    /// shards is the loop that serve runs, too. direct is a client's own: its thread rings the device's class queues itself
+    /// and polls for completions, for policies that never hold a request back (none, d2fq) on devices that are polled (all
+    /// but files).
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<Way>,
+    /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
+    #[arg(long, value_name = "NAME[=KEY:VALUE,…]")]
+    pub(crate) tenant: Vec<Job>,
+    /// Tenants from a fio job file; may be given many times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fio: Vec<PathBuf>,
+    /// How long to measure each policy: seconds, or a duration [default: 10, or the fio file's runtime]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) seconds: Option<Nanos>,
+    /// How long to run before measuring [default: 1s, or the fio file's ramp_time]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) warmup: Option<Nanos>,
+    /// Also tell how shares went over time, in intervals this long
+    ///
+    /// In the table: each tenant's share of every phase (from one tenant's start or stop to the next) and how much it varies
+    /// from interval to interval. In the JSON object: the bytes of each interval, too.
+    #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "10ms")]
+    pub(crate) series: Option<Nanos>,
+    /// Place every job on a shard at random, and anew at such intervals, as a system does with threads that are not pinned
+    ///
+    /// Otherwise jobs are dealt to the shards in turn and stay there, so that tenants with as many jobs as there are shards
+    /// are alike to the microsecond.
+    #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "100ms")]
+    pub(crate) moves: Option<Nanos>,
+    /// Run each tenant alone first, with policy none, to tell its slowdown
+    #[arg(long)]
+    pub(crate) alone: bool,
+    /// Allow writing to a file or block device: what is on it is lost
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object instead of tables, or write it to FILE beside them
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}
+
+/// Which way requests take to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Way {
+    /// By a shard's loop
+    #[default]
+    Shards,
+    /// By the class queues, rung and polled by the client
+    Direct,
+}
+
+/// `fairq calibrate`.
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// The device, as for serve [default: paced]
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// Sizes of requests to try; the one that needs most decides
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4k,64k")]
+    pub(crate) bs: Vec<Size>,
+    /// The most outstanding requests to try
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) most: u32,
+    /// How long to measure each point: seconds, or a duration; it is done in three rounds, of which the best counts
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    pub(crate) seconds: Nanos,
+    /// How much of the most throughput is enough
+    #[arg(long, value_name = "PERCENT", default_value_t = 98, value_parser = clap::value_parser!(u32).range(50..=100))]
+    pub(crate) enough: u32,
+    /// Write instead of reading: what is on the device is lost
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// Print one JSON object instead of a picture
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}
+
+/// What to do with profiles.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeviceCommand {
+    /// List the profiles that are built in
+    #[command(after_help = device_examples())]
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a profile, and what is known of the device beside what its model does
+    #[command(after_help = device_examples())]
+    Show(ShowArgs),
+    /// Measure a file or disk, and derive a profile from it
+    ///
+    /// It reads at growing depths. In a directory it makes a scratch file without a name and writes too.
+    #[command(after_help = device_examples())]
+    Probe(ProbeArgs),
+}
+
+/// `fairq device show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A built-in profile, or the path of a profile file
+    #[arg(value_name = "NAME|FILE")]
+    pub(crate) name: String,
+    /// Print JSON instead of text
+    #[arg(long, conflicts_with = "toml")]
+    pub(crate) json: bool,
+    /// Print the profile as it is written, with its comments: to begin one's own with
+    #[arg(long)]
+    pub(crate) toml: bool,
+}
+
+/// `fairq device probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// A file or block device, or a directory to make a scratch file in; or nvme-soft,KEY=VALUE… as for serve, to see
+    /// whether its queue classes differ in speed
+    #[arg(value_name = "PATH|DEVICE")]
+    pub(crate) path: PathBuf,
+    /// Write the profile to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// What to call the profile [default: probed]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// How large the scratch file is to be [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<Size>,
+    /// Measure writes too: what is on the file or device is lost
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// The most outstanding requests to try
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=4096))]
+    pub(crate) most: u32,
+    /// How long to measure each point: seconds, or a duration
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    pub(crate) seconds: Nanos,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where to run.
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+}

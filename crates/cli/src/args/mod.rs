@@ -1,0 +1,210 @@
+//! The command line: what can be said, and the help for it.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::CpuList;
+use crate::config::policy::{self, PolicyTable};
+use crate::units::Nanos;
+
+mod control;
+mod lab;
+mod measure;
+mod serve;
+mod texts;
+
+pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TopArgs, TraceArgs, TraceFormat};
+pub(crate) use lab::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
+pub(crate) use measure::{BenchArgs, CalibrateArgs, DeviceCommand, ProbeArgs, ShowArgs, Way};
+pub(crate) use serve::ServeArgs;
+
+use texts::{
+    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, lab_examples, serve_examples,
+    top_examples,
+};
+
+/// Share one fast SSD between tenants by weight.
+///
+/// Every tenant gets its part of the device whenever it wants it, and the others use what it leaves: the device is never
+/// idle while somebody wants it.
+#[derive(Debug, Parser)]
+#[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
+pub(crate) struct Cli {
+    /// What to log: error, warn, info, debug, trace, or directives such as info,fairq_host=debug [env: FAIRQ_LOG]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a device to tenants over NBD
+    ///
+    /// Without arguments: a paced device in memory (4G, 20k IOPS, 400M/s, 100us) for two tenants, gold and silver, three
+    /// to one, on a Unix socket; it prints the commands to attach with.
+    #[command(after_help = serve_examples())]
+    Serve(Box<ServeArgs>),
+    /// Ask and change a running server
+    ///
+    /// Over its control socket, which only its own user and root may use. Changes hold at once and interrupt no connection.
+    #[command(after_help = ctl_examples())]
+    Ctl(CtlArgs),
+    /// Watch a running server: who gets what, who hurts whom
+    ///
+    /// Once a second, on the whole terminal. Bars are what a tenant got, the mark in them is what it is entitled to; `hurt by`
+    /// says whose requests were served while its own waited. s sorts, w changes a weight, space pauses, q ends.
+    #[command(after_help = top_examples())]
+    Top(TopArgs),
+    /// Drive a device with a load, one policy after the other, and compare what each tenant gets
+    ///
+    /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs there is a table for
+    /// each policy, or one JSON object.
+    #[command(after_help = bench_examples())]
+    Bench(BenchArgs),
+    /// Find the D and T that suit a device
+    ///
+    /// Raises the number of outstanding requests until the device gives no more: the smallest number that reaches
+    /// the most is D. Then finds the smallest T at which many shards with small requests lose nothing.
+    #[command(after_help = calibrate_examples())]
+    Calibrate(CalibrateArgs),
+    /// Show the profiles of devices, or find out what a real one is like
+    ///
+    /// A profile says what a device is like: its queues, times and bandwidths, and what is known of it.
+    #[command(after_help = device_examples())]
+    Device {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: DeviceCommand,
+    },
+    /// Put the papers' claims to the test, in virtual time
+    ///
+    /// Runs the schedulers on models of the papers' devices and says of each claim what the paper says, what came out and
+    /// whether it holds. The same seed gives the same answers on any machine.
+    #[command(after_help = lab_examples(), subcommand_required = true)]
+    Lab(LabArgs),
+    /// Print a shell's completions
+    ///
+    /// For example: fairq completions bash > /etc/bash_completion.d/fairq
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a folder
+    ///
+    /// For example: fairq man /usr/local/share/man/man1
+    Man {
+        /// The folder; it is made if it is not there
+        folder: PathBuf,
+    },
+}
+
+/// Where to run.
+#[derive(Debug, Args, Default, Clone)]
+pub(crate) struct ShardArgs {
+    /// Threads, each pinned to a CPU [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub(crate) shards: Option<u32>,
+    /// The CPUs to run on, as in 0-3,6
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+}
+
+/// One list of policies.
+#[derive(Clone, Debug)]
+pub(crate) struct Policies(pub(crate) Vec<PolicyTable>);
+
+impl Policies {
+    /// What is compared if nothing is said.
+    pub(crate) fn usual() -> Policies {
+        parse_policies("none,mqfq").expect("the usual policies are well formed")
+    }
+}
+
+fn parse_policies(text: &str) -> Result<Policies, String> {
+    policy::parse_list(text).map(Policies)
+}
+
+/// A duration; a number alone is seconds.
+fn parse_time(text: &str) -> Result<Nanos, String> {
+    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.') && !text.is_empty();
+    let time: Nanos = if seconds { format!("{text}s").parse()? } else { text.parse()? };
+    Ok(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::config::TlsMode;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_value_names_the_flag_and_the_cure() {
+        let error = Cli::try_parse_from(["fairq", "serve", "--tenant", "db=10G,wieght=3"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(
+            text.contains("'--tenant <NAME[=SIZE][,KEY=VALUE…]>': unknown key `wieght`; did you mean `weight`?"),
+            "{text}"
+        );
+        let error = Cli::try_parse_from(["fairq", "serve", "--listen", "/run/x"]).unwrap_err();
+        assert!(error.to_string().contains("says neither unix:PATH nor tcp:ADDRESS:PORT"));
+    }
+
+    #[test]
+    fn bench_takes_policies_in_one_list_or_in_several() {
+        let parse = |args: &[&str]| {
+            let cli = Cli::try_parse_from([&["fairq", "bench"], args].concat()).unwrap();
+            let Command::Bench(bench) = cli.command else { panic!("not bench") };
+            bench
+        };
+        let names = |bench: &BenchArgs| -> Vec<&str> {
+            bench.policy.iter().flat_map(|list| &list.0).map(|policy| policy.name.unwrap().name()).collect()
+        };
+        assert_eq!(parse(&[]).policy.len(), 0);
+        assert_eq!(names(&parse(&["--policy", "sfqd:slots=4,mqfq", "--policy", "none"])), ["sfqd", "mqfq", "none"]);
+        assert_eq!(parse(&["--json"]).json.as_deref(), Some("-".as_ref()));
+        assert_eq!(parse(&["--json", "x.json"]).json.as_deref(), Some("x.json".as_ref()));
+        let bench = parse(&["--seconds", "2.5", "--warmup", "300ms"]);
+        assert_eq!((bench.seconds, bench.warmup), (Some(Nanos(2_500_000_000)), Some(Nanos(300_000_000))));
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let args = [
+            "fairq",
+            "serve",
+            "--device",
+            "ram,size=1G",
+            "--tenant",
+            "a=512M",
+            "--listen",
+            "unix:/x",
+            "--cpus",
+            "0",
+            "--tls",
+            "optional",
+            "--connections",
+            "7",
+            "--status",
+        ];
+        let Command::Serve(serve) = Cli::try_parse_from(args).unwrap().command else { panic!("not serve") };
+        let settings = serve.settings();
+        assert_eq!(settings.tenant[0].get_ref().name, "a");
+        assert_eq!(settings.cpus, Some(CpuList(vec![0])));
+        assert_eq!((settings.tls.mode, settings.limits.connections), (Some(TlsMode::Optional), Some(7)));
+        assert_eq!((settings.status, settings.stdio), (Some(true), None));
+    }
+}

@@ -1,0 +1,118 @@
+//! `fairq serve`.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::Args;
+use toml::Spanned;
+
+use super::ShardArgs;
+use crate::config::device::DeviceTable;
+use crate::config::listen::Listen;
+use crate::config::policy::PolicyTable;
+use crate::config::tenant::TenantTable;
+use crate::config::{LimitsTable, Settings, TlsMode, TlsTable};
+use crate::units::Size;
+
+/// `fairq serve`.
+#[derive(Debug, Args, Default)]
+pub(crate) struct ServeArgs {
+    /// Read this TOML file first; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The store: null | ram | paced | file | nvme-soft, then keys
+    ///
+    /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path, create (with a size, if it is
+    /// not there), direct=auto|on|off (file). A path alone is a file. nvme-soft, a software controller with weighted round
+    /// robin: backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
+    /// poller=inline|core.
+    #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
+    pub(crate) device: Option<DeviceTable>,
+    /// A tenant; may be given many times
+    ///
+    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or cgroup:/NAME, offset,
+    /// path=FILE (a file of its own), create (that file), keep-data (when added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
+    /// certificate), description. A comma in a value is written twice.
+    #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
+    pub(crate) tenant: Vec<TenantTable>,
+    /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na | bfq | bfq-na | flashfq |
+    /// fiops, or nass+ and one of cfq, bfq, flashfq, fiops; then keys
+    ///
+    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
+    /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
+    /// read-cost, write-cost (factors); all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one
+    /// command); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
+    /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
+    /// idle; flashfq: idle, request-cost; nass: channels, sub-request, history, decay, reserve, queue-length,
+    /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target,
+    /// read-depth, write-depth; kyber-fair: period, busy, tokens.
+    #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
+    pub(crate) policy: Option<PolicyTable>,
+    /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<Listen>,
+    /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if that is used]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Where metrics for Prometheus and a web page are served, unix:PATH or tcp:ADDRESS:PORT; may be given many times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Vec<Listen>,
+    /// Serve the one connection on standard input, then end (inetd)
+    #[arg(long)]
+    pub(crate) stdio: bool,
+    /// Where to run
+    #[command(flatten)]
+    pub(crate) shards: ShardArgs,
+    /// Whether clients use TLS; required once there is a certificate
+    #[arg(long, value_name = "MODE")]
+    pub(crate) tls: Option<TlsMode>,
+    /// The server's certificate chain, PEM
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Who signs clients' certificates, PEM; clients must then show one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// The most connections at a time
+    #[arg(long, value_name = "N")]
+    pub(crate) connections: Option<u32>,
+    /// The most memory for requests and replies of one connection
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_per_connection: Option<Size>,
+    /// The most requests of one connection in flight
+    #[arg(long, value_name = "N")]
+    pub(crate) depth_per_connection: Option<u32>,
+    /// Print the status each second even if standard output is not a terminal
+    #[arg(long)]
+    pub(crate) status: bool,
+}
+
+impl ServeArgs {
+    /// What the flags say, in the form that a file has.
+    pub(crate) fn settings(self) -> Settings {
+        let flag = |given: bool| given.then_some(true);
+        Settings {
+            device: self.device,
+            policy: self.policy,
+            tenant: self.tenant.into_iter().map(|tenant| Spanned::new(0..0, tenant)).collect(),
+            listen: self.listen,
+            control: self.control,
+            metrics: self.metrics,
+            web_token: None,
+            stdio: flag(self.stdio),
+            shards: self.shards.shards,
+            cpus: self.shards.cpus,
+            tls: TlsTable { mode: self.tls, cert: self.tls_cert, key: self.tls_key, client_ca: self.tls_client_ca },
+            limits: LimitsTable {
+                connections: self.connections,
+                memory_per_connection: self.memory_per_connection,
+                depth_per_connection: self.depth_per_connection,
+            },
+            status: flag(self.status),
+            log: None,
+        }
+    }
+}
