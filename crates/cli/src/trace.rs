@@ -3,7 +3,7 @@
 //! | format | for |
 //! |---|---|
 //! | `text` | people: a line for each decision |
-//! | `perfetto` | ui.perfetto.dev (Chrome's JSON format): a process for each tenant with its requests, staged and on the device; one for each shard with its decisions; counters of virtual time and of requests on the device |
+//! | `perfetto` | ui.perfetto.dev |
 //! | `csv` | programs, and `fairq lab run` (`format = "fairq"`), which replays the arrivals |
 
 use std::collections::HashMap;
@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::{TraceArgs, TraceFormat};
 use crate::ctl::Connection;
+use crate::files::Output;
 use crate::units::show_duration;
+
+mod perfetto;
 
 /// The columns of the CSV form; `fairq_sim::trace` reads it.
 const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why";
@@ -65,16 +68,15 @@ struct StoppedShard {
 /// Records for a while and writes what there is.
 pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<()> {
     let seconds = args.seconds.0 as f64 / 1e9;
+    let output = Output::open_if_named(args.output.as_deref())?;
     server.call("trace.start", json!({ "seconds": seconds, "events": args.events }))?;
     let until = Instant::now() + Duration::from_nanos(args.seconds.0);
     std::thread::sleep(until - Instant::now());
     let recorded = fetch(server)?;
-    match &args.output {
-        Some(path) => {
-            let file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-            write(&recorded, args.format, BufWriter::new(file))
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            tell(&recorded, Some(path));
+    match output {
+        Some(output) => {
+            output.write(|file| write(&recorded, args.format, BufWriter::new(file)))?;
+            tell(&recorded, args.output.as_deref());
         }
         None => {
             match write(&recorded, args.format, BufWriter::new(io::stdout().lock())) {
@@ -126,7 +128,7 @@ fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
 fn write(recorded: &Recorded, format: TraceFormat, mut out: impl Write) -> io::Result<()> {
     match format {
         TraceFormat::Text => text(recorded, &mut out),
-        TraceFormat::Perfetto => perfetto(recorded, &mut out),
+        TraceFormat::Perfetto => perfetto::write(recorded, &mut out),
         TraceFormat::Csv => csv(recorded, &mut out),
     }?;
     out.flush()
@@ -134,7 +136,11 @@ fn write(recorded: &Recorded, format: TraceFormat, mut out: impl Write) -> io::R
 
 impl Recorded {
     fn tenant(&self, row: &Row) -> &str {
-        self.tenants.get(&row.tenant).map_or(GONE, String::as_str)
+        self.name(row.tenant)
+    }
+
+    fn name(&self, tenant: u16) -> &str {
+        self.tenants.get(&tenant).map_or(GONE, String::as_str)
     }
 }
 
@@ -216,112 +222,6 @@ fn numbers(row: &Row) -> String {
     }
 }
 
-/// Chrome's JSON format. A tenant's requests overlap, so they are asynchronous slices, each with a number of its own.
-fn perfetto(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
-    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
-    let us = |at_ns: u64| (at_ns - first_ns) as f64 / 1e3;
-    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let mut is_first = true;
-    let mut put = |event: Value| {
-        let comma = if std::mem::take(&mut is_first) { "" } else { "," };
-        write!(out, "{comma}\n{event}")
-    };
-    let named = |pid: usize, name: &str| json!({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}});
-    for shard in 0..recorded.shards {
-        put(named(shard_process(shard), &format!("shard {shard}")))?;
-    }
-    let mut tenants: Vec<(&u16, &String)> = recorded.tenants.iter().collect();
-    tenants.sort();
-    for (number, name) in tenants {
-        put(named(tenant_process(*number), &format!("tenant {name}")))?;
-    }
-    // The slice that is open of each live request: its number and its name.
-    let mut open: HashMap<(usize, u32), (u64, &'static str)> = HashMap::new();
-    let mut on_device = vec![0u64; recorded.shards];
-    for (id, (shard, row)) in recorded.rows.iter().enumerate() {
-        let (ts, process) = (us(row.at_ns), tenant_process(row.tenant));
-        let slice = |ph: &str, id: u64, name: &str, args: Value| json!({"ph": ph, "cat": "request", "id": id, "pid": process, "tid": 0, "name": name, "ts": ts, "args": args});
-        let args = json!({
-            "op": row.op, "offset": row.offset, "bytes": row.length, "tag": row.tag, "shard": shard, "class": row.class,
-            "free_slots": row.free_slots, "start_tag": row.start_tag, "virtual_time": row.virtual_time,
-        });
-        let live = (*shard, row.tag);
-        let mut count = None;
-        match row.kind.as_str() {
-            "arrive" => {
-                put(slice("b", id as u64, "staged", args.clone()))?;
-                open.insert(live, (id as u64, "staged"));
-            }
-            "issue" => {
-                let number = match open.get(&live) {
-                    Some((number, name)) => {
-                        put(slice("e", *number, name, Value::Null))?;
-                        *number
-                    }
-                    // It came before the recording.
-                    None => id as u64,
-                };
-                put(slice("b", number, "on the device", args.clone()))?;
-                open.insert(live, (number, "on the device"));
-                count = Some(on_device[*shard] + 1);
-            }
-            "complete" | "fail" => {
-                if let Some((number, name)) = open.remove(&live) {
-                    put(slice("e", number, name, json!({ "failed": row.kind == "fail" })))?;
-                    count = Some(on_device[*shard].saturating_sub(1));
-                }
-            }
-            _ => {}
-        }
-        let process = shard_process(*shard);
-        if row.kind != "complete" {
-            let name = row.why.as_deref().map_or(row.kind.clone(), |why| format!("held: {why}"));
-            let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
-            let args = json!({ "tenant": tenant, "start_tag": row.start_tag, "virtual_time": row.virtual_time, "free_slots": row.free_slots });
-            put(json!({"ph": "i", "s": "t", "pid": process, "tid": 0, "name": name, "ts": ts, "args": args}))?;
-        }
-        if let Some(count) = count {
-            on_device[*shard] = count;
-            put(
-                json!({"ph": "C", "pid": process, "tid": 0, "name": "on the device", "ts": ts, "args": {"requests": count}}),
-            )?;
-        }
-        if let Some(now) = row.virtual_time {
-            put(
-                json!({"ph": "C", "pid": process, "tid": 0, "name": "virtual time", "ts": ts, "args": {"units": now}}),
-            )?;
-        }
-        if let Some(free) = row.free_slots {
-            put(json!({"ph": "C", "pid": process, "tid": 0, "name": "free slots", "ts": ts, "args": {"slots": free}}))?;
-        }
-    }
-    // What was under way at the end.
-    let last = recorded.rows.last().map_or(0.0, |(_, row)| us(row.at_ns));
-    let tenant_of: HashMap<(usize, u32), u16> = recorded
-        .rows
-        .iter()
-        .filter(|(_, row)| row.kind != "held")
-        .map(|(shard, row)| ((*shard, row.tag), row.tenant))
-        .collect();
-    let mut rest: Vec<_> = open.into_iter().collect();
-    rest.sort();
-    for (live, (number, name)) in rest {
-        let process = tenant_process(tenant_of[&live]);
-        put(
-            json!({"ph": "e", "cat": "request", "id": number, "pid": process, "tid": 0, "name": name, "ts": last, "args": {}}),
-        )?;
-    }
-    writeln!(out, "\n]}}")
-}
-
-fn shard_process(shard: usize) -> usize {
-    1 + shard
-}
-
-fn tenant_process(number: u16) -> usize {
-    1000 + usize::from(number)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -389,32 +289,35 @@ mod tests {
 
     #[test]
     fn perfetto_is_told_whole_slices() {
-        let whole: Value = serde_json::from_str(&written(TraceFormat::Perfetto)).unwrap();
-        check_perfetto(&whole);
-        let events = whole["traceEvents"].as_array().unwrap();
-        let named = |name: &str| events.iter().filter(|event| event["name"] == name).count();
-        assert_eq!((named("staged"), named("on the device"), named("held: ahead")), (4, 4 + 3, 1));
+        let read = perfetto::reader::read(&written(TraceFormat::Perfetto));
+        let slice = |process: &str, name: &str, us: f64| (process.to_owned(), name.to_owned(), us);
+        let rounded: Vec<_> = read.slices.iter().map(|(process, name, us)| slice(process, name, us.round())).collect();
+        let expected = [
+            slice("tenant db", "staged", 3.0),
+            slice("tenant db", "on the device", 6.0),
+            // What was under way at the end.
+            slice("tenant (gone)", "staged", 0.0),
+            slice("tenant web, two", "on the device", 7.0),
+        ];
+        assert_eq!(rounded, expected);
+        let count = |shard: &str| read.counters[&(shard.to_owned(), "on the device requests".to_owned())];
+        assert_eq!((count("shard 0"), count("shard 1")), (0.0, 1.0));
+        assert_eq!(read.counters[&("shard 0".to_owned(), "free slots slots".to_owned())], 3.0);
+        assert_eq!(read.instants.iter().filter(|instant| instant.1 == "held: ahead").count(), 1);
+        assert_eq!(read.instants.len(), 5);
     }
 
-    /// Every process is named, every slice that begins ends, later and in its own process, and counters count.
-    fn check_perfetto(whole: &Value) {
-        let events = whole["traceEvents"].as_array().unwrap();
-        let mut open = HashMap::new();
-        let mut named = Vec::new();
-        for event in events {
-            let ts = event["ts"].as_f64();
-            match event["ph"].as_str().unwrap() {
-                "M" => named.push(event["pid"].clone()),
-                "b" => assert!(open.insert(event["id"].to_string(), (event["pid"].clone(), ts)).is_none(), "{event}"),
-                "e" => {
-                    let (pid, began) = open.remove(&event["id"].to_string()).unwrap();
-                    assert!(pid == event["pid"] && began <= ts, "{event}");
-                }
-                "C" => assert!(event["args"].as_object().unwrap().values().all(Value::is_number), "{event}"),
-                "i" => assert!(named.contains(&event["pid"]) && ts.is_some(), "{event}"),
-                other => panic!("{other}"),
-            }
-        }
-        assert!(open.is_empty(), "{open:?}");
+    /// A ring that was full has lost the ends of requests whose tags are used again.
+    #[test]
+    fn perfetto_is_told_whole_slices_of_what_has_gaps() {
+        let rows =
+            [("arrive", 5), ("issue", 5), ("arrive", 5), ("arrive", 5), ("issue", 6), ("issue", 6), ("complete", 6)];
+        let rows = rows.iter().zip(0..).map(|(&(kind, tag), at)| (0, row(at * 1000, kind, 0, tag))).collect();
+        let recorded = Recorded { rows, shards: 1, lost: 9, tenants: HashMap::new() };
+        let mut out = Vec::new();
+        write(&recorded, TraceFormat::Perfetto, &mut out).unwrap();
+        let read = perfetto::reader::read(&String::from_utf8(out).unwrap());
+        assert_eq!(read.slices.len(), 6);
+        assert_eq!(read.counters[&("shard 0".to_owned(), "on the device requests".to_owned())], 0.0);
     }
 }

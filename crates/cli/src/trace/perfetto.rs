@@ -1,0 +1,240 @@
+//! A recording for ui.perfetto.dev, in Chrome's trace event format (JSON).
+//!
+//! A process for each tenant, with two slices for each request: staged, and on the device. A process for each shard, with its
+//! decisions as instants, and counters of requests on the device, virtual time and free slots.
+//!
+//! What Perfetto's importer wants beyond the format: slices of requests overlap, so they are asynchronous (`b`, `e`), and both
+//! events of one have the same category, number, process and *name*; a process' only thread has the number of the process,
+//! else it is taken for another one; what has no value is left out; and there is no `displayTimeUnit`, which it counts as a mistake.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, Write};
+
+use serde_json::{Map, Value, json};
+
+use super::{Recorded, Row};
+
+const STAGED: &str = "staged";
+const ON_DEVICE: &str = "on the device";
+
+/// A live request: its shard and tag.
+type Live = (usize, u32);
+
+/// The slice that is open of a request.
+struct Open {
+    number: u64,
+    process: usize,
+    name: &'static str,
+}
+
+struct Writer<'a, W> {
+    out: &'a mut W,
+    first_ns: u64,
+    is_first: bool,
+    open: HashMap<Live, Open>,
+    on_device: Vec<u64>,
+}
+
+/// Writes it.
+pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
+    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
+    let on_device = vec![0; recorded.shards];
+    let mut writer = Writer { out, first_ns, is_first: true, open: HashMap::new(), on_device };
+    write!(writer.out, "{{\"traceEvents\":[")?;
+    for shard in 0..recorded.shards {
+        writer.name(shard_process(shard), &format!("shard {shard}"), "decisions")?;
+    }
+    let tenants: BTreeSet<u16> =
+        recorded.rows.iter().filter(|(_, row)| row.kind != "held").map(|(_, row)| row.tenant).collect();
+    for number in tenants {
+        writer.name(tenant_process(number), &format!("tenant {}", recorded.name(number)), "requests")?;
+    }
+    for (number, (shard, row)) in (0..).zip(&recorded.rows) {
+        writer.request(number, *shard, row)?;
+        writer.decision(recorded, *shard, row)?;
+    }
+    // What was under way at the end.
+    let last_ns = recorded.rows.last().map_or(0, |(_, row)| row.at_ns);
+    let mut rest: Vec<(Live, Open)> = writer.open.drain().collect();
+    rest.sort_by_key(|(live, _)| *live);
+    for (_, open) in rest {
+        writer.slice("e", last_ns, &open, json!({}))?;
+    }
+    writeln!(writer.out, "\n]}}")
+}
+
+impl<W: Write> Writer<'_, W> {
+    fn put(&mut self, event: &Value) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.is_first) { "" } else { "," };
+        write!(self.out, "{comma}\n{event}")
+    }
+
+    /// Microseconds since the first event.
+    fn ts(&self, at_ns: u64) -> f64 {
+        (at_ns - self.first_ns) as f64 / 1e3
+    }
+
+    fn name(&mut self, process: usize, name: &str, thread: &str) -> io::Result<()> {
+        for (kind, name) in [("process_name", name), ("thread_name", thread)] {
+            self.put(&json!({"ph": "M", "pid": process, "tid": process, "name": kind, "args": {"name": name}}))?;
+        }
+        Ok(())
+    }
+
+    fn slice(&mut self, ph: &str, at_ns: u64, Open { number, process, name }: &Open, args: Value) -> io::Result<()> {
+        let ts = self.ts(at_ns);
+        self.put(&json!({
+            "ph": ph, "cat": "request", "id": number, "pid": process, "tid": process, "name": name, "ts": ts, "args": args,
+        }))
+    }
+
+    fn counter(&mut self, shard: usize, at_ns: u64, name: &str, unit: &str, value: u64) -> io::Result<()> {
+        let (ts, process) = (self.ts(at_ns), shard_process(shard));
+        self.put(&json!({"ph": "C", "pid": process, "tid": process, "name": name, "ts": ts, "args": {unit: value}}))
+    }
+
+    /// What a row means for its request; `number` is what the request is called, if it is its first.
+    fn request(&mut self, number: u64, shard: usize, row: &Row) -> io::Result<()> {
+        let (live, process) = ((shard, row.tag), tenant_process(row.tenant));
+        let args = told([
+            ("op", json!(row.op)),
+            ("offset", json!(row.offset)),
+            ("bytes", json!(row.length)),
+            ("tag", json!(row.tag)),
+            ("shard", json!(shard)),
+            ("class", json!(row.class)),
+            ("free_slots", json!(row.free_slots)),
+            ("start_tag", json!(row.start_tag)),
+            ("virtual_time", json!(row.virtual_time)),
+        ]);
+        let is_end = matches!(row.kind.as_str(), "complete" | "fail");
+        if !is_end && !matches!(row.kind.as_str(), "arrive" | "issue") {
+            return Ok(());
+        }
+        // A tag is used again only when its request has ended: what a full ring has lost of that ends here.
+        let before = self.open.remove(&live);
+        if let Some(open) = &before {
+            self.slice("e", row.at_ns, open, if is_end { json!({ "failed": row.kind == "fail" }) } else { json!({}) })?;
+            self.on_device[shard] -= u64::from(open.name == ON_DEVICE);
+        }
+        if !is_end {
+            let is_issue = row.kind == "issue";
+            // One that was not staged came before the recording.
+            let staged = before.filter(|open| is_issue && open.name == STAGED);
+            let number = staged.map_or(number, |staged| staged.number);
+            let open = Open { number, process, name: if is_issue { ON_DEVICE } else { STAGED } };
+            self.slice("b", row.at_ns, &open, args)?;
+            self.on_device[shard] += u64::from(is_issue);
+            self.open.insert(live, open);
+        }
+        self.counter(shard, row.at_ns, ON_DEVICE, "requests", self.on_device[shard])
+    }
+
+    /// What a row means for its shard.
+    fn decision(&mut self, recorded: &Recorded, shard: usize, row: &Row) -> io::Result<()> {
+        if row.kind != "complete" {
+            let name = row.why.as_deref().map_or(row.kind.clone(), |why| format!("held: {why}"));
+            let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
+            let args = told([
+                ("tenant", tenant),
+                ("start_tag", json!(row.start_tag)),
+                ("virtual_time", json!(row.virtual_time)),
+                ("free_slots", json!(row.free_slots)),
+            ]);
+            let (ts, process) = (self.ts(row.at_ns), shard_process(shard));
+            self.put(&json!({
+                "ph": "i", "s": "t", "cat": "decision", "pid": process, "tid": process, "name": name, "ts": ts, "args": args,
+            }))?;
+        }
+        if let Some(now) = row.virtual_time {
+            self.counter(shard, row.at_ns, "virtual time", "units", now)?;
+        }
+        if let Some(free) = row.free_slots {
+            self.counter(shard, row.at_ns, "free slots", "slots", free.into())?;
+        }
+        Ok(())
+    }
+}
+
+/// An object of what has a value.
+fn told<const N: usize>(pairs: [(&str, Value); N]) -> Value {
+    let pairs = pairs.into_iter().filter(|(_, value)| !value.is_null());
+    Value::Object(pairs.map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+}
+
+fn shard_process(shard: usize) -> usize {
+    1 + shard
+}
+
+fn tenant_process(number: u16) -> usize {
+    1000 + usize::from(number)
+}
+
+/// Reads a recording as Perfetto's importer reads it, and refuses what that one would drop, count as a mistake or misunderstand: gives the
+/// slices (process, name, microseconds), the last values of counters, and the names of instants.
+#[cfg(test)]
+pub(super) mod reader {
+    use std::collections::{BTreeMap, HashMap};
+
+    use serde_json::Value;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Read {
+        pub(crate) slices: Vec<(String, String, f64)>,
+        pub(crate) counters: BTreeMap<(String, String), f64>,
+        pub(crate) instants: Vec<(String, String)>,
+    }
+
+    pub(crate) fn read(text: &str) -> Read {
+        let whole: Value = serde_json::from_str(text).unwrap();
+        let keys: Vec<&String> = whole.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["traceEvents"]);
+        let (mut processes, mut threads) = (HashMap::new(), HashMap::new());
+        // A slice's track: category, number, process and name.
+        let mut open: HashMap<(String, u64, u64, String), f64> = HashMap::new();
+        let mut last = 0.0;
+        let mut read = Read::default();
+        for event in whole["traceEvents"].as_array().unwrap() {
+            let fields = event.as_object().unwrap();
+            // A field that is an array ends the whole import, and one without a value is not the same as none.
+            assert!(fields.values().all(|value| !value.is_array() && !value.is_null()), "{event}");
+            let text =
+                |key: &str| event[key].as_str().unwrap_or_else(|| panic!("{key} is no text: {event}")).to_owned();
+            let number = |key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {event}"));
+            let (pid, args) = (number("pid"), event["args"].as_object().unwrap());
+            assert!(u32::try_from(pid).is_ok() && pid == number("tid"), "{event}");
+            assert!(args.values().all(|value| value.is_string() || value.is_number() || value.is_boolean()), "{event}");
+            if text("ph") == "M" {
+                let known = if text("name") == "process_name" { &mut processes } else { &mut threads };
+                let name = args["name"].as_str().filter(|name| !name.is_empty()).unwrap();
+                assert_eq!(known.insert(pid, name.to_owned()), None, "{event}");
+                continue;
+            }
+            let ts = event["ts"].as_f64().unwrap();
+            assert!(ts >= last, "not in the order of time: {event}");
+            last = ts;
+            let process: String = processes.get(&pid).unwrap_or_else(|| panic!("no name: {event}")).clone();
+            let track = || (text("cat"), number("id"), pid, text("name"));
+            match &*text("ph") {
+                "b" => assert_eq!(open.insert(track(), ts), None, "{event}"),
+                "e" => {
+                    let began = open.remove(&track()).unwrap_or_else(|| panic!("never began: {event}"));
+                    read.slices.push((process, text("name"), ts - began));
+                }
+                "i" => {
+                    assert_eq!(text("s"), "t");
+                    read.instants.push((process, text("name")));
+                }
+                "C" => {
+                    let (unit, value) = args.iter().next().unwrap();
+                    assert_eq!(args.len(), 1);
+                    read.counters.insert((process, format!("{} {unit}", text("name"))), value.as_f64().unwrap());
+                }
+                other => panic!("{other}: {event}"),
+            }
+        }
+        assert!(open.is_empty(), "never ended: {open:?}");
+        assert!(processes.keys().all(|pid| threads.contains_key(pid)));
+        read
+    }
+}
