@@ -167,6 +167,10 @@ def test_page_shows_what_the_server_tells():
         tab.like()
         shapes = tab.run("[...document.querySelectorAll('#key path')].map(p => p.getAttribute('d'))")
         rig.check(len(shapes) >= 4 and len(set(shapes)) == len(shapes), "tenants are told apart by colour alone")
+        for chart in ("share", "latency"):
+            for kind in ("shape", "hollow"):
+                marks = tab.run(f"[...document.querySelectorAll('#chart-{chart} .{kind}')].map(p => p.getAttribute('d'))")
+                rig.check(len(set(marks)) >= 3, f"lines of {chart} without their tenants' marks: {kind} {marks}")
         tab.size(360, 740, 2, True)
         tab.listen(1.2)
         picture(tab, "phone")

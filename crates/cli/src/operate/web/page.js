@@ -202,12 +202,15 @@ function chart(id, label, axis, series, limit) {
       if (!inside.length) continue;
       const d = inside.map(([at, value], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       parts.push(draw("path", { d: inside.length === 1 ? `${d}h.01` : d, class: `${kind} t${slot}` }));
-      if (kind !== "line") continue;
       if (!isOfTenants) continue;
-      // Its shape, where it begins and now and then, each tenant's at moments of its own; its letter where it ends.
+      // Its shape, near where it begins and now and then, each tenant's at moments of its own: whole on lines that are whole; and
+      // its letter where such a one ends.
+      const isWhole = kind === "line";
+      const first = isWhole ? 0 : Math.min(slot + 1, inside.length - 1);
       inside.forEach(([at, value], i) => {
-        if (i === 0 || (Math.round(at) + slot * 5) % 30 === 0) parts.push(mark(slot, x(at), y(value)));
+        if (i === first || (Math.round(at) + slot * 5 + (isWhole ? 0 : 15)) % 30 === 0) parts.push(mark(slot, x(at), y(value), isWhole));
       });
+      if (!isWhole) continue;
       const [at, value] = inside.at(-1);
       if (index === points.length - 1 && at >= now - 3) ends.push([slot, x(at), y(value)]);
     }
@@ -227,8 +230,8 @@ function chart(id, label, axis, series, limit) {
   svg.setAttribute("aria-label", label);
   svg.replaceChildren(...parts);
 }
-function mark(slot, x, y) {
-  return draw("path", { d: SHAPES[slot], class: `shape t${slot}`, transform: `translate(${(x - 4.9).toFixed(1)} ${(y - 4.9).toFixed(1)}) scale(.7)` });
+function mark(slot, x, y, isWhole) {
+  return draw("path", { d: SHAPES[slot], class: `${isWhole ? "shape" : "hollow"} t${slot}`, transform: `translate(${(x - 4.9).toFixed(1)} ${(y - 4.9).toFixed(1)}) scale(.7)` });
 }
 
 // Round numbers from 0 to what is needed.
