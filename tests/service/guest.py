@@ -166,17 +166,19 @@ def greeting():
 
 
 def test_clients_wait_while_it_restarts():
-    """Nobody is refused: who comes between two servers waits, and who came to the one that ends may come again."""
+    """Nobody is refused, and nobody is sent away twice. Who comes between two servers waits. Who was taken in by the one that ends goes
+    the way of all its connections: NBD knows no way to hand one to another server, in the middle of a handshake as little as later.
+    But that server takes in no more then, so who comes again meets the next."""
     systemctl("restart", "fairq.service")
-    heard = []
+    heard = 0
     for _ in range(3):
         child = subprocess.Popen(["systemctl", "restart", "fairq.service"])
         while child.poll() is None:
-            heard.append(greeting())
+            check((greeting() or greeting()) == b"NBDMAGIC", "a client that came again was sent away again")
+            heard += 1
         check(child.returncode == 0, "it restarts")
         check(greeting() == b"NBDMAGIC", "it serves again")
-    check(set(heard) <= {b"NBDMAGIC", b""}, f"{set(heard)}")
-    check(heard.count(b"NBDMAGIC") >= 3, f"{heard}: clients are taken in all the time")
+    check(heard >= 3, f"{heard}: clients are taken in all the time")
 
 
 def test_it_finishes_before_it_stops():
