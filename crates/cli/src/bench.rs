@@ -21,6 +21,7 @@ use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::{PolicyConfig, PolicyName, PolicyTable};
 use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy};
+use crate::files::Output;
 use crate::fiojob;
 use crate::job::Job;
 use crate::report::{Got, Report, Run};
@@ -67,6 +68,7 @@ impl Plan {
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
+    let output = Output::open_if_named(args.json.as_deref())?;
     let target = match &plan.place {
         Place::Device { device, cpus, path, moves } => Target::Device {
             device: device.open(Vec::new())?,
@@ -89,12 +91,11 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         report.runs.push(outcome(&label, &plan.jobs, plan.times, &measured, &alone));
     }
     let json = || serde_json::to_string_pretty(&report);
-    match &args.json {
-        Some(_) if is_quiet => return write_out(&json()?),
-        Some(path) => {
-            std::fs::write(path, json()? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        None => {}
+    if is_quiet {
+        return write_out(&json()?);
+    }
+    if let Some(output) = output {
+        output.write_text(&json()?)?;
     }
     write_out(report.text().trim_end())
 }

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::config::Refusal;
+use crate::files::read_text;
 use crate::job::{Job, JobTable, Pattern};
 use crate::units::{Bandwidth, Count, Nanos, Size};
 
@@ -121,8 +122,7 @@ struct Reader<'a> {
 
 /// Reads a job file.
 pub(crate) fn load(path: &Path) -> Result<FioFile, Refusal> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Refusal::new(format!("{}: cannot be read: {error}", path.display())))?;
+    let text = read_text(path)?;
     parse(&text, &path.display().to_string())
 }
 

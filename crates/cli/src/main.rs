@@ -8,6 +8,9 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use fairq_host::control::ControlError;
+use fairq_host::device::error::DeviceError;
+use fairq_host::server::ServerError;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -21,6 +24,7 @@ mod config;
 mod ctl;
 mod device;
 mod engine;
+mod files;
 mod fiojob;
 mod job;
 mod lab;
@@ -36,20 +40,55 @@ mod trace;
 mod units;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misunderstood(&error),
+    };
     // A server's log is one JSON object a line where no person reads it, its last words too.
     let is_json = matches!(cli.command, Command::Serve(_)) && !std::io::stderr().is_terminal();
     match run(cli, is_json) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            let said = in_words(&error);
             if !is_json || (!tracing::dispatcher::has_been_set() && start_log(None, "error", true).is_err()) {
-                eprintln!("fairq: {error:#}");
+                eprintln!("fairq: {said}");
             } else {
-                tracing::error!("{error:#}");
+                tracing::error!("{said}");
             }
-            ExitCode::from(if error.is::<Refusal>() { 2 } else { 1 })
+            ExitCode::from(if is_refusal(&error) { 2 } else { 1 })
         }
     }
+}
+
+/// The command line cannot be used, or asks for help only.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    let is_server = std::env::args_os().any(|word| word == "serve");
+    let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
+    if !is_json || start_log(None, "error", true).is_err() {
+        error.exit();
+    }
+    let said = error.render().to_string();
+    tracing::error!("{}", said.trim_start_matches("error: ").trim_end());
+    ExitCode::from(2)
+}
+
+/// An error and what caused it; a cause that has been told already is not told again.
+fn in_words(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |said, cause| {
+        let cause = cause.to_string();
+        if said.contains(&cause) { said } else { format!("{said}: {cause}") }
+    })
+}
+
+/// Whether it is the command line or the configuration that cannot be used: trying again is in vain.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let inner = cause.downcast_ref().and_then(std::io::Error::get_ref);
+        cause.is::<Refusal>()
+            || inner.and_then(|inner| inner.downcast_ref()).is_some_and(ControlError::is_refusal)
+            || cause.downcast_ref().is_some_and(DeviceError::is_refusal)
+            || cause.downcast_ref().is_some_and(ServerError::is_refusal)
+    })
 }
 
 fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {

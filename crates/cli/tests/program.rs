@@ -62,8 +62,53 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
     let absent = folder.path().join("absent/socket");
     let listen = format!("unix:{}", absent.display());
     let uri = format!("nbd+unix:///?socket={}", absent.display());
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    let held = std::fs::File::open(&disk).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let disk = disk.to_str().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp:{}", taken.local_addr().unwrap());
+    let out = absent.to_str().unwrap();
+    let inside = folder.path().join("no/disk");
+    let inside = format!("file,path={},size=1M,create", inside.display());
+    let unreadable = format!("cannot write {out}: No such file or directory (os error 2): name a place in a folder");
     for (args, status, said) in [
         (vec![], 2, "Usage: fairq".to_owned()),
+        (vec!["serve", "--config", "/nonexistent"], 2, "check the path, and that this user may read it".into()),
+        (vec!["serve", "--config", disk], 2, "is longer than 1M".into()),
+        (vec!["serve", "--device", "disk"], 2, "a file of that name is ./disk".into()),
+        (vec!["serve", "--device", "/dev"], 2, "/dev: neither a regular file nor a block device: name one".into()),
+        (vec!["serve", "--device", empty], 2, "is empty; give it a size, or extend it with truncate".into()),
+        (vec!["serve", "--device", &inside], 2, "its directory does not exist; create the directory".into()),
+        (vec!["serve", "--device", disk], 1, "has it locked for serving; stop that one".into()),
+        (vec!["serve", "--device", "ram,size=99999T"], 1, "(os error 12); choose a smaller size\"".into()),
+        (vec!["serve", "--policy", "d2fq"], 2, "has none: use one that arbitrates between classes".into()),
+        (vec!["serve", "--policy", "mqfq:D=0"], 2, "`fairq calibrate` finds it".into()),
+        (vec!["serve", "--listen", &taken], 1, "the port is in use: stop who uses it or choose another".into()),
+        (vec!["serve", "--listen", "tcp:192.0.2.1:10809"], 1, "`ip address` lists those it has".into()),
+        (vec!["serve", "--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], 2, "check the path".into()),
+        (vec!["serve", "--tls-cert", disk, "--tls-key", disk], 2, "has no certificate in it: it has to be".into()),
+        (vec!["serve", "--tenant", "a,weight=cgroup:/no"], 2, "the cgroup must exist and its parent have".into()),
+        (vec!["serve", "--cpus", "4095"], 2, "CPU 4095 is not there for this process: choose from".into()),
+        (vec!["ctl", "--control", out, "status"], 1, format!("no server answers at {out}: start it with --control")),
+        (vec!["ctl", "call", "status", "[1"], 2, "write {\"tenant\": \"db\"}".into()),
+        (vec!["ctl", "--control", out, "trace", "-o", out], 1, "no server answers".into()),
+        (vec!["top", "--control", out], 1, "no server answers".into()),
+        (vec!["bench", "--json", out], 2, unreadable.clone()),
+        (vec!["bench", "--fio", "/nonexistent"], 2, "/nonexistent: cannot be read".into()),
+        (vec!["bench", "--policy", "d2fq", "--device", "ram"], 2, "has none: use one that arbitrates".into()),
+        (vec!["calibrate", "--seconds", "0"], 2, "write --seconds 1, say".into()),
+        (vec!["device", "probe", "--output", out, file], 2, unreadable.clone()),
+        (vec!["device", "show", disk], 2, "is longer than 1M".into()),
+        (vec!["lab", "run", "X-99"], 2, "no claim is called `X-99`: see `fairq lab list`".into()),
+        (vec!["lab", "run", file], 2, format!("{file}:1:2: unknown key")),
+        (vec!["lab", "merge", "/nonexistent"], 2, "it has to be a folder that --output made".into()),
+        (vec!["man", "/proc/x"], 1, "cannot write man pages to /proc/x".into()),
+        (vec!["completions", "tcsh"], 2, "[possible values: bash, elvish, fish".into()),
         (vec!["serve", "--bogus"], 2, "unexpected argument '--bogus'".into()),
         (vec!["serve", "--config", file], 2, format!("{file}:3:1: unknown key `sise`; did you mean `size`?")),
         (vec!["serve", "--tenant", "a=5G"], 2, "tenant a wants 5G, but the device has 4G".into()),
@@ -78,7 +123,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["bench", "--tenant", "a=bs:3"], 2, "bs 3 is not a multiple of 512".into()),
         (vec!["bench", "--tenant", "a", "--tenant", "a"], 2, "tenant a is given twice".into()),
         (vec!["bench", "--connect", &uri, "--policy", "mqfq"], 2, "--policy is the server's matter".into()),
-        (vec!["bench", "--connect", &uri], 1, "No such file or directory".into()),
+        (vec!["bench", "--connect", &uri], 1, "No such file or directory (os error 2): no server listens there".into()),
         (vec!["bench", "--path", "direct", "--policy", "none,mqfq"], 2, "and mqfq does: use --policy none,d2fq".into()),
         (
             vec!["bench", "--path", "direct", "--policy", "none", "--device", "file,path=/x,size=1M,create"],
@@ -93,6 +138,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["device", "show", "floppy"], 2, "no profile is called `floppy`: there are z-ssd, p3700".into()),
         (vec!["device", "show", file], 2, format!("{file}: TOML parse error at line 1")),
         (vec!["device", "probe", "/nonexistent"], 2, "/nonexistent: No such file".into()),
+        (vec!["device", "probe", "/dev/null"], 2, "/dev/null: neither a regular file nor a block device".into()),
         (vec!["device", "probe", file, "--size", "4M"], 2, "is for the scratch file in a directory".into()),
         (vec!["device", "probe", file], 2, "less than 1M says nothing".into()),
     ] {

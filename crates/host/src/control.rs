@@ -37,6 +37,13 @@ pub enum ControlError {
     },
 }
 
+impl ControlError {
+    /// Whether they never fit; otherwise another try may help.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, ControlError::NoClasses { .. })
+    }
+}
+
 /// Calls what has to be called now and then; `L` is how the policy is held.
 pub struct Control<'a, L, D> {
     policy: L,

@@ -1,7 +1,7 @@
 //! `--device KIND,key=value,…` and `[device]`: the store behind the tenants.
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use fairq_device::Profile;
@@ -10,6 +10,7 @@ use fairq_host::device::nvme_soft;
 use serde::{Deserialize, Serialize};
 
 use super::Refusal;
+use crate::files::read_text;
 use crate::pairs::{self, Pair};
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
@@ -180,6 +181,7 @@ impl FromStr for DeviceTable {
     fn from_str(text: &str) -> Result<DeviceTable, String> {
         let items = pairs::items(text);
         let mut pairs = pairs::pairs(&items);
+        let word = pairs.first().filter(|first| first.value.is_none()).map(|first| first.key.to_string());
         match pairs.first_mut() {
             // The kind comes first, by itself. A path instead of it can only mean a file.
             Some(first) if first.value.is_none() && first.key.contains('/') => {
@@ -190,7 +192,10 @@ impl FromStr for DeviceTable {
             Some(_) => {}
             None => return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into()),
         }
-        pairs::read(pairs)
+        pairs::read(pairs).map_err(|error: String| match word {
+            Some(word) if error.starts_with("kind: ") => format!("{error}; a file of that name is ./{word}"),
+            _ => error,
+        })
     }
 }
 
@@ -363,7 +368,7 @@ pub(crate) fn load_profile(name: &str) -> Result<Profile, Refusal> {
     if !name.contains('/') && !name.ends_with(".toml") {
         return Profile::named(name).map_err(|error| refuse(&error));
     }
-    let text = std::fs::read_to_string(name).map_err(|error| refuse(&error))?;
+    let text = read_text(Path::new(name))?;
     Profile::parse(&text).map_err(|error| refuse(&error))
 }
 
@@ -443,7 +448,10 @@ mod tests {
     #[test]
     fn refusals_name_the_key_and_the_cure() {
         let refusal = |text: &str| complete(text).unwrap_err();
-        assert_eq!(refusal("nvme"), "kind: unknown value `nvme` (allowed: null, ram, paced, file, nvme-soft)");
+        assert_eq!(
+            refusal("nvme"),
+            "kind: unknown value `nvme` (allowed: null, ram, paced, file, nvme-soft); a file of that name is ./nvme"
+        );
         assert_eq!(
             refusal("ram,iops=5k"),
             "device: kind ram takes no `iops` (it takes: size): leave it out, or use kind paced"

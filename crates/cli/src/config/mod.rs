@@ -17,6 +17,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use toml::Spanned;
 
+use crate::files::read_text;
 use crate::pairs::explain;
 use crate::units::{Size, exact_size};
 
@@ -189,8 +190,7 @@ where
 
 /// Reads a configuration file.
 pub(crate) fn load(path: &Path) -> Result<Settings, Refusal> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Refusal::new(format!("{}: cannot be read: {error}", path.display())))?;
+    let text = read_text(path)?;
     parse(&text, &path.display().to_string())
 }
 

@@ -109,7 +109,7 @@ fn a_wrong_line_is_shown() {
 #[test]
 fn a_file_that_is_not_there_says_so() {
     let refusal = load(Path::new("/nonexistent/fairq.toml")).unwrap_err().to_string();
-    assert_eq!(refusal, "/nonexistent/fairq.toml: cannot be read: No such file or directory (os error 2)");
+    assert!(refusal.starts_with("/nonexistent/fairq.toml: cannot be read: No such file or directory"), "{refusal}");
 }
 
 #[test]

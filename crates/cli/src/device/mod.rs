@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::{DeviceCommand, ShowArgs};
 use crate::bench::write_out;
 use crate::config::Refusal;
+use crate::files::read_text;
 use crate::report::{align_right, plain_table};
 use crate::units::{show_bandwidth, show_count, show_duration};
 
@@ -112,7 +113,7 @@ fn profile(name: &str) -> Result<(Profile, String), Refusal> {
         let unknown = ProfileError::Unknown { name: name.to_owned() };
         return Err(Refusal::new(format!("{unknown}; or write the path of a profile file")));
     }
-    let text = std::fs::read_to_string(name).map_err(|error| Refusal::new(format!("{name}: {error}")))?;
+    let text = read_text(Path::new(name))?;
     let profile = Profile::parse(&text).map_err(|error| Refusal::new(format!("{name}: {error}")))?;
     Ok((profile, text))
 }

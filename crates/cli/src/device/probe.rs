@@ -27,6 +27,7 @@ use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Direct, FileConfig};
 use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::engine::shard_cpus;
+use crate::files::Output;
 use crate::job::{Job, JobTable, Pattern};
 use crate::units::{Count as Number, Nanos, Size, exact_size};
 
@@ -43,13 +44,14 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
         return Err(Refusal::new("seconds: less than 10 ms a point says nothing: write --seconds 1, say").into());
     }
     let place = Place::open(&args)?;
+    let output = Output::open_if_named(args.output.as_deref())?;
     let config = DeviceConfig::File {
         file: Some(FileConfig { path: place.path.clone(), size: None, create: false }),
         direct: Direct::Auto,
     };
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
     let (shards, slots) = (cpus.len() as u32, config.default_slots());
-    let device = config.open(Vec::new()).with_context(|| format!("cannot open {}", args.path.display()))?;
+    let device = config.open(Vec::new())?;
     let capacity = device.info().sizes.first().copied().unwrap_or(0);
     if capacity < SMALLEST {
         let text = format!("{}: has {}: less than 1M says nothing", args.path.display(), exact_size(capacity));
@@ -71,8 +73,8 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let name = args.name.clone().unwrap_or_else(|| "probed".to_owned());
     let model = args.path.display().to_string();
     let derived = derive(&Derivation { name, model, capacity, points })?;
-    if let Some(path) = &args.output {
-        std::fs::write(path, &derived.text).with_context(|| format!("cannot write {}", path.display()))?;
+    if let Some(output) = output {
+        output.write_text(&derived.text)?;
     }
     report(&args, &place, &derived)
 }

@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
 use crate::bench::write_out;
 use crate::config::Refusal;
+use crate::files::Output;
 use record::{Claims, Record};
 
 mod page;
@@ -131,7 +132,7 @@ fn tell(record: &Record, command: &str, json: Option<&Path>, output: Option<&Pat
     match json {
         Some(path) if path == Path::new("-") => return write_out(&claims),
         Some(path) => {
-            std::fs::write(path, claims + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+            Output::open(path)?.write_text(&claims)?;
         }
         None => {}
     }

@@ -91,8 +91,9 @@ impl Record {
     /// From the file that [`super::page::write`] leaves in a directory.
     pub(super) fn read(path: &Path) -> Result<Record, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-        let record: Record = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
+        let what = "it has to be a folder that --output made";
+        let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("cannot be read: {error}: {what}")))?;
+        let record: Record = serde_json::from_str(&text).map_err(|error| refuse(format!("{error}: {what}")))?;
         match record.claims.iter().find(|claim| claim.row().is_none()) {
             Some(claim) => Err(refuse(format!("no claim is called `{}`: was it made by another version?", claim.id))),
             None => Ok(record),

@@ -23,6 +23,7 @@ use crate::bench::write_out;
 use crate::config::device::{State, load_profile};
 use crate::config::{Refusal, line_and_column, misread, policy};
 use crate::engine::{Shape, WithPolicy, describe_policy, with_policy};
+use crate::files::{Output, read_text};
 use crate::fiojob;
 use crate::job::{Job, Pattern};
 use crate::report::{Got, Report, Run};
@@ -128,7 +129,7 @@ pub(super) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
             if path == Path::new("-") {
                 return write_out(&json);
             }
-            std::fs::write(path, json + "\n")?;
+            Output::open(path)?.write_text(&json)?;
             write_out(&texts.join("\n"))
         }
         None => write_out(&texts.join("\n")),
@@ -177,9 +178,7 @@ fn run_under(scenario: &Scenario, policy: policy::PolicyConfig) -> anyhow::Resul
 
 /// Reads a scenario; a path in it is relative to it.
 fn load(path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
-    let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    parse(&text, path, seed)
+    parse(&read_text(path)?, path, seed)
 }
 
 fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {

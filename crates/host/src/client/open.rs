@@ -128,7 +128,13 @@ pub(super) fn connect(target: &Target) -> io::Result<(Channel, u64)> {
             Server::Unix(path) => path.display().to_string(),
             Server::Tcp(host, port) => format!("{host}:{port}"),
         };
-        io::Error::new(error.kind(), format!("cannot open export '{}' at {at}: {error}", target.export))
+        let cure = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ": no server listens there: start it, or correct the address"
+            }
+            _ => "",
+        };
+        io::Error::new(error.kind(), format!("cannot open export '{}' at {at}: {error}{cure}", target.export))
     })
 }
 

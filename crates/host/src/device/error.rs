@@ -18,10 +18,8 @@ pub enum DeviceError {
     /// A file device without files, or with more than can be numbered.
     #[error("a file device has 1 to 65536 files, not {0}")]
     FileCount(usize),
-    /// As many files were added to an open device as there can be.
-    #[error(
-        "{0} files have been added since the start, and there is no room for more: restart with those that are needed"
-    )]
+    /// As many files are open as there can be.
+    #[error("{0} files are open, and there is no room for more: remove tenants with files of their own first")]
     LaterFiles(usize),
     /// A device that has no files.
     #[error(
@@ -61,7 +59,7 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// Not a thing that stores data.
-    #[error("{}: neither a regular file nor a block device", path.display())]
+    #[error("{}: neither a regular file nor a block device: name one", path.display())]
     NotStorage {
         /// Which file.
         path: PathBuf,
@@ -109,4 +107,25 @@ pub enum DeviceError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl DeviceError {
+    /// Whether what was asked for can never be had as things are; otherwise another try may help.
+    pub fn is_refusal(&self) -> bool {
+        use DeviceError::{
+            Empty, FileCount, Missing, NoDirect, NoDirectory, NoFiles, NotStorage, NvmeOption, OtherSize,
+        };
+        matches!(
+            self,
+            FileCount(_)
+                | NoFiles(_)
+                | Missing { .. }
+                | NoDirectory { .. }
+                | NotStorage { .. }
+                | Empty { .. }
+                | OtherSize { .. }
+                | NoDirect { .. }
+                | NvmeOption(_)
+        )
+    }
 }

@@ -131,7 +131,12 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     }
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => "its directory does not exist: create it or choose another path".into(),
-        io::ErrorKind::InvalidInput => "the path is too long for a Unix socket (107 bytes)".into(),
+        io::ErrorKind::InvalidInput => {
+            "the path is too long for a Unix socket (107 bytes): choose a shorter one".into()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "not permitted: choose a path whose directory this user may write to, or change its rights".into()
+        }
         _ => error.to_string(),
     };
     let listener = UnixListener::bind(path).map_err(explain)?;
@@ -141,8 +146,12 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
 fn explain_tcp(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::AddrInUse => "the port is in use: stop who uses it or choose another".into(),
-        io::ErrorKind::AddrNotAvailable => "this machine does not have that address".into(),
-        io::ErrorKind::PermissionDenied => "not permitted: ports below 1024 need privileges".into(),
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine does not have that address: `ip address` lists those it has".into()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "not permitted: ports below 1024 need privileges: choose a higher one".into()
+        }
         _ => error.to_string(),
     }
 }

@@ -36,6 +36,7 @@ use crate::wakers::Wakers;
 mod accept;
 mod admin;
 mod asks;
+mod closing;
 mod desk;
 mod listen;
 mod roster;
@@ -59,7 +60,7 @@ const MAX_HANDSHAKES: usize = 256;
 const MAX_ASKS: usize = 16;
 /// How often a server that drains looks whether its last client has gone.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-/// How often a server that prepares a tenant's range looks how far that is.
+/// How often a server that prepares a tenant's range, or closes one's file, looks how far that is.
 const PREPARE_PERIOD: Duration = Duration::from_millis(5);
 /// How often a server that changes its policy looks whether the old one has finished.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
@@ -179,6 +180,17 @@ pub enum ServerError {
     },
 }
 
+impl ServerError {
+    /// Whether the configuration can never be used; otherwise another try may help.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            ServerError::Exports(_) | ServerError::Flow { .. } => true,
+            ServerError::Control(error) => error.is_refusal(),
+            ServerError::Listen { .. } | ServerError::System { .. } => false,
+        }
+    }
+}
+
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
     move |error| ServerError::System { what, error }
 }
@@ -224,6 +236,7 @@ pub fn serve(
         flows,
         leftovers: Vec::new(),
         waiting: Vec::new(),
+        closing: Vec::new(),
         preferred,
         listeners: Vec::new(),
         started: Instant::now(),
@@ -328,7 +341,7 @@ async fn run(desk: &mut Desk<'_>, clock: Clock, operator: &mut dyn Operator) -> 
             },
             _ = hangup.recv() => operator.reload(desk),
             () = tokio::time::sleep(DRAIN_PERIOD), if desk.drain == Drain::Waiting => {}
-            () = tokio::time::sleep(PREPARE_PERIOD), if desk.is_preparing() => desk.prepare(),
+            () = tokio::time::sleep(PREPARE_PERIOD), if desk.has_chores() => desk.do_chores(),
             () = tokio::time::sleep(CHANGE_PERIOD), if desk.leaving.is_some() => desk.tick(clock.now_ns()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
