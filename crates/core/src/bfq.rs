@@ -493,7 +493,7 @@ mod tests {
             flows in prop::collection::vec((20u16..1000, prop::sample::select(&[512u32, 4096, 65_536, 1 << 20][..])), 2..6)
         ) {
             let loops: Vec<Loop> = flows.iter().map(|&(weight, length)| Loop { weight, length, depth: 64 }).collect();
-            let served = run(&mut bfq(0), &loops, 8, 2_000_000, |length| u64::from(length / 512));
+            let served = run(&mut bfq(0), &loops, 8, 300_000, |length| u64::from(length / 512));
             let mut service = std::vec![0u64; loops.len()];
             for flow in served {
                 service[flow] += u64::from(loops[flow].length);
