@@ -17,13 +17,13 @@ use fairq_host::stats::TenantStats;
 use fairq_host::wakers::Wakers;
 
 use crate::args::{BenchArgs, Policies, Way};
-use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::{PolicyConfig, PolicyName, PolicyTable};
 use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy};
 use crate::files::Output;
 use crate::fiojob;
 use crate::job::Job;
+use crate::refusal::Refusal;
 use crate::report::{Got, Report, Run};
 use crate::series::{Life, Series};
 use crate::units::{Nanos, exact_size, show_duration, show_size};

@@ -17,12 +17,12 @@ use serde::Serialize;
 
 use crate::args::CalibrateArgs;
 use crate::bench::{Bench, Target, write_out};
-use crate::config::Refusal;
 use crate::config::device::{Backing, DeviceConfig, Kind, NvmeConfig};
 use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::engine::{shard_cpus, shards_in_words};
 use crate::job::{Job, JobTable, Pattern};
-use crate::report::{align_right, plain_table};
+use crate::refusal::Refusal;
+use crate::table::{align_right, plain_table};
 use crate::units::{Count, Nanos, Size, exact_size, show_bandwidth, show_count, show_duration};
 use fairq_host::load::{self, Measured, Times};
 use fairq_host::stats::TenantStats;

@@ -25,7 +25,8 @@ use fairq_host::device::paced::Pace;
 use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
 use crate::config::policy::{self, PolicyConfig, PolicyName};
 use crate::config::serial::SerialKnobs;
-use crate::config::{CpuList, Refusal, complete_cpus};
+use crate::config::{CpuList, complete_cpus};
+use crate::refusal::Refusal;
 use crate::units::{exact_size, show_count, show_duration};
 
 /// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::config::Refusal;
+use crate::refusal::Refusal;
 
 /// The longest text.
 const MOST: u64 = 1 << 20;

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::config::Refusal;
 use crate::files::read_text;
 use crate::job::{Job, JobTable, Pattern};
+use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size};
 
 /// Keys that say how fio works, not what it asks for.

@@ -7,8 +7,9 @@ use std::str::FromStr;
 use fairq_core::Weight;
 use serde::Deserialize;
 
-use crate::config::{Refusal, policy, tenant};
+use crate::config::{policy, tenant};
 use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size, show_duration};
 
 /// Bytes of one request.

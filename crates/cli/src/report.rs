@@ -1,10 +1,12 @@
 //! What `fairq bench` found: as one JSON object, and as tables for the eye.
 
-use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
+use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 
+use crate::fairness::{Demand, entitled, jain};
 use crate::series::Series;
-use crate::units::{show_bandwidth, show_count, show_duration};
+use crate::table::{align_right, plain_table};
+use crate::units::{show_bandwidth, show_count, show_duration, show_percent};
 
 /// Everything that was run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -123,50 +125,6 @@ impl Run {
     }
 }
 
-/// What somebody may have and wants.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Demand {
-    /// The weight.
-    pub(crate) weight: f64,
-    /// The most it asks for.
-    pub(crate) most: f64,
-}
-
-/// The fraction of `total` that is due to each: in proportion to the weights, except that who asks for less
-/// gets what it asks for and the others share the rest (weighted max-min fairness).
-pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
-    let mut due = vec![None; demands.len()];
-    let (mut left, mut weights): (f64, f64) = (total, demands.iter().map(|demand| demand.weight).sum());
-    // Each round settles at least one, or is the last.
-    while let Some(index) = (0..demands.len())
-        .find(|&index| due[index].is_none() && demands[index].most < left * demands[index].weight / weights)
-    {
-        due[index] = Some(demands[index].most);
-        left -= demands[index].most;
-        weights -= demands[index].weight;
-    }
-    let due: Vec<f64> = due
-        .iter()
-        .zip(demands)
-        .map(|(due, demand)| {
-            due.unwrap_or_else(|| if total > 0.0 { left * demand.weight / weights } else { demand.weight })
-        })
-        .collect();
-    let sum: f64 = due.iter().sum();
-    due.iter().map(|due| due / sum).collect()
-}
-
-/// Jain's index: the square of the sum over n times the sum of the squares. 1 when all are alike, 1/n when one has all.
-pub(crate) fn jain(values: impl Iterator<Item = f64>) -> f64 {
-    let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
-    for value in values {
-        count += 1.0;
-        sum += value;
-        squares += value * value;
-    }
-    if squares == 0.0 { 0.0 } else { sum * sum / (count * squares) }
-}
-
 impl Report {
     /// The tables, and how the policies compare.
     pub(crate) fn text(&self) -> String {
@@ -250,30 +208,6 @@ fn with_space(count: &str) -> String {
     if count.contains(' ') { count.to_owned() } else { format!("{count} ") }
 }
 
-/// `75.0 %`.
-pub(crate) fn show_percent(fraction: f64) -> String {
-    format!("{:.1} %", 100.0 * fraction)
-}
-
-/// A table without a frame.
-pub(crate) fn plain_table() -> Table {
-    let mut table = Table::new();
-    let line = ContentLineStyle::none().junction(' ');
-    let style = TableStyle::new()
-        .header_lines(line)
-        .header_separator(LineStyle::none().fill('─').junction('─'))
-        .content_lines(line);
-    table.load_style(style).set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-/// All columns but the first to the right, so that figures stand under figures.
-pub(crate) fn align_right(table: &mut Table) {
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,16 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_less_is_entitled_to_less() {
-        // 25 a second for 10 s of 1000: c is due 333 by weight but asks for 250, so a and b have 750 to share.
-        let demand = |weight, most| Demand { weight, most };
-        let due = entitled(&[demand(1.0, f64::INFINITY), demand(1.0, f64::INFINITY), demand(1.0, 250.0)], 1000.0);
-        assert_eq!(due, [0.375, 0.375, 0.25]);
-        let two = entitled(&[demand(1.0, 100.0), demand(2.0, 600.0), demand(1.0, f64::INFINITY)], 1000.0);
-        assert_eq!(two, [0.1, 0.6, 0.3]);
-        // More was measured than was asked for: noise, not somebody's due.
-        assert_eq!(entitled(&[demand(1.0, 100.0), demand(1.0, 300.0)], 410.0), [0.25, 0.75]);
-        assert_eq!(entitled(&[demand(1.0, 1.0), demand(3.0, 1.0)], 0.0), [0.25, 0.75]);
+    fn who_asks_for_less_and_gets_it_does_not_spoil_the_index() {
         let run = Run::new(
             "mqfq",
             10.0,

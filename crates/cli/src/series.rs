@@ -8,8 +8,9 @@ use std::time::Duration;
 use fairq_core::ClassWeights;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Demand, align_right, entitled, plain_table, show_percent};
-use crate::units::show_duration;
+use crate::fairness::{Demand, entitled};
+use crate::table::{align_right, plain_table};
+use crate::units::{show_duration, show_percent};
 
 /// When a tenant is there, and what it may have and wants then.
 #[derive(Clone, Copy, Debug)]

@@ -12,13 +12,14 @@ use crate::config::device::{DeviceConfig, FileConfig};
 use crate::config::listen::{self, Listen};
 use crate::config::policy::PolicyConfig;
 use crate::config::tenant::{Range, Tenant, layout};
-use crate::config::{self, Plan, Refusal, Settings, Source, Surroundings};
+use crate::config::{self, Plan, Settings, Source, Surroundings};
 use crate::engine::{
     FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology, with_policy,
 };
 use crate::operate::{Console, Given};
-use crate::report::{align_right, plain_table, show_percent};
-use crate::units::exact_size;
+use crate::refusal::Refusal;
+use crate::table::{align_right, plain_table};
+use crate::units::{exact_size, show_percent};
 
 /// The configuration of a server, and where it comes from.
 pub(crate) struct Sources {

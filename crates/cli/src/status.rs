@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use fairq_host::stats::TenantStats;
 
-use crate::report::{align_right, plain_table, show_percent};
-use crate::units::{show_bandwidth, show_count, show_duration};
+use crate::table::{align_right, plain_table};
+use crate::units::{show_bandwidth, show_count, show_duration, show_percent};
 
 /// One tenant in one second.
 #[derive(Clone, PartialEq, Debug)]

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::args::{TraceArgs, TraceFormat};
-use crate::ctl::Connection;
+use crate::connection::Connection;
 use crate::files::Output;
 use crate::units::show_duration;
 

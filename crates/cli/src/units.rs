@@ -249,6 +249,11 @@ fn show(value: f64, step: f64, units: &[&str]) -> String {
     format!("{value:.digits$} {}", units[index]).trim_end().to_owned()
 }
 
+/// `75.0 %`.
+pub(crate) fn show_percent(fraction: f64) -> String {
+    format!("{:.1} %", 100.0 * fraction)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

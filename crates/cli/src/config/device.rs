@@ -9,9 +9,9 @@ use fairq_device::profile::Wrr;
 use fairq_host::device::nvme_soft;
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
 use crate::files::read_text;
 use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
 /// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can fill.

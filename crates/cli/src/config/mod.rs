@@ -19,6 +19,7 @@ use toml::Spanned;
 
 use crate::files::read_text;
 use crate::pairs::explain;
+use crate::refusal::Refusal;
 use crate::units::{Size, exact_size};
 
 pub(crate) mod device;
@@ -42,24 +43,6 @@ const MEMORY_MIN: u64 = fairq_host::nbd::conn::Limits::MIN_MEMORY as u64;
 const TENANTS_MAX: usize = 4096;
 /// The tenants that are served if none is named, with their weights.
 const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
-
-/// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with status 2.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refusal(String);
-
-impl Refusal {
-    pub(crate) fn new(text: impl Into<String>) -> Refusal {
-        Refusal(text.into())
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// A list of CPUs: `0-3,6`.
 #[derive(Clone, PartialEq, Eq, Debug)]

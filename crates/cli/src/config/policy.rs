@@ -5,9 +5,9 @@ use std::str::FromStr;
 use fairq_core::CostModel;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Refusal;
 use super::serial::SerialKnobs;
 use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
 use crate::units::{Factor, Nanos, Size, TextOrNumber};
 
 /// The schedulers.

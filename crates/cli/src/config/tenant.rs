@@ -7,10 +7,10 @@ use std::str::FromStr;
 use fairq_core::Weight;
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
 use super::device::SECTOR;
 use super::weight::WeightSource;
 use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
 use crate::units::{Size, exact_size};
 
 /// Equal parts end on a multiple of this.

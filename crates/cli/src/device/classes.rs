@@ -14,12 +14,12 @@ use fairq_host::stats::TenantStats;
 
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target, write_out};
-use crate::config::Refusal;
 use crate::config::device::{DeviceTable, Kind};
 use crate::config::policy::PolicyTable;
 use crate::engine::shard_cpus;
 use crate::job::Job;
-use crate::report::{align_right, plain_table};
+use crate::refusal::Refusal;
+use crate::table::{align_right, plain_table};
 
 /// The ratios that are tried.
 const RATIOS: [u16; 3] = [1, 8, 64];

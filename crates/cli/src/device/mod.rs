@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::args::{DeviceCommand, ShowArgs};
 use crate::bench::write_out;
-use crate::config::Refusal;
 use crate::files::read_text;
-use crate::report::{align_right, plain_table};
+use crate::refusal::Refusal;
+use crate::table::{align_right, plain_table};
 use crate::units::{show_bandwidth, show_count, show_duration};
 
 mod classes;

@@ -23,12 +23,12 @@ use rand::{RngCore, SeedableRng};
 use super::{comparisons, points_table};
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target, write_out};
-use crate::config::Refusal;
 use crate::config::device::{DeviceConfig, Direct, FileConfig};
 use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::engine::shard_cpus;
 use crate::files::Output;
 use crate::job::{Job, JobTable, Pattern};
+use crate::refusal::Refusal;
 use crate::units::{Count as Number, Nanos, Size, exact_size};
 
 /// Of sequential requests; and how many of them are outstanding.

@@ -12,8 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
 use crate::bench::write_out;
-use crate::config::Refusal;
 use crate::files::Output;
+use crate::refusal::Refusal;
 use record::{Claims, Record};
 
 mod page;

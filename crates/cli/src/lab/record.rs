@@ -8,7 +8,7 @@ use std::path::Path;
 use fairq_sim::lab::{self, Findings, ROWS, Row, Shape};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Refusal;
+use crate::refusal::Refusal;
 
 /// The claims, for programs.
 #[derive(Serialize)]

@@ -21,11 +21,12 @@ use toml::Spanned;
 use crate::args::{LabRunArgs, Policies};
 use crate::bench::write_out;
 use crate::config::device::{State, load_profile};
-use crate::config::{Refusal, line_and_column, misread, policy};
+use crate::config::{line_and_column, misread, policy};
 use crate::engine::{Shape, WithPolicy, describe_policy, with_policy};
 use crate::files::{Output, read_text};
 use crate::fiojob;
 use crate::job::{Job, Pattern};
+use crate::refusal::Refusal;
 use crate::report::{Got, Report, Run};
 use crate::units::{Bandwidth, Count, Nanos, Size};
 

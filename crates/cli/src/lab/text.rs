@@ -6,7 +6,7 @@ use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Wid
 use fairq_sim::lab::Paper;
 
 use super::record::{Claim, Record, Table};
-use crate::report::plain_table;
+use crate::table::plain_table;
 
 /// How wide tables are where nobody says: no more than a person likes to read.
 const USUAL_WIDTH: u16 = 120;

@@ -17,8 +17,9 @@ use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
 use serde_json::Value;
 
-use crate::config::{Plan, Refusal, Settings, Source, Surroundings};
+use crate::config::{Plan, Settings, Source, Surroundings};
 use crate::engine::Shape;
+use crate::refusal::Refusal;
 use crate::status::{self, Row};
 
 mod changes;

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
 use super::{Console, metrics};
-use crate::config::Refusal;
+use crate::refusal::Refusal;
 
 /// Tells the page whether weights can be changed: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");

@@ -8,8 +8,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use serde_json::json;
 
 use crate::args::TopArgs;
-use crate::config::Refusal;
-use crate::ctl::{Connection, socket};
+use crate::connection::{Connection, socket};
+use crate::refusal::Refusal;
 
 mod model;
 mod view;

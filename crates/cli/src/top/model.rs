@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::ctl::Connection;
+use crate::connection::Connection;
 
 /// One look at a server.
 #[derive(Clone, Debug, Deserialize, Serialize)]

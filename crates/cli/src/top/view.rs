@@ -7,8 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::model::{LastSecond, Look, Order, Tenant};
-use crate::report::show_percent;
-use crate::units::{show_bandwidth, show_count, show_duration, show_size};
+use crate::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 
 /// Columns of a bar.
 const BAR: usize = 12;

@@ -1,0 +1,64 @@
+//! A connection to the control socket of a server.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use crate::config::listen;
+use crate::refusal::Refusal;
+
+/// Where the service of contrib/systemd has its control socket.
+const SERVICE: &str = "/run/fairq/fairq.ctl";
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection to a server's control socket.
+pub(crate) struct Connection {
+    stream: BufReader<UnixStream>,
+    calls: u64,
+}
+
+/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the service's.
+pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
+    let usual = || {
+        let (usual, service) = (listen::default_control(), PathBuf::from(SERVICE));
+        if !usual.exists() && service.exists() { service } else { usual }
+    };
+    said.or_else(|| std::env::var_os("FAIRQ_CONTROL").map(PathBuf::from)).unwrap_or_else(usual)
+}
+
+impl Connection {
+    /// Connects to a server.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Connection> {
+        let stream = UnixStream::connect(path).with_context(|| {
+            format!("no server answers at {}: start it with --control {0}, or say --control PATH here", path.display())
+        })?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Connection { stream: BufReader::new(stream), calls: 0 })
+    }
+
+    /// Calls a method.
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+        self.calls += 1;
+        let request = json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
+        writeln!(self.stream.get_mut(), "{request}").context("the server does not take the request")?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line).context("the server does not answer")?;
+        if line.is_empty() {
+            bail!("the server ended the connection: only its own user and root may control it");
+        }
+        let mut answer: Value = serde_json::from_str(&line).context("what answers there is no fairq server")?;
+        match answer.get("error") {
+            Some(error) if error["code"] == json!(-32602) => {
+                Err(Refusal::new(error["message"].as_str().unwrap_or_default()).into())
+            }
+            Some(error) => bail!("{}", error["message"].as_str().unwrap_or_default()),
+            None => Ok(answer["result"].take()),
+        }
+    }
+}
