@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::Context;
 use fairq_core::{FlowId, Policy};
 use fairq_host::client;
+use fairq_host::common::{Clock, Common};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::interference::Served;
 use fairq_host::load::{self, Measured, Times};
-use fairq_host::shard::{Clock, Common};
 use fairq_host::stats::TenantStats;
 use fairq_host::wakers::Wakers;
 

@@ -26,10 +26,10 @@ use std::sync::Arc;
 
 use fairq_core::{Class, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 
+use crate::common::Common;
 use crate::device::{Command, Completion, Device, Place, Queue};
 use crate::path::Order;
 use crate::ring::Ring;
-use crate::shard::Common;
 use crate::wakers::Wakers;
 
 /// Why there can be no direct path.
@@ -203,6 +203,7 @@ mod tests {
     use fairq_core::{FlowId, Native, Policy, Weight};
 
     use super::*;
+    use crate::common::Clock;
     use crate::device::any::{AnyDevice, DeviceSpec};
     use crate::device::file::{Direct, FileSpec};
     use crate::device::harness::{Driver, place};
@@ -210,7 +211,6 @@ mod tests {
     use crate::device::tests::{nvme_soft, scratch};
     use crate::interference::Served;
     use crate::memory::{Buffer, Region};
-    use crate::shard::Clock;
 
     const TAGS: usize = 8;
 

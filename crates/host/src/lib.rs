@@ -3,6 +3,7 @@
 //! All `unsafe` code of the project is in this crate, each block with its argument.
 
 pub mod client;
+pub mod common;
 pub mod control;
 pub mod device;
 pub mod direct;

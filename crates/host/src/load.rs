@@ -9,12 +9,13 @@ use fairq_core::{ClassWeights, FlowId, Op, Policy, Port};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::common::Common;
 use crate::control::Control;
 use crate::device::Device;
 use crate::memory::{Buffer, Region};
 use crate::path::{DataPath, Finished, Order};
 use crate::ring::{Event, Ring};
-use crate::shard::{Common, Front};
+use crate::shard::Front;
 use crate::shards::{Shards, regimes};
 use crate::stats::TenantStats;
 
@@ -412,9 +413,9 @@ pub(crate) fn process_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::Clock;
     use crate::device::null::NullDevice;
     use crate::interference::Served;
-    use crate::shard::Clock;
     use crate::wakers::Wakers;
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;

@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use fairq_core::{FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 
+use crate::common::Common;
 use crate::device::{Command, Completion, Device, Queue};
 use crate::interference::Observed;
 use crate::memory::Memory;
 use crate::record::{Decision, Kind, Recorder, Recording};
 use crate::ring::{Event, Ring};
-use crate::shard::Common;
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send for it costs little beside,
@@ -500,11 +500,11 @@ mod tests {
     use fairq_core::{Native, Policy, Weight};
 
     use super::*;
+    use crate::common::Clock;
     use crate::device::store::Store;
     use crate::device::{Info, Place};
     use crate::interference::Served;
     use crate::memory::{Buffer, Region};
-    use crate::shard::Clock;
     use crate::wakers::Wakers;
 
     const TAGS: usize = 64;

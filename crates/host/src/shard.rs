@@ -15,15 +15,14 @@
 //! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a turn.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, LazyLock};
-use std::time::Instant;
 
 use fairq_core::{Native, Port, PortId, PortSet};
 use io_uring::{opcode, types};
 
+use crate::common::{Clock, Common};
 use crate::device::{Device, Place};
-use crate::interference::Served;
 use crate::path::{DataPath, Finished};
 use crate::patience::{AWAY_NS, Patience, YIELD_NS};
 use crate::record::Recording;
@@ -34,28 +33,6 @@ use crate::wakers::Wakers;
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long events can be held back
 /// by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
-
-/// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a process, so that a device
-/// that works in time may be used by one run after the other.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    start: Instant,
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        Clock { start: *START }
-    }
-}
-
-impl Clock {
-    /// Now, in nanoseconds.
-    #[inline]
-    pub fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-}
 
 /// Where requests come from and replies go to; one per shard.
 pub trait Front: 'static {
@@ -155,31 +132,6 @@ pub struct Shard<P, D: Device, F: Front> {
     stopping: bool,
     /// What it has been told to change to.
     change: Option<Change<D, F>>,
-}
-
-/// What all shards of one run share.
-pub struct Common<D> {
-    /// The device.
-    pub device: Arc<D>,
-    /// How to wake each shard.
-    pub wakers: Arc<Wakers>,
-    /// The clock.
-    pub clock: Clock,
-    /// The most live requests of a shard; what the policy was built with.
-    pub tags: usize,
-    /// The most tenants; their numbers are below it.
-    pub tenants: usize,
-    /// What each shard has served.
-    pub served: Arc<Served>,
-    /// Registered buffers a front end may use.
-    pub fixed_buffers: u32,
-}
-
-impl<D> Clone for Common<D> {
-    fn clone(&self) -> Self {
-        let (device, wakers, served) = (self.device.clone(), self.wakers.clone(), self.served.clone());
-        Common { device, wakers, served, ..*self }
-    }
 }
 
 impl<D: Device, F: Front> Shard<(), D, F> {

@@ -9,9 +9,10 @@ use std::thread::JoinHandle;
 use fairq_core::{Port, PortId, PortSet};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::common::Common;
 use crate::device::Device;
 use crate::record::Recording;
-use crate::shard::{Change, Common, Front, Meeting, Message, Regime, Shard};
+use crate::shard::{Change, Front, Meeting, Message, Regime, Shard};
 use crate::stats::{Ledger, Totals};
 use crate::wakers::Wakers;
 

@@ -10,12 +10,13 @@ use std::sync::mpsc::Receiver;
 use fairq_core::{Port, PortId};
 
 use super::LoadFront;
+use crate::common::{Clock, Common};
 use crate::device::Device;
 use crate::direct::{Completed, DirectPath};
 use crate::interference::empty_matrix;
 use crate::path::Finished;
 use crate::record::Recording;
-use crate::shard::{Clock, Common, Front, Message};
+use crate::shard::{Front, Message};
 use crate::shards::Shards;
 use crate::stats::{ShardCounters, ShardReport, TenantStats};
 use crate::wakers::Wakers;

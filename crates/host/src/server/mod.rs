@@ -21,6 +21,7 @@ use fairq_core::{Policy, Weight};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, Semaphore, mpsc};
 
+use crate::common::{Clock, Common};
 use crate::control::{Control, ControlError};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -29,7 +30,7 @@ use crate::nbd::conn::Limits;
 use crate::nbd::exports::ExportsError;
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::HandshakeOptions;
-use crate::shard::{Clock, Common, Message};
+use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
 use crate::wakers::Wakers;
 

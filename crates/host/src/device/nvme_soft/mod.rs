@@ -26,6 +26,7 @@ use std::thread::JoinHandle;
 use fairq_core::{ClassWeights, PortSet};
 use fairq_device::{Profile, State};
 
+use crate::common::Clock;
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES, Unsettled};
 use crate::device::guard::Guard;
@@ -35,7 +36,6 @@ use crate::nvme::controller::{Controller, Options, QUEUES_MAX};
 use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::LBA;
 use crate::ring::Ring;
-use crate::shard::Clock;
 use crate::wakers::Wakers;
 
 use bus::Bus;

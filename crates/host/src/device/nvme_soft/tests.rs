@@ -9,6 +9,7 @@ use fairq_core::{Class, ClassWeights, Native, Op, Policy, Weight};
 use fairq_device::{Profile, State};
 
 use super::*;
+use crate::common::Common;
 use crate::device::any::{AnyDevice, DeviceSpec};
 use crate::device::harness::{Driver as Harness, command, place};
 use crate::device::tests::{nvme_soft, scratch};
@@ -16,7 +17,6 @@ use crate::device::{Command, Queue};
 use crate::interference::Served;
 use crate::load::{self, Job, Path, Threads, Times};
 use crate::nvme::spec::{Sqe, admin, feature};
-use crate::shard::Common;
 
 const SIZE: u64 = 16 << 20;
 
