@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use fairq_core::{FlowId, Policy};
+use fairq_core::{FlowId, Native, Policy};
 use fairq_host::client;
 use fairq_host::common::{Clock, Common};
 use fairq_host::device::Device;
@@ -364,7 +364,8 @@ impl Bench {
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();
-                with_policy(policy, shape, load)?.with_context(|| format!("cannot run the load under {name}"))
+                with_policy::<Native, _>(policy, shape, load)?
+                    .with_context(|| format!("cannot run the load under {name}"))
             }
         }
     }

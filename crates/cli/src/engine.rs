@@ -16,7 +16,7 @@ use fairq_core::nass::Nass;
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::StartTime;
-use fairq_core::{ConfigError, Native, Policy};
+use fairq_core::{ConfigError, Platform, Policy};
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
@@ -57,15 +57,19 @@ pub(crate) struct Shape {
     pub(crate) slots: u32,
 }
 
-/// Builds the policy and does something with it.
-pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, with: W) -> Result<W::Output, Refusal> {
+/// Builds the policy on a platform and does something with it.
+pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
+    config: &PolicyConfig,
+    shape: Shape,
+    with: W,
+) -> Result<W::Output, Refusal> {
     let flows = shape.flows.max(FLOWS_MIN);
     let slots = config.slots.unwrap_or(shape.slots);
     let ports = shape.topology.ports();
     let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("policy {}: {error}", config.name.name()));
     match config.name {
         PolicyName::None => {
-            let built = NonePolicy::<Native>::new(ports, flows, shape.tags);
+            let built = NonePolicy::<P>::new(ports, flows, shape.tags);
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -89,8 +93,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
                 cost: config.cost,
                 merge_bytes: config.merge_bytes,
             };
-            let built =
-                serial(config, &bounds).and_then(|scheduler| Serial::<_, Native>::with_policy(scheduler, &bounds));
+            let built = serial(config, &bounds).and_then(|scheduler| Serial::<_, P>::with_policy(scheduler, &bounds));
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -114,12 +117,12 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
                 policy::Unthrottle::Wheel => UnthrottleKind::Wheel,
                 policy::Unthrottle::Poll(period_ns) => UnthrottleKind::Polling { period_ns },
             };
-            let (policy, ports) = Mqfq::<Native>::new(mqfq).map_err(|error| refuse(&error))?;
+            let (policy, ports) = Mqfq::<P>::new(mqfq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::D2fq => {
             let d2fq = d2fq(config, shape.topology, flows, shape.tags);
-            let (policy, ports) = D2fq::<Native>::new(d2fq).map_err(|error| refuse(&error))?;
+            let (policy, ports) = D2fq::<P>::new(d2fq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::Kyber => {
@@ -127,7 +130,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
             [kyber.depths[0], kyber.depths[1]] = kyber_depths(config);
             kyber.merge_bytes = config.merge_bytes;
-            let (policy, ports) = Kyber::<Native>::new(&kyber).map_err(|error| refuse(&error))?;
+            let (policy, ports) = Kyber::<P>::new(&kyber).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
         PolicyName::KyberFair => {
@@ -138,7 +141,7 @@ pub(crate) fn with_policy<W: WithPolicy>(config: &PolicyConfig, shape: Shape, wi
             fair.busy = kyber_fair_busy(config, shape.slots);
             fair.tokens = config.tokens.map_or(fair.tokens, Totals::fixed);
             fair.merge_bytes = config.merge_bytes;
-            let (policy, ports) = KyberFair::<Native>::new(&fair).map_err(|error| refuse(&error))?;
+            let (policy, ports) = KyberFair::<P>::new(&fair).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
     }

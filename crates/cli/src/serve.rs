@@ -1,7 +1,7 @@
 //! `fairq serve`: from a plan to a running server, and what it tells the operator.
 
 use anyhow::Context;
-use fairq_core::Policy;
+use fairq_core::{Native, Policy};
 use fairq_host::device::Device;
 use fairq_host::nbd::handshake::HandshakeOptions;
 use fairq_host::nbd::{conn, tls};
@@ -76,7 +76,7 @@ pub(crate) fn build_policy(config: &PolicyConfig, shape: &Shape) -> Result<Built
         }
     }
 
-    with_policy(config, shape.clone(), Build)
+    with_policy::<Native, _>(config, shape.clone(), Build)
 }
 
 /// The sockets that the service manager passed to this process.

@@ -9,7 +9,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use fairq_device::Profile;
 use fairq_sim::policies::{FirstCome, Multi, SfqD};
 use fairq_sim::scenario::MS;
-use fairq_sim::{Host, Job, Scenario, Subject, Tenant, check, run, run_traced};
+use fairq_sim::{Job, Machine, Scenario, Subject, Tenant, check, run, run_traced};
 
 /// Four tenants on eight ports, 128 requests each thread.
 fn scenario() -> Scenario {
@@ -39,9 +39,9 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
 fn measure_costs(criterion: &mut Criterion) {
     let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
     let tenant = |core| Tenant::new(&format!("t{core}"), 100, vec![core], Job::random_read(1024, 128));
-    let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS).on(Host::four_sockets(64));
+    let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS).on(Machine::FOUR_SOCKETS.host(64));
     let mut group = criterion.benchmark_group("simulated requests, CPUs take time");
-    for (name, scenario) in [("8 cores", scenario().on(Host::gold_5112(8))), ("64 cores", many)] {
+    for (name, scenario) in [("8 cores", scenario().on(Machine::GOLD_5112.host(8))), ("64 cores", many)] {
         let subject = Multi { slots: 64, threshold: 45 << 10 };
         let go = || run_traced(&scenario, &subject, Vec::new()).expect("the scenario is legal");
         group.throughput(Throughput::Elements(go().requests));

@@ -33,6 +33,7 @@
 //! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use fairq_core::PortSet;
 use fairq_core::Topology;
@@ -48,19 +49,60 @@ pub struct Place {
     pub core: u16,
 }
 
-/// A machine whose CPUs take time.
+/// A kind of machine. [`Machine::ALL`] has the papers'.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// How many sockets it has.
+    pub sockets: u16,
+    /// The cores of each.
+    pub cores: u16,
+    /// The hardware threads of each core.
+    pub threads: u16,
+    /// The clock, in MHz.
+    pub mhz: u64,
+    /// How long a line is under way from another core.
+    pub lines: Ways,
+    /// How long a wake-up is under way.
+    pub wakes: Ways,
+    /// What the kernel does with each request.
+    pub layer: BlockLayer,
+    /// What a core does beside that.
+    pub cycles: Cycles,
+    /// How much longer work takes while the core's other hardware thread works: 100 for not at all.
+    pub shared_percent: u64,
+}
+
+/// Within a socket, and to another one, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ways {
+    /// Within a socket.
+    pub near_ns: u64,
+    /// To another one.
+    pub far_ns: u64,
+}
+
+/// What a core does beside the kernel's part, in cycles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cycles {
+    /// A load from the own cache.
+    pub load: u64,
+    /// A store there.
+    pub store: u64,
+    /// An atomic operation there.
+    pub atomic: u64,
+    /// A verb of the policy, beside its shared words.
+    pub verb: u64,
+    /// Sending a wake-up.
+    pub send: u64,
+}
+
+/// A machine whose CPUs take time, and which of its hardware threads are used.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Where each port's hardware thread is.
     pub places: Vec<Place>,
-    /// The clock, in MHz.
-    pub mhz: u64,
-    /// A line from another core of the socket, in nanoseconds.
-    pub near_ns: u64,
-    /// A line from another socket.
-    pub far_ns: u64,
-    /// What the kernel does with each request.
-    pub layer: BlockLayer,
+    /// What takes how long.
+    pub machine: Machine,
 }
 
 /// What the kernel does beside the scheduler, in cycles.
@@ -82,6 +124,10 @@ pub struct BlockLayer {
 }
 
 impl BlockLayer {
+    /// All of them, by name.
+    pub const ALL: [(&'static str, BlockLayer); 3] =
+        [("linux-5", Self::LINUX_5), ("linux-4.15", Self::LINUX_4_15), ("low-latency", Self::LOW_LATENCY)];
+
     /// The multi-queue block layer of Linux 5.2 and 5.3 under libaio.
     pub const LINUX_5: BlockLayer =
         BlockLayer { submit: 4950, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 2970, reap: 2960 };
@@ -98,20 +144,6 @@ impl BlockLayer {
 
 /// Insertion, dispatch and completion of a request that the scheduler keeps.
 const STAGE_CYCLES: u64 = 1680;
-/// A verb, beside its shared words.
-const VERB_CYCLES: u64 = 40;
-/// Sending a wake-up.
-const SEND_CYCLES: u64 = 500;
-/// In the own cache.
-const LOAD_CYCLES: u64 = 4;
-const STORE_CYCLES: u64 = 1;
-const ATOMIC_CYCLES: u64 = 18;
-/// A wake-up under way.
-const NEAR_WAKE_NS: u64 = 600;
-const FAR_WAKE_NS: u64 = 1000;
-/// How much longer work takes while the core's other hardware thread works, in percent.
-const SHARED_PERCENT: u64 = 160;
-
 /// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
@@ -125,77 +157,129 @@ pub(crate) struct Times {
     pub(crate) reap_ps: u64,
     pub(crate) verb_ps: u64,
     pub(crate) send_ps: u64,
+    pub(crate) shared_percent: u64,
 }
 
-/// Work that takes so long alone, while another hardware thread of the core works.
-pub(crate) fn shared_ps(alone_ps: u64) -> u64 {
-    alone_ps * SHARED_PERCENT / 100
+impl Times {
+    /// Work that takes so long alone, while another hardware thread of the core works.
+    #[inline]
+    pub(crate) fn shared_ps(&self, alone_ps: u64) -> u64 {
+        alone_ps * self.shared_percent / 100
+    }
 }
 
-/// How long a line is under way.
-struct Lines {
-    near_ns: u64,
-    far_ns: u64,
-}
+const HASWELL: Ways = Ways { near_ns: 39, far_ns: 118 };
+const SKYLAKE: Ways = Ways { near_ns: 48, far_ns: 136 };
 
-const HASWELL: Lines = Lines { near_ns: 39, far_ns: 118 };
-const SKYLAKE: Lines = Lines { near_ns: 48, far_ns: 136 };
+impl Machine {
+    /// What is the same in all of them: two sockets of Skylake, eight cores each, under Linux 5.3.
+    const COMMON: Machine = Machine {
+        sockets: 2,
+        cores: 8,
+        threads: 1,
+        mhz: 2400,
+        lines: SKYLAKE,
+        wakes: Ways { near_ns: 600, far_ns: 1000 },
+        layer: BlockLayer::LINUX_5,
+        cycles: Cycles { load: 4, store: 1, atomic: 18, verb: 40, send: 500 },
+        shared_percent: 160,
+    };
 
-impl Host {
-    /// The first so many hardware threads of a machine, filled as MQFQ's authors do (Section 4): one on each core of the
-    /// first socket, of the second, then the second ones.
-    fn filled(threads: usize, sockets: usize, cores: usize, mhz: u64, lines: Lines, layer: BlockLayer) -> Host {
-        let all = sockets * cores;
+    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a socket.
+    pub const GOLD_5112: Machine = Machine { cores: 4, mhz: 3600, ..Self::COMMON };
+
+    /// D2FQ's machine B: Xeon Gold 6226, 2.7 GHz, 24 cores on two sockets.
+    pub const GOLD_6226: Machine = Machine { cores: 12, mhz: 2700, ..Self::COMMON };
+
+    /// MQFQ's NVMf machine (Table 1): two Xeon E5-2630 v3, 2.4 GHz, eight cores and 16 hardware threads each.
+    pub const E5_2630_V3: Machine =
+        Machine { threads: 2, lines: HASWELL, layer: BlockLayer::LINUX_4_15, ..Self::COMMON };
+
+    /// MQFQ's SSD machine: two E5-2620 v3, 2.4 GHz, six cores and twelve hardware threads each.
+    pub const E5_2620_V3: Machine = Machine { cores: 6, ..Self::E5_2630_V3 };
+
+    /// Kyber-fairness' machine (Table 1): two E5-2620 of eight cores, so v4, 2.1 GHz.
+    pub const E5_2620_V4: Machine = Machine { threads: 2, mhz: 2100, lines: HASWELL, ..Self::COMMON };
+
+    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10, does is taken to be what 4.15 does
+    /// `[G]`.
+    pub const FOUR_QUAD_CORES: Machine =
+        Machine { sockets: 4, cores: 4, lines: HASWELL, layer: BlockLayer::LINUX_4_15, ..Self::COMMON };
+
+    /// Larger than any of the papers': four sockets of sixteen cores.
+    pub const FOUR_SOCKETS: Machine = Machine { sockets: 4, cores: 16, mhz: 2700, ..Self::COMMON };
+
+    /// All of them, by name.
+    pub const ALL: [(&'static str, Machine); 7] = [
+        ("gold-5112", Self::GOLD_5112),
+        ("gold-6226", Self::GOLD_6226),
+        ("e5-2630-v3", Self::E5_2630_V3),
+        ("e5-2620-v3", Self::E5_2620_V3),
+        ("e5-2620-v4", Self::E5_2620_V4),
+        ("four-quad-cores", Self::FOUR_QUAD_CORES),
+        ("four-sockets", Self::FOUR_SOCKETS),
+    ];
+
+    /// How many hardware threads it has.
+    pub fn all_threads(&self) -> usize {
+        [self.sockets, self.cores, self.threads].into_iter().map(usize::from).product()
+    }
+
+    /// The first so many hardware threads, filled as MQFQ's authors do (Section 4): one on each core of the first socket, of the
+    /// second, then the second ones.
+    pub fn host(self, threads: usize) -> Host {
+        let (cores, all) = (usize::from(self.cores), usize::from(self.sockets) * usize::from(self.cores));
         let place = |thread: usize| {
             let core = thread % all;
             Place { socket: (core / cores) as u16, core: core as u16 }
         };
-        let Lines { near_ns, far_ns } = lines;
-        Host { places: (0..threads).map(place).collect(), mhz, near_ns, far_ns, layer }
+        Host { places: (0..threads).map(place).collect(), machine: self }
     }
 
-    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a socket.
-    pub fn gold_5112(threads: usize) -> Host {
-        Self::filled(threads, 2, 4, 3600, SKYLAKE, BlockLayer::LINUX_5)
+    /// Whether there can be such a machine; what is wrong, if not.
+    pub fn check(&self) -> Result<(), String> {
+        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, shared_percent } = *self;
+        if sockets == 0 || cores == 0 || threads == 0 {
+            return Err("sockets, cores and threads must be above 0".into());
+        }
+        if !(MHZ.contains(&mhz)) {
+            return Err(format!("a clock of {mhz} MHz: there must be {} to {}", MHZ.start(), MHZ.end()));
+        }
+        for (what, Ways { near_ns, far_ns }) in [("line", lines), ("wake-up", wakes)] {
+            if near_ns == 0 || near_ns > far_ns || far_ns > MOST_NS {
+                return Err(format!(
+                    "a {what} takes {near_ns} ns within a socket and {far_ns} ns to another: the first must be above 0, and the \
+                     second no less than that and at most a second"
+                ));
+            }
+        }
+        let BlockLayer { submit, stage, issue, interrupt, complete, reap } = layer;
+        let Cycles { load, store, atomic, verb, send } = cycles;
+        let all = [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send];
+        if all.iter().any(|&cycles| cycles > MOST_CYCLES) {
+            return Err(format!("no piece of work takes more than {MOST_CYCLES} cycles"));
+        }
+        if submit + issue + complete + reap == 0 {
+            return Err("requests that take no cycle: leave the host out instead".into());
+        }
+        if !SHARED_PERCENT.contains(&shared_percent) {
+            return Err(format!(
+                "work takes {shared_percent} % of its time beside another hardware thread of its core: there must be {} to {}",
+                SHARED_PERCENT.start(),
+                SHARED_PERCENT.end()
+            ));
+        }
+        Ok(())
     }
+}
 
-    /// D2FQ's machine B: Xeon Gold 6226, 2.7 GHz, 24 cores on two sockets.
-    pub fn gold_6226(threads: usize) -> Host {
-        Self::filled(threads, 2, 12, 2700, SKYLAKE, BlockLayer::LINUX_5)
-    }
+/// What a machine may say of itself: wide enough for any, and so that no product overflows.
+const MHZ: RangeInclusive<u64> = 1..=100_000;
+const MOST_NS: u64 = 1_000_000_000;
+const MOST_CYCLES: u64 = 1_000_000_000;
+const SHARED_PERCENT: RangeInclusive<u64> = 100..=1000;
 
-    /// MQFQ's NVMf machine (Table 1): two Xeon E5-2630 v3, 2.4 GHz, eight cores and 16 hardware threads each.
-    pub fn e5_2630_v3(threads: usize) -> Host {
-        Self::filled(threads, 2, 8, 2400, HASWELL, BlockLayer::LINUX_4_15)
-    }
-
-    /// MQFQ's SSD machine: two E5-2620 v3, 2.4 GHz, six cores and twelve hardware threads each.
-    pub fn e5_2620_v3(threads: usize) -> Host {
-        Self::filled(threads, 2, 6, 2400, HASWELL, BlockLayer::LINUX_4_15)
-    }
-
-    /// Kyber-fairness' machine (Table 1): two E5-2620 of eight cores, so v4, 2.1 GHz.
-    pub fn e5_2620_v4(threads: usize) -> Host {
-        Self::filled(threads, 2, 8, 2100, HASWELL, BlockLayer::LINUX_5)
-    }
-
-    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10, does is taken to be what 4.15 does
-    /// `[G]`.
-    pub fn four_quad_cores(threads: usize) -> Host {
-        Self::filled(threads, 4, 4, 2400, HASWELL, BlockLayer::LINUX_4_15)
-    }
-
-    /// Larger than any of the papers': four sockets of sixteen cores.
-    pub fn four_sockets(threads: usize) -> Host {
-        Self::filled(threads, 4, 16, 2700, SKYLAKE, BlockLayer::LINUX_5)
-    }
-
-    /// The same with another way through the kernel.
-    #[must_use]
-    pub fn through(self, layer: BlockLayer) -> Host {
-        Host { layer, ..self }
-    }
-
+impl Host {
     /// The ports as policies want to know them.
     pub fn topology(&self) -> Topology {
         Topology::new(self.places.iter().map(|place| (place.socket, place.core)).collect())
@@ -206,19 +290,16 @@ impl Host {
         if self.places.len() != ports {
             return Err(format!("the host has {} hardware threads for {ports} ports", self.places.len()));
         }
-        if self.mhz == 0 {
-            return Err("a host without a clock".to_owned());
-        }
-        Ok(())
+        self.machine.check().map_err(|what| format!("host: {what}"))
     }
 
     fn ps(&self, cycles: u64) -> u64 {
-        cycles * 1_000_000 / self.mhz
+        cycles * 1_000_000 / self.machine.mhz
     }
 
     /// What takes how long here.
     pub(crate) fn times(&self) -> Times {
-        let BlockLayer { submit, stage, issue, interrupt, complete, reap } = self.layer;
+        let BlockLayer { submit, stage, issue, interrupt, complete, reap } = self.machine.layer;
         Times {
             submit_ps: self.ps(submit),
             stage_ps: self.ps(stage / 3),
@@ -227,14 +308,16 @@ impl Host {
             interrupt_complete_ps: self.ps(interrupt + complete),
             complete_ps: self.ps(complete),
             reap_ps: self.ps(reap),
-            verb_ps: self.ps(VERB_CYCLES),
-            send_ps: self.ps(SEND_CYCLES),
+            verb_ps: self.ps(self.machine.cycles.verb),
+            send_ps: self.ps(self.machine.cycles.send),
+            shared_percent: self.machine.shared_percent,
         }
     }
 
     /// How long a wake-up is under way.
     pub(crate) fn wake_ns(&self, from: usize, to: usize) -> u64 {
-        if self.places[from].socket == self.places[to].socket { NEAR_WAKE_NS } else { FAR_WAKE_NS }
+        let Ways { near_ns, far_ns } = self.machine.wakes;
+        if self.places[from].socket == self.places[to].socket { near_ns } else { far_ns }
     }
 
     /// The other ports of each port's core.
@@ -255,12 +338,13 @@ impl Host {
 
     /// Their caches, empty.
     pub(crate) fn caches(&self) -> Caches {
+        let Machine { lines, cycles, .. } = self.machine;
         let latencies = Latencies {
-            load_ps: self.ps(LOAD_CYCLES),
-            store_ps: self.ps(STORE_CYCLES),
-            atomic_ps: self.ps(ATOMIC_CYCLES),
-            near_ps: self.near_ns * 1000,
-            far_ps: self.far_ns * 1000,
+            load_ps: self.ps(cycles.load),
+            store_ps: self.ps(cycles.store),
+            atomic_ps: self.ps(cycles.atomic),
+            near_ps: lines.near_ns * 1000,
+            far_ps: lines.far_ns * 1000,
         };
         Caches::new(latencies, self.used().into_iter().map(|place| place.socket).collect())
     }
@@ -276,14 +360,14 @@ mod tests {
 
     #[test]
     fn cores_are_filled_before_their_second_threads() {
-        let host = Host::e5_2630_v3(18);
+        let host = Machine::E5_2630_V3.host(18);
         let place = |socket, core| Place { socket, core };
         assert_eq!(
             [7, 8, 16, 17].map(|thread| host.places[thread]),
             [place(0, 7), place(1, 8), place(0, 0), place(0, 1)]
         );
         assert_eq!((host.cores()[16], host.siblings()[16].bits()), (0, 1));
-        assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (NEAR_WAKE_NS, FAR_WAKE_NS));
+        assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (600, 1000));
     }
 
     #[test]
@@ -291,6 +375,6 @@ mod tests {
         let sum = |layer: BlockLayer| layer.submit + layer.issue + layer.interrupt + layer.complete + layer.reap;
         let layers = [BlockLayer::LINUX_5, BlockLayer::LOW_LATENCY, BlockLayer::LINUX_4_15];
         assert_eq!(layers.map(sum), [14_180, 9200, 9600]);
-        assert_eq!(Host::gold_5112(8).ps(3600), 1_000_000);
+        assert_eq!(Machine::GOLD_5112.host(8).ps(3600), 1_000_000);
     }
 }

@@ -47,8 +47,8 @@ mod world;
 
 pub use check::Check;
 pub use cpu::CpuUse;
-pub use host::Host;
+pub use host::{Host, Machine};
 pub use meter::{Got, Run, Violation};
 pub use scenario::{Job, Scenario, ScenarioError, Tenant};
 pub use subject::{Promise, Subject};
-pub use world::{CALM_NS, run, run_traced, simulate};
+pub use world::{CALM_NS, on_host, run, run_traced, simulate};

@@ -27,7 +27,7 @@ use crate::check::Check;
 use crate::cpu::{Answer, Cpu, Task};
 use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
-use crate::host::{self, Times};
+use crate::host::{Host, Times};
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError, US};
@@ -173,10 +173,17 @@ pub fn run_traced<S: Subject<Traced>>(
     let Some(host) = &scenario.host else {
         return Err(ScenarioError::Illegal("a scenario without a host: use run".to_owned()));
     };
+    let simulated = || Ok(subject.build(scenario).map(|(policy, ports)| simulate(scenario, policy, ports, checks))?);
+    on_host(host, simulated)
+}
+
+/// Builds and [simulates](simulate) on a host: there a policy's accesses to words of the [`Traced`] platform take time, if the policy
+/// is built here, too.
+pub fn on_host<R>(host: &Host, build_and_simulate: impl FnOnce() -> R) -> R {
     traced::begin(host.caches());
-    let run = subject.build(scenario).map(|(policy, ports)| simulate(scenario, policy, ports, checks));
+    let result = build_and_simulate();
     traced::end();
-    Ok(run?)
+    result
 }
 
 /// Runs a scenario, which was [checked](Scenario::check), under a policy that was built for its ports, flows and tags.
@@ -339,7 +346,7 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn start(&mut self, port: usize, task: Task) {
         let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
-        let takes_ps = if self.is_shared(port) { host::shared_ps(alone_ps) } else { alone_ps };
+        let takes_ps = if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
     }
 
@@ -384,7 +391,7 @@ impl<'a, P: Policy> World<'a, P> {
     /// The core that works takes so long more, were it alone; nothing without a host.
     #[inline]
     fn spend(&mut self, alone_ps: u64) {
-        self.clock.now_ps += if self.clock.is_shared { host::shared_ps(alone_ps) } else { alone_ps };
+        self.clock.now_ps += if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
     }
 
     /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's `stage`, and takes it under the

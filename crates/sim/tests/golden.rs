@@ -7,7 +7,7 @@ use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
 use fairq_sim::policies::{AnyPolicy, Direct, Multi, SfqD};
 use fairq_sim::scenario::{Access, Burst, MS, US};
-use fairq_sim::{Host, Job, Scenario, Tenant, swarm};
+use fairq_sim::{Job, Machine, Scenario, Tenant, swarm};
 
 fn scenario() -> Scenario {
     let profile = Profile::named("z-ssd").expect("it is built in");
@@ -61,10 +61,10 @@ fn the_same_run_on_a_host_for_ever() {
         ),
     ];
     // Ports on both sockets, and two hardware threads of one core.
-    let mut host = Host::gold_5112(5);
+    let mut host = Machine::GOLD_5112.host(5);
     host.places[2] = host.places[1];
     host.places.drain(3..);
-    host.places[0] = Host::gold_5112(5).places[4];
+    host.places[0] = Machine::GOLD_5112.host(5).places[4];
     let scenario = scenario().on(host);
     let digests = policies.map(|(policy, _)| {
         let run = policy.run(&scenario).expect("it is legal");

@@ -1,6 +1,6 @@
 //! The swarm: many seeds, every check. `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
 
-use fairq_sim::{Host, swarm};
+use fairq_sim::{Machine, swarm};
 
 /// How many seeds a usual run of the tests takes.
 const SEEDS: u64 = 1500;
@@ -36,8 +36,8 @@ fn nothing_is_wrong_under_any_seed() {
 fn nothing_is_wrong_where_cpus_take_time() {
     for seed in 0..300 {
         let (scenario, policy) = swarm::scenario(seed);
-        let hosts = [Host::gold_5112, Host::e5_2630_v3, Host::four_sockets];
-        let scenario = scenario.clone().on(hosts[seed as usize % 3](scenario.ports));
+        let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];
+        let scenario = scenario.clone().on(hosts[seed as usize % 3].host(scenario.ports));
         let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         if let Some(violation) = run.violation {
             panic!("seed {seed} on a host under {policy:?}: {violation}\n{scenario:#?}");

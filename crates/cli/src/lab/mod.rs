@@ -16,6 +16,7 @@ use crate::files::Output;
 use crate::refusal::Refusal;
 use record::{Claims, Record};
 
+mod host;
 mod page;
 mod plot;
 mod record;

@@ -7,17 +7,18 @@
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use fairq_core::Policy;
-use fairq_core::Topology;
+use fairq_core::{Native, Policy};
 use fairq_device::profile::State as Written;
 use fairq_sim::check;
 use fairq_sim::proxy;
 use fairq_sim::scenario::{Access, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
 use fairq_sim::trace::{Format, Trace};
-use fairq_sim::{Promise, Run as Simulated, simulate};
+use fairq_sim::traced::Traced;
+use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::host::HostTable;
 use crate::args::{LabRunArgs, Policies};
 use crate::bench::write_out;
 use crate::config::device::{State, load_profile};
@@ -43,6 +44,7 @@ struct ScenarioTable {
     warmup: Option<Nanos>,
     wake: Option<Nanos>,
     moves: Option<Nanos>,
+    host: Option<Spanned<HostTable>>,
     seed: Option<u64>,
     #[serde(default)]
     fio: Vec<PathBuf>,
@@ -155,10 +157,12 @@ impl WithPolicy for Simulate<'_> {
 
 fn run_under(scenario: &Scenario, policy: policy::PolicyConfig) -> anyhow::Result<Run> {
     let slots = scenario.profile.host.window.get();
-    let shape =
-        Shape { topology: Topology::flat(scenario.ports), flows: scenario.flows(), tags: scenario.tags(), slots };
+    let shape = Shape { topology: scenario.topology(), flows: scenario.flows(), tags: scenario.tags(), slots };
     let name = describe_policy(&policy, slots);
-    let run = with_policy(&policy, shape, Simulate(scenario))?;
+    let run = match &scenario.host {
+        None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),
+        Some(host) => on_host(host, || with_policy::<Traced, _>(&policy, shape, Simulate(scenario))),
+    }?;
     if let Some(violation) = run.violation {
         return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
     }
@@ -174,7 +178,8 @@ fn run_under(scenario: &Scenario, policy: policy::PolicyConfig) -> anyhow::Resul
         alone: None,
     };
     let got: Vec<Got> = scenario.tenants.iter().zip(&run.tenants).map(got).collect();
-    Ok(Run::new(&name, run.measured_ns as f64 / 1e9, 0.0, &got, None))
+    let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
+    Ok(Run::new(&name, run.measured_ns as f64 / 1e9, cpu_ns as f64, &got, None))
 }
 
 /// Reads a scenario; a path in it is relative to it.
@@ -216,6 +221,14 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
     scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
     scenario.wake_ns = table.wake.map_or(scenario.wake_ns, |Nanos(ns)| ns);
     scenario.moves_ns = table.moves.map(|Nanos(ns)| ns);
+    if let Some(spanned) = table.host {
+        let (line, _) = line_and_column(text, spanned.span().start);
+        let told = |what: String| Refusal::new(format!("{shown}:{line}: host: {what}"));
+        if table.wake.is_some() {
+            return Err(told("it says itself how long wake-ups take (wake and far-wake): leave wake out above".into()));
+        }
+        scenario.host = Some(spanned.into_inner().complete(cores as usize).map_err(told)?);
+    }
     scenario.seed = seed.or(table.seed).unwrap_or(super::SEED);
     scenario.state = match table.state {
         Some(State::Steady) => Written::Steady,
@@ -406,6 +419,30 @@ mod tests {
         assert_eq!(error("name = \"a\"\ncores = [99]"), "my.toml: tenant a: a thread on port 99 of 8");
         assert!(read("device = \"z-ssd\"\nduration = \"1s\"").unwrap_err().contains("nobody asks for anything"));
         assert!(read("device = \"none\"\nduration = \"1s\"").unwrap_err().contains("no profile is called `none`"));
+    }
+
+    #[test]
+    fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
+        let text = |host: &str| {
+            format!(
+                "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \"a\"\ndepth = 64\n"
+            )
+        };
+        let run = |host: &str| {
+            let policy = Policies::usual().0.remove(0).complete().unwrap();
+            run_under(&read(&text(host)).unwrap(), policy).unwrap()
+        };
+        let (free, slow) = (run(""), run("[host]\nkernel = \"linux-5\"\nmhz = 1000\n"));
+        assert_eq!(free.cpu_ns_per_io, 0.0);
+        // 14180 cycles a request, most of which it shares with no other.
+        assert!((12_000.0..16_000.0).contains(&slow.cpu_ns_per_io), "{}", slow.cpu_ns_per_io);
+        assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
+        assert_eq!(
+            read(&text("wake = \"1us\"\n[host]\n")).unwrap_err(),
+            "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave wake out above"
+        );
+        let many = text("[host]\ncores = 1\nsockets = 0\n");
+        assert_eq!(read(&many).unwrap_err(), "my.toml:4: host: sockets, cores and threads must be above 0");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use fairq_device::Profile;
 use fairq_device::profile::Count;
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Budgeted, Direct, Multi};
 use crate::proxy;
@@ -30,13 +30,13 @@ fn profile(name: &str) -> Result<Profile, String> {
 /// A machine of MQFQ's authors with its device, and D and T.
 struct Rig {
     device: &'static str,
-    host: fn(usize) -> Host,
+    machine: Machine,
     slots: u32,
     threshold: u64,
 }
 
-const NVMF: Rig = Rig { device: "nvmf-ramdisk", host: Host::e5_2630_v3, slots: 128, threshold: 64 << 10 };
-const SSD: Rig = Rig { device: "p3700", host: Host::e5_2620_v3, slots: 64, threshold: 45 << 10 };
+const NVMF: Rig = Rig { device: "nvmf-ramdisk", machine: Machine::E5_2630_V3, slots: 128, threshold: 64 << 10 };
+const SSD: Rig = Rig { device: "p3700", machine: Machine::E5_2620_V3, slots: 64, threshold: 45 << 10 };
 
 impl Rig {
     fn scenario(&self, tenants: Vec<Tenant>, ports: usize) -> Result<Scenario, String> {
@@ -45,7 +45,7 @@ impl Rig {
             // What Linux sends to a target over RDMA: 128 requests a queue, 32 queues.
             profile.host.window = Count::new(32 * 128);
         }
-        let mut scenario = Scenario::new(profile, ports, tenants, 100 * MS).on((self.host)(ports));
+        let mut scenario = Scenario::new(profile, ports, tenants, 100 * MS).on(self.machine.host(ports));
         // The authors count KB: 512 bytes cost one.
         scenario.cost.min_bytes = 1024;
         Ok(scenario)
@@ -183,7 +183,7 @@ fn ycsb_on_cores(seed: u64) -> Result<Outcome, String> {
     let clients = (0..clients).map(|client| 4 + client % 20).collect();
     let fio = Tenant::new("fio", 100, (0..4).collect(), Job::random_read(4096, 128));
     let tenants = vec![Tenant::new("YCSB", 100, clients, reader), fio];
-    let mut scenario = Scenario::new(profile("z-ssd")?, 24, tenants, SECOND).on(Host::gold_6226(24));
+    let mut scenario = Scenario::new(profile("z-ssd")?, 24, tenants, SECOND).on(Machine::GOLD_6226.host(24));
     scenario.warmup_ns = SECOND / 2;
     let direct = Direct { ratio: Ratio::Static(8), tau_l: 8 << 20, tau_m: None, strict_paper: false };
     let policies =

@@ -9,7 +9,7 @@ use fairq_device::Profile;
 use fairq_device::profile::{MbPerS, Micros};
 
 use super::{Answer, Experiment, Outcome, go, go_by_thread, near};
-use crate::host::{BlockLayer, Host};
+use crate::host::{BlockLayer, Machine};
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Budgeted, Direct, DirectBy, Multi, MultiOf};
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
@@ -74,7 +74,7 @@ impl Curve {
         let at = |depth| {
             let tenants = vec![Tenant::new("thread", 100, vec![0], Job::random_read(bytes, depth))];
             let scenario = Scenario::new(profile.clone(), 1, tenants, 40 * MS);
-            go(policy, &scenario.on(Host::gold_5112(1).through(layer)), seed)
+            go(policy, &scenario.on(Machine { layer, ..Machine::GOLD_5112 }.host(1)), seed)
         };
         let runs = DEPTHS.map(at).collect::<Result<Vec<Run>, String>>()?;
         let each = |of: fn(&Run) -> f64| runs.iter().map(of).collect();
@@ -206,7 +206,7 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
         Tenant::new(&format!("{threads}x{bytes}({weight})"), weight, cores, Job::random_read(bytes, 128))
     };
     let tenants = flows.iter().map(tenant).collect();
-    Ok(Scenario::new(profile("z-ssd")?, 8, tenants, duration_ns).on(Host::gold_5112(8)))
+    Ok(Scenario::new(profile("z-ssd")?, 8, tenants, duration_ns).on(Machine::GOLD_5112.host(8)))
 }
 
 /// Figure 12: what fairness costs.
@@ -311,7 +311,7 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
     let at = |cores: usize, policy| {
         let tenant = |core| Tenant::new(&format!("core {core}"), 100, vec![core], Job::random_read(1024, 128));
         let scenario = Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
-        Ok::<_, String>(go(policy, &scenario.on(Host::gold_6226(cores)), seed)?.iops() / 1e6)
+        Ok::<_, String>(go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), seed)?.iops() / 1e6)
     };
     // As in the paper each completion moves its flow's virtual time: a port publishes what is worth tau_l / 64, here a
     // request. Classes mean nothing on this device, and so neither does tau_l.
@@ -362,7 +362,7 @@ fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String
     };
     let mut scenario = Scenario::new(profile("nvmf-ramdisk")?, threads, tenants, duration_ns);
     scenario.warmup_ns = duration_ns / 3;
-    Ok(scenario.on(Host::e5_2630_v3(threads)))
+    Ok(scenario.on(Machine::E5_2630_V3.host(threads)))
 }
 
 /// How long a run takes: behind one lock a round of all requests takes longer.

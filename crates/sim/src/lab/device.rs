@@ -4,7 +4,7 @@ use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::policies::AnyPolicy;
 use crate::scenario::{Job, MS, Scenario, Tenant};
 
@@ -33,14 +33,14 @@ fn order_of_arbitration(_seed: u64) -> Result<Outcome, String> {
 const DEPTHS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 
 /// Requests a second at each depth, first come, first served, on a machine whose threads share the depth.
-fn sweep(name: &str, bytes: u32, host: fn(usize) -> Host, most: u32, seed: u64) -> Result<Vec<(u32, f64)>, String> {
+fn sweep(name: &str, bytes: u32, machine: Machine, most: u32, seed: u64) -> Result<Vec<(u32, f64)>, String> {
     let profile = Profile::named(name).map_err(|error| error.to_string())?;
     let at = |depth: u32| {
         // A thread a port, each with a part of the requests.
         let threads = most.min(depth);
         let tenant = Tenant::new("all", 100, (0..threads as usize).collect(), Job::random_read(bytes, depth / threads));
         let scenario =
-            Scenario::new(profile.clone(), threads as usize, vec![tenant], 20 * MS).on(host(threads as usize));
+            Scenario::new(profile.clone(), threads as usize, vec![tenant], 20 * MS).on(machine.host(threads as usize));
         Ok((depth, go(AnyPolicy::FirstCome, &scenario, seed)?.iops()))
     };
     DEPTHS.map(at).into_iter().collect()
@@ -54,8 +54,8 @@ fn fills(points: &[(u32, f64)]) -> (u32, f64) {
 }
 
 fn internal_parallelism(seed: u64) -> Result<Outcome, String> {
-    let on_ssd = sweep("p3700", 4096, Host::e5_2620_v3, 16, seed)?;
-    let on_fabric = sweep("nvmf-ramdisk", 1024, Host::e5_2630_v3, 32, seed)?;
+    let on_ssd = sweep("p3700", 4096, Machine::E5_2620_V3, 16, seed)?;
+    let on_fabric = sweep("nvmf-ramdisk", 1024, Machine::E5_2630_V3, 32, seed)?;
     let ((ssd, ssd_iops), (fabric, fabric_iops)) = (fills(&on_ssd), fills(&on_fabric));
     let parallelism = Answer {
         id: "M-P.1",

@@ -11,7 +11,7 @@ use fairq_core::kyber::fair::Totals;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, jain, near, percent};
 use crate::check::Check;
 use crate::fact::{Fact, Moment};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Budgeted, Tokens};
 use crate::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
@@ -50,7 +50,7 @@ fn scenario(jobs: [Job; 4], weights: [u16; 4]) -> Result<Scenario, String> {
 
 fn machine(threads: usize, tenants: Vec<Tenant>) -> Result<Scenario, String> {
     let profile = fairq_device::Profile::named("p4500").map_err(|error| error.to_string())?;
-    let mut scenario = Scenario::new(profile, threads, tenants, 2 * SECOND).on(Host::e5_2620_v4(threads));
+    let mut scenario = Scenario::new(profile, threads, tenants, 2 * SECOND).on(Machine::E5_2620_V4.host(threads));
     scenario.warmup_ns = SECOND;
     Ok(scenario)
 }

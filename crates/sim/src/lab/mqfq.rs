@@ -3,7 +3,7 @@
 use fairq_device::Profile;
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Budgeted, Multi};
 use crate::scenario::{Job, MS, Scenario, Tenant};
@@ -19,7 +19,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 /// A device of the paper's, as many cores as threads that it uses, and the parameters (Section 4, Table 1).
 struct Rig {
     profile: &'static str,
-    host: fn(usize) -> Host,
+    machine: Machine,
     slots: u32,
     threshold: u64,
     /// Threads of each of two flows (left and middle column of Figure 5).
@@ -29,7 +29,7 @@ struct Rig {
 
 const NVMF: Rig = Rig {
     profile: "nvmf-ramdisk",
-    host: Host::e5_2630_v3,
+    machine: Machine::E5_2630_V3,
     slots: 128,
     threshold: 64 << 10,
     threads: 16,
@@ -37,7 +37,7 @@ const NVMF: Rig = Rig {
 };
 const SSD: Rig = Rig {
     profile: "p3700",
-    host: Host::e5_2620_v3,
+    machine: Machine::E5_2620_V3,
     slots: 64,
     threshold: 45 << 10,
     threads: 12,
@@ -63,7 +63,7 @@ impl Rig {
             Tenant::new(&format!("{threads}x{bytes}({weight})"), weight, ports, Job::random_read(bytes, 128))
         };
         let tenants: Vec<Tenant> = flows.iter().map(tenant).collect();
-        Ok(Scenario::new(profile, ports.start, tenants, self.duration_ns).on((self.host)(ports.start)))
+        Ok(Scenario::new(profile, ports.start, tenants, self.duration_ns).on(self.machine.host(ports.start)))
     }
 
     /// How much slower each flow is than alone.

@@ -11,7 +11,7 @@ use fairq_core::nass::NassConfig;
 use fairq_device::{DiskProfile, Profile, State};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, jain};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
 use crate::proxy;
@@ -705,7 +705,7 @@ const CORES: f64 = 16.0;
 /// ([`crate::policies::OneLock`]).
 fn overhead(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers(), &[1, 1, 2]);
-    scenario.host = Some(Host::four_quad_cores(scenario.ports));
+    scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
     let used = |lock| {
         let run = go(AnyPolicy::OneLock(lock), &scenario, seed)?;
         Ok::<_, String>((100.0 * run.cpu() * scenario.ports as f64 / CORES, run.cpu_us()))

@@ -3,7 +3,7 @@
 use fairq_device::Profile;
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent};
-use crate::host::Host;
+use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Multi, SfqD};
 use crate::scenario::{Burst, Job, MS, Scenario, Tenant};
@@ -72,14 +72,15 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
     let fast = profile("nvmf-ramdisk")?;
     let single = |threshold| {
         let tenants = vec![Tenant::new("one", 100, vec![0], Job::random_read(4096, 128))];
-        let scenario = Scenario::new(fast.clone(), 1, tenants, 40 * MS).on(Host::e5_2630_v3(1));
+        let scenario = Scenario::new(fast.clone(), 1, tenants, 40 * MS).on(Machine::E5_2630_V3.host(1));
         Ok::<f64, String>(go(mqfq(128, threshold), &scenario, seed)?.iops())
     };
     let alone = single(0)? / single(64 << 10)?;
     let many = |threshold| {
         let tenant =
             |number| Tenant::new(&format!("t{number}"), 100, vec![number, number + 8], Job::random_read(1024, 64));
-        let scenario = Scenario::new(fast.clone(), 16, (0..8).map(tenant).collect(), 40 * MS).on(Host::e5_2630_v3(16));
+        let scenario =
+            Scenario::new(fast.clone(), 16, (0..8).map(tenant).collect(), 40 * MS).on(Machine::E5_2630_V3.host(16));
         Ok::<f64, String>(go(mqfq(128, threshold), &scenario, seed)?.iops())
     };
     let thresholds = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
