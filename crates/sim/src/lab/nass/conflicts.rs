@@ -1,0 +1,222 @@
+//! Figures 3 to 6: who gets in whose way in the device's queue, and what its length does to that (Observations 1 to 6).
+
+use fairq_device::Profile;
+
+use super::{
+    Measured, NCQ, Variant, at, both, drawn, fairness_by_length, fairness_moves, lengths, list, measure, of, pair,
+    profile, six,
+};
+use crate::lab::{Answer, Outcome};
+use crate::policies::{OneLock, Scheduler};
+
+/// Figure 3.
+pub(super) fn sequentiality(seed: u64) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(1, seed)?, lengths(2, seed)?);
+    let all = |names: &[&str], claim: &dyn Fn(&Measured) -> bool| {
+        [&reads[2], &writes[2]].iter().all(|results| names.iter().all(|name| claim(of(results, name))))
+    };
+    let said = |names: &[&str]| format!("T1 {}; T2 {}", list(&reads[2], names, both), list(&writes[2], names, both));
+    let by_length =
+        |names: &[&str]| format!("T1 {}; T2 {}", fairness_by_length(&reads, names), fairness_by_length(&writes, names));
+    let (random, sequential) = (["CFQ", "CFQ-NA"], ["FIOPS", "FlashFQ"]);
+    let grows = |name| [&reads, &writes].iter().all(|results| fairness_moves(results, name, true));
+    let falls = |results: &[Vec<(&'static str, Measured)>; 3]| {
+        of(&results[2], "FIOPS").kept[0] < of(&results[0], "FIOPS").kept[0] - 0.01
+    };
+    let profile = profile()?;
+    let apart = six(NCQ).map(|variant| (variant.name, OneLock { merge_bytes: 0, ..variant.lock }));
+    let unmerged = apart
+        .into_iter()
+        .filter(|(name, _)| random.contains(name))
+        .map(|(name, lock)| Ok((name, measure(lock, &profile, &pair(1), &[1, 1], seed)?)))
+        .collect::<Result<Vec<_>, String>>()?;
+    let merging_hurts = |name: &&str| {
+        let (with, without) = (of(&reads[2], name), of(&unmerged, name));
+        with.merged[0] > 1.5 * without.merged[0] && with.fairness < without.fairness - 0.01
+    };
+    let effect = |name: &&str| {
+        let (with, without) = (of(&reads[2], name), of(&unmerged, name));
+        format!(
+            "{name} {:.1} requests a command, FV {:.2}; without {:.2}",
+            with.merged[0], with.fairness, without.fairness
+        )
+    };
+    let answers = vec![
+        Answer {
+            id: "N-3.5",
+            measured: random.iter().map(effect).collect::<Vec<_>>().join("; "),
+            holds: Some(random.iter().all(merging_hurts)),
+            note: "T1 at 32".into(),
+        },
+        Answer {
+            id: "N-3.1",
+            measured: format!("BDR-S/BDR-R: {}", said(&random)),
+            holds: Some(all(&random, &|m| m.kept[1] > 1.05 * m.kept[0])),
+            note: "with anticipation our CFQ waits for the sequential tenant, whose merged requests are served faster, so that it gains in its slices; of T2's writes 32 are always waiting, and nobody runs out of requests as in the paper".into(),
+        },
+        Answer {
+            id: "N-3.2",
+            measured: format!("BDR-S/BDR-R: {}", said(&sequential)),
+            holds: Some(all(&sequential, &|m| m.kept[0] >= 0.9 * m.kept[1])),
+            note: "alone the sequential tenant's requests are merged to larger commands than beside another, so that it keeps less of what it has alone".into(),
+        },
+        Answer {
+            id: "N-3.3",
+            measured: format!("FV at 8, 16, 32: {}", by_length(&["BFQ", "BFQ-NA"])),
+            holds: Some(grows("BFQ") && grows("BFQ-NA")),
+            note: "".into(),
+        },
+        Answer {
+            id: "N-3.4",
+            measured: format!("FV at 8, 16, 32: {}", by_length(&["FIOPS"])),
+            holds: Some(grows("FIOPS") && falls(&reads) && falls(&writes)),
+            note: "".into(),
+        },
+    ];
+    let figures = vec![
+        drawn("n-3a", "Fig 3a: sequential beside random reads, NCQ 32", "BDR-S", "BDR-R", &reads[2]),
+        drawn("n-3b", "Fig 3b: sequential beside random writes, NCQ 32", "BDR-S", "BDR-R", &writes[2]),
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
+}
+
+/// The same drive, but writing takes no longer than reading: the buffer takes a write as soon as the link brings it, and the
+/// dies keep up with the link.
+fn symmetric() -> Result<Profile, String> {
+    let (_, text) = fairq_device::profile::BUILT_IN.iter().find(|(name, _)| *name == "intel-530").expect("built in");
+    let even = text
+        .replace("program-us = 870", "program-us = 400")
+        .replace("write-us = 17.2", "write-us = 18.8")
+        .replace("write-fixed-us = 32", "write-fixed-us = 160");
+    Profile::parse(&even).map_err(|error| error.to_string())
+}
+
+/// Figure 4.
+pub(super) fn reads_and_writes(seed: u64) -> Result<Outcome, String> {
+    let (sequential, random) = (lengths(3, seed)?, at(4, NCQ, seed)?);
+    let names = ["CFQ", "CFQ-NA", "BFQ", "BFQ-NA", "FlashFQ", "FIOPS"];
+    let even = symmetric()?;
+    let one = |variant: Variant| Ok((variant.name, measure(variant.lock, &even, &pair(3), &[1, 1], seed)?));
+    let even: Vec<(&'static str, Measured)> = six(NCQ).into_iter().map(one).collect::<Result<_, String>>()?;
+    let fv = |measured: &Measured| format!("{:.2}", measured.fairness);
+    let better = |name: &&str| {
+        let (before, after) = (of(&sequential[2], name).fairness, of(&even, name).fairness);
+        after >= 0.95 && after >= before - 0.01
+    };
+    let answers = vec![
+        Answer {
+            id: "N-4.1",
+            measured: format!("BDR-R/BDR-W: {}", list(&sequential[2], &names, both)),
+            holds: Some(names.iter().all(|name| of(&sequential[2], name).kept[0] > of(&sequential[2], name).kept[1])),
+            note: "T3. Sequential writes are merged while they wait for the dies, so that each that goes is larger: they gain by merging, where the paper's lose by it. CFQ waits after reads and not after writes".into(),
+        },
+        Answer {
+            id: "N-4.2",
+            measured: format!("FV at 8, 16, 32: {}", fairness_by_length(&sequential, &names)),
+            holds: Some(names.iter().all(|name| fairness_moves(&sequential, name, false))),
+            note: "T3; as in N-4.1 it is the writer that gains, and its merging is what a shorter queue adds to".into(),
+        },
+        Answer {
+            id: "N-4.3",
+            measured: format!("FV with equal times: {}", list(&even, &names, fv)),
+            holds: Some(names.iter().all(better)),
+            note: "T3 on a drive that writes as fast as it reads; CFQ still waits for readers and not for writers, and the buffer still takes writes in larger commands".into(),
+        },
+    ];
+    let figures = vec![
+        drawn("n-4a", "Fig 4a: sequential reads beside sequential writes, NCQ 32", "BDR-R", "BDR-W", &sequential[2]),
+        drawn("n-4b", "Fig 4b: random reads beside random writes, NCQ 32", "BDR-R", "BDR-W", &random),
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
+}
+
+/// Figure 5.
+pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(5, seed)?, lengths(6, seed)?);
+    let budgets = ["BFQ", "BFQ-NA"];
+    let suffers = |m: &Measured| m.fairness < 0.9 && m.kept[0] < m.kept[1];
+    let show = |m: &Measured| format!("{} FV {:.2}", both(m), m.fairness);
+    let rising = ["BFQ", "FlashFQ"];
+    let answers = vec![
+        Answer {
+            id: "N-5.1",
+            measured: format!("T5 {}; T6 {}", list(&reads[2], &budgets, show), list(&writes[2], &budgets, show)),
+            holds: Some([&reads[2], &writes[2]].iter().all(|at| budgets.iter().all(|name| suffers(of(at, name))))),
+            note: "BDR-4K/BDR-128K; counted in bytes BFQ is fair here: it chooses among all that is staged, whatever its size"
+                .into(),
+        },
+        Answer {
+            id: "N-5.2",
+            measured: format!("T5 {}; T6 {}", fairness_by_length(&reads, &rising), fairness_by_length(&writes, &rising)),
+            holds: Some(
+                [&reads, &writes].iter().all(|at| rising.iter().all(|name| fairness_moves(at, name, false))),
+            ),
+            note: "FV at 8, 16, 32. BFQ does; FlashFQ is fair at any length here, since it shares time by what requests cost and looks at nothing else".into(),
+        },
+    ];
+    let figures = vec![
+        drawn("n-5a", "Fig 5a: reads of 4 KiB beside 128 KiB, NCQ 32", "BDR-4", "BDR-128", &reads[2]),
+        drawn("n-5b", "Fig 5b: writes of 4 KiB beside 128 KiB, NCQ 32", "BDR-4", "BDR-128", &writes[2]),
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
+}
+
+/// Figure 6, and what the paper sees over all tests.
+pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(7, seed)?, at(8, NCQ, seed)?);
+    let deep = &reads[2];
+    let show = |m: &Measured| format!("FV {:.2} DU {:.2}", m.fairness, m.utilization);
+    let (waiting, hasty) = (["CFQ", "FlashFQ"], ["BFQ-NA", "CFQ-NA", "FIOPS"]);
+    let fairer = waiting.iter().all(|a| hasty.iter().all(|b| of(deep, a).fairness > of(deep, b).fairness));
+    let slower = waiting.iter().all(|a| hasty.iter().all(|b| of(deep, a).utilization < of(deep, b).utilization));
+    let (short, long) = (of(&reads[0], "FIOPS"), of(deep, "FIOPS"));
+    let mut costs = Vec::new();
+    for test in 1..=8 {
+        let profile = profile()?;
+        let du = |lock| Ok::<f64, String>(measure(lock, &profile, &pair(test), &[1, 1], seed)?.utilization);
+        let cfq = OneLock::new(Scheduler::Cfq, NCQ).merging();
+        costs.push((du(cfq)?, du(cfq.without_waiting())?));
+    }
+    let cheaper = costs.iter().all(|(with, without)| *with < without - 0.005);
+    let costs = costs.iter().map(|(with, without)| format!("{with:.2}/{without:.2}")).collect::<Vec<_>>().join(" ");
+    let answers = vec![
+        Answer {
+            id: "N-6.1",
+            measured: format!("{}; {}", list(deep, &waiting, show), list(deep, &hasty, show)),
+            holds: Some(fairer && slower),
+            note: "T7. Our FlashFQ gives up waiting for a flow that has turned out to think; CFQ-NA serves its slices alone and wastes what the shallow tenant leaves".into(),
+        },
+        Answer {
+            id: "N-6.2",
+            measured: format!("FV of CFQ: T7 {:.2}, T8 {:.2}", of(deep, "CFQ").fairness, of(&writes, "CFQ").fairness),
+            holds: Some(of(&writes, "CFQ").fairness < 0.95 * of(deep, "CFQ").fairness),
+            note: "".into(),
+        },
+        Answer {
+            id: "N-6.3",
+            measured: fairness_by_length(&reads, &["FIOPS"]),
+            holds: Some(fairness_moves(&reads, "FIOPS", false)),
+            note: "FV at 8, 16, 32, T7".into(),
+        },
+        Answer {
+            id: "N-O5",
+            measured: format!(
+                "FIOPS at 8: FV {:.2} DU {:.2}; at 32: FV {:.2} DU {:.2}",
+                short.fairness, short.utilization, long.fairness, long.utilization
+            ),
+            holds: Some(short.fairness > long.fairness + 0.01 && short.utilization < long.utilization - 0.01),
+            note: "T7. With eight places the shallow tenant gets more and the deep one keeps what eight places give alone: their sum does not fall".into(),
+        },
+        Answer {
+            id: "N-O6",
+            measured: format!("DU of CFQ/CFQ-NA: {costs}"),
+            holds: Some(cheaper),
+            note: "tests 1 to 8; where both tenants always have requests waiting, nobody waits for one".into(),
+        },
+    ];
+    let figures = vec![
+        drawn("n-6a", "Fig 6a: reads at depth 2 beside depth 32, NCQ 32", "BDR-NON", "BDR-INTEN", deep),
+        drawn("n-6b", "Fig 6b: writes at depth 2 beside depth 32, NCQ 32", "BDR-NON", "BDR-INTEN", &writes),
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
+}

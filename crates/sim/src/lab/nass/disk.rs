@@ -1,0 +1,52 @@
+//! Section II-B: whether a disk shows what the SSD does.
+
+use fairq_device::DiskProfile;
+
+use super::{NCQ, pair, profile, scenario, six};
+use crate::lab::{Answer, Outcome, go, jain};
+use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::scenario::{Job, SECOND};
+
+/// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the queue.
+pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
+    let disk = DiskProfile::deskstar();
+    let profile = profile()?;
+    let fairness = |lock: OneLock| {
+        let on_disk = |loads: &[Job]| {
+            let mut scenario = scenario(&profile, loads, &vec![1; loads.len()]);
+            scenario.disk = Some(disk.clone());
+            // A hundred requests a second.
+            (scenario.warmup_ns, scenario.duration_ns) = (10 * SECOND, 130 * SECOND);
+            scenario
+        };
+        let [shallow, deep] = pair(7);
+        let alone =
+            |job: Job| Ok::<_, String>(go(AnyPolicy::OneLock(lock), &on_disk(&[job]), seed)?.tenants[0].clone());
+        let (one, other) = (alone(shallow.clone())?, alone(deep.clone())?);
+        let both = go(AnyPolicy::OneLock(lock), &on_disk(&[shallow, deep]), seed)?;
+        let shared = both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
+            Scheduler::Cfq | Scheduler::FlashFq => got.bytes as f64 / alone.bytes as f64,
+            Scheduler::Bfq | Scheduler::Fiops => got.bytes as f64,
+        });
+        Ok::<_, String>(jain(shared))
+    };
+    let (mut said, mut none) = (Vec::new(), true);
+    for name in ["BFQ-NA", "CFQ-NA", "FIOPS"] {
+        let at = |slots| {
+            let variant = six(slots).into_iter().find(|variant| variant.name == name);
+            fairness(variant.ok_or("it is one of the six")?.lock)
+        };
+        let (single, queued) = (at(1)?, at(NCQ)?);
+        none &= queued >= single - 0.05;
+        said.push(format!("{name} {single:.2} and {queued:.2}"));
+    }
+    Ok(vec![Answer {
+        id: "N-hdd",
+        measured: format!("FV at 1 and 32: {}", said.join(", ")),
+        holds: Some(none),
+        note: "T7 on a disk of 7200 turns a minute that takes the nearest of its queue first; the deep tenant alone fills the queue \
+               there too, and the disk takes longer for each of the others' requests"
+            .into(),
+    }]
+    .into())
+}
