@@ -23,7 +23,7 @@
 //! A new flow sets all limits to `queue_length / flows`.
 //!
 //! **What it costs** is a few counters for each request, and a change of lane where a flow comes to its limit or away from it.
-//! A new flow changes all limits: then as many are looked at as have requests on the device.
+//! Where all limits change at once each flow looks its own up when it next sends or has an answer.
 //!
 //! # What the paper leaves open
 //! - *How far a limit is halved.* Not below what makes its flow average: `dispatched x its part of all channels / its channels`.
@@ -45,7 +45,9 @@
 //!   first would then leave the second behind, without its place. Here it stays so while it has no more than `reserve` requests.
 //! - *Whom the total limit binds.* Lines 16 to 22 set one number, and set it back only when a flow leaves that has not
 //!   been seen for long. The text wants requests of deceptively idle flows "issued on their arrival", so the limit is not
-//!   for them; and it lasts while there is such a flow other than the one that asks.
+//!   for them; and it lasts while there is such a flow other than the one that asks. No room is kept for one that has reached its
+//!   own limit, since it could not use it: else flows that have all they may have on the device stand for idle ones, and with
+//!   256 flows around `cfq` the device has 14 requests where it takes 32.
 //! - *Who counts as a flow of the scheduler*, `W(n)`: those with requests staged, on the device, or among the last arrivals.
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
 //! - *What can be merged* is what [was merged](crate::serial::merge): NASS hears of it as the scheduler inside does. Where
@@ -160,21 +162,14 @@ struct Control {
     config: NassConfig,
     flows: Box<[FlowState]>,
     jobs: Box<[JobState]>,
-    /// The flows of the last arrivals, in a ring.
+    /// The flows of the last arrivals, in a ring, and how many have ever arrived.
     history: Box<[u32]>,
     newest: usize,
+    arrivals: u64,
     /// The weights of the flows that are there, W(n).
     present_weight: u64,
-    /// The flows that have requests on the device, and their weights.
-    served: Box<[u32]>,
-    served_flows: u32,
-    served_weight: u64,
-    /// Of all requests on the device.
-    dispatched: u32,
-    channels: u64,
-    /// Flows that are deceptively idle, and how many requests they have on the device.
-    expected: u32,
-    expected_dispatched: u32,
+    served: Served,
+    reserved: Reserved,
     /// Raised when all limits are set.
     round: u64,
     /// Whether one was halved since, and how many requests have been completed.
@@ -182,29 +177,99 @@ struct Control {
     completions: u32,
 }
 
+/// What is on the device: requests, the channels that they occupy, and whose they are.
+#[derive(Clone, Copy, Default)]
+struct Served {
+    requests: u32,
+    channels: u64,
+    flows: u32,
+    weight: u64,
+}
+
+/// The flows in [`Lane::Reserved`]: those that are deceptively idle and have not reached their limit.
+#[derive(Clone, Copy, Default)]
+struct Reserved {
+    flows: u32,
+    /// Those that have something staged.
+    staged: u32,
+    /// Requests on the device.
+    dispatched: u32,
+}
+
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     weight: Weight,
-    staged: u32,
-    dispatched: u32,
-    /// Among the last arrivals.
-    recent: u32,
     is_present: bool,
     is_expected: bool,
+    /// Whether its aggressiveness fell when it last changed.
+    has_fallen: bool,
     /// As the scheduler inside knows it.
     lane: Lane,
-    /// Its place among those that are served.
-    nth: u32,
-    /// Aggressiveness, and what it was before the last request was sent or completed.
-    channels: u64,
-    channels_before: u64,
+    staged: u32,
+    dispatched: u32,
     /// MDN, if set in this round.
     limit: u32,
     round: u64,
+    /// The number of its last arrival; 0 if there was none.
+    arrival: u64,
+    /// Aggressiveness.
+    channels: u64,
     /// In fixed point, as of `decayed`.
     sequentiality: i64,
     /// In [`DECAY_UNIT_NS`].
     decayed: u64,
+}
+
+impl FlowState {
+    /// Where it belongs now.
+    #[inline]
+    fn lane(&self) -> Lane {
+        match self.dispatched > 0 && self.dispatched >= self.limit {
+            true => Lane::Shut,
+            false if self.is_expected => Lane::Reserved,
+            false => Lane::Common,
+        }
+    }
+
+    /// Puts it into the lane where it belongs now.
+    #[inline]
+    fn settle<S: SerialPolicy>(&mut self, slot: usize, reserved: &mut Reserved, inner: &mut S) {
+        let lane = self.lane();
+        if lane == self.lane {
+            return;
+        }
+        if self.lane == Lane::Reserved {
+            reserved.flows = reserved.flows.wrapping_sub(1);
+            reserved.staged = reserved.staged.wrapping_sub((self.staged > 0).into());
+            reserved.dispatched = reserved.dispatched.wrapping_sub(self.dispatched);
+        } else if lane == Lane::Reserved {
+            reserved.flows = reserved.flows.wrapping_add(1);
+            reserved.staged = reserved.staged.wrapping_add((self.staged > 0).into());
+            reserved.dispatched = reserved.dispatched.wrapping_add(self.dispatched);
+        }
+        self.lane = lane;
+        inner.set_lane(slot, lane);
+    }
+
+    /// Halves its limit if it is aggressive where channels are short, but not below what makes it average; lets it recover by
+    /// what comes back if not. Says whether it was halved.
+    #[inline]
+    fn judge(&mut self, served: &Served, config: &NassConfig, recovers: bool) -> bool {
+        let weight = u64::from(self.weight.get());
+        let conflict = served.channels > u64::from(config.channels) && served.flows > 1;
+        // Above the average: more than its weight's part of all channels.
+        let above = conflict && self.channels * served.weight > served.channels * weight;
+        let before = self.limit;
+        if !(above && config.aggressiveness) {
+            let most = if recovers { config.queue_length } else { before };
+            self.limit = (before + 1).min(most);
+        } else if before > 1 {
+            let average = u64::from(self.dispatched) * served.channels * weight;
+            let average = average.checked_div(self.channels * served.weight).unwrap_or(0) as u32;
+            self.limit = (before / 2).max(average).max(1);
+        }
+        self.limit < before
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -226,14 +291,10 @@ impl<S: SerialPolicy> Nass<S> {
             jobs: (0..config.jobs()).map(|_| JobState::default()).collect(),
             history: (0..nass.history).map(|_| u32::MAX).collect(),
             newest: 0,
+            arrivals: 0,
             present_weight: 0,
-            served: (0..config.flows.min(nass.queue_length as usize)).map(|_| 0).collect(),
-            served_flows: 0,
-            served_weight: 0,
-            dispatched: 0,
-            channels: 0,
-            expected: 0,
-            expected_dispatched: 0,
+            served: Served::default(),
+            reserved: Reserved::default(),
             round: 0,
             halved: false,
             completions: 0,
@@ -248,98 +309,56 @@ impl<S: SerialPolicy> Nass<S> {
 }
 
 impl Control {
-    /// Which flows may send.
+    /// Which flows may send; `None` if there is none.
     #[inline]
-    fn open(&self) -> Lanes {
-        let theirs = self.dispatched.saturating_sub(self.expected_dispatched);
-        if self.expected > 0 && theirs >= self.config.reserve { Lanes::Reserved } else { Lanes::All }
-    }
-
-    /// Puts the flow into the lane where it belongs now.
-    #[inline]
-    fn settle<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
-        let Some(flow) = self.flows.get(slot) else { return };
-        let lane = if flow.dispatched > 0 && flow.dispatched >= self.limit(flow) {
-            Lane::Shut
-        } else if flow.is_expected {
-            Lane::Reserved
-        } else {
-            Lane::Common
-        };
-        if lane != flow.lane {
-            self.change_lane(slot, lane, inner);
+    fn open(&self) -> Option<Lanes> {
+        let theirs = self.served.requests.saturating_sub(self.reserved.dispatched);
+        match self.reserved {
+            _ if self.served.requests >= self.config.queue_length => None,
+            Reserved { flows: 0, .. } => Some(Lanes::All),
+            _ if theirs < self.config.reserve => Some(Lanes::All),
+            Reserved { staged: 0, .. } => None,
+            _ => Some(Lanes::Reserved),
         }
     }
 
+    /// All limits are set: each flow looks its own up when it next sends or has an answer.
     #[inline]
-    fn change_lane<S: SerialPolicy>(&mut self, slot: usize, lane: Lane, inner: &mut S) {
-        if let Some(flow) = self.flows.get_mut(slot) {
-            flow.lane = lane;
-            inner.set_lane(slot, lane);
-        }
-    }
-
-    /// All limits are set; those of flows without requests on the device are looked up when they send.
-    #[cold]
-    fn begin_round<S: SerialPolicy>(&mut self, inner: &mut S) {
+    fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
-        for nth in 0..self.served_flows as usize {
-            if let Some(&slot) = self.served.get(nth) {
-                self.fix_limit(slot as usize);
-                self.settle(slot as usize, inner);
-            }
-        }
-    }
-
-    /// The flow's limit stays what it is now until it is changed, or there is a new flow.
-    #[inline]
-    fn fix_limit(&mut self, slot: usize) {
-        let Some(flow) = self.flows.get(slot) else { return };
-        let (limit, round) = (self.limit(flow), self.round);
-        if let Some(flow) = self.flows.get_mut(slot) {
-            (flow.limit, flow.round) = (limit, round);
-        }
-    }
-
-    /// The flow's first request enters the device.
-    #[inline]
-    fn enlist(&mut self, slot: u32) {
-        self.fix_limit(slot as usize);
-        let Some(flow) = self.flows.get_mut(slot as usize) else { return };
-        flow.nth = self.served_flows;
-        self.served_weight += u64::from(flow.weight.get());
-        if let Some(place) = self.served.get_mut(self.served_flows as usize) {
-            *place = slot;
-        }
-        self.served_flows = self.served_flows.wrapping_add(1);
-    }
-
-    /// The flow's last request has left the device.
-    #[inline]
-    fn discharge(&mut self, slot: u32) {
-        let Some(flow) = self.flows.get(slot as usize) else { return };
-        let nth = flow.nth;
-        self.served_weight = self.served_weight.saturating_sub(flow.weight.get().into());
-        self.served_flows = self.served_flows.saturating_sub(1);
-        let Some(&last) = self.served.get(self.served_flows as usize) else { return };
-        if let (Some(place), Some(moved)) = (self.served.get_mut(nth as usize), self.flows.get_mut(last as usize)) {
-            *place = last;
-            moved.nth = nth;
-        }
     }
 
     /// MDN of a flow.
     #[inline]
     fn limit(&self, flow: &FlowState) -> u32 {
-        if flow.round == self.round { flow.limit } else { self.part(flow) }
+        if flow.round == self.round { flow.limit } else { self.part(flow.weight) }
     }
 
     /// A flow's part of the queue.
     #[inline]
-    fn part(&self, flow: &FlowState) -> u32 {
-        let weight = u64::from(flow.weight.get());
+    fn part(&self, weight: Weight) -> u32 {
+        let weight = u64::from(weight.get());
         let part = u64::from(self.config.queue_length) * weight / self.present_weight.max(weight).max(1);
         (part as u32).max(1)
+    }
+
+    /// The flow's limit is of this round from now on.
+    #[cold]
+    fn look_up(&mut self, slot: usize) {
+        let Some(limit) = self.flows.get(slot).map(|flow| self.part(flow.weight)) else { return };
+        if let Some(flow) = self.flows.get_mut(slot) {
+            (flow.limit, flow.round) = (limit, self.round);
+        }
+    }
+
+    /// A request's flow, its limit looked up, and what the request occupies.
+    #[inline]
+    fn sender(&mut self, job: Job) -> Option<(usize, u64)> {
+        let JobState { flow, channels, .. } = *self.jobs.get(job.0 as usize)?;
+        if self.flows.get(flow as usize)?.round != self.round {
+            self.look_up(flow as usize);
+        }
+        Some((flow as usize, channels.into()))
     }
 
     /// How many channels a request occupies (Eq. 4).
@@ -361,19 +380,31 @@ impl Control {
         }
         self.remember(arrival.flow, inner);
         let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
+        flow.arrival = self.arrivals;
+        if flow.staged == 0 && flow.lane == Lane::Reserved {
+            self.reserved.staged = self.reserved.staged.wrapping_add(1);
+        }
         flow.staged = flow.staged.wrapping_add(1);
-        let (counted, weight) = (u64::from(flow.weight.get()), u64::from(arrival.weight.get()));
-        flow.weight = arrival.weight;
+        if !flow.is_present || flow.weight != arrival.weight {
+            self.weigh(arrival.flow, arrival.weight);
+        }
+        if self.config.sequentiality {
+            self.perceive(now_ns, false, arrival.flow, inner);
+        }
+    }
+
+    /// A flow is new, or has another weight.
+    #[cold]
+    fn weigh(&mut self, slot: usize, weight: Weight) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        let counted = core::mem::replace(&mut flow.weight, weight);
+        let (counted, weight) = (u64::from(counted.get()), u64::from(weight.get()));
         if flow.dispatched > 0 {
-            self.served_weight = (self.served_weight + weight).saturating_sub(counted);
+            self.served.weight = (self.served.weight + weight).saturating_sub(counted);
         }
-        if core::mem::replace(&mut flow.is_present, true) {
-            self.present_weight = (self.present_weight + weight).saturating_sub(counted);
-        } else {
-            self.present_weight += weight;
-            self.begin_round(inner);
-        }
-        self.perceive(now_ns, false, arrival.flow, inner);
+        let counted = if core::mem::replace(&mut flow.is_present, true) { counted } else { 0 };
+        self.present_weight = (self.present_weight + weight).saturating_sub(counted);
+        self.begin_round();
     }
 
     /// A request arrives and is merged with a staged one: the same, but nothing more is staged.
@@ -386,157 +417,126 @@ impl Control {
             (job.length, job.channels) = (length, channels);
         }
         self.remember(arrival.flow, inner);
-        self.perceive(now_ns, true, arrival.flow, inner);
+        if let Some(flow) = self.flows.get_mut(arrival.flow) {
+            flow.arrival = self.arrivals;
+        }
+        if self.config.sequentiality {
+            self.perceive(now_ns, true, arrival.flow, inner);
+        }
     }
 
     /// Puts an arrival into the history; what falls out of it may have been its flow's last sign.
     #[inline]
-    fn remember<S: SerialPolicy>(&mut self, flow: usize, inner: &mut S) {
-        if let Some(flow) = self.flows.get_mut(flow) {
-            flow.recent = flow.recent.wrapping_add(1);
-        }
+    fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
+        self.arrivals = self.arrivals.wrapping_add(1);
         self.newest = if self.newest + 1 < self.history.len() { self.newest + 1 } else { 0 };
         let Some(place) = self.history.get_mut(self.newest) else { return };
-        let oldest = core::mem::replace(place, flow as u32) as usize;
-        let Some(flow) = self.flows.get_mut(oldest) else { return };
-        flow.recent = flow.recent.saturating_sub(1);
-        if flow.recent == 0 {
+        let oldest = core::mem::replace(place, slot as u32) as usize;
+        let fallen = self.arrivals.wrapping_sub(u64::from(self.config.history));
+        if oldest != slot && self.flows.get(oldest).is_some_and(|flow| flow.arrival == fallen) {
             self.look_for(oldest);
-            self.settle(oldest, inner);
+            if let Some(flow) = self.flows.get_mut(oldest) {
+                flow.settle(oldest, &mut self.reserved, inner);
+            }
         }
     }
 
     /// Sees whether a flow that is not among the last arrivals is there at all.
+    #[cold]
     fn look_for(&mut self, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         if flow.is_present && flow.staged == 0 && flow.dispatched == 0 {
             flow.is_present = false;
             self.present_weight = self.present_weight.saturating_sub(flow.weight.get().into());
         }
-        self.expect(slot, false);
-    }
-
-    /// The flow is deceptively idle, or is not.
-    #[inline]
-    fn expect(&mut self, slot: usize, is_expected: bool) {
-        let Some(flow) = self.flows.get_mut(slot) else { return };
-        match (core::mem::replace(&mut flow.is_expected, is_expected), is_expected) {
-            (false, true) => {
-                self.expected = self.expected.wrapping_add(1);
-                self.expected_dispatched = self.expected_dispatched.wrapping_add(flow.dispatched);
-            }
-            (true, false) => {
-                self.expected = self.expected.saturating_sub(1);
-                self.expected_dispatched = self.expected_dispatched.saturating_sub(flow.dispatched);
-            }
-            _ => {}
-        }
+        flow.is_expected = false;
     }
 
     /// The flow's sequentiality with this arrival (Eq. 7), and what follows for its limit.
-    #[inline]
     fn perceive<S: SerialPolicy>(&mut self, now_ns: u64, merges: bool, slot: usize, inner: &mut S) {
-        if !self.config.sequentiality {
-            return;
-        }
-        let (config, round) = (self.config, self.round);
-        let Some(limit) = self.flows.get(slot).map(|flow| self.limit(flow)) else { return };
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let now = now_ns / DECAY_UNIT_NS;
         let mut units = now.saturating_sub(flow.decayed);
         flow.decayed = now;
         while units > 0 && flow.sequentiality != 0 {
-            flow.sequentiality = flow.sequentiality.checked_div(config.decay.into()).unwrap_or(0);
+            flow.sequentiality = flow.sequentiality.checked_div(self.config.decay.into()).unwrap_or(0);
             units -= 1;
         }
         flow.sequentiality = flow.sequentiality.saturating_add(if merges { ONE } else { -ONE });
         if flow.sequentiality > 0 {
-            flow.limit = match flow.channels_before <= flow.channels {
-                true => limit.saturating_sub(1).max(1),
-                false => (limit + 1).min(config.queue_length),
+            if flow.round != self.round {
+                self.look_up(slot);
+            }
+            let Some(flow) = self.flows.get_mut(slot) else { return };
+            flow.limit = match flow.has_fallen {
+                false => flow.limit.saturating_sub(1).max(1),
+                true => (flow.limit + 1).min(self.config.queue_length),
             };
-            flow.round = round;
-            self.settle(slot, inner);
+            flow.settle(slot, &mut self.reserved, inner);
         }
     }
 
     /// A request enters the device: lines 15 to 30.
     #[inline]
     fn sent<S: SerialPolicy>(&mut self, job: Job, inner: &mut S) {
-        let Some(JobState { flow: slot, channels, .. }) = self.jobs.get(job.0 as usize).copied() else { return };
-        if self.flows.get(slot as usize).is_some_and(|flow| flow.dispatched == 0) {
-            self.enlist(slot);
+        let Some((slot, channels)) = self.sender(job) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        if flow.dispatched == 0 {
+            self.served.flows = self.served.flows.wrapping_add(1);
+            self.served.weight += u64::from(flow.weight.get());
         }
-        let Some(flow) = self.flows.get_mut(slot as usize) else { return };
-        flow.staged = flow.staged.saturating_sub(1);
-        let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched < self.config.reserve;
-        let is_expected = self.config.idleness && sends_little && flow.recent > 0;
-        self.expected_dispatched = self.expected_dispatched.wrapping_add(flow.is_expected.into());
+        flow.staged = flow.staged.wrapping_sub(1);
         flow.dispatched = flow.dispatched.wrapping_add(1);
-        flow.channels_before = flow.channels;
-        flow.channels += u64::from(channels);
-        self.dispatched = self.dispatched.wrapping_add(1);
-        self.channels += u64::from(channels);
-        self.expect(slot as usize, is_expected);
-        self.judge(slot as usize, false);
-        self.settle(slot as usize, inner);
+        if flow.lane == Lane::Reserved {
+            self.reserved.dispatched = self.reserved.dispatched.wrapping_add(1);
+            self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
+        }
+        flow.channels += channels;
+        flow.has_fallen = false;
+        self.served.requests = self.served.requests.wrapping_add(1);
+        self.served.channels += channels;
+        let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
+        let is_recent = self.arrivals.wrapping_sub(flow.arrival) < self.config.history.into();
+        flow.is_expected = sends_little && is_recent && self.config.idleness;
+        self.halved |= flow.judge(&self.served, &self.config, false);
+        flow.settle(slot, &mut self.reserved, inner);
     }
 
     /// A request is completed: lines 23 to 30.
     #[inline]
     fn came_back<S: SerialPolicy>(&mut self, job: Job, inner: &mut S) {
-        let Some(JobState { flow: slot, channels, .. }) = self.jobs.get(job.0 as usize).copied() else { return };
-        let Some(flow) = self.flows.get_mut(slot as usize) else { return };
-        flow.dispatched = flow.dispatched.saturating_sub(1);
-        self.expected_dispatched = self.expected_dispatched.saturating_sub(flow.is_expected.into());
-        flow.channels_before = flow.channels;
-        flow.channels = flow.channels.saturating_sub(channels.into());
-        let (has_left, is_recent) = (flow.dispatched == 0, flow.recent > 0);
-        self.dispatched = self.dispatched.saturating_sub(1);
-        self.channels = self.channels.saturating_sub(channels.into());
-        if has_left {
-            self.discharge(slot);
+        self.forget();
+        let Some((slot, channels)) = self.sender(job) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        flow.dispatched = flow.dispatched.wrapping_sub(1);
+        if flow.lane == Lane::Reserved {
+            self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
         }
-        self.forget(inner);
-        self.judge(slot as usize, true);
-        if !is_recent {
-            self.look_for(slot as usize);
+        flow.channels = flow.channels.wrapping_sub(channels);
+        flow.has_fallen = true;
+        self.served.requests = self.served.requests.wrapping_sub(1);
+        self.served.channels = self.served.channels.wrapping_sub(channels);
+        if flow.dispatched == 0 {
+            self.served.flows = self.served.flows.wrapping_sub(1);
+            self.served.weight = self.served.weight.saturating_sub(flow.weight.get().into());
         }
-        self.settle(slot as usize, inner);
-    }
-
-    /// Halves the flow's limit if it is aggressive where channels are short, but not below what makes it average; lets it recover
-    /// by what comes back if not.
-    #[inline]
-    fn judge(&mut self, slot: usize, recovers: bool) {
-        let Some(flow) = self.flows.get(slot) else { return };
-        let (limit, weight) = (self.limit(flow), u64::from(flow.weight.get()));
-        let conflict = self.channels > u64::from(self.config.channels) && self.served_flows > 1;
-        // Above the average: more than its weight's part of all channels.
-        let above = conflict && flow.channels * self.served_weight > self.channels * weight;
-        let new = match above && self.config.aggressiveness {
-            true if limit > 1 => {
-                let average = u64::from(flow.dispatched) * self.channels * weight;
-                let average = average.checked_div(flow.channels * self.served_weight).unwrap_or(0) as u32;
-                (limit / 2).max(average).max(1)
-            }
-            false if recovers => (limit + 1).min(self.config.queue_length),
-            _ => return,
-        };
-        self.halved |= new < limit;
+        self.halved |= flow.judge(&self.served, &self.config, true);
+        if self.arrivals.wrapping_sub(flow.arrival) >= self.config.history.into() {
+            self.look_for(slot);
+        }
         if let Some(flow) = self.flows.get_mut(slot) {
-            (flow.limit, flow.round) = (new, self.round);
+            flow.settle(slot, &mut self.reserved, inner);
         }
     }
 
     /// After two queues' worth of completions all that limits were found for has left the device: they are set anew.
     #[inline]
-    fn forget<S: SerialPolicy>(&mut self, inner: &mut S) {
+    fn forget(&mut self) {
         self.completions = self.completions.wrapping_add(1);
         if self.completions >= 2 * self.config.queue_length {
             self.completions = 0;
             if core::mem::take(&mut self.halved) {
-                self.begin_round(inner);
+                self.begin_round();
             }
         }
     }
@@ -546,11 +546,13 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     /// The slot's last life may still be in the history: it falls out of it as it would have.
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(flow) = self.control.flows.get_mut(slot) {
-            let FlowState { weight, recent, is_present, is_expected, lane, .. } = *flow;
-            *flow = FlowState { weight, recent, is_present, is_expected, lane, ..FlowState::default() };
+            let FlowState { weight, arrival, is_present, is_expected, lane, .. } = *flow;
+            *flow = FlowState { weight, arrival, is_present, is_expected, lane, ..FlowState::default() };
         }
         self.inner.add_flow(slot, weight);
-        self.control.settle(slot, &mut self.inner);
+        if let Some(flow) = self.control.flows.get_mut(slot) {
+            flow.settle(slot, &mut self.control.reserved, &mut self.inner);
+        }
     }
 
     fn set_weight(&mut self, flow: usize, weight: Weight) {
@@ -559,8 +561,10 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
 
     /// Nobody waits for it any more.
     fn remove_flow(&mut self, slot: usize) {
-        self.control.expect(slot, false);
-        self.control.settle(slot, &mut self.inner);
+        if let Some(flow) = self.control.flows.get_mut(slot) {
+            flow.is_expected = false;
+            flow.settle(slot, &mut self.control.reserved, &mut self.inner);
+        }
         self.inner.remove_flow(slot);
     }
 
@@ -582,10 +586,8 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     #[inline]
     fn select(&mut self, now_ns: u64, _lanes: Lanes) -> Selection {
         let Nass { inner, control } = self;
-        if control.dispatched >= control.config.queue_length {
-            return Selection::Nothing;
-        }
-        let selection = inner.select(now_ns, control.open());
+        let Some(lanes) = control.open() else { return Selection::Nothing };
+        let selection = inner.select(now_ns, lanes);
         if let Selection::Serve(job) = selection {
             control.sent(job, inner);
         }
@@ -726,8 +728,8 @@ mod tests {
         // 128 arrivals later it is taken to be gone.
         stage(&mut nass, 1, 80..100, 4096);
         stage(&mut nass, 2, 0..110, 4096);
-        assert_eq!(nass.control.expected, 0);
-        assert_eq!(counts(&send(&mut nass))[1], 2, "beside eight, to a third of the queue");
+        assert_eq!(nass.control.reserved.flows, 0);
+        assert_eq!(counts(&send(&mut nass))[1], 8, "beside eight, to half of the queue");
     }
 
     #[test]
@@ -750,7 +752,7 @@ mod tests {
         assert_eq!(nass.control.flows[0].sequentiality, 7 * ONE);
         assert_eq!(nass.limit(0), 32 - 7);
         assert_eq!(send(&mut nass), [0, 1, 2]);
-        assert_eq!(nass.control.channels, 1 + 1 + 6, "the third is 44 KiB by now");
+        assert_eq!(nass.control.served.channels, 1 + 1 + 6, "the third is 44 KiB by now");
         complete(&mut nass, &[2]);
         let limit = nass.limit(0);
         // It has just had one back.
