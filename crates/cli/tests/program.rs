@@ -105,7 +105,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["device", "probe", "--output", out, file], 2, unreadable.clone()),
         (vec!["device", "show", disk], 2, "is longer than 1M".into()),
         (vec!["lab", "run", "X-99"], 2, "no claim is called `X-99`: see `fairq lab list`".into()),
-        (vec!["lab", "run", file], 2, format!("{file}:1:2: unknown key")),
+        (vec!["lab", "run", file], 2, format!("{file}:1:1: invalid type")),
         (vec!["lab", "merge", "/nonexistent"], 2, "it has to be a folder that --output made".into()),
         (vec!["man", "/proc/x"], 1, "cannot write man pages to /proc/x".into()),
         (vec!["completions", "tcsh"], 2, "[possible values: bash, elvish, fish".into()),
