@@ -126,3 +126,24 @@ controller("lists", queues(1), memory(PAGE, PAGE + 4096, PAGE + 8192), io(1, 2, 
            io(1, 2, 2, 1, (PAGE, 32 | 0x20 << 56), (0, 0, 31), flags=64), io(1, 1, 3, 1, (PAGE, 16 | 0x30 << 56), flags=64))
 controller("registers", register(0x14, 0), register(0x24, 0), register(0x14, 1), register(0x1000, 99), register(0x14, 0),
            register(0x28, 1), register(0x14, 0x460001), register(0x1004, 7), register(0x10F8, 3))
+
+
+# The lab. Lines are made up; the formats are those of the traces that they are called after.
+def trace(number, name, text):
+    save("lab_trace", name, bytes([number]) + (text if isinstance(text, bytes) else text.encode()))
+
+
+trace(0, "msr", "128166372003061629,usr,0,Read,8192,4096,41286\n128166372003061729,usr,1,Write,1024,512,100\n")
+trace(1, "systor", "Timestamp,Response,IOType,LUN,Offset,Size\n1455591804.5,0.006,R,0,8192,4096\n1455591804.500001,,W,1,0,1\n")
+trace(2, "tencent", "7,16,8,0,1058\n9,2,1,1,3\n")
+trace(3, "alibaba", "419,R,8192,4096,1577808000000046\n725,W,0,512,1577808000000047\n")
+trace(4, "mqsim", "938513000 4 16 8 1\n938828000 3 2 1 0\n")
+trace(5, "blkparse", "  8,0    3        1     0.000000000   697  Q   R 16 + 8 [fio]\n  8,0    3        3     0.000000250   697  Q  WS 2 + 1 [fio]\n"
+      "  8,0    3        4     0.000000300   697  Q FWS [fio]\nCPU3 (8,0):\n Reads Queued: 1, 4KiB\n")
+trace(6, "vscsi-1", b"".join(struct.pack("<IIIHHQQ", at, 4096, 1, command, 0x1FF, 8 * at, 100 * at) for at, command in ((1, 0x28), (2, 0x2A))))
+trace(6, "vscsi-2", b"".join(struct.pack("<HHIIIQQQ", command, 0x2FF, at, 4096, 1, 8 * at, 100 * at, 7) for at, command in ((1, 0x28), (2, 0x8A))))
+trace(7, "fairq", "ns,shard,event,tenant,tag,op,offset,bytes,class,free,now,start,why\n5,0,arrive,db,1,read,8192,4096,,,,,\n")
+trace(15, "of-one-tenant", "5,0,arrive,1,1,write,0,512,,,,,\n6,0,arrive,2,1,read,0,512,,,,,\n")
+
+for number in range(8):
+    save("lab_scenario", f"mixed-{number}", bytes((index * (2 * number + 7) + number * number) % 256 for index in range(240)))

@@ -135,6 +135,9 @@ pub const MS: u64 = 1_000_000;
 /// A second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
 
+/// Times are shorter than this, some eighteen years: then no sum of a few overflows.
+const LONGEST_NS: u64 = 1 << 59;
+
 impl Job {
     /// Random reads of one size, one after the other without a pause.
     pub fn random_read(bytes: u32, depth: u32) -> Job {
@@ -265,6 +268,10 @@ impl Scenario {
                 "nothing to measure: the warm-up must end before the run, and an interval be above 0".into(),
             );
         }
+        let times = [self.duration_ns, self.wake_ns, self.moves_ns.unwrap_or(0), self.series_ns.unwrap_or(0)];
+        if times.into_iter().any(|ns| ns >= LONGEST_NS) {
+            return refuse(TOO_LONG.into());
+        }
         for tenant in &self.tenants {
             tenant.check(self).or_else(|what| refuse(format!("tenant {}: {what}", tenant.name)))?;
         }
@@ -275,6 +282,8 @@ impl Scenario {
         Ok(())
     }
 }
+
+const TOO_LONG: &str = "a time of more than eighteen years";
 
 impl Tenant {
     fn check(&self, scenario: &Scenario) -> Result<(), String> {
@@ -295,6 +304,12 @@ impl Tenant {
         }
         if burst.is_some_and(|burst| burst.on_ns == 0) {
             return Err("bursts that are never on".into());
+        }
+        let Job { think_ns, interval_ns, .. } = self.job;
+        let pauses =
+            burst.map_or([think_ns, interval_ns, 0, 0], |burst| [think_ns, interval_ns, burst.on_ns, burst.off_ns]);
+        if pauses.into_iter().any(|ns| ns >= LONGEST_NS) {
+            return Err(TOO_LONG.into());
         }
         let ends = self.lives.iter().flat_map(|&(from, until)| [from, until]);
         if !ends.is_sorted_by(|a, b| a < b) {

@@ -102,11 +102,11 @@ impl Thread {
         }
         if self.job.interval_ns > 0 {
             due_ns = due_ns.max(self.paced_ns);
-            self.paced_ns = due_ns + self.job.interval_ns;
+            self.paced_ns = due_ns.saturating_add(self.job.interval_ns);
         }
         let Some(burst) = self.job.burst else { return due_ns };
         let cycle_ns = burst.on_ns + burst.off_ns;
-        if due_ns % cycle_ns < burst.on_ns { due_ns } else { (due_ns / cycle_ns + 1) * cycle_ns }
+        if due_ns % cycle_ns < burst.on_ns { due_ns } else { (due_ns / cycle_ns + 1).saturating_mul(cycle_ns) }
     }
 
     #[inline]
