@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fairq_sim::lab::{Progress, ROWS, Row, Shard, answer, named};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
 use crate::bench::write_out;
@@ -65,8 +65,8 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
     let findings = answer(&rows, seed(args), jobs, shard, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
-    let record = Record::new(seed(args), findings);
-    tell(&record, &command(args), args.json.as_deref(), args.output.as_deref())?;
+    let record = Record::new(seed(args), asked(args), shard, findings);
+    tell(&record, args.json.as_deref(), args.output.as_deref())?;
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
     }
@@ -90,10 +90,9 @@ fn file_of(folder: &Path) -> PathBuf {
     if folder.is_dir() { folder.join("results/lab.json") } else { folder.to_owned() }
 }
 
-/// The command that gives the same again.
-fn command(args: &LabRunArgs) -> String {
-    let what = args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"));
-    format!("fairq lab run {what} --seed {}", seed(args))
+/// What is asked for, as on the command line.
+fn asked(args: &LabRunArgs) -> String {
+    args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"))
 }
 
 /// What names a run if nobody says anything.
@@ -119,15 +118,24 @@ fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 
 /// On standard error, if that is a terminal.
 fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {msg}, about {eta} left").expect("the template is well formed");
+    // Before the first experiment is done nobody knows.
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta()))).expect("it is text");
+        }
+    };
+    let style = ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
+    let style = style.with_key("left", left);
     let bar = ProgressBar::new(1).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
 }
 
-fn tell(record: &Record, command: &str, json: Option<&Path>, output: Option<&Path>) -> anyhow::Result<()> {
+fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::Result<()> {
     if let Some(folder) = output {
-        page::write(record, command, folder)?;
+        // What gives the same again.
+        let command = format!("fairq lab run {} --seed {}", record.asked, record.seed);
+        page::write(record, &command, folder)?;
     }
     let claims = serde_json::to_string_pretty(&Claims { claims: &record.claims })?;
     match json {
@@ -143,8 +151,7 @@ fn tell(record: &Record, command: &str, json: Option<&Path>, output: Option<&Pat
 fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
     let parts = args.parts.iter().map(|path| Record::read(&file_of(path))).collect::<Result<Vec<_>, _>>()?;
     let record = Record::merged(parts)?;
-    let command = format!("fairq lab run all --seed {}", record.seed);
-    tell(&record, &command, args.json.as_deref(), args.output.as_deref())
+    tell(&record, args.json.as_deref(), args.output.as_deref())
 }
 
 /// The rows that were asked for, in the catalogue's order and each once.
@@ -202,7 +209,8 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let json = |goes_on| {
-            let record = Record::new(1, answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| goes_on));
+            let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| goes_on);
+            let record = Record::new(1, "D-3.1".into(), Shard::WHOLE, findings);
             serde_json::to_value(Claims { claims: &record.claims }).unwrap()
         };
         let (json, interrupted) = (json(true), json(false));

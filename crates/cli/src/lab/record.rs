@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use fairq_sim::lab::{self, Findings, ROWS, Row, Shape};
+use fairq_sim::lab::{self, Findings, ROWS, Row, Shape, Shard};
 use serde::{Deserialize, Serialize};
 
 use crate::refusal::Refusal;
@@ -73,15 +73,23 @@ pub(super) struct Table {
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) seed: u64,
+    /// What was asked for, as on the command line.
+    #[serde(default)]
+    pub(super) asked: String,
+    /// Which part of it this is, from 1, and of how many; nothing for the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) part: Option<(usize, usize)>,
     pub(super) claims: Vec<Claim>,
     pub(super) figures: Vec<Figure>,
     pub(super) tables: Vec<Table>,
 }
 
 impl Record {
-    pub(super) fn new(seed: u64, findings: Findings) -> Record {
+    pub(super) fn new(seed: u64, asked: String, shard: Shard, findings: Findings) -> Record {
         Record {
             seed,
+            asked,
+            part: (shard != Shard::WHOLE).then_some((shard.part + 1, shard.of)),
             claims: findings.rows.into_iter().map(Claim::from).collect(),
             figures: findings.figures.into_iter().map(Figure::from).collect(),
             tables: findings.tables.into_iter().map(Table::from).collect(),
@@ -100,14 +108,22 @@ impl Record {
         }
     }
 
-    /// Several parts of the same, in the catalogue's order. A claim that is in two parts must have come out alike.
+    /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come out alike.
     pub(super) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
-        let mut all = Record { seed: parts.first().map_or(0, |part| part.seed), ..Record::default() };
+        let (seed, asked) = parts.first().map_or_else(Default::default, |part| (part.seed, part.asked.clone()));
+        let mut all = Record { seed, asked, ..Record::default() };
+        complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
                 return Err(Refusal::new(format!(
                     "a part was run with seed {}, another with {}: parts belong together only if their seeds are the same",
                     all.seed, part.seed
+                )));
+            }
+            if part.asked != all.asked {
+                return Err(Refusal::new(format!(
+                    "a part is of `fairq lab run {}`, another of `fairq lab run {}`: parts belong together only if the same was asked for",
+                    all.asked, part.asked
                 )));
             }
             for claim in part.claims {
@@ -171,6 +187,24 @@ impl Record {
         let all = hold + fail + open;
         format!("of {all} claims {hold} hold, {fail} do not, {open} cannot be said here")
     }
+}
+
+/// Whether each part of a whole is there, once.
+fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
+    let Some(&(_, of)) = parts.first() else { return Ok(()) };
+    if let Some((_, other)) = parts.iter().find(|part| part.1 != of) {
+        return Err(Refusal::new(format!(
+            "a part is one of {of}, another one of {other}: all must be of one division"
+        )));
+    }
+    for number in 1..=of {
+        match parts.iter().filter(|part| part.0 == number).count() {
+            1 => {}
+            0 => return Err(Refusal::new(format!("part {number}/{of} is missing: run it with --shard {number}/{of}"))),
+            _ => return Err(Refusal::new(format!("part {number}/{of} is there twice: give each once"))),
+        }
+    }
+    Ok(())
 }
 
 impl Claim {
@@ -290,6 +324,22 @@ mod tests {
         other.claims[0].holds = None;
         let error = Record::merged(vec![record(1, &["M-T1"]), other]).unwrap_err();
         assert_eq!(error.to_string(), "claim M-T1 came out differently in two parts");
+        let asked = Record { asked: "M-5".into(), ..record(1, &["M-T1"]) };
+        let error = Record::merged(vec![record(1, &["M-T1"]), asked]).unwrap_err();
+        assert!(error.to_string().ends_with("only if the same was asked for"), "{error}");
+    }
+
+    #[test]
+    fn each_part_must_be_there_once() {
+        let parts = |parts: &[(usize, usize)]| {
+            let part = |&part| Record { part: Some(part), asked: "all".into(), ..record(1, &["M-T1"]) };
+            Record::merged(parts.iter().map(part).collect()).map_err(|refusal| refusal.to_string())
+        };
+        let whole = parts(&[(2, 3), (3, 3), (1, 3)]).unwrap();
+        assert_eq!((whole.part, whole.asked.as_str()), (None, "all"));
+        assert_eq!(parts(&[(1, 3), (3, 3)]).unwrap_err(), "part 2/3 is missing: run it with --shard 2/3");
+        assert_eq!(parts(&[(1, 2), (1, 2)]).unwrap_err(), "part 1/2 is there twice: give each once");
+        assert!(parts(&[(1, 2), (2, 3)]).unwrap_err().contains("one of 2, another one of 3"));
     }
 
     #[test]
