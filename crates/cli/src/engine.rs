@@ -23,8 +23,9 @@ use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
 use fairq_host::device::paced::Pace;
 
 use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
-use crate::config::policy::{self, PolicyConfig, PolicyName};
+use crate::config::policy::{PolicyConfig, PolicyName};
 use crate::config::serial::SerialKnobs;
+use crate::config::values;
 use crate::config::{CpuList, complete_cpus};
 use crate::refusal::Refusal;
 use crate::units::{exact_size, show_count, show_duration};
@@ -105,17 +106,17 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
             mqfq.cost = config.cost;
             mqfq.serial = config.name == PolicyName::MqfqSerial;
             mqfq.virtual_time = match config.virtual_time {
-                policy::VirtualTime::Mindicator => VirtualTimeKind::Mindicator,
-                policy::VirtualTime::Scan => VirtualTimeKind::ArrayScan,
+                values::VirtualTime::Mindicator => VirtualTimeKind::Mindicator,
+                values::VirtualTime::Scan => VirtualTimeKind::ArrayScan,
             };
             mqfq.slot_kind = match config.slot_kind {
-                policy::SlotKind::Tree => SlotKind::TokenTree,
-                policy::SlotKind::Counter => SlotKind::AtomicCounter,
-                policy::SlotKind::Bitmap => SlotKind::ScalableBitmap,
+                values::SlotKind::Tree => SlotKind::TokenTree,
+                values::SlotKind::Counter => SlotKind::AtomicCounter,
+                values::SlotKind::Bitmap => SlotKind::ScalableBitmap,
             };
             mqfq.unthrottle = match config.unthrottle {
-                policy::Unthrottle::Wheel => UnthrottleKind::Wheel,
-                policy::Unthrottle::Poll(period_ns) => UnthrottleKind::Polling { period_ns },
+                values::Unthrottle::Wheel => UnthrottleKind::Wheel,
+                values::Unthrottle::Poll(period_ns) => UnthrottleKind::Polling { period_ns },
             };
             let (policy, ports) = Mqfq::<P>::new(mqfq).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
@@ -158,14 +159,14 @@ pub(crate) fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: u
         grace_ns: keys.grace_ns.unwrap_or(defaults.grace_ns),
         period_ns: keys.period_ns.unwrap_or(defaults.period_ns),
         ratio: match (keys.hl, keys.initial) {
-            (policy::Hl::Static(ratio), _) => Ratio::Static(ratio),
-            (policy::Hl::Dynamic, Some(initial)) => Ratio::Dynamic { initial },
-            (policy::Hl::Dynamic, None) => defaults.ratio,
+            (values::Hl::Static(ratio), _) => Ratio::Static(ratio),
+            (values::Hl::Dynamic, Some(initial)) => Ratio::Dynamic { initial },
+            (values::Hl::Dynamic, None) => defaults.ratio,
         },
         tracker: match keys.tracker {
-            policy::Tracker::Sloppy => TrackerKind::Sloppy,
-            policy::Tracker::Scan => TrackerKind::Scan,
-            policy::Tracker::Mindicator => TrackerKind::Mindicator,
+            values::Tracker::Sloppy => TrackerKind::Sloppy,
+            values::Tracker::Scan => TrackerKind::Scan,
+            values::Tracker::Mindicator => TrackerKind::Mindicator,
         },
         strict_paper: keys.strict_paper,
         urgent_percent: keys.urgent_percent,

@@ -28,6 +28,7 @@ pub(crate) mod parameters;
 pub(crate) mod policy;
 pub(crate) mod serial;
 pub(crate) mod tenant;
+pub(crate) mod values;
 pub(crate) mod weight;
 
 use device::{DeviceConfig, DeviceTable, Kind};

@@ -3,7 +3,8 @@
 use fairq_core::Topology;
 use fairq_core::kyber::fair::KyberFairConfig;
 
-use super::policy::{Hl, PolicyConfig, PolicyName, SlotKind, Tracker, Unthrottle, VirtualTime};
+use super::policy::{PolicyConfig, PolicyName};
+use super::values::{Hl, SlotKind, Tracker, Unthrottle, VirtualTime};
 use crate::engine::{d2fq, kyber_depths, kyber_fair_busy, kyber_targets};
 use crate::units::{Factor, Nanos, exact_size};
 
