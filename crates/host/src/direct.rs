@@ -24,10 +24,10 @@
 
 use std::sync::Arc;
 
-use fairq_core::{Class, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use fairq_core::{Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 
 use crate::common::Common;
-use crate::device::{Command, Completion, Device, Place, Queue};
+use crate::device::{Completion, Device, Place, Queue};
 use crate::path::Order;
 use crate::ring::Ring;
 use crate::wakers::Wakers;
@@ -149,7 +149,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             }
         };
         self.live[tag.0 as usize] = Live { cookie: order.cookie, submitted_ns: now_ns, op: order.op };
-        let command = command(tag, class, order);
+        let command = order.command(tag, class);
         // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which is after its
         // completion has been reaped.
         unsafe { self.queue.issue(now_ns, &mut self.ring, &command) };
@@ -174,22 +174,6 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         if !self.wake.is_empty() {
             self.wakers.wake_all(std::mem::take(&mut self.wake));
         }
-    }
-}
-
-#[inline]
-fn command(tag: Tag, class: Class, order: &Order) -> Command {
-    Command {
-        tag,
-        op: order.op,
-        class,
-        file: order.file,
-        offset: order.offset,
-        length: order.length,
-        fua: order.fua,
-        no_hole: order.no_hole,
-        fast_only: order.fast_only,
-        memory: order.memory,
     }
 }
 

@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use fairq_core::{FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use fairq_core::{Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
 
 use crate::common::Common;
 use crate::device::{Command, Completion, Device, Queue};
@@ -58,6 +58,15 @@ pub struct Order {
     pub memory: Memory,
     /// The front end's name for it.
     pub cookie: u64,
+}
+
+impl Order {
+    /// What the device gets of it.
+    #[inline]
+    pub fn command(&self, tag: Tag, class: Class) -> Command {
+        let Order { op, file, offset, length, fua, no_hole, fast_only, memory, .. } = *self;
+        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
+    }
 }
 
 /// An order that has been carried out.
@@ -269,18 +278,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
-        let command = Command {
-            tag,
-            op: order.op,
-            class: fairq_core::Class::Medium,
-            file: order.file,
-            offset: order.offset,
-            length: order.length,
-            fua: order.fua,
-            no_hole: order.no_hole,
-            fast_only: order.fast_only,
-            memory: order.memory,
-        };
+        // The policy names the class when it lets the request go.
+        let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
             command,
             tenant: order.tenant,
@@ -338,7 +337,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     #[inline]
-    fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: fairq_core::Class) {
+    fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: Class) {
         if !self.joined.is_empty() {
             return self.issue_joined(now_ns, ring, tag, class);
         }
@@ -350,7 +349,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     /// The request that completes a command: all that were joined go, and it.
-    fn issue_joined(&mut self, now_ns: u64, ring: &mut Ring, last: Tag, class: fairq_core::Class) {
+    fn issue_joined(&mut self, now_ns: u64, ring: &mut Ring, last: Tag, class: Class) {
         let mut parts = std::mem::take(&mut self.joined);
         parts.push(last);
         self.batch += 1;
@@ -392,7 +391,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// The policy has let a request go.
     #[inline]
-    fn leave(&mut self, now_ns: u64, tag: Tag, class: fairq_core::Class) -> Command {
+    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
         live.command.class = class;
         live.issued_ns = now_ns;
