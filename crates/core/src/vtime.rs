@@ -98,8 +98,13 @@ impl VTime {
 
 /// Turns costs into virtual time for one flow on one port, without losing remainders. A change of weight drops the
 /// remainder: less than one unit, once.
+///
+/// A request would wait for its division, which is the longest single instruction on its way; so it is multiplied by the reciprocal
+/// instead, which is found once for a weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalizer {
+    /// 2^64 divided by the weight, rounded down (for a weight of 1: 2^64 - 1).
+    reciprocal: u64,
     /// Numerator left over by earlier requests, in hundredths of a byte; below `weight`.
     remainder: u16,
     /// The weight it was left by.
@@ -108,25 +113,38 @@ pub struct Normalizer {
 
 impl Normalizer {
     /// Without a remainder.
-    pub(crate) const NEW: Normalizer = Normalizer { remainder: 0, weight: 0 };
+    pub(crate) const NEW: Normalizer = Normalizer { reciprocal: 0, remainder: 0, weight: 0 };
+
+    /// For the first request at this weight.
+    #[cold]
+    fn at(weight: Weight) -> Normalizer {
+        // A weight is never 0; said again here, where the compiler would otherwise plan for a division by zero.
+        Normalizer { reciprocal: u64::MAX / u64::from(weight.get()).max(1), remainder: 0, weight: weight.get() }
+    }
 
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
     #[inline]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
+        if weight.get() != self.weight {
+            *self = Normalizer::at(weight);
+        }
         // cost is below 2^48 (CostModel::MAX_COST), so the numerator fits with room to spare.
-        let remainder = if weight.get() == self.weight { self.remainder } else { 0 };
-        let numerator = cost * 100 + u64::from(remainder);
-        // A weight is never 0; said again here, where the compiler would otherwise plan for a division by zero.
-        let divisor = u64::from(weight.get()).max(1);
-        let units = numerator / divisor;
-        *self = Normalizer { remainder: (numerator - units * divisor) as u16, weight: weight.get() };
-        units
+        let numerator = cost * 100 + u64::from(self.remainder);
+        let divisor = u64::from(self.weight);
+        // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1 too small: rounded down, it
+        // is the quotient or one less.
+        let below = ((u128::from(numerator) * u128::from(self.reciprocal)) >> 64) as u64;
+        let rest = numerator - below * divisor;
+        let is_one_less = rest >= divisor;
+        self.remainder = (if is_one_less { rest - divisor } else { rest }) as u16;
+        below + u64::from(is_one_less)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::CostModel;
     use proptest::prelude::*;
 
     #[test]
@@ -143,6 +161,22 @@ mod tests {
     }
 
     proptest! {
+        /// Multiplying by the reciprocal is dividing, at the largest costs too.
+        #[test]
+        fn the_quotient_is_exact(
+            weight in prop_oneof![Just(1u16), Just(10_000), 1u16..=10_000],
+            costs in prop::collection::vec(prop_oneof![1u64..100_000, (1 << 47)..=CostModel::MAX_COST], 1..20),
+        ) {
+            let (mut normalizer, mut remainder) = (Normalizer::NEW, 0);
+            for cost in costs {
+                let numerator = cost * 100 + remainder;
+                let units = normalizer.units(cost, Weight::new(weight).unwrap());
+                remainder = numerator % u64::from(weight);
+                prop_assert_eq!(units, numerator / u64::from(weight));
+                prop_assert_eq!(u64::from(normalizer.remainder), remainder);
+            }
+        }
+
         /// The law of remainders: however a total is cut into requests, and whatever the weight,
         /// the sum of the units is the exact quotient of the whole, rounded down once.
         #[test]
