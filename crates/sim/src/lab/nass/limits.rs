@@ -127,7 +127,9 @@ pub(super) fn merging(seed: u64) -> Result<Outcome, String> {
             id: "N-11.2",
             measured: format!("FV {}; DU {}", said(fv), said(du)),
             holds: Some(FOUR.iter().all(|&one| change(one, fv) > 0.0 && change(one, du) > 0.0)),
-            note: "N against NM".into(),
+            note: "N against NM. The second mechanism works on who merges, which is the writer here, and the writer is not the one \
+                   who loses (N-4.1)"
+                .into(),
         },
     ];
     let figure =
