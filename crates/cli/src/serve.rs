@@ -58,6 +58,7 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let policy = build_policy(&plan.policy, &shape)?;
     let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
     server::serve(policy, device, config, &mut console)?;
+    tracing::info!("ended: what was answered is on stable storage");
     Ok(())
 }
 

@@ -681,6 +681,8 @@ fn logs_are_json_where_nobody_looks() {
     let mut server = Server::start(CONFIG, &[]);
     let mut client = server.load("db", "100ms");
     assert!(until("the client ends", || client.try_wait().unwrap()).success());
+    server.said(&["weight", "db", "50"]);
+    server.said(&["params"]);
     server.signal(Signal::TERM);
     assert_eq!(server.end(), 0);
     let mut log = String::new();
@@ -691,6 +693,16 @@ fn logs_are_json_where_nobody_looks() {
     assert_eq!(
         (&connected["level"], &connected["message"], &connected["tenant"]),
         (&json!("INFO"), &json!("connected"), &json!("db"))
+    );
+    // What was changed, and the end.
+    let [changed, ending, ended] = &lines[2..] else { panic!("{log}") };
+    assert_eq!(
+        (&changed["method"], &changed["params"]),
+        (&json!("weight"), &json!(r#"{"tenant":"db","weight":"50"}"#))
+    );
+    assert!(
+        ending["message"].as_str().unwrap().starts_with("ending")
+            && ended["message"].as_str().unwrap().starts_with("ended")
     );
 
     // Why it could not start is one object, too.

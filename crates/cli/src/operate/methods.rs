@@ -68,12 +68,27 @@ struct OfDrain {
     now: bool,
 }
 
+/// The methods that change the server, and leave it to their caller to say so.
+const CHANGES: [&str; 8] = ["add", "remove", "weight", "policy.set", "params", "listen", "unlisten", "drain"];
+
 /// The methods that change nothing of what is shown.
 const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
 
 impl Console {
-    /// Carries out a call.
+    /// Carries out a call; what it changed is in the log.
     pub(super) fn method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
+        // `params` without any only tells.
+        let changes = CHANGES.contains(&method)
+            && (method == "drain" || given.as_object().is_some_and(|given| !given.is_empty()));
+        let params = changes.then(|| given.to_string());
+        let result = self.carry_out(admin, method, given);
+        if let (Some(params), Ok(result)) = (params, &result) {
+            tracing::info!(method, params, %result, "changed by the control socket");
+        }
+        result
+    }
+
+    fn carry_out(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
         if !READS.contains(&method) {
             self.look = None;

@@ -193,6 +193,7 @@ impl Operator for Console {
 
     fn stopping(&mut self) {
         notify(&[NotifyState::Stopping]);
+        tracing::info!("ending: finishing what is in flight");
         if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
             println!("finishing what is in flight");
         }
