@@ -75,23 +75,24 @@ const CHANGES: [&str; 8] = ["add", "remove", "weight", "policy.set", "params", "
 const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
 
 impl Console {
-    /// Carries out a call; what it changed is in the log.
-    pub(super) fn method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
+    /// Carries out a call of the control socket; what it changed is in the log.
+    pub(super) fn call_method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
         // `params` without any only tells.
         let changes = CHANGES.contains(&method)
             && (method == "drain" || given.as_object().is_some_and(|given| !given.is_empty()));
         let params = changes.then(|| given.to_string());
-        let result = self.carry_out(admin, method, given);
+        let result = self.method(admin, method, given);
         if let (Some(params), Ok(result)) = (params, &result) {
             tracing::info!(method, params, %result, "changed by the control socket");
         }
         result
     }
 
-    fn carry_out(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
+    /// Carries out a call.
+    pub(super) fn method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
         if !READS.contains(&method) {
-            self.look = None;
+            (self.look, self.latest) = (None, None);
         }
         match method {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
@@ -333,7 +334,6 @@ impl Console {
             self.close_own(admin, tenant.file);
             return Err(Refusal::new(error.to_string()));
         }
-        self.latest = None;
         let table = match new.path {
             Some(_) => table,
             None => TenantTable { offset: Some(Size(range.offset)), size: Some(Size(range.size)), ..table },
@@ -398,7 +398,6 @@ impl Console {
         if let Some(file) = file {
             self.close_own(admin, file);
         }
-        self.latest = None;
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         Ok(json!({ "tenant": name }))
     }
@@ -534,7 +533,7 @@ impl Console {
     /// The same, and it is in the log, whoever asked.
     pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
         let result = self.reload_file(admin);
-        self.look = None;
+        (self.look, self.latest) = (None, None);
         match &result {
             Ok(changes) => {
                 for Change { key, from, to, done } in changes {

@@ -179,7 +179,7 @@ impl Operator for Console {
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {
-        rpc::answer(line, |method, params| self.method(admin, method, params))
+        rpc::answer(line, |method, params| self.call_method(admin, method, params))
     }
 
     fn http(&mut self, admin: &mut dyn Admin, request: &server::HttpRequest) -> server::HttpResponse {
