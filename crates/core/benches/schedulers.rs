@@ -29,7 +29,7 @@ use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
-use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
+use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::StartTime;
 use fairq_core::{FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight};
 
@@ -253,11 +253,67 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
 }
 
-/// A scheduler behind one lock, and NASS around it.
+/// The turns that NASS makes a scheduler take where each of many flows may have one request on the device, without NASS.
+struct Turns<S> {
+    inner: S,
+    /// Per job, its flow.
+    flows: Vec<usize>,
+}
+
+impl<S: SerialPolicy> SerialPolicy for Turns<S> {
+    fn add_flow(&mut self, flow: usize, weight: Weight) {
+        self.inner.add_flow(flow, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        self.inner.set_weight(flow, weight);
+    }
+
+    fn remove_flow(&mut self, flow: usize) {
+        self.inner.remove_flow(flow);
+    }
+
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.flows[arrival.job.0 as usize] = arrival.flow;
+        self.inner.insert(now_ns, arrival);
+    }
+
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.inner.grow(now_ns, arrival);
+    }
+
+    fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        let selection = self.inner.select(now_ns, lanes);
+        if let Selection::Serve(job) = selection {
+            self.inner.set_lane(self.flows[job.0 as usize], Lane::Shut);
+        }
+        selection
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+        self.inner.completed(now_ns, job, outcome);
+        self.inner.set_lane(self.flows[job.0 as usize], Lane::Common);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        self.inner.tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        self.inner.virtual_time()
+    }
+}
+
+/// A scheduler behind one lock, alone, where flows take turns, and with NASS around it.
 fn measure_serial<S: SerialPolicy>(
     criterion: &mut Criterion,
     rows: &mut Vec<Row>,
-    names: [&'static str; 2],
+    names: [&'static str; 3],
     build: impl Fn(&SerialConfig) -> S,
 ) {
     let bounds = |ports: usize, flows: usize| SerialConfig {
@@ -271,8 +327,13 @@ fn measure_serial<S: SerialPolicy>(
         let bounds = bounds(ports, flows);
         Serial::<S>::with_policy(build(&bounds), &bounds).expect("the bounds are legal")
     });
-    let nass = NassConfig { queue_length: SLOTS, ..NassConfig::default() };
     measure(criterion, rows, names[1], |ports, flows| {
+        let bounds = bounds(ports, flows);
+        let turns = Turns { inner: build(&bounds), flows: vec![0; bounds.jobs()] };
+        Serial::<Turns<S>>::with_policy(turns, &bounds).expect("the bounds are legal")
+    });
+    let nass = NassConfig { queue_length: SLOTS, ..NassConfig::default() };
+    measure(criterion, rows, names[2], |ports, flows| {
         let bounds = bounds(ports, flows);
         NassOver::<S>::new(build(&bounds), &bounds, &nass).expect("the bounds are legal")
     });
@@ -305,7 +366,7 @@ fn main() {
         d2fq(threads, flows, TrackerKind::Mindicator)
     });
     measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| d2fq(threads, flows, TrackerKind::Scan));
-    measure_serial(&mut criterion, &mut rows, ["sfqd", "nass+mqfq"], StartTime::new);
+    measure_serial(&mut criterion, &mut rows, ["sfqd", "turns+sfqd", "nass+mqfq"], StartTime::new);
     // Without anticipation: time stands still here while a port waits.
     let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
     let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };
@@ -313,10 +374,10 @@ fn main() {
     let slices = |bounds: &SerialConfig| TimeSlices::new(bounds, &cfq).expect("legal");
     let budgets = |bounds: &SerialConfig| Budgets::new(bounds, &bfq).expect("legal");
     let throttled = |bounds: &SerialConfig| Throttled::new(bounds, &flashfq).expect("legal");
-    measure_serial(&mut criterion, &mut rows, ["cfq-na", "nass+cfq"], slices);
-    measure_serial(&mut criterion, &mut rows, ["bfq-na", "nass+bfq"], budgets);
-    measure_serial(&mut criterion, &mut rows, ["flashfq", "nass+flashfq"], throttled);
-    measure_serial(&mut criterion, &mut rows, ["fiops", "nass+fiops"], VirtualIops::new);
+    measure_serial(&mut criterion, &mut rows, ["cfq-na", "turns+cfq", "nass+cfq"], slices);
+    measure_serial(&mut criterion, &mut rows, ["bfq-na", "turns+bfq", "nass+bfq"], budgets);
+    measure_serial(&mut criterion, &mut rows, ["flashfq", "turns+flashfq", "nass+flashfq"], throttled);
+    measure_serial(&mut criterion, &mut rows, ["fiops", "turns+fiops", "nass+fiops"], VirtualIops::new);
     measure(&mut criterion, &mut rows, "mqfq", |threads, flows| mqfq(threads, flows, false));
     measure(&mut criterion, &mut rows, "mqfq-serial", |threads, flows| mqfq(threads, flows, true));
     measure(&mut criterion, &mut rows, "kyber", |ports, flows| {
