@@ -15,6 +15,7 @@ use fairq_host::interference::Served;
 use fairq_host::load::{self, Measured, Times};
 use fairq_host::stats::TenantStats;
 use fairq_host::wakers::Wakers;
+use fairq_sim::scenario::MOVES_NS;
 
 use crate::args::{BenchArgs, Policies, Way};
 use crate::config::device::{DeviceConfig, Kind};
@@ -148,7 +149,8 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let policies: Vec<_> =
         lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
     let path = path(args.path.unwrap_or_default(), &device, &policies)?;
-    let moves = args.moves.map(|interval| moves(interval, &jobs)).transpose()?;
+    let interval = args.moves.map(|interval| interval.unwrap_or(Nanos(MOVES_NS)));
+    let moves = interval.map(|interval| moves(interval, &jobs)).transpose()?;
     Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, times })
 }
 
@@ -156,7 +158,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
 fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     if interval_ns < 1_000_000 {
         return Err(Refusal::new(
-            "moves: less than 1 ms is shorter than what a request may take: write --moves 100ms, say",
+            "moves: less than 1 ms is shorter than what a request may take: write --moves 120ms, say",
         ));
     }
     match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {

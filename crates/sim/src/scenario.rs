@@ -134,6 +134,14 @@ pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
 /// A second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
+/// How often threads that nobody pins are placed anew, in nanoseconds, where D2FQ's Figure 15 is run.
+///
+/// It follows from how Linux balances (`sd_init` and Documentation/scheduler/sched-domains.rst): an idle CPU looks for a thread to
+/// take over every so many milliseconds as its domain has CPUs, 8 on the paper's machine, and finds one where another CPU has two
+/// that could run. 750 K requests a second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads
+/// 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that are idle 63 % of it take 132 threads a second, and
+/// each moves every 120 ms on average.
+pub const MOVES_NS: u64 = 120 * MS;
 
 /// Times are shorter than this, some eighteen years: then no sum of a few overflows.
 const LONGEST_NS: u64 = 1 << 59;

@@ -7,11 +7,7 @@
 //! Threads stay on the cores where they begin, except in Figure 15, where there come to be two of them for each core. The paper
 //! pins none, and its ratios of that figure need some unevenness: as long as the flows of one weight are served
 //! exactly alike, none of them is ever ahead of the others, the medium class stays empty, and Eq. 2 gives what two classes
-//! ask for (10 after event1). How often threads move follows from how Linux balances (`sd_init` and
-//! Documentation/scheduler/sched-domains.rst): an idle CPU looks for a thread to take over every so many milliseconds as its domain
-//! has CPUs, 8 here, and finds one where another CPU has two that could run. 750 K requests a second at 3.9 us (`crate::host`) keep eight
-//! CPUs busy 37 % of the time and each of 16 threads 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that
-//! are idle 63 % of it take 132 threads a second, and each moves every 120 ms on average ([`MOVES_NS`]).
+//! ask for (10 after event1). How often threads move is argued at [`MOVES_NS`].
 
 use std::ops::Range;
 
@@ -22,7 +18,7 @@ use fairq_device::Profile;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near, percent};
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler};
-use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
+use crate::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-3.2", "D-3.3", "D-3.4", "D-5.1", "D-5.2"], seconds: 8, run: walkthrough },
@@ -39,8 +35,6 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 const MQFQ: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 });
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 const MIB: u64 = 1 << 20;
-/// How often threads are placed anew where they are not pinned.
-const MOVES_NS: u64 = 120 * MS;
 
 fn d2fq(ratio: Ratio, tau_l: u64) -> AnyPolicy {
     AnyPolicy::Direct(Direct { ratio, tau_l, tau_m: None, strict_paper: false })
