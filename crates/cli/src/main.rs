@@ -11,8 +11,6 @@ use clap::Parser;
 use fairq_host::control::ControlError;
 use fairq_host::device::error::DeviceError;
 use fairq_host::server::ServerError;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
 use crate::refusal::Refusal;
@@ -30,6 +28,7 @@ mod files;
 mod fiojob;
 mod job;
 mod lab;
+mod logging;
 mod manual;
 mod operate;
 mod pairs;
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let said = in_words(&error);
-            if !is_json || (!tracing::dispatcher::has_been_set() && start_log(None, "error", true).is_err()) {
+            if !is_json || (!tracing::dispatcher::has_been_set() && logging::start(None, "error", true).is_err()) {
                 eprintln!("fairq: {said}");
             } else {
                 tracing::error!("{said}");
@@ -68,7 +67,7 @@ fn main() -> ExitCode {
 fn misunderstood(error: &clap::Error) -> ExitCode {
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
-    if !is_json || start_log(None, "error", true).is_err() {
+    if !is_json || logging::start(None, "error", true).is_err() {
         error.exit();
     }
     let said = error.render().to_string();
@@ -99,7 +98,7 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
             let sources = serve::settings(*args)?;
-            start_log(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
+            logging::start(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
             serve::run(sources)
         }
         Command::Ctl(args) => ctl::run(args),
@@ -107,51 +106,20 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { folder } => manual::pages(&folder),
         Command::Bench(args) => {
-            start_log(cli.log, "warn", false)?;
+            logging::start(cli.log, "warn", false)?;
             bench::run(args)
         }
         Command::Calibrate(args) => {
-            start_log(cli.log, "warn", false)?;
+            logging::start(cli.log, "warn", false)?;
             calibrate::run(args)
         }
         Command::Device { command } => {
-            start_log(cli.log, "warn", false)?;
+            logging::start(cli.log, "warn", false)?;
             device::run(command)
         }
         Command::Lab(args) => {
-            start_log(cli.log, "warn", false)?;
+            logging::start(cli.log, "warn", false)?;
             lab::run(args)
         }
     }
-}
-
-/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or as JSON.
-fn start_log(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
-    // Under inetd standard error may be the client's connection, into which nobody must write.
-    let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
-    if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
-        return Ok(());
-    }
-    let level = level.or_else(|| std::env::var("FAIRQ_LOG").ok()).unwrap_or_else(|| usual.to_owned());
-    let refuse = |what: &str| {
-        Refusal::new(format!(
-            "log: {what}: write error, warn, info, debug, trace or off, or for a part, info,fairq_host=debug"
-        ))
-    };
-    // A word alone would be taken for the name of a part of the program, and nothing would be logged.
-    let is_word = |part: &&str| !part.contains('=') && part.parse::<LevelFilter>().is_err();
-    if let Some(word) = level.split(',').find(is_word) {
-        return Err(refuse(&format!("`{word}` is not a level")));
-    }
-    // The allocator tells each step at level debug.
-    let directives = format!("offset_allocator=warn,{level}");
-    let filter = EnvFilter::builder().parse(directives).map_err(|error| refuse(&format!("`{level}`: {error}")))?;
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| status::LogWriter);
-    if is_json {
-        log.json().flatten_event(true).init()
-    } else {
-        log.init()
-    }
-    Ok(())
 }

@@ -138,25 +138,16 @@ fn frame(drawn: usize, text: &str) -> String {
     format!("\r{up}{lines}\x1b[J")
 }
 
-/// Standard error for the log, which takes the table away before it writes; the next second draws it below.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LogWriter;
-
-impl Write for LogWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if *drawn > 0 {
-            let mut out = io::stdout().lock();
-            out.write_all(frame(*drawn, "").as_bytes())?;
-            out.flush()?;
-            *drawn = 0;
-        }
-        io::stderr().write(bytes)
+/// Takes the table away before something else is written to the terminal; the next second draws it below that.
+pub(crate) fn take_away() -> io::Result<()> {
+    let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if *drawn > 0 {
+        let mut out = io::stdout().lock();
+        out.write_all(frame(*drawn, "").as_bytes())?;
+        out.flush()?;
+        *drawn = 0;
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
+    Ok(())
 }
 
 /// Rows of the terminal on standard output, if it is one.

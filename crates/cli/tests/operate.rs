@@ -179,6 +179,34 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     assert!(until("its client ends", || new.try_wait().unwrap()).success());
 }
 
+/// A pipe holds some four hundred of these lines.
+#[test]
+fn a_log_that_nobody_reads_keeps_nobody_waiting() {
+    let mut server = Server::start(CONFIG, &[]);
+    let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+    for weight in 1..2000 {
+        let call =
+            json!({ "jsonrpc": "2.0", "id": 1, "method": "weight", "params": { "tenant": "db", "weight": weight } });
+        writeln!(stream.get_mut(), "{call}").unwrap();
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        assert!(answer.contains("result"), "{answer}");
+    }
+    assert_eq!(server.weight("db"), 1999);
+    // Whoever reads it now has the first lines, and then how many there were more.
+    let mut log = BufReader::new(server.process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let first = log.find(|line| line.contains("weight")).unwrap();
+    assert!(first.contains("db"), "{first}");
+    std::thread::scope(|scope| {
+        let lost = scope.spawn(|| log.find(|line| line.contains("lines of the log were lost")));
+        until("it is said again", || {
+            server.ctl(&["weight", "web", "7"]);
+            lost.is_finished().then_some(())
+        });
+        assert!(serde_json::from_str::<Value>(&lost.join().unwrap().unwrap()).is_ok());
+    });
+}
+
 /// A thousand tenants with files of their own come and go beside others' load, some of them with clients: nothing of them
 /// stays, and a file that a tenant left is the next one's at once.
 #[test]

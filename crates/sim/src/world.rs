@@ -6,7 +6,7 @@
 //! wakes on another arrives there a wake-up's time later; a core that is about to be woken is not woken twice. Whenever a core has
 //! done anything it asks `next` until there is nothing to issue, as the contract says. The device completes in its own time.
 //!
-//! On a scenario's [host], if it has one, all of that takes time: what is due is queued at its core, begins when
+//! On a scenario's [host](crate::host), if it has one, all of that takes time: what is due is queued at its core, begins when
 //! the core is free, and takes effect when it is done. The policy is asked at the moment when the work before its verb is
 //! done, and for that moment its state is what facts tell; after each request that it issues the core comes back to it
 //! later, so that the verbs of different cores are called in the order of their times. Without a host nothing takes time.
