@@ -9,8 +9,7 @@
 //! class, whoever is ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch, nothing is
 //! staged, nobody waits for another port. Virtual time is charged at completion.
 //!
-//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what the flows need (`ratio`), and
-//! within it if it is too small by far;
+//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what the flows need (`ratio`);
 //! [`Policy::class_weights`] tells the weights that the device is to have.
 //!
 //! **What it guarantees.** No bound on unfairness over short times (the paper has none either); over longer ones two backlogged
@@ -62,7 +61,6 @@
 //! | a flow that pauses, but is deep most of the time | keeps what it is owed, up to 4 tau_w (`activity`) | keeps it within the grace period |
 //! | thresholds | halved until the device serves tau_l in 1/128 of a period, unless they are set | 8 MiB |
 //! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
-//! | the ratio | adjusted once a period, and raised within it if it is too small by far (`ratio`) | once a period |
 //! | f_min in Eq. 2 | of the flows that were in flight all period | of all active flows |
 //!
 //! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged like any other, once, when it completes.
@@ -120,11 +118,6 @@ const SCALE_MAX: u64 = 7;
 /// All flows together are to be served tau_l units in one part in so many of a period, at least. The paper's device does that in 1/400.
 const PERIOD_PARTS: u64 = 128;
 
-/// So often in a period it is looked whether the ratio is to be raised before the period ends.
-const LOOKS: u64 = 8;
-/// But not more often than this, in nanoseconds.
-const LOOK_MIN_NS: u64 = 1_000_000;
-
 /// A flow that pauses may be behind by so many times what counts as unfair.
 const LAGS: u64 = 4;
 
@@ -141,8 +134,6 @@ pub struct D2fq<P: Platform = Native> {
     /// tau_w, in units.
     unfair: u64,
     period_ns: u64,
-    /// A period's part between two looks, or the period if there are none.
-    look_ns: u64,
     /// Whether the ratio is adjusted.
     is_dynamic: bool,
     /// Whether the thresholds are.
@@ -185,26 +176,18 @@ struct Survey<P: Platform> {
     used: P::U64,
 }
 
-/// What the adjustment of the ratio remembers.
+/// What the adjustment of the ratio remembers from period to period.
 struct Adjuster {
-    period: Window,
-    look: Window,
-    /// The ratio is not what it was at the beginning for want of a measurement.
-    is_found: bool,
+    /// When the last period ended.
+    last_ns: Option<u64>,
     /// The most units of late that were served in a period.
     served: u64,
-}
-
-/// A time over which it is collected what flows do.
-struct Window {
-    /// When it began.
-    since_ns: Option<u64>,
     flows: Box<[Last]>,
-    /// What each flow did in the window before this; room for one of each flow.
+    /// Room for one of each flow.
     samples: Vec<Sample>,
 }
 
-/// A flow at the beginning of a window.
+/// A flow at the end of the last period.
 #[derive(Clone, Copy)]
 struct Last {
     of: Option<(FlowId, Weight)>,
@@ -240,16 +223,19 @@ impl<P: Platform> D2fq<P> {
         let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
-        let is_dynamic = matches!(config.ratio, Ratio::Dynamic { .. });
-        let looks = if is_dynamic && !config.strict_paper { LOOKS } else { 1 };
-        let adjuster = Adjuster { period: Window::new(flows), look: Window::new(flows), is_found: false, served: 0 };
+        let none = Last { of: None, vt: VTime::ZERO, moved: 0, bytes: [0; 3] };
+        let adjuster = Adjuster {
+            last_ns: None,
+            served: 0,
+            flows: (0..flows).map(|_| none).collect(),
+            samples: Vec::with_capacity(flows),
+        };
         let policy = D2fq {
             adjuster: P::Mutex::new(adjuster),
             ratio: P::U64::new(u64::from(ratio)),
             unfair: config.unfair(),
             period_ns: config.period_ns,
-            look_ns: config.period_ns.div_ceil(looks).max(LOOK_MIN_NS),
-            is_dynamic,
+            is_dynamic: matches!(config.ratio, Ratio::Dynamic { .. }),
             is_scaled: config.tau_l.is_none() && !config.strict_paper,
             shared,
         };
@@ -311,17 +297,23 @@ impl<P: Platform> Policy for D2fq<P> {
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
         let next = self.adjuster.with(|adjuster| {
-            let due_ns = adjuster.look.since_ns.map_or(0, |since| since.saturating_add(self.look_ns));
+            let due_ns = adjuster.last_ns.map_or(0, |last| last.saturating_add(self.period_ns));
             if now_ns < due_ns {
                 return due_ns;
             }
-            adjuster.look.end(&self.shared, now_ns);
-            if now_ns >= adjuster.period.since_ns.map_or(0, |since| since.saturating_add(self.period_ns)) {
-                self.end_period(adjuster, now_ns);
-            } else {
-                self.look(adjuster, now_ns);
+            adjuster.sample(&self.shared, now_ns);
+            if self.is_scaled && adjuster.served > 0 {
+                self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
             }
-            now_ns.saturating_add(self.look_ns)
+            let unfair = self.unfair >> self.shared.scale();
+            if self.is_dynamic {
+                let ratio = ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
+                self.ratio.store(u64::from(ratio), Ordering::Relaxed);
+            }
+            if !self.shared.strict_paper {
+                self.shared.forfeit(&adjuster.samples, unfair);
+            }
+            now_ns.saturating_add(self.period_ns)
         });
         Some(next)
     }
@@ -347,67 +339,14 @@ fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
     most.abs_diff(least)
 }
 
-impl<P: Platform> D2fq<P> {
-    /// Adjusts thresholds and ratio to the period that ends now.
-    fn end_period(&self, adjuster: &mut Adjuster, now_ns: u64) {
-        adjuster.period.end(&self.shared, now_ns);
-        adjuster.served = adjuster.period.served().max(adjuster.served / 2);
-        if self.is_scaled && adjuster.served > 0 {
-            self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
-        }
-        let (samples, unfair) = (&adjuster.period.samples, self.unfair_now());
-        if self.is_dynamic {
-            self.adjust(ratio::next(self.ratio(), samples, unfair, self.shared.strict_paper));
-            adjuster.is_found |= !samples.is_empty();
-        }
-        if !self.shared.strict_paper {
-            self.shared.forfeit(samples, unfair);
-        }
-    }
-
-    /// Adjusts the ratio in the middle of a period, if it is too small, or has never been adjusted. Then a new period begins.
-    fn look(&self, adjuster: &mut Adjuster, now_ns: u64) {
-        let (samples, ratio, unfair) = (&adjuster.look.samples, self.ratio(), self.unfair_now());
-        let next = if adjuster.is_found {
-            ratio::raised(ratio, samples, unfair)
-        } else {
-            (!samples.is_empty()).then(|| ratio::next(ratio, samples, unfair, false))
-        };
-        if let Some(next) = next {
-            self.adjust(next);
-            adjuster.is_found = true;
-            adjuster.period.end(&self.shared, now_ns);
-        }
-    }
-
-    fn adjust(&self, ratio: u16) {
-        self.ratio.store(u64::from(ratio), Ordering::Relaxed);
-    }
-
-    /// What counts as unfair on this device, in units.
-    fn unfair_now(&self) -> u64 {
-        self.unfair >> self.shared.scale()
-    }
-}
-
 impl Adjuster {
-    /// How often thresholds are to be halved, of which tau_l is `low`.
-    fn scale(&self, low: u64) -> u64 {
-        (0..SCALE_MAX).find(|&scale| low >> scale <= self.served / PERIOD_PARTS).unwrap_or(SCALE_MAX)
-    }
-}
-
-impl Window {
-    fn new(flows: usize) -> Self {
-        let none = Last { of: None, vt: VTime::ZERO, moved: 0, bytes: [0; 3] };
-        Window { since_ns: None, flows: (0..flows).map(|_| none).collect(), samples: Vec::with_capacity(flows) }
-    }
-
-    /// Makes `samples` say what each flow did in it, and begins the next.
-    fn end<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
+    /// Makes `samples` say what each flow did since the last period.
+    fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
-        let began_ns = self.since_ns.replace(now_ns).unwrap_or(0);
-        let lasts_ns = now_ns.saturating_sub(began_ns);
+        let began_ns = self.last_ns.replace(now_ns).unwrap_or(0);
+        let period_ns = now_ns.saturating_sub(began_ns);
+        self.served /= 2;
+        let mut served = 0u64;
         for (slot, (last, state)) in self.flows.iter_mut().zip(shared.states.iter()).enumerate() {
             let of = shared.flows.open_in(slot);
             if of.is_none() && last.of.is_none() {
@@ -423,22 +362,24 @@ impl Window {
                 let shifted = now.moved.wrapping_sub(before.moved) as i64;
                 let progress = now.vt.since(before.vt).saturating_sub(shifted);
                 let progress = u64::try_from(progress).unwrap_or(0);
+                served = served.saturating_add(progress);
                 self.samples.push(Sample {
                     slot,
                     vt: now.vt,
                     progress,
                     paused: state.has_paused_since(began_ns),
-                    backlogged: activity.is_backlogged(now_ns, lasts_ns),
+                    backlogged: activity.is_backlogged(now_ns, period_ns),
                     bytes: [0, 1, 2].map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
                     in_flight: units(in_flight, weight),
                 });
             }
         }
+        self.served = self.served.max(served);
     }
 
-    /// Units that were served in the window before this.
-    fn served(&self) -> u64 {
-        self.samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.progress))
+    /// How often thresholds are to be halved, of which tau_l is `low`.
+    fn scale(&self, low: u64) -> u64 {
+        (0..SCALE_MAX).find(|&scale| low >> scale <= self.served / PERIOD_PARTS).unwrap_or(SCALE_MAX)
     }
 }
 

@@ -11,15 +11,6 @@
 //! The registers are `L = 256 / r`, `M = L x ceil(sqrt r)`, `H = L x r`, so that H/L is the ratio exactly, and M is at the
 //! geometric mean.
 //!
-//! **Between periods.** What a flow gets too much while the ratio is too small it pays back at a ratio that is hardly larger than
-//! due, and that takes long: with the paper's second, which three flows of weight 3 beside one of weight 1 begin at a ratio of 3, the
-//! one gets 25 % instead of 10 of that second, and then 9 % instead of 10 for fifteen. So it is looked eight times a period, and
-//! if since the last look alone two flows have come as far apart as counts as unfair, the ratio is raised at once, by Eq. 2.
-//! Less is left to the end of the period, since an eighth of it is a noisy measure: looking for a quarter of that distance was
-//! seen to drive a ratio of 17 to and fro between 14 and 21. A period of 200 ms, as in the authors' code, does that too.
-//! The ratio is never lowered early, but for the first time: what it begins with was not measured, and 256 makes
-//! tails of hundreds of milliseconds. With either change a new period begins. `strict-paper` looks at the end of a period only.
-//!
 //! **What the paper leaves open.** The floor is 3: the paper reports 3 where less would do. Flows that were not in flight all
 //! period are no measure for the least (decision 9), because no ratio helps a flow that waits for its own client. If the least
 //! flow got nothing all period though it was backlogged, the ratio becomes 256 (decision 10). tau_w is at least twice
@@ -76,27 +67,17 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64, strict_paper: bool) -> u16 {
-    match unfair_pair(samples, unfair, strict_paper) {
-        Some((most, least)) => increased(ratio, most, least),
-        None => decreased(ratio, samples),
-    }
-}
-
-/// The ratio at once, if since the last look alone two flows have come as far apart as counts as unfair.
-pub(super) fn raised(ratio: u16, samples: &[Sample], unfair: u64) -> Option<u16> {
-    let (most, least) = unfair_pair(samples, unfair, false)?;
-    let widened = most.progress.saturating_sub(least.progress);
-    (widened > self::unfair(unfair, most.in_flight)).then(|| increased(ratio, most, least))
-}
-
-/// The flow that is most ahead and the least one, if they are too far apart.
-fn unfair_pair(samples: &[Sample], unfair: u64, strict_paper: bool) -> Option<(&Sample, &Sample)> {
-    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a })?;
+    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
     let counts = |sample: &&Sample| strict_paper || sample.backlogged;
-    let least = samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a })?;
-    let limit = if strict_paper { unfair } else { self::unfair(unfair, most.in_flight) };
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    (most.vt.since(least.vt) > limit).then_some((most, least))
+    let least = samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
+    if let (Some(most), Some(least)) = (most, least) {
+        let limit = if strict_paper { unfair } else { self::unfair(unfair, most.in_flight) };
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        if most.vt.since(least.vt) > limit {
+            return increased(ratio, most, least);
+        }
+    }
+    decreased(ratio, samples)
 }
 
 /// Eq. 2.

@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::ratio::{class_weights, next, raised};
+use super::ratio::{class_weights, next};
 use super::*;
 use crate::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
 use crate::topology::Topology;
@@ -313,47 +313,6 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(77, &[], unfair, false), 77, "no samples, no change");
     let deep = Sample { in_flight: 4 << 20, ..most };
     assert_eq!(next(9, &[deep, least], unfair, false), 9, "30 MiB are no gap for who has 4 MiB in flight");
-}
-
-/// What came about since the last look counts, not what was before.
-#[test]
-fn the_ratio_is_raised_at_once_if_flows_come_apart_fast() {
-    let mib = |mib: u64| mib << 20;
-    let at_once = |most, least, in_flight| {
-        let most = Sample { in_flight, ..sample(40, mib(most), true, [0, 0, 1]) };
-        raised(3, &[most, sample(10, mib(least), true, [1, 0, 0])], mib(16))
-    };
-    assert_eq!(at_once(21, 3, 0), Some(22));
-    assert_eq!(at_once(19, 3, 0), None, "16 MiB are no more than what counts as unfair");
-    assert_eq!(at_once(21, 3, mib(4)), None, "nor are 18 for who has 4 MiB in flight");
-    assert_eq!(at_once(3, 21, 0), None, "they come together");
-    assert_eq!(raised(3, &[sample(12, mib(21), true, [0, 0, 1]), sample(0, 1, true, [1, 0, 0])], mib(16)), None);
-}
-
-/// Within a period the ratio is lowered once, from what it begins with, and raised when it has to be; in the paper's mode
-/// neither.
-#[test]
-fn the_ratio_changes_within_a_period_only_if_it_must() {
-    for strict in [false, true] {
-        let mut rig = Rig::new(1, &[100, 100], |config| {
-            (config.tau_l, config.strict_paper) = (Some(1 << 20), strict);
-        });
-        let _held = [rig.submit(0, 0, 4096), rig.submit(0, 1, 4096)];
-        rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
-        let mut ratio_after = |mib: [usize; 2]| {
-            rig.now_ns += 125 * MS;
-            (0..2).for_each(|flow| drop(rig.serve(flow, mib[flow])));
-            rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
-            rig.policy.ratio()
-        };
-        let ratios = [[1, 1], [5, 3], [5, 3], [9, 3], [1, 1]].map(&mut ratio_after);
-        assert_eq!(ratios, if strict { [256; 5] } else { [3, 3, 3, 10, 10] });
-        if !strict {
-            // It was raised at the fourth look: from there it is a period to the next change.
-            let ratios = [[1, 1]; 7].map(&mut ratio_after);
-            assert_eq!((&ratios[..6], ratios[6] != 10), (&[10; 6][..], true), "{ratios:?}");
-        }
-    }
 }
 
 /// Eq. 3: rounded up, floor 3, the largest of all.

@@ -129,9 +129,6 @@ fn figure_15_converges_to_7_then_17() {
         (1..4).for_each(|flow| lab.start(flow));
         lab.run(12 * SECOND);
         converges_to(&lab, 12 * SECOND, 6..=8);
-        // What base got too much before the ratio was found is paid back soon.
-        let off = unfairness(&lab, &WEIGHTS_15[..4], 9 * SECOND);
-        assert!(off <= 75, "{off} per mille off");
         (4..8).for_each(|flow| lab.start(flow));
         lab.run(25 * SECOND);
         let settled = 25 * SECOND;
