@@ -233,7 +233,8 @@ pub(crate) fn show_duration(ns: f64) -> String {
 }
 
 fn show(value: f64, step: f64, units: &[&str]) -> String {
-    let mut value = value;
+    // The sum of nothing is -0.
+    let mut value = value + 0.0;
     let mut index = 0;
     // 999.5 would be shown as 1000.
     while value >= step.min(999.5) && index + 1 < units.len() {
@@ -347,6 +348,7 @@ mod tests {
     #[test]
     fn shown_numbers_have_three_figures_and_never_four_before_the_point() {
         assert_eq!(show_count(0.0), "0");
+        assert_eq!(show_count([0.0_f64; 0].iter().sum()), "0");
         assert_eq!(show_count(17.0), "17");
         assert_eq!(show_count(17.26), "17.3");
         assert_eq!(show_count(999.4), "999");
