@@ -8,13 +8,29 @@ use std::marker::PhantomData;
 use crate::platform::{AtomicWord, Loom, Ordering, Platform};
 
 /// What a broken machine does with an access.
-pub(crate) trait Fault: Send + Sync + 'static {
+#[allow(unreachable_pub, reason = "a blanket implementation names it")]
+pub trait Fault: Send + Sync + 'static {
     /// The order that it takes instead.
     fn order(order: Ordering) -> Ordering;
     /// The bits in which a compare-and-swap may differ unnoticed.
     const BLIND: u64 = 0;
     /// Whether an addition reads and then writes.
     const TORN: bool = false;
+    /// Whether a fence orders anything.
+    const FENCES: bool = false;
+}
+
+impl<F: Fault> Platform for F {
+    type U64 = Faulty<F>;
+    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
+    fn relax() {
+        Loom::relax();
+    }
+    fn fence() {
+        if F::FENCES {
+            Loom::fence();
+        }
+    }
 }
 
 /// A machine without a total order: its accesses are acquire and release, no more.
@@ -23,14 +39,6 @@ pub(crate) struct NoOrder;
 impl Fault for NoOrder {
     fn order(order: Ordering) -> Ordering {
         if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
-    }
-}
-
-impl Platform for NoOrder {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
     }
 }
 
@@ -43,14 +51,6 @@ impl Fault for Unordered {
     }
 }
 
-impl Platform for Unordered {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
-    }
-}
-
 /// A machine that cannot tell stamps apart.
 pub(crate) struct NoStamp;
 
@@ -59,17 +59,7 @@ impl Fault for NoStamp {
         order
     }
     const BLIND: u64 = 0x7f;
-}
-
-impl Platform for NoStamp {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
-    }
-    fn fence() {
-        Loom::fence();
-    }
+    const FENCES: bool = true;
 }
 
 /// A machine whose additions are not atomic.
@@ -80,20 +70,11 @@ impl Fault for Torn {
         order
     }
     const TORN: bool = true;
+    const FENCES: bool = true;
 }
 
-impl Platform for Torn {
-    type U64 = Faulty<Self>;
-    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
-    fn relax() {
-        Loom::relax();
-    }
-    fn fence() {
-        Loom::fence();
-    }
-}
-
-pub(crate) struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
+#[allow(unreachable_pub, reason = "a blanket implementation names it")]
+pub struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
 
 impl<F: Fault> Faulty<F> {
     fn load_order(order: Ordering) -> Ordering {
