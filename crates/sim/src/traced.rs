@@ -14,7 +14,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -51,8 +50,7 @@ impl Platform for Traced {
 /// How many words a line has.
 const LINE_WORDS: u32 = 8;
 
-/// What the simulated host is doing on this thread. What each access needs lies bare, so that it costs a few loads. Nothing is
-/// dropped when the thread ends, which would have to be looked up at each access: [`end`] gives it back.
+/// What the simulated host is doing on this thread. What each access needs lies bare, so that it costs a few loads.
 struct Trace {
     /// A run is on.
     is_on: Cell<bool>,
@@ -63,12 +61,10 @@ struct Trace {
     /// The lock that was last given back.
     released: Cell<Option<usize>>,
     words: Cell<u32>,
-    caches: RefCell<ManuallyDrop<Caches>>,
-    arrays: RefCell<ManuallyDrop<Arrays>>,
+    caches: RefCell<Caches>,
+    /// By where word 0 would be: the lines of an array or structure, each with its first and last number.
+    arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
-
-/// By where word 0 would be: the lines of an array or structure, each with its first and last number.
-type Arrays = BTreeMap<usize, Vec<Span>>;
 
 #[derive(Clone, Copy)]
 struct Span {
@@ -86,8 +82,8 @@ thread_local! {
             waited_ps: Cell::new(0),
             released: Cell::new(None),
             words: Cell::new(0),
-            caches: RefCell::new(ManuallyDrop::new(Caches::NONE)),
-            arrays: RefCell::new(ManuallyDrop::new(Arrays::new())),
+            caches: RefCell::new(Caches::NONE),
+            arrays: RefCell::new(BTreeMap::new()),
         }
     };
 }
@@ -107,8 +103,8 @@ fn reset(is_on: bool, caches: Caches) {
         trace.is_on.set(is_on);
         trace.core.set(None);
         trace.words.set(0);
-        drop(ManuallyDrop::into_inner(trace.caches.replace(ManuallyDrop::new(caches))));
-        drop(ManuallyDrop::into_inner(trace.arrays.take()));
+        trace.caches.replace(caches);
+        trace.arrays.take();
     });
 }
 

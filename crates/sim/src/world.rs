@@ -53,8 +53,6 @@ enum Event {
     Free(u8),
     /// A command is in its queue.
     Post(u32, Class),
-    /// The same, and the core that sent it is back at the policy's verbs.
-    PostAndRun(u32, Class),
     Tick,
     /// A tenant comes, or goes.
     Begin(u32),
@@ -130,8 +128,8 @@ struct Clock {
     now_ps: u64,
     /// Whether another hardware thread of its core works as well.
     is_shared: bool,
-    /// It is to come back to the policy when it has sent this command.
-    goes_on: Option<(u32, Class)>,
+    /// It is to come back to the policy.
+    goes_on: bool,
     /// What the policy's verbs took, and what of that were locks.
     verbs_ps: u64,
     locks_ps: u64,
@@ -278,7 +276,8 @@ impl<'a, P: Policy> World<'a, P> {
         let agenda_ns = self.agenda.next_ns();
         if let Some((at_ns, id, outcome)) = self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns))) {
             self.now_ns = self.now_ns.max(at_ns);
-            self.completed(id, outcome);
+            self.clock.in_hand += 1;
+            self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
             if at_ns >= self.scenario.duration_ns && self.live == 0 {
@@ -308,7 +307,6 @@ impl<'a, P: Policy> World<'a, P> {
             Event::Run(port) => self.work(usize::from(port)),
             Event::Free(port) => self.free(usize::from(port)),
             Event::Post(id, class) => self.post(id, class),
-            Event::PostAndRun(id, class) => self.post_and_run(id, class),
             Event::Tick => self.tick(),
             Event::Begin(tenant) => self.come(tenant as usize),
             Event::End(tenant) => self.go(tenant as usize),
@@ -368,10 +366,10 @@ impl<'a, P: Policy> World<'a, P> {
         }
         self.perform(port, task);
         let until_ns = self.effect_ns();
-        if let Some((id, class)) = self.clock.goes_on.take() {
+        if std::mem::take(&mut self.clock.goes_on) {
             self.clock.going_on += 1;
             self.cores[port].cpu.goes_on();
-            self.agenda.add(until_ns, Event::PostAndRun(id, class));
+            self.agenda.add(until_ns, Event::Run(port as u8));
         } else {
             self.agenda.add(until_ns, Event::Free(port as u8));
         }
@@ -529,11 +527,7 @@ impl<'a, P: Policy> World<'a, P> {
         let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
         self.tell(Fact::Submitted(live));
         match submitted {
-            Ok(Submitted::Issue { class }) => {
-                if let Some(id) = self.issue(port, tag, class) {
-                    self.agenda.add(self.effect_ns(), Event::Post(id, class));
-                }
-            }
+            Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
             Ok(Submitted::Staged) => {
                 self.stage();
                 if let Some(kept) = &mut self.cores[port].requests[tag as usize] {
@@ -560,8 +554,9 @@ impl<'a, P: Policy> World<'a, P> {
             match next {
                 Next::Issue { tag, class } => {
                     self.stage();
-                    if let Some(id) = self.issue(index, tag.0, class) {
-                        self.clock.goes_on = Some((id, class));
+                    self.issue(index, tag.0, class);
+                    if self.scenario.host.is_some() {
+                        self.clock.goes_on = true;
                         return;
                     }
                     continue;
@@ -589,10 +584,9 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// Sends a request to the device, as one command with those that were joined to it; where that takes time, gives the command's
-    /// name instead, for its core to post it when it has taken that time.
+    /// Sends a request to the device, as one command with those that were joined to it.
     #[inline]
-    fn issue(&mut self, port: usize, tag: u32, class: Class) -> Option<u32> {
+    fn issue(&mut self, port: usize, tag: u32, class: Class) {
         let mut joined = std::mem::take(&mut self.cores[port].joined);
         let first = joined.first().copied().unwrap_or(tag);
         let mut length = 0;
@@ -603,19 +597,18 @@ impl<'a, P: Policy> World<'a, P> {
         joined.clear();
         let core = &mut self.cores[port];
         core.joined = joined;
-        let kept = core.requests.get_mut(first as usize).and_then(Option::as_mut)?;
+        let Some(kept) = core.requests.get_mut(first as usize).and_then(Option::as_mut) else { return };
         kept.length = length;
         let Kept { thread, op, offset, .. } = *kept;
         let id = (port * self.tags) as u32 + first;
         self.meter.issued(self.now_ns, self.threads[thread as usize].tenant, class, length);
         if self.scenario.host.is_none() {
-            self.device.post(port, class, Command { id, op, offset, length });
-            return None;
+            return self.device.post(port, class, Command { id, op, offset, length });
         }
         self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
-        Some(id)
+        self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
 
     /// A request is staged no more; how long it is.
@@ -640,24 +633,6 @@ impl<'a, P: Policy> World<'a, P> {
         let Kept { length, op, offset, .. } = self.cores[port].requests[tag].expect("it was issued");
         self.clock.in_hand -= 1;
         self.device.post(port, class, Command { id, op, offset, length });
-    }
-
-    /// A core has sent a command and comes back to the policy: two events at one time that nothing comes between but what the
-    /// device does at once.
-    fn post_and_run(&mut self, id: u32, class: Class) {
-        self.post(id, class);
-        self.fetch();
-        self.settled();
-        while self.violation.is_none()
-            && let Some((_, id, outcome)) = self.device.pop(self.now_ns)
-        {
-            self.completed(id, outcome);
-            self.fetch();
-            self.settled();
-        }
-        if self.violation.is_none() {
-            self.work(id as usize / self.tags);
-        }
     }
 
     /// Wakes ports other than `me` after a while; says whether `me` is among them.
@@ -702,13 +677,6 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     // The device.
-
-    /// The device has completed a command: its core is told.
-    #[inline]
-    fn completed(&mut self, id: u32, outcome: Outcome) {
-        self.clock.in_hand += 1;
-        self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
-    }
 
     /// A command has completed, and so has each request of it.
     #[inline]

@@ -38,7 +38,7 @@ use std::collections::VecDeque;
 use fairq_core::Op;
 
 use crate::profile::{Interface, Profile, State};
-use agenda::{Agenda, Event, NEVER};
+use agenda::{Agenda, Event};
 use media::{Media, PageRead, Work, mix};
 use server::{Server, Speed};
 use space::Space;
@@ -96,8 +96,6 @@ pub struct Ssd {
     worked: Agenda,
     /// A command is done.
     done: Agenda,
-    /// Nothing of all this happens before: so that to look in vain costs one load.
-    quiet_until_ns: u64,
 }
 
 struct Times {
@@ -183,7 +181,6 @@ impl Ssd {
             moved: Agenda::new(pages),
             worked: Agenda::new(dies),
             done: Agenda::new(commands),
-            quiet_until_ns: NEVER,
         }
     }
 
@@ -200,7 +197,6 @@ impl Ssd {
         let takes_ns = if op == Op::Read { self.times.read_ns } else { self.times.write_ns };
         let at_ns = self.controller.serve(now_ns, takes_ns);
         self.fetched.add(Event { at_ns, subject: slot, detail: 0 });
-        self.quiet_until_ns = self.quiet_until_ns.min(at_ns);
     }
 
     /// When to call [`pop`](Self::pop): nothing completes before. It may turn out to be a little early, while the command
@@ -216,13 +212,9 @@ impl Ssd {
     /// Takes the next command that has completed by now, in the order of completion.
     #[inline]
     pub fn pop(&mut self, now_ns: u64) -> Option<Completed> {
-        if self.quiet_until_ns > now_ns {
-            return None;
-        }
         loop {
             let (inner_ns, done_ns) = (self.inner_ns(), self.done.next_ns());
             if inner_ns.min(done_ns) > now_ns {
-                self.quiet_until_ns = inner_ns.min(done_ns);
                 return None;
             }
             if done_ns <= inner_ns {
