@@ -1,6 +1,6 @@
 //! The bounds of every policy, and why a configuration is refused.
 
-use crate::port::PortSet;
+use crate::port_set::PortSet;
 
 /// The most flows of a policy.
 pub const MAX_FLOWS: usize = 1 << 24;

@@ -25,7 +25,7 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 use crate::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::port::{PortId, PortSet, SubmitError};
+use crate::port_set::{PortId, PortSet};
 
 /// A flow's share relative to the others': 1 to 10,000, as in Linux cgroup v2; 100 by default.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -266,15 +266,12 @@ impl PortFlows {
         }
     }
 
-    /// Admits a request of `flow` and counts it; gives the flow's weight.
+    /// Admits a request of `flow` and counts it; gives the flow's weight, if there is such a flow.
     #[inline]
-    pub fn admit<P: Platform>(&mut self, table: &FlowTable<P>, flow: FlowId) -> Result<Weight, SubmitError> {
-        let weight = table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
-        match self.live.get_mut(flow.slot()) {
-            Some(live) => *live += 1,
-            None => return Err(SubmitError::NoSuchFlow),
-        }
-        Ok(weight)
+    pub fn admit<P: Platform>(&mut self, table: &FlowTable<P>, flow: FlowId) -> Option<Weight> {
+        let weight = table.weight(flow)?;
+        *self.live.get_mut(flow.slot())? += 1;
+        Some(weight)
     }
 
     /// How many requests of `slot` this port holds.
@@ -355,9 +352,9 @@ mod tests {
         let flow = table.add(None, Weight::DEFAULT, |_| ()).unwrap();
         let other = table.add(None, Weight::MAX, |_| ()).unwrap();
         assert_eq!(table.add(None, Weight::MIN, |_| ()), Err(FlowError::Full));
-        assert_eq!(a.admit(&table, flow), Ok(Weight::DEFAULT));
+        assert_eq!(a.admit(&table, flow), Some(Weight::DEFAULT));
         assert_eq!(table.close(flow), Ok(PortSet::first(2)));
-        assert_eq!(a.admit(&table, flow), Err(SubmitError::NoSuchFlow));
+        assert_eq!(a.admit(&table, flow), None);
         a.poll(&table);
         b.poll(&table);
         assert_eq!(table.add(None, Weight::MIN, |_| ()), Err(FlowError::Full), "port 0 still holds a request");
@@ -386,8 +383,8 @@ mod tests {
         let (new, mut port, _) = table();
         assert_eq!(new.add(Some(second), Weight::MIN, |slot| assert_eq!(slot, second.slot())), Ok(second));
         assert_eq!(new.add(Some(second), Weight::MIN, |_| ()), Err(FlowError::Taken));
-        assert_eq!(port.admit(&new, gone), Err(SubmitError::NoSuchFlow));
-        assert_eq!(port.admit(&new, second), Ok(Weight::MIN));
+        assert_eq!(port.admit(&new, gone), None);
+        assert_eq!(port.admit(&new, second), Some(Weight::MIN));
         assert_eq!(new.add(Some(first), Weight::DEFAULT, |_| ()), Ok(first));
         assert_eq!(new.add(None, Weight::DEFAULT, |_| ()), Err(FlowError::Full));
         let small = FlowTable::<Native>::new(1, 1);
@@ -399,7 +396,7 @@ mod tests {
         let (table, mut a, _) = table();
         let flow = table.add(None, Weight::new(300).unwrap(), |_| ()).unwrap();
         table.set_weight(flow, Weight::new(7).unwrap()).unwrap();
-        assert_eq!(a.admit(&table, flow), Ok(Weight::new(7).unwrap()));
+        assert_eq!(a.admit(&table, flow), Weight::new(7));
         assert_eq!(Weight::new(0), None);
         assert_eq!(Weight::new(10_001), None);
     }

@@ -45,6 +45,7 @@ pub mod nass;
 pub mod none;
 pub mod platform;
 pub mod port;
+pub mod port_set;
 pub mod serial;
 pub mod sfqd;
 pub mod topology;
@@ -57,7 +58,8 @@ pub use cost::CostModel;
 pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
 pub use port::{
-    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, PortId, PortSet, Reason, Request, Stats, SubmitError,
-    Submitted, Tag, TokenStats, TuneError, Tuning,
+    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag,
+    TokenStats, TuneError, Tuning,
 };
+pub use port_set::{PortId, PortSet};
 pub use topology::Topology;

@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 use crate::config::{ConfigError, MAX_SLOTS, check};
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Native, Platform};
-use crate::port::{Class, Next, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted, Tag};
+use crate::port::{Class, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag};
+use crate::port_set::{PortId, PortSet};
 
 /// The control side of `none`.
 pub struct NonePolicy<P: Platform = Native> {
@@ -72,7 +73,7 @@ impl<P: Platform> Port for NonePort<P> {
     #[inline]
     fn submit(&mut self, _now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let live = self.live.get_mut(request.tag.0 as usize).filter(|live| **live == 0).ok_or(SubmitError::BadTag)?;
-        self.account.admit(&self.flows, request.flow)?;
+        self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         *live = request.flow.slot() as u32 + 1;
         Ok(Submitted::Issue { class: Class::Medium })
     }

@@ -196,7 +196,8 @@ impl SerialPolicy for StartTime {
 mod tests {
     use super::*;
     use crate::flow::FlowId;
-    use crate::port::{Next, Op, Policy, Port, PortSet, Request, Submitted, Tag};
+    use crate::port::{Next, Op, Policy, Port, Request, Submitted, Tag};
+    use crate::port_set::PortSet;
 
     fn submit(port: &mut SfqdPort, tag: u32, flow: FlowId, length: u32) {
         let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };

@@ -20,7 +20,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 
 /// Where each port runs: its socket and its core.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -49,7 +49,7 @@ use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 
 use crate::platform::{AtomicWord, Ordering, Platform};
-use crate::port::PortId;
+use crate::port_set::PortId;
 use crate::topology::Tree;
 use crate::vtime::{STAMP_BITS, VTime};
 

@@ -12,7 +12,8 @@ use super::tracker::{Leads, Tracker};
 use super::{DEPTHS, Shared};
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Native, Ordering, Platform};
-use crate::port::{Class, Next, Outcome, Port, PortId, PortSet, Reason, Request, SubmitError, Submitted, Tag};
+use crate::port::{Class, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag};
+use crate::port_set::{PortId, PortSet};
 use crate::vtime::{Normalizer, VTime};
 
 /// One shard's port of D2FQ.
@@ -127,7 +128,7 @@ impl Local {
         if self.live.get(tag).is_none_or(|&live| live != 0) {
             return Err(SubmitError::BadTag);
         }
-        let weight = self.account.admit(&shared.flows, request.flow)?;
+        let weight = self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.account.live(slot);
         if live == 1 {
             self.activate(shared, request.flow, now_ns);

@@ -23,7 +23,7 @@ use crossbeam_utils::CachePadded;
 
 use super::domain::{DOMAINS, Domain};
 use crate::platform::{AtomicWord, Ordering, Platform};
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {

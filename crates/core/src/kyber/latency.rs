@@ -19,7 +19,7 @@ use crossbeam_utils::CachePadded;
 
 use super::domain::{DOMAINS, Domain};
 use crate::platform::{AtomicWord, Ordering, Platform};
-use crate::port::PortId;
+use crate::port_set::PortId;
 
 /// Domains with a target: read, write, discard.
 pub(super) const TIMED: usize = 3;

@@ -8,7 +8,7 @@ use super::depths::Depths;
 use super::domain::Domain;
 use crate::broken::{NoOrder, check};
 use crate::platform::{Loom, Platform};
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);

@@ -9,7 +9,8 @@ use super::units::{Units, next_of};
 use super::{KyberConfig, Shared};
 use crate::flow::{FlowId, PortFlows};
 use crate::platform::{Native, Platform};
-use crate::port::{Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::port_set::{PortId, PortSet};
 use crate::serial::fifo::Links;
 use crate::serial::merge::{Piece, Placed};
 
@@ -87,7 +88,7 @@ impl<P: Platform> Port for KyberPort<P> {
     fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let free = |entry: &&mut Entry| entry.state == State::Free;
         let entry = self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let weight = self.account.admit(&self.shared.flows, request.flow)?;
+        let weight = self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let domain = Domain::of(request.op);
         let flow = request.flow.slot() as u32;
         *entry = Entry { submitted_ns: now_ns, issued_ns: 0, flow, domain, state: State::Staged };

@@ -7,7 +7,8 @@ use super::queue::Queue;
 use super::wheel::Place;
 use crate::flow::{FlowId, PortFlows, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::port::{Class, Held, Next, Outcome, Port, PortId, PortSet, Reason, Request, SubmitError, Submitted, Tag};
+use crate::port::{Class, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag};
+use crate::port_set::{PortId, PortSet};
 use crate::vtime::VTime;
 
 /// One shard's port of MQFQ.
@@ -108,7 +109,7 @@ impl Local {
         if !self.queue.is_free(request.tag) {
             return Err(SubmitError::BadTag);
         }
-        let weight = self.account.admit(&shared.flows, request.flow)?;
+        let weight = self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let cost = shared.cost.cost(request.op, request.length);
         let start = self.tag(shared, request.flow, weight, cost, wake).ok_or(SubmitError::NoSuchFlow)?;
         self.queue.stage(request.tag, request.flow, start);

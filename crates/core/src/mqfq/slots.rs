@@ -47,7 +47,7 @@ use crossbeam_utils::CachePadded;
 
 use super::config::SlotKind;
 use crate::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 use crate::topology::Tree;
 
 /// Slots and ready ports.

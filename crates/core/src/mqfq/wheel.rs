@@ -35,7 +35,7 @@ use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 
 use crate::platform::{AtomicWord, Ordering, Platform};
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 use crate::virtual_time::VirtualTime;
 use crate::vtime::{STAMP_BITS, VTime};
 

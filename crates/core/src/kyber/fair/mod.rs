@@ -77,7 +77,8 @@ use crate::config::{ConfigError, check};
 use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, Weight};
 use crate::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::port::{Policy, PortId, PortSet, Stats, TokenStats};
+use crate::port::{Policy, Stats, TokenStats};
+use crate::port_set::{PortId, PortSet};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio};
 

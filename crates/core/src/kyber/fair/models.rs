@@ -12,7 +12,8 @@ use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use crate::broken::{NoOrder, Unordered, check};
 use crate::flow::{FlowId, Weight};
 use crate::platform::{AtomicWord, Loom, Ordering, Platform};
-use crate::port::{Next, Op, Outcome, Policy, Port, PortSet, Request, Tag};
+use crate::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
+use crate::port_set::PortSet;
 
 /// A machine whose compare-and-swap can be interrupted.
 struct Torn;

@@ -38,7 +38,7 @@ use super::Shared;
 use super::predict::MAX_TOKENS;
 use crate::flow::Weight;
 use crate::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::port::{PortId, PortSet};
+use crate::port_set::{PortId, PortSet};
 
 const NUMBER_SHIFT: u32 = 48;
 const LOW: u64 = (1 << NUMBER_SHIFT) - 1;

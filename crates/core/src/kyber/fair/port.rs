@@ -15,7 +15,8 @@ use crate::flow::{FlowId, PortFlows, Weight};
 use crate::kyber::domain::{Domain, QueueSet, State};
 use crate::kyber::units::{Units, next_of};
 use crate::platform::{AtomicWord, Native, Ordering, Platform};
-use crate::port::{Next, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use crate::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::port_set::{PortId, PortSet};
 use crate::serial::fifo::{Fifo, Links};
 use crate::serial::merge::{Piece, Placed};
 
@@ -115,7 +116,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let KyberFairPort { shared, local } = self;
         let free = |entry: &&mut Entry| entry.state == State::Free;
         let entry = local.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let weight = local.account.admit(&shared.flows, request.flow)?;
+        let weight = local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let slot = request.flow.slot();
         let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;
         if flow.owner != Some(request.flow) {
