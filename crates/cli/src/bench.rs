@@ -19,7 +19,9 @@ use fairq_sim::scenario::MOVES_NS;
 
 use crate::args::{BenchArgs, Policies, Way};
 use crate::config::device::{DeviceConfig, Kind};
-use crate::config::policy::{PolicyConfig, PolicyName, PolicyTable};
+use crate::config::policy::PolicyConfig;
+use crate::config::policy::name::PolicyName;
+use crate::config::policy::table::PolicyTable;
 use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy};
 use crate::files::Output;
 use crate::fiojob;

@@ -23,9 +23,10 @@ use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
 use fairq_host::device::paced::Pace;
 
 use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
-use crate::config::policy::{PolicyConfig, PolicyName};
-use crate::config::serial::SerialKnobs;
-use crate::config::values;
+use crate::config::policy::PolicyConfig;
+use crate::config::policy::name::PolicyName;
+use crate::config::policy::serial::SerialKnobs;
+use crate::config::policy::values;
 use crate::config::{CpuList, complete_cpus};
 use crate::refusal::Refusal;
 use crate::units::{exact_size, show_count, show_duration};

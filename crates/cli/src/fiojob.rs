@@ -297,7 +297,7 @@ impl Reader<'_> {
             (Some((_, one)), Some((_, two))) => {
                 Err(self.refuse(*one.max(two), "cgroup_weight and prio both say the weight: leave one out"))
             }
-            (Some((value, line)), None) => crate::config::policy::parse_weight(value)
+            (Some((value, line)), None) => crate::config::weight::parse_weight(value)
                 .map(Some)
                 .map_err(|text| self.refuse(*line, format_args!("cgroup_weight: {text}"))),
             (None, Some((value, line))) => {

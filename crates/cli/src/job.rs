@@ -7,7 +7,7 @@ use std::str::FromStr;
 use fairq_core::Weight;
 use serde::Deserialize;
 
-use crate::config::{policy, tenant};
+use crate::config::{tenant, weight};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size, show_duration};
@@ -53,7 +53,7 @@ impl Pattern {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct JobTable {
     pub(crate) name: String,
-    #[serde(default, deserialize_with = "policy::weight")]
+    #[serde(default, deserialize_with = "weight::weight")]
     pub(crate) weight: Option<Weight>,
     pub(crate) bs: Option<Size>,
     pub(crate) depth: Option<Count>,

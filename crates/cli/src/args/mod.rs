@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::CpuList;
-use crate::config::policy::{self, PolicyTable};
+use crate::config::policy::table::{self, PolicyTable};
 use crate::units::Nanos;
 
 mod control;
@@ -128,7 +128,7 @@ impl Policies {
 }
 
 fn parse_policies(text: &str) -> Result<Policies, String> {
-    policy::parse_list(text).map(Policies)
+    table::parse_list(text).map(Policies)
 }
 
 /// A duration; a number alone is seconds.

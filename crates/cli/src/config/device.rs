@@ -9,6 +9,7 @@ use fairq_device::profile::Wrr;
 use fairq_host::device::nvme_soft;
 use serde::{Deserialize, Serialize};
 
+use super::keys;
 use crate::files::read_text;
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
@@ -205,24 +206,7 @@ impl DeviceTable {
         if flags.kind.is_some() && flags.kind != self.kind {
             return flags;
         }
-        DeviceTable {
-            kind: self.kind,
-            size: flags.size.or(self.size),
-            iops: flags.iops.or(self.iops),
-            bandwidth: flags.bandwidth.or(self.bandwidth),
-            latency: flags.latency.or(self.latency),
-            parallelism: flags.parallelism.or(self.parallelism),
-            path: flags.path.or(self.path),
-            create: flags.create.or(self.create),
-            direct: flags.direct.or(self.direct),
-            backing: flags.backing.or(self.backing),
-            profile: flags.profile.or(self.profile),
-            state: flags.state.or(self.state),
-            window: flags.window.or(self.window),
-            queues: flags.queues.or(self.queues),
-            wrr: flags.wrr.or(self.wrr),
-            poller: flags.poller.or(self.poller),
-        }
+        keys::overlay(&self, &flags)
     }
 
     /// Fills in what is not said and refuses what makes no sense. `implied` is the kind if none is said.
@@ -325,26 +309,8 @@ impl DeviceTable {
     }
 
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
-        let given = [
-            ("size", self.size.is_some()),
-            ("iops", self.iops.is_some()),
-            ("bandwidth", self.bandwidth.is_some()),
-            ("latency", self.latency.is_some()),
-            ("parallelism", self.parallelism.is_some()),
-            ("path", self.path.is_some()),
-            ("create", self.create.is_some()),
-            ("direct", self.direct.is_some()),
-            ("backing", self.backing.is_some()),
-            ("profile", self.profile.is_some()),
-            ("state", self.state.is_some()),
-            ("window", self.window.is_some()),
-            ("queues", self.queues.is_some()),
-            ("wrr", self.wrr.is_some()),
-            ("poller", self.poller.is_some()),
-        ];
-        let foreign = |&&(key, is_given): &&(&str, bool)| is_given && !kind.keys().contains(&key);
-        let Some((key, _)) = given.iter().find(foreign) else { return Ok(()) };
-        let has_key = |kind: &Kind| kind.keys().contains(key);
+        let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
+        let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
         let other = [Kind::File, Kind::Paced, Kind::NvmeSoft].into_iter().find(has_key).unwrap_or(Kind::File);
         Err(Refusal::new(format!(
             "device: kind {} takes no `{key}` (it takes: {}): leave it out, or use kind {}",

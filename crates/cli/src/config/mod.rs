@@ -23,17 +23,17 @@ use crate::refusal::Refusal;
 use crate::units::{Size, exact_size};
 
 pub(crate) mod device;
+mod keys;
 pub(crate) mod listen;
 pub(crate) mod parameters;
 pub(crate) mod policy;
-pub(crate) mod serial;
 pub(crate) mod tenant;
-pub(crate) mod values;
 pub(crate) mod weight;
 
 use device::{DeviceConfig, DeviceTable, Kind};
 use listen::Listen;
-use policy::{PolicyConfig, PolicyTable};
+use policy::PolicyConfig;
+use policy::table::PolicyTable;
 use tenant::{Origin, Tenant, TenantTable};
 
 /// Shards are ports of a policy, of which there are at most so many.
@@ -214,10 +214,10 @@ pub(crate) fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// Puts what `over` says over what `under` says.
-fn overlay<T>(under: Option<T>, over: Option<T>, both: impl FnOnce(T, T) -> T) -> Option<T> {
+/// What either says, or what both say together.
+fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
-        (Some(under), Some(over)) => Some(both(under, over)),
+        (Some(under), Some(over)) => Some(together(under, over)),
         (under, over) => over.or(under),
     }
 }
@@ -236,8 +236,8 @@ impl Settings {
             }
         }
         Settings {
-            device: overlay(self.device, flags.device, DeviceTable::overlaid),
-            policy: overlay(self.policy, flags.policy, PolicyTable::overlaid),
+            device: both(self.device, flags.device, DeviceTable::overlaid),
+            policy: both(self.policy, flags.policy, PolicyTable::overlaid),
             tenant,
             listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
             control: flags.control.or(self.control),
@@ -246,17 +246,8 @@ impl Settings {
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
-            tls: TlsTable {
-                mode: flags.tls.mode.or(self.tls.mode),
-                cert: flags.tls.cert.or(self.tls.cert),
-                key: flags.tls.key.or(self.tls.key),
-                client_ca: flags.tls.client_ca.or(self.tls.client_ca),
-            },
-            limits: LimitsTable {
-                connections: flags.limits.connections.or(self.limits.connections),
-                memory_per_connection: flags.limits.memory_per_connection.or(self.limits.memory_per_connection),
-                depth_per_connection: flags.limits.depth_per_connection.or(self.limits.depth_per_connection),
-            },
+            tls: keys::overlay(&self.tls, &flags.tls),
+            limits: keys::overlay(&self.limits, &flags.limits),
             status: flags.status.or(self.status),
             log: flags.log.or(self.log),
         }

@@ -3,8 +3,9 @@
 use fairq_core::Topology;
 use fairq_core::kyber::fair::KyberFairConfig;
 
-use super::policy::{PolicyConfig, PolicyName};
-use super::values::{Hl, SlotKind, Tracker, Unthrottle, VirtualTime};
+use super::policy::PolicyConfig;
+use super::policy::name::PolicyName;
+use super::policy::values::{Hl, SlotKind, Tracker, Unthrottle, VirtualTime};
 use crate::engine::{d2fq, kyber_depths, kyber_fair_busy, kyber_targets};
 use crate::units::{Factor, Nanos, exact_size};
 
@@ -157,7 +158,7 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::policy::{ALL, PolicyTable, parse_list};
+    use crate::config::policy::table::{ALL, PolicyTable, parse_list};
 
     #[test]
     fn every_parameter_is_told_as_it_can_be_given() {

@@ -8,6 +8,7 @@ use fairq_core::Weight;
 use serde::{Deserialize, Serialize};
 
 use super::device::SECTOR;
+use super::keys;
 use super::weight::WeightSource;
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
@@ -135,20 +136,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
 impl TenantTable {
     /// What `flags` says wins, key by key.
     pub(crate) fn overlaid(self, flags: TenantTable) -> TenantTable {
-        TenantTable {
-            name: self.name,
-            size: flags.size.or(self.size),
-            offset: flags.offset.or(self.offset),
-            weight: flags.weight.or(self.weight),
-            path: flags.path.or(self.path),
-            create: flags.create.or(self.create),
-            keep_data: flags.keep_data.or(self.keep_data),
-            read_only: flags.read_only.or(self.read_only),
-            urgent: flags.urgent.or(self.urgent),
-            identity: flags.identity.or(self.identity),
-            description: flags.description.or(self.description),
-            origin: self.origin,
-        }
+        TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
     /// Refuses what makes no sense by itself.

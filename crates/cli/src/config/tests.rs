@@ -1,8 +1,8 @@
 //! The configuration as a whole: file, flags, defaults, and what is said when it cannot be used.
 
 use super::device::FileConfig;
-use super::policy::PolicyName;
-use super::values::{SlotKind, Unthrottle, VirtualTime};
+use super::policy::name::PolicyName;
+use super::policy::values::{SlotKind, Unthrottle, VirtualTime};
 use super::*;
 
 fn surroundings() -> Surroundings {

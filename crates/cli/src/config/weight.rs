@@ -11,7 +11,6 @@ use std::str::FromStr;
 use fairq_core::Weight;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::policy::parse_weight;
 use crate::units::TextOrNumber;
 
 /// Where the kernel shows cgroups.
@@ -99,6 +98,18 @@ fn parse_io_weight(text: &str) -> Option<Weight> {
     let line =
         text.lines().find_map(|line| line.strip_prefix("default ").or(Some(line).filter(|line| !line.contains(' '))));
     line?.trim().parse().ok().and_then(Weight::new)
+}
+
+/// A weight, 1 to 10000.
+pub(crate) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Weight>, D::Error> {
+    let text = TextOrNumber { expecting: "a weight from 1 to 10000", parse: parse_weight };
+    deserializer.deserialize_any(text).map(Some)
+}
+
+/// See [`weight`].
+pub(crate) fn parse_weight(text: &str) -> Result<Weight, String> {
+    let weight = text.parse().ok().and_then(Weight::new);
+    weight.ok_or_else(|| format!("`{text}` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"))
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ use super::host::HostTable;
 use crate::args::{LabRunArgs, Policies};
 use crate::bench::write_out;
 use crate::config::device::{State, load_profile};
-use crate::config::{line_and_column, misread, policy};
+use crate::config::policy::PolicyConfig;
+use crate::config::{line_and_column, misread, weight};
 use crate::engine::{Shape, WithPolicy, describe_policy, with_policy};
 use crate::files::{Output, read_text};
 use crate::fiojob;
@@ -77,7 +78,7 @@ enum Timing {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct TenantTable {
     name: String,
-    #[serde(default, deserialize_with = "policy::weight")]
+    #[serde(default, deserialize_with = "weight::weight")]
     weight: Option<fairq_core::Weight>,
     like: Option<String>,
     bs: Option<Sizes>,
@@ -155,7 +156,7 @@ impl WithPolicy for Simulate<'_> {
     }
 }
 
-fn run_under(scenario: &Scenario, policy: policy::PolicyConfig) -> anyhow::Result<Run> {
+fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
     let slots = scenario.profile.host.window.get();
     let shape = Shape { topology: scenario.topology(), flows: scenario.flows(), tags: scenario.tags(), slots };
     let name = describe_policy(&policy, slots);

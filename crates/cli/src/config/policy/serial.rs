@@ -5,7 +5,8 @@ use fairq_core::cfq::CfqConfig;
 use fairq_core::flashfq::FlashFqConfig;
 use fairq_core::nass::NassConfig;
 
-use super::policy::{PolicyName, PolicyTable};
+use super::name::PolicyName;
+use super::table::PolicyTable;
 use crate::units::{Nanos, Size};
 
 /// What each of them is built with; only what the policy's name asks for matters.
