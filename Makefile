@@ -14,6 +14,7 @@ bench: build
 	bench/d2fq
 	bench/operate
 	bench/kyber-nass
+	bench/busy-host
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device

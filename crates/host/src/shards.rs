@@ -185,6 +185,9 @@ fn run<R: FnOnce()>(
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "timer slack stays as it is");
     }
+    if let Err(error) = set_slice(SLICE_NS) {
+        tracing::debug!(%error, "the scheduler's slices stay as they are");
+    }
     match open() {
         Ok(run) => {
             let _ = opened.send(Ok(()));
@@ -192,6 +195,32 @@ fn run<R: FnOnce()>(
         }
         Err(error) => drop(opened.send(Err(error))),
     }
+}
+
+/// The shortest slice there is, in nanoseconds.
+const SLICE_NS: u64 = 100_000;
+
+/// Makes this thread ask for its part of a CPU by slices of `slice_ns`. It does not get more of it, but gets it sooner after a
+/// wake-up: with the usual slices of some milliseconds it waits for as long while others compute on its CPU, and other
+/// shards wait for it. Linux does so from 6.12 on, others take no notice.
+fn set_slice(slice_ns: u64) -> io::Result<()> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: plain numbers, for which zeroes are good values.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let own = 0;
+    // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
+    let read = unsafe { libc::syscall(libc::SYS_sched_getattr, own, &raw mut attributes, size, 0) };
+    if read != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        // Whoever started the server has asked for more than this.
+        return Ok(());
+    }
+    (attributes.size, attributes.sched_runtime) = (size, slice_ns);
+    // SAFETY: the kernel reads `size` bytes, as the structure has.
+    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, own, &raw const attributes, 0) };
+    if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 struct AbortOnPanic;

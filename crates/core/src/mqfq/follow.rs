@@ -6,14 +6,21 @@
 //! machines that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing, and one
 //! microsecond of memory, where ports then stop for each other all the time.
 //! **Model.** The paper chooses the smallest T that causes no significant contention. Contention is that ports stop because they are
-//! ahead ([`MANY`] times a second costs about a hundredth of the time): once in [`PERIOD_NS`] T is doubled if they
-//! did so more often, and otherwise goes back an eighth of the way to what was configured.
-//! **Bound.** T never becomes more than what virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of
-//! weight 100, so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many they are. A device
+//! ahead, and are late when they may go on: a stop costs [`STOP_NS`], and as long as the port's thread then takes to come from the moment
+//! that virtual time let it go, unless the device has all it may have anyway. Once in [`PERIOD_NS`] T is doubled if that was more than a hundredth of the time ([`MANY`]), and otherwise
+//! goes back an eighth of the way to what was configured.
+//! **Bound.** T never becomes more than what virtual time moves in [`MARGIN`] times as long as ports take to come,
+//! and at least [`AHEAD_NS`], at most [`LATEST_NS`]. That moves by the share of a flow of
+//! weight 100, so that all flows together are ahead by what the device serves in that time, however many they are. A device
 //! that is slow enough for T as configured to last that long never sees another one.
 //!
+//! **Late ports.** A thread that shares its CPU with others comes when they let it, which takes a hundred times as long as a
+//! wake-up. While all wait for it nothing moves, so that a T for prompt ports lets the device do a hundredth of what it can. Virtual time
+//! then moves by T in the time that one takes to come, so a bound of several times that lets T grow, again and again, until all that
+//! waiting is one part in [`MARGIN`] of the time.
+//!
 //! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that was in force in it. A flow may
-//! be ahead by what it is due in [`AHEAD_NS`]; over a second, that is one part in 2,500.
+//! be ahead by what it is due in [`AHEAD_NS`]: over a second, that is one part in 2,500; where ports are late, at most one part in 50.
 
 use crate::vtime::VTime;
 
@@ -21,8 +28,14 @@ use crate::vtime::VTime;
 pub(super) const PERIOD_NS: u64 = 100_000_000;
 /// How far flows may be ahead, in nanoseconds of virtual time's movement: what two wake-ups take in a virtual machine.
 const AHEAD_NS: u64 = 400_000;
-/// How often a second ports may stop because they are ahead: what they and their wakers lose by it is some microseconds each.
-const MANY: u64 = 1_000;
+/// How far flows may be ahead where ports are late: of how late they are, and at the most.
+const MARGIN: u64 = 16;
+/// See [`MARGIN`].
+const LATEST_NS: u64 = 20_000_000;
+/// What a stop costs the port and its waker if the port comes at once.
+const STOP_NS: u64 = 10_000;
+/// Which part of the time ports may lose by stops.
+const MANY: u64 = 100;
 /// What follows a T of 0, in bytes.
 const FIRST: u64 = 4 << 10;
 /// The largest T that is set, in bytes.
@@ -33,7 +46,11 @@ const MOST: u64 = 8 << 20;
 pub(super) struct Count {
     pub(super) at_ns: u64,
     pub(super) now: VTime,
-    pub(super) throttles: u64,
+    /// How often ports have stopped because they were ahead.
+    pub(super) stops: u64,
+    /// How often virtual time let one go that found a slot free, and for how long in all they had not come till then.
+    pub(super) wakes: u64,
+    pub(super) late_ns: u64,
 }
 
 /// The T in force, and what it follows.
@@ -61,10 +78,14 @@ impl Follow {
         let passed_ns = count.at_ns.saturating_sub(last.at_ns).max(1);
         // Nothing is known of a device that nobody uses.
         let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
-        let most = self.most(passed_ns, moved);
-        let stops = count.throttles.wrapping_sub(last.throttles);
+        let [stops, wakes, late_ns] = [
+            count.stops.wrapping_sub(last.stops),
+            count.wakes.wrapping_sub(last.wakes),
+            count.late_ns.wrapping_sub(last.late_ns),
+        ];
+        let most = self.most(passed_ns, moved, late_ns / wakes.max(1));
         let before = self.threshold;
-        self.threshold = if stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
+        self.threshold = if stops.saturating_mul(STOP_NS).saturating_add(late_ns) > passed_ns / MANY {
             before.saturating_mul(2).max(FIRST).min(most)
         } else {
             // Rounded up, so that it arrives.
@@ -73,10 +94,10 @@ impl Follow {
         (self.threshold != before).then_some(self.threshold)
     }
 
-    /// What virtual time has moved in [`AHEAD_NS`].
-    fn most(&self, passed_ns: u64, moved: u64) -> u64 {
-        let ahead = moved.saturating_mul(AHEAD_NS) / passed_ns;
-        ahead.clamp(FIRST, MOST).max(self.least)
+    /// What virtual time has moved while flows may be ahead, if ports are late by so much.
+    fn most(&self, passed_ns: u64, moved: u64, late_ns: u64) -> u64 {
+        let ahead_ns = late_ns.saturating_mul(MARGIN).clamp(AHEAD_NS, LATEST_NS);
+        (moved.saturating_mul(ahead_ns) / passed_ns).clamp(FIRST, MOST).max(self.least)
     }
 }
 
@@ -88,20 +109,29 @@ mod tests {
 
     const LEAST: u64 = 45 << 10;
 
-    /// Looks after another period in which this happened; gives T.
+    /// Looks after another period in which this happened, and ports came at once; gives T.
     fn after(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64) -> u64 {
+        after_late(follow, bytes_per_s, stops_per_s, 0)
+    }
+
+    /// The same where ports came so late each time.
+    fn after_late(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64, late_ns: u64) -> u64 {
+        let stops = stops_per_s / (1_000_000_000 / PERIOD_NS);
         let last = follow.last.expect("it has looked once");
         follow.look(Count {
             at_ns: last.at_ns + PERIOD_NS,
             now: last.now.plus(bytes_per_s / 1_000_000 * (PERIOD_NS / 1_000)),
-            throttles: last.throttles.wrapping_add(stops_per_s / (1_000_000_000 / PERIOD_NS)),
+            stops: last.stops.wrapping_add(stops),
+            wakes: last.wakes.wrapping_add(stops),
+            late_ns: last.late_ns.wrapping_add(stops * late_ns),
         });
         follow.threshold
     }
 
     fn follow() -> Follow {
         let mut follow = Follow::new(LEAST);
-        let first = Count { at_ns: 5, now: VTime::ZERO.minus(1_000), throttles: u64::MAX - 10 };
+        let almost = u64::MAX - 10;
+        let first = Count { at_ns: 5, now: VTime::ZERO.minus(1_000), stops: almost, wakes: almost, late_ns: almost };
         assert_eq!(follow.look(first), None);
         assert_eq!(follow.deadline_ns(), 5 + PERIOD_NS);
         follow
@@ -147,7 +177,25 @@ mod tests {
     #[test]
     fn a_t_of_nothing_grows_too() {
         let mut follow = Follow::new(0);
-        follow.look(Count { at_ns: 0, now: VTime::ZERO, throttles: 0 });
+        follow.look(Count { at_ns: 0, now: VTime::ZERO, stops: 0, wakes: 0, late_ns: 0 });
         assert_eq!(after(&mut follow, 20_000_000_000, 100_000), 4096);
+    }
+
+    /// Two ports in turns, each of which comes late, before a device that could do far more: each gives it T, and then waits.
+    #[test]
+    fn late_ports_do_not_keep_the_device_waiting() {
+        const CAN: u64 = 20_000_000_000;
+        for late_ns in [50_000, 500_000, 4_000_000] {
+            let mut follow = follow();
+            for _ in 0..20 {
+                let turn_ns = late_ns + follow.threshold.saturating_mul(1_000_000_000) / CAN;
+                let turns_per_s = 1_000_000_000 / turn_ns;
+                let bytes_per_s = follow.threshold.saturating_mul(turns_per_s);
+                after_late(&mut follow, bytes_per_s, turns_per_s, late_ns);
+            }
+            // All the device's time but one part in so many, or the most there is.
+            let least = ((MARGIN - 1) * (CAN / 1_000_000_000 * late_ns)).min(MOST);
+            assert!(follow.threshold >= least / 10 * 9, "{late_ns}: {}", follow.threshold);
+        }
     }
 }

@@ -132,11 +132,29 @@ struct Shared<P: Platform> {
     serial: Option<P::Mutex<()>>,
 }
 
-/// What a port counts; each is written by that port alone.
+/// What a port counts; each is written by that port alone, but for the last.
 struct Counters<P: Platform> {
     throttles: P::U64,
     blocks: P::U64,
     wakes: P::U64,
+    unthrottles: P::U64,
+    late_ns: P::U64,
+    /// When virtual time let the port go, if it has not come since; written by whoever moved virtual time.
+    free_ns: P::U64,
+}
+
+impl<P: Platform> Counters<P> {
+    fn new() -> Self {
+        let zero = || P::U64::new(0);
+        Counters {
+            throttles: zero(),
+            blocks: zero(),
+            wakes: zero(),
+            unthrottles: zero(),
+            late_ns: zero(),
+            free_ns: zero(),
+        }
+    }
 }
 
 impl<P: Platform> Mqfq<P> {
@@ -149,7 +167,6 @@ impl<P: Platform> Mqfq<P> {
             VirtualTimeKind::Mindicator => tree.clone(),
             VirtualTimeKind::ArrayScan => config.ports.scan(),
         };
-        let counters = || Counters { throttles: P::U64::new(0), blocks: P::U64::new(0), wakes: P::U64::new(0) };
         let ends = EndTags::new(config.flows, ports);
         let window = ends.window(config.threshold_bytes);
         let shared = Arc::new(Shared {
@@ -158,7 +175,7 @@ impl<P: Platform> Mqfq<P> {
             time: VirtualTime::new(time),
             wheel: Wheel::new(window),
             slots: Slots::new(config.slot_kind, tree, config.slots),
-            counters: (0..ports).map(|_| CachePadded::new(counters())).collect(),
+            counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
             cost: config.cost,
             follow: P::Mutex::new(config.threshold_follows.then(|| Follow::new(config.threshold_bytes))),
             lift_ns: P::U64::new(0),
@@ -191,17 +208,29 @@ impl<P: Platform> Mqfq<P> {
 
     /// Lets T follow the device, if it does and it is time; when to do so next.
     fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        let (now, throttles) = (self.shared.time.now(), self.stats().throttles);
+        let count = Count {
+            at_ns: now_ns,
+            now: self.shared.time.now(),
+            stops: self.sum(|port| &port.throttles),
+            wakes: self.sum(|port| &port.unthrottles),
+            late_ns: self.sum(|port| &port.late_ns),
+        };
         let (deadline_ns, changed) = self.shared.follow.with(|follow| {
             let follow = follow.as_mut()?;
             let is_due = follow.deadline_ns() <= now_ns;
-            let changed = is_due.then(|| follow.look(Count { at_ns: now_ns, now, throttles })).flatten();
+            let changed = is_due.then(|| follow.look(count)).flatten();
             Some((follow.deadline_ns(), changed))
         })?;
         if let Some(bytes) = changed {
             wake.extend(self.shared.wheel.set_window(self.shared.ends.window(bytes)));
         }
         Some(deadline_ns)
+    }
+
+    /// What all ports have counted.
+    fn sum(&self, field: fn(&Counters<P>) -> &P::U64) -> u64 {
+        let counts = self.shared.counters.iter().map(|port| field(port).load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
     }
 
     /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with [`SlotKind::ScalableBitmap`]. The caller
@@ -261,18 +290,15 @@ impl<P: Platform> Policy for Mqfq<P> {
     }
 
     fn stats(&self) -> Stats {
-        let Shared { time, slots, counters, .. } = &*self.shared;
-        let sum = |field: fn(&Counters<P>) -> &P::U64| {
-            counters.iter().fold(0u64, |sum, port| sum.wrapping_add(field(port).load(Ordering::Relaxed)))
-        };
+        let Shared { time, slots, .. } = &*self.shared;
         Stats {
             virtual_time: Some(time.now().units()),
             spread: Some(time.spread()),
             slots: Some(u64::from(slots.total())),
             free_slots: Some(slots.free()),
-            throttles: sum(|port| &port.throttles),
-            blocks: sum(|port| &port.blocks),
-            wakes: sum(|port| &port.wakes),
+            throttles: self.sum(|port| &port.throttles),
+            blocks: self.sum(|port| &port.blocks),
+            wakes: self.sum(|port| &port.wakes),
             tokens: None,
         }
     }

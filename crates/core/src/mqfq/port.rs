@@ -34,9 +34,14 @@ struct Local {
     hint: u32,
     /// Whether slots may be owed, since D has become less.
     owes: bool,
+    /// When the verb under way was called.
+    now_ns: u64,
     throttles: u64,
     blocks: u64,
     wakes: u64,
+    /// How often virtual time let the port go and it found a slot free, and for how long in all it had not come till then.
+    unthrottles: u64,
+    late_ns: u64,
 }
 
 impl<P: Platform> MqfqPort<P> {
@@ -51,9 +56,12 @@ impl<P: Platform> MqfqPort<P> {
             enlisted: false,
             hint: u32::from(port.0),
             owes: false,
+            now_ns: 0,
             throttles: 0,
             blocks: 0,
             wakes: 0,
+            unthrottles: 0,
+            late_ns: 0,
         };
         MqfqPort { shared, local }
     }
@@ -61,17 +69,19 @@ impl<P: Platform> MqfqPort<P> {
 
 impl<P: Platform> Port for MqfqPort<P> {
     #[inline]
-    fn submit(&mut self, _now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
         let MqfqPort { shared, local } = self;
+        local.now_ns = now_ns;
         local.submit(shared, request, wake)
     }
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let MqfqPort { shared, local } = self;
+        local.now_ns = now_ns;
         match &shared.serial {
-            None => local.next(shared, now_ns, wake),
-            Some(lock) => lock.with(|()| local.next(shared, now_ns, wake)),
+            None => local.next(shared, wake),
+            Some(lock) => lock.with(|()| local.next(shared, wake)),
         }
     }
 
@@ -167,7 +177,7 @@ impl Local {
     }
 
     #[inline]
-    fn next<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Next {
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
         self.owes |= self.account.poll(&shared.flows);
         loop {
             let Some(lead) = self.queue.lead() else {
@@ -181,17 +191,22 @@ impl Local {
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
                 if window.holds_back(lead, self.time) {
-                    match self.throttle(shared, lead, now_ns, wake) {
+                    match self.throttle(shared, lead, wake) {
                         Some(answer) => return answer,
                         None => continue,
                     }
                 }
             }
-            self.leave_wheel(shared);
+            let late_ns = self.leave_wheel(shared);
             let Some(slot) = self.acquire(shared) else {
                 self.publish(shared, Some(lead), wake);
                 return Next::Blocked;
             };
+            if let Some(late_ns) = late_ns {
+                self.unthrottles += 1;
+                self.late_ns += late_ns;
+                self.count(shared);
+            }
             let Some(tag) = self.queue.issue(slot) else { continue };
             if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
                 && lead.since(published) > window.lag()
@@ -251,13 +266,7 @@ impl Local {
     }
 
     /// Stops because `lead` is too far ahead. `None`: not any more.
-    fn throttle<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        lead: VTime,
-        now_ns: u64,
-        wake: &mut PortSet,
-    ) -> Option<Next> {
+    fn throttle<P: Platform>(&mut self, shared: &Shared<P>, lead: VTime, wake: &mut PortSet) -> Option<Next> {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
@@ -266,7 +275,7 @@ impl Local {
         }
         self.rest(shared, wake);
         let answer = match shared.polling {
-            Some(period_ns) => Next::WaitUntil(now_ns.saturating_add(period_ns)),
+            Some(period_ns) => Next::WaitUntil(self.now_ns.saturating_add(period_ns)),
             None => {
                 let window = shared.wheel.window();
                 if !window.holds_back(lead, self.time) {
@@ -295,11 +304,13 @@ impl Local {
         self.wake(shared, shared.slots.stop(self.port), wake);
     }
 
+    /// Takes the port out of the wheel; if virtual time had let it go, how long ago.
     #[inline]
-    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) {
-        if let Some(place) = self.place.take() {
-            shared.wheel.leave(self.port, place);
-        }
+    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u64> {
+        let place = self.place.take()?;
+        shared.wheel.leave(self.port, place);
+        let free_ns = shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
+        (free_ns != 0).then(|| self.now_ns.saturating_sub(free_ns))
     }
 
     #[inline]
@@ -325,7 +336,11 @@ impl Local {
         if let Some(now) = shared.time.raise(self.port, self.published) {
             self.time = now;
             if shared.polling.is_none() {
-                self.wake(shared, shared.wheel.turn(now), wake);
+                let free = shared.wheel.turn(now);
+                // Only counted by, so the order does not matter: one that comes before it is told counts nothing.
+                free.filter_map(|port| shared.counters.get(usize::from(port.0)))
+                    .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
+                self.wake(shared, free, wake);
             }
         }
     }
@@ -348,6 +363,8 @@ impl Local {
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);
+            counters.unthrottles.store(self.unthrottles, Ordering::Relaxed);
+            counters.late_ns.store(self.late_ns, Ordering::Relaxed);
         }
     }
 }

@@ -305,6 +305,26 @@ fn a_threshold_follows_until_one_is_given() {
     assert_eq!(rig.policy.tick(9, &mut wake), Some(9 + follow::PERIOD_NS));
 }
 
+/// A port that is let go and comes 5 us later, with the device idle or full meanwhile.
+#[test]
+fn late_ports_count_if_the_device_waits_for_them() {
+    for (slots, late_ns) in [(8, 5_000), (6, 0)] {
+        let config = MqfqConfig { threshold_bytes: 5 * 4096, slots, ..MqfqConfig::new(Topology::flat(2), 2, 64) };
+        let mut rig = Rig::new(config, &[100, 100]);
+        // Port 0 sends five ahead of the first of port 1, which holds virtual time.
+        (0..8).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
+        (0..4).for_each(|_| assert!(rig.submit(1, 1, 16 * 4096).is_some()));
+        rig.run(0);
+        assert_eq!(rig.issued.len(), 5);
+        (rig.wake, rig.now_ns) = (PortSet::EMPTY, 1_000);
+        rig.run(1);
+        assert!(rig.wake.contains(PortId(0)), "virtual time has moved on");
+        rig.now_ns = 6_000;
+        rig.settle();
+        assert_eq!(rig.policy.sum(|port| &port.late_ns), late_ns);
+    }
+}
+
 #[test]
 fn slots_change_while_requests_are_outstanding() {
     for slot_kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
