@@ -3,63 +3,86 @@
 //! **Problem.** Every shard rings doorbells and takes completions; the arbiter between is one state that one shard at a
 //! time may touch. Waiting for each other would waste the shards, and a shard that goes away without its doorbell having
 //! been looked at would strand its commands.
-//! **Model.** A word of bits says what was rung. Whoever has rung tries to enter; who finds somebody inside goes away, as
-//! the one inside looks at the bits once more after it has left, and enters again if there are any.
-//! **No bit is lost.** A ringer sets its bit and then looks whether somebody is inside; the one inside marks that it has
-//! left and then looks at the bits. Both write before they read, in one total order (sequential consistency), so at
-//! least one of them sees the other: either the ringer finds the gate free and enters, or the leaver sees the bit. The
-//! model below checks it, and that it would fail without the second look.
+//! **Model.** One word of bits says what was rung, and its highest bit that somebody is inside. Whoever has rung tries to enter;
+//! who finds somebody inside leaves its bits there and goes away, as the one inside cannot leave while there are any.
+//! **No bit is lost.** All changes are read-modify-writes of one word, so they have an order: a ringer either comes after the
+//! one inside has left, and enters, or before, and then the exchange by which that one would leave fails and takes the bits.
+//! The model below checks it, and that bits would be lost if one left without looking.
+//! **Memory ordering.** Entering acquires what the last one inside released by leaving, and what each ringer did before it set its
+//! bits. So a ringer always writes the word, also if its bits are there already: they may have been taken for those of
+//! another one by somebody who has not seen this one's doorbell.
+//! **Cost.** One who rings and enters, works and leaves writes the word twice.
 
 use crossbeam_utils::CachePadded;
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
 
 /// Lets one poller in at a time and loses no doorbell. See the [module's text](self).
-pub struct Gate<P: Platform> {
-    rung: CachePadded<P::U64>,
-    inside: CachePadded<P::U64>,
-}
+pub struct Gate<P: Platform>(CachePadded<P::U64>);
+
+/// Somebody is inside.
+const INSIDE: u64 = 1 << 63;
 
 impl<P: Platform> Default for Gate<P> {
     fn default() -> Self {
-        Gate { rung: CachePadded::new(P::U64::new(0)), inside: CachePadded::new(P::U64::new(0)) }
+        Gate(CachePadded::new(P::U64::new(0)))
     }
 }
 
 impl<P: Platform> Gate<P> {
-    /// Sets bits. The caller then tries to [`enter`](Self::enter).
+    /// The bits that may be rung.
+    pub const BITS: u64 = !INSIDE;
+
+    /// Sets bits. Who does not [`enter`](Self::enter) then leaves them to somebody who does.
     #[inline]
     pub fn ring(&self, bits: u64) {
-        self.rung.fetch_or(bits, Ordering::SeqCst);
-        P::fence();
+        debug_assert!(bits & INSIDE == 0);
+        self.0.fetch_or(bits, Ordering::AcqRel);
     }
 
     /// The bits that nobody has taken.
     #[inline]
     pub fn rung(&self) -> u64 {
-        self.rung.load(Ordering::SeqCst)
+        self.0.load(Ordering::Acquire) & Self::BITS
     }
 
-    /// Enters, unless somebody is inside. Who enters has all that the last one inside did before it, takes the bits,
-    /// works, and leaves.
+    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if somebody is inside, that one
+    /// gets them. Who enters has all that the last one inside did before it, works, and leaves.
     #[inline]
-    pub fn enter(&self) -> bool {
-        // The look spares the one inside the loss of its cache line.
-        self.inside.load(Ordering::SeqCst) == 0 && self.inside.swap(1, Ordering::SeqCst) == 0
+    pub fn enter(&self, bits: u64) -> Option<u64> {
+        debug_assert!(bits & INSIDE == 0);
+        // Who rings writes the word anyway, and takes its line for that at once.
+        let mut word = if bits == 0 { self.0.load(Ordering::Relaxed) } else { 0 };
+        loop {
+            let is_free = word & INSIDE == 0;
+            if !is_free && bits == 0 {
+                return None;
+            }
+            let next = if is_free { INSIDE } else { word | bits };
+            match self.0.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return is_free.then_some(word | bits),
+                Err(seen) => word = seen,
+            }
+        }
     }
 
-    /// Takes the bits; for who is inside.
-    #[inline]
-    pub fn take(&self) -> u64 {
-        if self.rung.load(Ordering::SeqCst) == 0 { 0 } else { self.rung.swap(0, Ordering::SeqCst) }
-    }
-
-    /// Leaves. True if bits were set meanwhile: the caller must then try to enter again.
+    /// Leaves, unless bits were set meanwhile: takes those, and the caller is still inside.
     #[inline]
     #[must_use]
-    pub fn leave(&self) -> bool {
-        self.inside.store(0, Ordering::SeqCst);
-        P::fence();
-        self.rung.load(Ordering::SeqCst) != 0
+    pub fn leave(&self) -> Option<u64> {
+        if self.0.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
+            return None;
+        }
+        Some(self.0.swap(INSIDE, Ordering::AcqRel) & Self::BITS)
+    }
+
+    /// Leaves with these bits set, and those that were set meanwhile, for somebody else to take.
+    pub fn hand_over(&self, bits: u64) {
+        let mut word = self.0.load(Ordering::Relaxed);
+        while let Err(seen) =
+            self.0.compare_exchange(word, word & Self::BITS | bits, Ordering::AcqRel, Ordering::Relaxed)
+        {
+            word = seen;
+        }
     }
 }
 
@@ -70,16 +93,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_a_second_look() {
+    fn one_at_a_time_and_nobody_leaves_bits_behind() {
         let gate = Gate::<Native>::default();
-        assert!(gate.enter());
+        assert_eq!(gate.enter(2), Some(2));
         gate.ring(4);
-        assert!(!gate.enter(), "somebody is inside");
-        assert!(gate.leave(), "a bit was set meanwhile");
-        assert!(gate.enter());
+        assert_eq!((gate.enter(8), gate.enter(0)), (None, None), "somebody is inside");
+        assert_eq!(gate.rung(), 12);
+        assert_eq!((gate.leave(), gate.rung()), (Some(12), 0), "bits were set meanwhile");
+        assert_eq!(gate.leave(), None);
         gate.ring(1);
-        assert_eq!((gate.rung(), gate.take(), gate.take()), (5, 5, 0));
-        assert!(!gate.leave());
+        assert_eq!(gate.enter(0), Some(1));
+        gate.ring(16);
+        gate.hand_over(32);
+        assert_eq!((gate.rung(), gate.enter(1)), (48, Some(49)), "others take what was handed over");
+        assert_eq!(gate.leave(), None);
     }
 
     /// The property over real threads: every ring is worked off by somebody before all are done.
@@ -94,14 +121,11 @@ mod tests {
                 let (gate, asked, done) = (&gate, &asked, &done);
                 scope.spawn(move || {
                     for _ in 0..ROUNDS {
-                        asked.fetch_add(1, Ordering::SeqCst);
-                        gate.ring(1 << thread);
-                        while gate.enter() {
-                            gate.take();
-                            done.store(asked.load(Ordering::SeqCst), Ordering::SeqCst);
-                            if !gate.leave() {
-                                break;
-                            }
+                        asked.fetch_add(1, Ordering::Relaxed);
+                        let mut inside = gate.enter(1 << thread);
+                        while inside.is_some() {
+                            done.store(asked.load(Ordering::Relaxed), Ordering::Relaxed);
+                            inside = gate.leave();
                         }
                     }
                 });
@@ -122,45 +146,64 @@ mod models {
 
     use super::*;
 
-    /// Rings a bit and polls, as a shard does; `looks_again` is what makes it right.
-    fn poll(gate: &Gate<Loom>, worked: &AtomicU64, bit: u64, looks_again: bool) {
-        gate.ring(bit);
-        while gate.enter() {
-            let bits = gate.take();
-            // Plain state, as far as the model can tell: what one inside leaves behind, the next one must see.
-            worked.store(worked.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
-            if !gate.leave() || !looks_again {
-                break;
-            }
-        }
+    /// A gate, a doorbell for each of two, what was last seen of them, and how often somebody was inside. The last two stand for
+    /// plain state: they are read and written as if nobody else did.
+    struct Shared {
+        gate: Gate<Loom>,
+        doorbells: [AtomicU64; 2],
+        seen: [AtomicU64; 2],
+        visits: AtomicU64,
     }
 
-    fn model(looks_again: bool) {
+    /// Rings so many times and polls, as a shard does; `looks` is what makes it right. How often it was inside.
+    fn poll(shared: &Shared, who: usize, times: u64, looks: bool) -> u64 {
+        let mut visits = 0;
+        for ring in 1..=times {
+            shared.doorbells[who].store(ring, Ordering::Relaxed);
+            let mut inside = shared.gate.enter(1 << who);
+            while let Some(bits) = inside {
+                visits += 1;
+                shared.visits.store(shared.visits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                for bell in (0..2).filter(|bell| bits >> bell & 1 != 0) {
+                    let value = shared.doorbells[bell].load(Ordering::Relaxed);
+                    shared.seen[bell].store(value, Ordering::Relaxed);
+                }
+                if looks {
+                    inside = shared.gate.leave();
+                } else {
+                    shared.gate.0.swap(0, Ordering::AcqRel);
+                    inside = None;
+                }
+            }
+        }
+        visits
+    }
+
+    fn model(looks: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(move || {
-            let shared = Arc::new((Gate::<Loom>::default(), AtomicU64::new(0)));
+            let words = || [AtomicU64::new(0), AtomicU64::new(0)];
+            let gate = Gate::default();
+            let shared = Arc::new(Shared { gate, doorbells: words(), seen: words(), visits: AtomicU64::new(0) });
             let other = shared.clone();
-            let thread = thread::spawn(move || poll(&other.0, &other.1, 1, looks_again));
-            poll(&shared.0, &shared.1, 2, looks_again);
-            thread.join().unwrap();
-            assert_eq!(shared.0.rung(), 0, "somebody's bit was never looked at");
-            assert_eq!(
-                shared.1.load(Ordering::Relaxed),
-                3,
-                "two were inside at once, or one did not see the other's work"
-            );
+            let thread = thread::spawn(move || poll(&other, 0, 2, looks));
+            let visits = poll(&shared, 1, 1, looks) + thread.join().unwrap();
+            let seen = [0, 1].map(|bell: usize| shared.seen[bell].load(Ordering::Relaxed));
+            assert_eq!((shared.gate.rung(), seen), (0, [2, 1]), "somebody's bell was never looked at");
+            let counted = shared.visits.load(Ordering::Relaxed);
+            assert_eq!(counted, visits, "two were inside at once, or one did not see the other's work");
         });
     }
 
     #[test]
-    fn no_bit_is_lost() {
+    fn no_bell_is_lost() {
         model(true);
     }
 
     #[test]
     #[should_panic(expected = "never looked at")]
-    fn without_the_second_look_one_is() {
+    fn without_a_look_when_leaving_one_is() {
         model(false);
     }
 }

@@ -134,7 +134,7 @@ impl Arbiter {
     pub fn remove(&mut self, queue: QueueIndex) -> u32 {
         let index = usize::from(queue.0);
         let Queue { waiting, ring } = self.queues[index];
-        self.deactivate(usize::from(ring), index);
+        self.deactivate_if(true, usize::from(ring), index);
         self.queues[index] = Queue { waiting: 0, ring: NOWHERE };
         waiting
     }
@@ -162,9 +162,8 @@ impl Arbiter {
         let index = self.rings[ring].pick(self.burst);
         let slot = &mut self.queues[index];
         slot.waiting -= 1;
-        if slot.waiting == 0 {
-            self.deactivate(ring, index);
-        }
+        let is_empty = slot.waiting == 0;
+        self.deactivate_if(is_empty, ring, index);
         Some(QueueIndex(index as u16))
     }
 
@@ -184,14 +183,13 @@ impl Arbiter {
     /// Goes on to the next weighted class that has commands; there is one, and no urgent queue has any.
     #[inline]
     fn begin_turn(&mut self) {
+        // Without branches that depend on who has commands, which nobody can foretell; so is the rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
-        let classes = if later_in_round != 0 {
-            later_in_round
-        } else {
-            self.weights = self.next_weights;
-            self.rounds += 1;
-            self.busy
-        };
+        let ends_round = later_in_round == 0;
+        self.rounds += u64::from(ends_round);
+        let kept = self.weights;
+        self.weights = if ends_round { self.next_weights } else { kept };
+        let classes = if ends_round { self.busy } else { later_in_round };
         self.turn = classes.trailing_zeros() as usize;
         let ClassWeights { high, medium, low } = self.weights;
         self.credits = u32::from([high, medium, low][self.turn - HIGH]);
@@ -232,9 +230,10 @@ impl Arbiter {
     }
 
     #[inline]
-    fn deactivate(&mut self, ring: usize, index: usize) {
-        self.rings[ring].deactivate(index);
-        self.busy &= !(u8::from(!self.rings[ring].has_commands()) << ring);
+    fn deactivate_if(&mut self, is_empty: bool, ring: usize, index: usize) {
+        let ring_of = &mut self.rings[ring];
+        ring_of.deactivate_if(is_empty, index);
+        self.busy &= !(u8::from(!ring_of.has_commands()) << ring);
     }
 
     /// The weights in force, which are those of the round that has begun.

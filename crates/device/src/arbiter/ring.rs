@@ -34,11 +34,11 @@ impl Ring {
         self.summary |= 1 << (queue >> 6);
     }
 
-    /// The queue has no commands.
+    /// The queue, which had commands, has none any more, if `is_empty`.
     #[inline]
-    pub(super) fn deactivate(&mut self, queue: usize) {
+    pub(super) fn deactivate_if(&mut self, is_empty: bool, queue: usize) {
         let word = &mut self.active[queue >> 6];
-        *word &= !(1 << (queue & 63));
+        *word &= !(u64::from(is_empty) << (queue & 63));
         self.summary &= !(u64::from(*word == 0) << (queue >> 6));
     }
 

@@ -55,14 +55,21 @@ impl Lane {
         })
     }
 
-    /// Lets the controller work.
+    /// Announces the queues in `rung`, and lets the controller work.
     #[inline]
-    pub(super) fn poll(&mut self, controller: &Controller<Bus>, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+    pub(super) fn poll(
+        &mut self,
+        controller: &Controller<Bus>,
+        rung: u64,
+        now_ns: u64,
+        ring: &mut Ring,
+        wake: &mut PortSet,
+    ) {
         match self {
-            Lane::Null => controller.poll(now_ns, &mut NullStorage, wake),
-            Lane::Ram(store) => controller.poll(now_ns, &mut RamStorage(store), wake),
+            Lane::Null => controller.announce_and_poll(rung, now_ns, &mut NullStorage, wake),
+            Lane::Ram(store) => controller.announce_and_poll(rung, now_ns, &mut RamStorage(store), wake),
             Lane::File(lane) => {
-                controller.poll(now_ns, &mut FileStorage { lane, ring }, wake);
+                controller.announce_and_poll(rung, now_ns, &mut FileStorage { lane, ring }, wake);
                 lane.queue.ring(now_ns, ring, wake);
             }
         }

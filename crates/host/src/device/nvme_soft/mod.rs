@@ -364,7 +364,7 @@ fn run_core(shared: &Shared, mut ring: Ring, mut lane: Lane, stop: &AtomicBool) 
         }
         idle = 0;
         let mut wake = PortSet::EMPTY;
-        lane.poll(&shared.controller, now_ns, &mut ring, &mut wake);
+        lane.poll(&shared.controller, 0, now_ns, &mut ring, &mut wake);
         shared.wake(wake);
     }
 }

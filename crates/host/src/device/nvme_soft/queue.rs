@@ -139,10 +139,16 @@ impl NvmeQueue {
         }
     }
 
+    /// Announces the queues in `rung`, and polls if this shard does and there is something to do, or the lane wants it.
     #[inline]
-    fn poll(&mut self, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
-        if let Some(lane) = &mut self.lane {
-            lane.poll(&self.shared.controller, now_ns, ring, wake);
+    fn announce_and_poll(&mut self, rung: u64, lane_wants: bool, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+        let controller = &self.shared.controller;
+        match &mut self.lane {
+            Some(lane) if rung != 0 || lane_wants || controller.wants_poll(now_ns) => {
+                lane.poll(controller, rung, now_ns, ring, wake);
+            }
+            None if rung != 0 => controller.announce(rung),
+            _ => {}
         }
     }
 
@@ -181,8 +187,9 @@ impl NvmeQueue {
     }
 }
 
+/// A number for each class.
 #[inline]
-fn class_index(class: Class) -> usize {
+pub(super) fn class_index(class: Class) -> usize {
     match class {
         Class::Urgent => 0,
         Class::High => 1,
@@ -269,10 +276,8 @@ impl Queue for NvmeQueue {
             self.refill();
         }
         let Some(hold) = &mut self.hold else { return };
-        hold.get().ring(&self.shared.controller);
-        if self.lane.is_some() && self.shared.controller.wants_poll(now_ns) {
-            self.poll(now_ns, ring, wake);
-        }
+        let rung = hold.get().set_tails(&self.shared.controller);
+        self.announce_and_poll(rung, false, now_ns, ring, wake);
     }
 
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
@@ -284,9 +289,7 @@ impl Queue for NvmeQueue {
     #[inline]
     fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet) {
         let lane_wants = self.lane.as_mut().is_some_and(|lane| lane.wants_poll(now_ns, ring));
-        if lane_wants || self.lane.is_some() && self.shared.controller.wants_poll(now_ns) {
-            self.poll(now_ns, ring, wake);
-        }
+        self.announce_and_poll(0, lane_wants, now_ns, ring, wake);
         let Some(hold) = &mut self.hold else { return };
         let (mut ended, member) = (std::mem::take(&mut self.ended), self.member);
         let mut set = hold.get();
@@ -304,7 +307,7 @@ impl Queue for NvmeQueue {
                 Part::Piece(_) => ended.push(one),
             }
         }
-        set.taken(&self.shared.controller);
+        set.tell_taken(&self.shared.controller);
         drop(set);
         ended.drain(..).for_each(|one| self.end(now_ns, one));
         self.ended = ended;

@@ -13,10 +13,11 @@
 //! members, each comes for them.
 
 use fairq_core::serial::merge::MOST_PARTS;
-use fairq_core::{Class, Op, Tag};
+use fairq_core::{Op, Tag};
 
 use super::bus::Bus;
 use super::layout::Layout;
+use super::queue::class_index;
 use crate::device::Command;
 use crate::device::guard::Held;
 use crate::memory::{Memory, PAGE};
@@ -44,6 +45,10 @@ pub(super) const SET_WINDOWS: usize = SET_SLOTS + LISTS * LIST_ENTRIES;
 const NO_LIST: u16 = u16::MAX;
 /// Entries of the completion queue.
 pub(super) const CQ_ENTRIES: u16 = SET_SLOTS as u16 + 1;
+
+/// So many completions are taken before the controller is told of it: until then it has room for all slots but these, and if
+/// all other places are promised, the completions of those come, and their taking tells it.
+const TAKEN_MAX: u16 = CQ_ENTRIES / 16;
 
 /// Bytes of the ranges of a set's discards.
 const RANGES: usize = (SET_SLOTS * nvm::RANGE as usize).next_multiple_of(PAGE);
@@ -122,7 +127,10 @@ pub(super) struct Set {
     ranges: usize,
     /// Submission queues with commands that have not been rung, as bits of their identifiers.
     dirty: u64,
-    taken: bool,
+    /// The queue of each class.
+    index_of: [u8; CLASSES],
+    /// Completions taken that the controller has not been told of.
+    taken: u16,
     /// What has ended for each member while another one looked.
     pub(super) mail: Vec<Vec<Ended>>,
 }
@@ -175,32 +183,17 @@ impl Set {
             window: set * SET_WINDOWS,
             ranges: ranges_offset(base),
             dirty: 0,
-            taken: false,
+            // Urgent commands go with the high ones where there is no urgent queue.
+            index_of: if layout.classes().len() > 3 { [3, 0, 1, 2] } else { [0, 0, 1, 2] },
+            taken: 0,
             mail: (0..members).map(|_| Vec::new()).collect(),
-        }
-    }
-
-    /// The queue of a class; urgent commands go with the high ones where there is no urgent queue.
-    fn index(&self, class: Class) -> usize {
-        match class {
-            Class::High => 0,
-            Class::Medium => 1,
-            Class::Low => 2,
-            Class::Urgent => {
-                if self.queues.len() > 3 {
-                    3
-                } else {
-                    0
-                }
-            }
         }
     }
 
     /// Puts a command in the queue of its class; false if that has no room. The range is whole blocks.
     #[inline]
     pub(super) fn push(&mut self, bus: &Bus, command: &Command, owner: Owner) -> bool {
-        let class = self.index(command.class);
-        let queue = &mut self.queues[class];
+        let queue = &mut self.queues[usize::from(self.index_of[class_index(command.class)])];
         let Some(slot) = queue.free.pop() else { return false };
         let mut sqe = entry(command, slot);
         match command.op {
@@ -226,8 +219,7 @@ impl Set {
 
     /// The same for a merged read or write, with its data in these places; false also if there is no list for them.
     pub(super) fn push_merged(&mut self, bus: &Bus, command: &Command, memories: &[Memory], owner: Owner) -> bool {
-        let class = self.index(command.class);
-        let queue = &mut self.queues[class];
+        let queue = &mut self.queues[usize::from(self.index_of[class_index(command.class)])];
         if memories.len() > LIST_ENTRIES || self.free_lists.is_empty() {
             return false;
         }
@@ -250,16 +242,16 @@ impl Set {
         true
     }
 
-    /// Rings every doorbell that has to be.
+    /// Writes every doorbell that has to be rung; which queues are to be announced, as bits.
     #[inline]
-    pub(super) fn ring(&mut self, controller: &Controller<Bus>) {
-        if self.dirty == 0 {
-            return;
+    pub(super) fn set_tails(&mut self, controller: &Controller<Bus>) -> u64 {
+        let dirty = std::mem::take(&mut self.dirty);
+        if dirty != 0 {
+            for queue in self.queues.iter().filter(|queue| dirty >> queue.sqid & 1 != 0) {
+                controller.set_tail(queue.sqid, queue.tail.into());
+            }
         }
-        for queue in self.queues.iter().filter(|queue| self.dirty >> queue.sqid & 1 != 0) {
-            controller.set_tail(queue.sqid, queue.tail.into());
-        }
-        controller.announce(std::mem::take(&mut self.dirty));
+        dirty
     }
 
     /// Whether there is something for [`Self::reap`] to take.
@@ -272,21 +264,22 @@ impl Set {
     #[inline]
     pub(super) fn reap(&mut self) -> Option<Ended> {
         let cqe = self.cq.pop()?;
-        self.taken = true;
+        self.taken += 1;
         let owner = std::mem::replace(&mut self.owners[usize::from(cqe.cid)], Owner::NOBODY);
         assert!(owner != Owner::NOBODY, "the controller completes what it was given, once");
         self.queues[usize::from(cqe.cid) / SLOTS].free.push(cqe.cid);
-        let list = std::mem::replace(&mut self.list_of[usize::from(cqe.cid)], NO_LIST);
-        if list != NO_LIST {
-            self.free_lists.push(list);
+        let list = &mut self.list_of[usize::from(cqe.cid)];
+        if *list != NO_LIST {
+            self.free_lists.push(std::mem::replace(list, NO_LIST));
         }
         Some(Ended { owner, errno: cqe.status.to_errno() })
     }
 
-    /// Tells the controller what has been taken.
+    /// Tells the controller what has been taken, now and then.
     #[inline]
-    pub(super) fn taken(&mut self, controller: &Controller<Bus>) {
-        if std::mem::take(&mut self.taken) {
+    pub(super) fn tell_taken(&mut self, controller: &Controller<Bus>) {
+        if self.taken >= TAKEN_MAX {
+            self.taken = 0;
             controller.ring_cq(self.cqid, self.cq.head().into());
         }
     }

@@ -56,12 +56,10 @@ mod tests;
 
 use admin::Admin;
 
-/// Bits of the gate: one for each submission queue, one for all other registers, and one for commands that have been seen
-/// and wait for somebody with a storage.
-const OTHER: u64 = 1 << 63;
+/// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and wait for somebody with a
+/// storage, and one for what no storage is needed for: the admin queue and all other registers.
+const CONTROL: u64 = 1;
 const FETCH: u64 = 1 << 62;
-/// Bits that no storage is needed for.
-const CONTROL: u64 = OTHER | 1;
 /// Queues of each kind, the admin queues included: as many as there are bits for.
 const QUEUES: usize = 62;
 /// The most I/O queues of each kind.
@@ -253,7 +251,7 @@ impl<M: Dma> Controller<M> {
         match offset {
             register::CC => {
                 registers.cc.store(value, Ordering::Release);
-                self.gate.ring(OTHER);
+                self.gate.ring(CONTROL);
             }
             register::AQA => registers.aqa.store(value, Ordering::Release),
             register::ASQ => low(&registers.asq),
@@ -304,7 +302,7 @@ impl<M: Dma> Controller<M> {
         // Written, then looked: the controller notes that it waits, and then looks at the head once more.
         self.doorbells[usize::from(cqid)].cq_head.swap(head, Ordering::SeqCst);
         if self.crowded.load(Ordering::SeqCst) >> cqid & 1 != 0 {
-            self.gate.ring(OTHER);
+            self.gate.ring(CONTROL);
         }
     }
 
@@ -328,33 +326,34 @@ impl<M: Dma> Controller<M> {
     /// Does all that there is to do, unless somebody is doing it: then that one does. Adds to `wake` the ports
     /// that it interrupts.
     pub fn poll<S: Storage>(&self, now_ns: u64, storage: &mut S, wake: &mut PortSet) {
-        while self.gate.enter() {
+        self.announce_and_poll(0, now_ns, storage, wake);
+    }
+
+    /// [`announce`](Self::announce), and then [`poll`](Self::poll).
+    #[inline]
+    pub(crate) fn announce_and_poll<S: Storage>(&self, rung: u64, now_ns: u64, storage: &mut S, wake: &mut PortSet) {
+        let mut inside = self.gate.enter(rung);
+        while let Some(rung) = inside {
             // SAFETY: only who is inside the gate gets here, until it leaves, and `state` is not used after that.
             let state = unsafe { &mut *self.state.get() };
             let mut context = Context { controller: self, storage, wake };
-            state.work(&mut context, now_ns, self.gate.take());
+            state.work(&mut context, now_ns, rung);
             self.publish(state, now_ns, wake);
-            if !self.gate.leave() {
-                break;
-            }
+            inside = self.gate.leave();
         }
     }
 
     /// For who has no storage to carry out I/O commands with: works off the configuration and admin commands, and
     /// leaves all else to the ports that it wakes.
     pub fn poll_admin(&self, now_ns: u64, wake: &mut PortSet) {
-        while self.gate.rung() & CONTROL != 0 && self.gate.enter() {
+        while self.gate.rung() & CONTROL != 0 {
+            let Some(rung) = self.gate.enter(0) else { break };
             // SAFETY: as in `poll`.
             let state = unsafe { &mut *self.state.get() };
-            let rung = self.gate.take();
-            state.control(self, wake, now_ns, rung);
+            state.control(self, wake, now_ns);
             let fetch = if state.arbiter.has_commands() { FETCH } else { 0 };
-            let left = rung & !CONTROL | fetch;
-            if left != 0 {
-                self.gate.ring(left);
-            }
             self.publish(state, now_ns, wake);
-            let _ = self.gate.leave();
+            self.gate.hand_over(rung & !CONTROL | fetch);
         }
         if self.gate.rung() & !CONTROL != 0 {
             // Left above, or rung by somebody who then found the gate closed.
@@ -429,7 +428,7 @@ impl State {
             self.fetch(context, completed.at_ns);
         }
         if rung & CONTROL != 0 {
-            self.control(context.controller, context.wake, now_ns, rung);
+            self.control(context.controller, context.wake, now_ns);
         }
         self.see(context.controller, rung & !(CONTROL | FETCH));
         self.fetch(context, now_ns);
@@ -440,18 +439,16 @@ impl State {
 
     /// What needs no storage: the configuration, room in completion queues, and admin commands.
     #[cold]
-    fn control<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, now_ns: u64, rung: u64) {
-        if rung & OTHER != 0 {
-            self.configure(controller);
-            let crowded = controller.crowded.swap(0, Ordering::SeqCst);
-            for id in 0..QUEUES {
-                if self.sqs[id].as_ref().is_some_and(|sq| crowded >> sq.cqid & 1 != 0) {
-                    self.admit(controller, id);
-                }
+    fn control<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, now_ns: u64) {
+        self.configure(controller);
+        let crowded = controller.crowded.swap(0, Ordering::SeqCst);
+        for id in 0..QUEUES {
+            if self.sqs[id].as_ref().is_some_and(|sq| crowded >> sq.cqid & 1 != 0) {
+                self.admit(controller, id);
             }
         }
         if self.sqs[0].is_some() {
-            self.see(controller, rung & 1);
+            self.see(controller, 1);
             self.administer(controller, wake, now_ns);
         }
     }
@@ -493,6 +490,11 @@ impl State {
             registers.csts.store(CSTS_FATAL, Ordering::Release);
             return;
         };
+        // Whatever was written to them before means nothing.
+        for doorbells in &controller.doorbells {
+            doorbells.sq_tail.store(0, Ordering::Relaxed);
+            doorbells.cq_head.store(0, Ordering::Relaxed);
+        }
         self.arbiter = Arbiter::new(mechanism, QUEUES, Arbitration::RESET);
         self.admin = Admin::new(&self.options);
         (self.sqs[0], self.cqs[0]) = (Some(sq), Some(cq));
@@ -505,16 +507,12 @@ impl State {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);
         self.arbiter = Arbiter::new(Mechanism::RoundRobin, QUEUES, Arbitration::RESET);
-        for doorbells in &controller.doorbells {
-            doorbells.sq_tail.store(0, Ordering::Relaxed);
-            doorbells.cq_head.store(0, Ordering::Relaxed);
-        }
         controller.crowded.store(0, Ordering::SeqCst);
         self.phase = Phase::Disabled;
         controller.registers.csts.store(0, Ordering::Release);
         // It may have been enabled again meanwhile.
         if controller.registers.cc.load(Ordering::Acquire) & CC_ENABLE != 0 {
-            controller.gate.ring(OTHER);
+            controller.gate.ring(CONTROL);
         }
     }
 

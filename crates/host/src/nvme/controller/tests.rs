@@ -225,8 +225,12 @@ fn it_starts_stops_and_says_what_it_is() {
         foreign.controller.write32(register::CC, 0);
         foreign.poll();
     }
+    foreign.doorbell(0, false, 5);
+    foreign.poll();
     foreign.enable(0);
     assert_eq!(foreign.csts(), CSTS_READY);
+    let status = foreign.admin(identify(1, 0)).status;
+    assert_eq!(status, Status::SUCCESS, "a doorbell that was rung while it was disabled means nothing");
 }
 
 const NSID: u32 = 1;
