@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::channel::Channel;
 pub use crate::client::open::{Server, Target, TlsFiles};
-use crate::load::{Measured, Times, process_cpu};
+use crate::load::{Measured, Times, Usage};
 use crate::nbd::proto::{Command, CommandFlags, MAX_PAYLOAD, Request, magic};
 use crate::stats::TenantStats;
 
@@ -78,13 +78,13 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
     };
     pause(times.warmup);
     phase.store(MEASURE, Ordering::Relaxed);
-    let (cpu, start) = (process_cpu(), Instant::now());
+    let (usage, start) = (Usage::now(), Instant::now());
     pause(total);
     phase.store(STOP, Ordering::Relaxed);
-    let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu);
+    let (elapsed, Usage { cpu, preempted }) = (start.elapsed(), Usage::now().since(usage));
     let tenants = jobs.iter().map(|job| job.tenant + 1).max().unwrap_or(0);
     let tenants = vec![TenantStats::default(); tenants];
-    let mut measured = Measured { tenants, elapsed, cpu, series: Vec::new(), class_weights: Vec::new() };
+    let mut measured = Measured { tenants, elapsed, cpu, preempted, series: Vec::new(), class_weights: Vec::new() };
     for (thread, job) in threads.into_iter().zip(jobs) {
         let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;
         measured.tenants[job.tenant].add(&stats);

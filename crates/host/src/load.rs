@@ -312,6 +312,8 @@ pub struct Measured {
     pub elapsed: Duration,
     /// CPU time of the whole process meanwhile.
     pub cpu: Duration,
+    /// How often one of its threads had to give its CPU to somebody else's meanwhile.
+    pub preempted: u64,
     /// Bytes of each tenant in each interval, if [`Times::interval`] asks for it.
     pub series: Vec<Vec<u64>>,
     /// The weights that the policy had the device's classes given, and from when: after the measurement began, or 0.
@@ -384,13 +386,14 @@ where
         }
     };
     pause(times.warmup);
-    let (before, cpu_before, start) = (shards.stats(), process_cpu(), Instant::now());
+    let (before, cpu_before, start) = (shards.stats(), Usage::now(), Instant::now());
     pause(total);
-    let (after, cpu_after, elapsed) = (shards.stats(), process_cpu(), start.elapsed());
+    let (after, cpu_after, elapsed) = (shards.stats(), Usage::now(), start.elapsed());
     shards.stop();
     let tenants = after.tenants.iter().zip(&before.tenants).map(|(after, before)| after.since(before)).collect();
     let series = total_series(common.tenants, &all_series);
-    Ok(Measured { tenants, elapsed, cpu: cpu_after - cpu_before, series, class_weights })
+    let Usage { cpu, preempted } = cpu_after.since(cpu_before);
+    Ok(Measured { tenants, elapsed, cpu, preempted, series, class_weights })
 }
 
 /// What each tenant's jobs did in each interval, together.
@@ -404,10 +407,28 @@ fn total_series(tenants: usize, series: &[(u16, Arc<Series>)]) -> Vec<Vec<u64>> 
     totals
 }
 
-/// CPU time this process has used, in user and kernel mode.
-pub(crate) fn process_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+/// What this process has had of the CPUs, the threads that are gone included.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    /// Time in user and kernel mode.
+    pub(crate) cpu: Duration,
+    /// How often a thread had to give its CPU away.
+    pub(crate) preempted: u64,
+}
+
+impl Usage {
+    pub(crate) fn now() -> Usage {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        // SAFETY: all-zero is a valid value, which the kernel overwrites.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to a value of the right type.
+        unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+        Usage { cpu: Duration::new(time.tv_sec as u64, time.tv_nsec as u32), preempted: usage.ru_nivcsw as u64 }
+    }
+
+    pub(crate) fn since(self, before: Usage) -> Usage {
+        Usage { cpu: self.cpu - before.cpu, preempted: self.preempted - before.preempted }
+    }
 }
 
 #[cfg(test)]
