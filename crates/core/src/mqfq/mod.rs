@@ -137,7 +137,6 @@ struct Counters<P: Platform> {
     throttles: P::U64,
     blocks: P::U64,
     wakes: P::U64,
-    unthrottles: P::U64,
     late_ns: P::U64,
     /// When virtual time let the port go, if it has not come since; written by whoever moved virtual time.
     free_ns: P::U64,
@@ -146,14 +145,7 @@ struct Counters<P: Platform> {
 impl<P: Platform> Counters<P> {
     fn new() -> Self {
         let zero = || P::U64::new(0);
-        Counters {
-            throttles: zero(),
-            blocks: zero(),
-            wakes: zero(),
-            unthrottles: zero(),
-            late_ns: zero(),
-            free_ns: zero(),
-        }
+        Counters { throttles: zero(), blocks: zero(), wakes: zero(), late_ns: zero(), free_ns: zero() }
     }
 }
 
@@ -212,7 +204,6 @@ impl<P: Platform> Mqfq<P> {
             at_ns: now_ns,
             now: self.shared.time.now(),
             stops: self.sum(|port| &port.throttles),
-            wakes: self.sum(|port| &port.unthrottles),
             late_ns: self.sum(|port| &port.late_ns),
         };
         let (deadline_ns, changed) = self.shared.follow.with(|follow| {

@@ -39,8 +39,7 @@ struct Local {
     throttles: u64,
     blocks: u64,
     wakes: u64,
-    /// How often virtual time let the port go and it found a slot free, and for how long in all it had not come till then.
-    unthrottles: u64,
+    /// For how long in all the port had not come when virtual time had let it go, and then found a slot free.
     late_ns: u64,
 }
 
@@ -60,7 +59,6 @@ impl<P: Platform> MqfqPort<P> {
             throttles: 0,
             blocks: 0,
             wakes: 0,
-            unthrottles: 0,
             late_ns: 0,
         };
         MqfqPort { shared, local }
@@ -203,7 +201,6 @@ impl Local {
                 return Next::Blocked;
             };
             if let Some(late_ns) = late_ns {
-                self.unthrottles += 1;
                 self.late_ns += late_ns;
                 self.count(shared);
             }
@@ -363,7 +360,6 @@ impl Local {
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);
-            counters.unthrottles.store(self.unthrottles, Ordering::Relaxed);
             counters.late_ns.store(self.late_ns, Ordering::Relaxed);
         }
     }
