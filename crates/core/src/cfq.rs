@@ -20,7 +20,8 @@
 //!   then divided evenly between the requests that are there: each one beside pays for its part when it completes, and the
 //!   active flow for what is left of its slice. As a slice does, a place in the order lasts for a tick at least. When its slice
 //!   is over and it has used the least all the same, it gets the next one, too: who is held back when a slice ends must not
-//!   lose its turn for it.
+//!   lose its turn for it. But it saves up no more than a slice: of what it could not use for long it would have the device to itself as
+//!   soon as it is held back no more, say because its clients and the others' stood still for a moment and the device ran empty.
 //!
 //! **What is shared** is time that flows have the device for. It is the same as device time only while one flow's
 //! requests do not linger in the next one's slice, which on a device that queues they do.
@@ -245,6 +246,11 @@ impl TimeSlices {
         let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
         let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
         flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
+        if slice.others > 0
+            && let Some(first) = self.heap.first(Lanes::All)
+        {
+            flow.used = flow.used.max(first.tag.minus(self.config.slice_ns));
+        }
         let (used, weight) = (flow.used, flow.weight);
         if self.staged.is_empty(slice.flow) {
             self.busy_weight = self.busy_weight.saturating_sub(weight.get().into());
