@@ -121,10 +121,11 @@ def test_shares_by_tokens_and_within_limits():
     is left of a period."""
     need("fio")
     said = []
-    for policy, bs in (("kyber-fair", "64k"), ("nass+bfq", "64k"), ("nass+cfq", "4k")):
+    # Slices of time are the coarsest: a stall of the machine's is a tenth of what one serves.
+    for policy, bs, within in (("kyber-fair", "64k", 0.05), ("nass+bfq", "64k", 0.05), ("nass+cfq", "4k", 0.1)):
         fair, total = share_of(policy, bs=bs, deep=256)
         said.append(f"{policy}, {bs} beside 4k, 1:{fair:.3f} at {total / 1e6:.1f} MB/s")
-        check(abs(fair / 3 - 1) <= 0.05, f"{said[-1]}; entitled 1:3 within 5 %")
+        check(abs(fair / 3 - 1) <= within, f"{said[-1]}; entitled 1:3 within {within:.0%}")
     return "; ".join(said)
 
 
