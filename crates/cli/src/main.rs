@@ -41,6 +41,7 @@ mod table;
 mod top;
 mod trace;
 mod units;
+mod unread;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

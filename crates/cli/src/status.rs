@@ -3,15 +3,19 @@
 //!
 //! A tenant is *active* in a second in which it completed something or has something in flight. Entitled is its
 //! part among those that are active, so it says what is due to it now.
+//!
+//! Nobody waits for a reader: lines that find no room are lost, and counted in the next one ([`unread`]), and a terminal
+//! that was stopped keeps the table that it shows.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fairq_host::stats::TenantStats;
 
 use crate::table::{align_right, plain_table};
 use crate::units::{show_bandwidth, show_count, show_duration, show_percent};
+use crate::unread::{self, Lost};
 
 /// One tenant in one second.
 #[derive(Clone, PartialEq, Debug)]
@@ -119,13 +123,25 @@ pub(crate) fn lines(rows: &[Row], elapsed: Duration) -> String {
     rows.iter().map(line).collect()
 }
 
+/// Lines that were lost since the last one that was written.
+static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
+
+/// Writes lines.
+pub(crate) fn write(lines: &str) -> io::Result<()> {
+    let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+    unread::deliver(&mut io::stdout(), lines.as_bytes(), &mut lost, |lines| format!("status lost_lines={lines}"))
+}
+
 /// Lines of the table that stand on the terminal now, below which the cursor is.
 static DRAWN: Mutex<usize> = Mutex::new(0);
 
 /// Replaces the table on the terminal.
 pub(crate) fn redraw(text: &str) -> io::Result<()> {
-    let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::stdout().lock();
+    if !unread::has_room_now(&out)? {
+        return Ok(());
+    }
     out.write_all(frame(*drawn, text).as_bytes())?;
     *drawn = text.lines().count();
     out.flush()
@@ -140,9 +156,12 @@ fn frame(drawn: usize, text: &str) -> String {
 
 /// Takes the table away before something else is written to the terminal; the next second draws it below that.
 pub(crate) fn take_away() -> io::Result<()> {
-    let mut drawn = DRAWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     if *drawn > 0 {
         let mut out = io::stdout().lock();
+        if !unread::has_room_now(&out)? {
+            return Ok(());
+        }
         out.write_all(frame(*drawn, "").as_bytes())?;
         out.flush()?;
         *drawn = 0;
@@ -167,7 +186,7 @@ mod tests {
 
     fn stats(reads: u64, latency_ns: u64) -> TenantStats {
         let mut stats = TenantStats::default();
-        (0..reads).for_each(|_| stats.count(Op::Read, 4096, false, latency_ns, 0));
+        (0..reads).for_each(|_| stats.count(Op::Read, 4096, 0, latency_ns, 0));
         stats
     }
 

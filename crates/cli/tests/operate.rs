@@ -46,13 +46,18 @@ size = "16M"
 impl Server {
     /// Serves this configuration, with the flags given.
     fn start(config: &str, flags: &[&str]) -> Server {
+        Server::start_into(Stdio::null(), config, flags)
+    }
+
+    /// Likewise, with its standard output there.
+    fn start_into(output: Stdio, config: &str, flags: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("fairq.toml"), config).unwrap();
         let listen = format!("unix:{}", path("sock"));
         let args = ["serve", "--config", &path("fairq.toml"), "--listen", &listen, "--control", &path("ctl")];
         let mut command = fairq(&[&args, flags].concat());
-        let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let process = command.stdout(output).stderr(Stdio::piped()).spawn().unwrap();
         let server = Server { process, folder };
         until("the server listens", || UnixStream::connect(server.path("ctl")).ok());
         server
@@ -205,6 +210,26 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
         });
         assert!(serde_json::from_str::<Value>(&lost.join().unwrap().unwrap()).is_ok());
     });
+}
+
+/// Fifty tenants make some 2 KiB of lines a second, and a pipe whose writer has set it to one page holds two seconds of them.
+#[test]
+fn status_lines_that_nobody_reads_keep_nobody_waiting() {
+    let tenants: String = (0..50).map(|tenant| format!("[[tenant]]\nname = \"t{tenant}\"\nsize = \"1M\"\n")).collect();
+    let config = format!("device = \"ram,size=64M\"\nstatus = true\n{tenants}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
+    let server = Server::start_into(writer.into(), &config, &[]);
+    // Nobody reads, and an answer comes every second nevertheless: it takes the control thread.
+    for weight in 1..=30 {
+        server.said(&["weight", "t7", &weight.to_string()]);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // Whoever reads it now is told how many there were.
+    let mut lines = BufReader::new(reader).lines().map(Result::unwrap).filter(|line| line.starts_with("status "));
+    let lost = lines.find_map(|line| Some(line.strip_prefix("status lost_lines=")?.parse::<u32>().unwrap())).unwrap();
+    assert!(lost > 50, "{lost}");
+    assert!(lines.next().unwrap().starts_with("status seconds="));
 }
 
 /// A thousand tenants with files of their own come and go beside others' load, some of them with clients: nothing of them

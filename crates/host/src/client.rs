@@ -250,13 +250,13 @@ impl Connection {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the server sent something that is no reply"));
             }
             at += 16;
-            let failed = word(4) != 0;
+            let errno = word(4) as i32;
             let (start, op) = self.flights[cookie as usize];
-            if op == Op::Read && !failed {
+            if op == Op::Read && errno == 0 {
                 *skip = self.job.block as usize;
             }
             let latency_ns = now.saturating_duration_since(start).as_nanos() as u64;
-            self.stats.count(op, self.job.block, failed, latency_ns, 0);
+            self.stats.count(op, self.job.block, errno, latency_ns, 0);
             self.idle.push_back((cookie as u16, now + think));
         }
         self.incoming.copy_within(at..have, 0);

@@ -454,7 +454,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.free.push(tag);
         let Command { op, length, .. } = live.command;
         let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
-        self.stats[usize::from(live.tenant)].complete(op, length, failed, times);
+        self.stats[usize::from(live.tenant)].complete(op, length, errno, times);
         self.changed[usize::from(live.tenant)] = true;
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;

@@ -50,6 +50,8 @@ pub struct TenantStats {
     pub written_bytes: u64,
     /// Requests that the device failed.
     pub errors: u64,
+    /// The errno of the last of them; 0 if there was none.
+    pub last_errno: i32,
     /// Time that requests waited in the scheduler, in total.
     pub staged_ns: u64,
     /// Time that requests were on the device, in total.
@@ -76,6 +78,7 @@ impl Default for TenantStats {
             read_bytes: 0,
             written_bytes: 0,
             errors: 0,
+            last_errno: 0,
             staged_ns: 0,
             device_ns: 0,
             starved_ns: 0,
@@ -110,12 +113,12 @@ impl TenantStats {
 
     /// An issued request is done.
     #[inline]
-    pub fn complete(&mut self, op: Op, length: u32, failed: bool, times: Times) {
+    pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {
         self.in_flight -= 1;
         if self.staged > 0 && self.staged == self.in_flight {
             self.starved_since_ns = times.done_ns;
         }
-        self.count(op, length, failed, times.latency_ns(), times.issued_ns.saturating_sub(times.arrived_ns));
+        self.count(op, length, errno, times.latency_ns(), times.issued_ns.saturating_sub(times.arrived_ns));
     }
 
     /// A copy in which a time of starvation that has not ended yet is counted.
@@ -128,8 +131,8 @@ impl TenantStats {
         copy
     }
 
-    /// Counts a completed request, which was in the scheduler for `staged_ns` of its latency.
-    pub fn count(&mut self, op: Op, length: u32, failed: bool, latency_ns: u64, staged_ns: u64) {
+    /// Counts a completed request, which failed unless `errno` is 0 and was in the scheduler for `staged_ns` of its latency.
+    pub fn count(&mut self, op: Op, length: u32, errno: i32, latency_ns: u64, staged_ns: u64) {
         match op {
             Op::Read => {
                 self.reads += 1;
@@ -141,7 +144,10 @@ impl TenantStats {
             }
             Op::Flush | Op::Discard | Op::WriteZeroes => self.others += 1,
         }
-        self.errors += u64::from(failed);
+        if errno != 0 {
+            self.errors += 1;
+            self.last_errno = errno;
+        }
         self.staged_ns += staged_ns;
         self.device_ns += latency_ns.saturating_sub(staged_ns);
         self.latency_ns.saturating_record(latency_ns);
@@ -165,6 +171,7 @@ impl TenantStats {
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
         self.errors += other.errors;
+        self.last_errno = if other.last_errno != 0 { other.last_errno } else { self.last_errno };
         self.staged_ns += other.staged_ns;
         self.device_ns += other.device_ns;
         self.starved_ns += other.starved_ns;
@@ -188,6 +195,7 @@ impl TenantStats {
             read_bytes: self.read_bytes - earlier.read_bytes,
             written_bytes: self.written_bytes - earlier.written_bytes,
             errors: self.errors - earlier.errors,
+            last_errno: self.last_errno,
             staged_ns: self.staged_ns - earlier.staged_ns,
             device_ns: self.device_ns - earlier.device_ns,
             starved_ns: self.starved_ns.saturating_sub(earlier.starved_ns),
@@ -324,11 +332,11 @@ mod tests {
         assert_eq!((stats.staged, stats.at(25).starved_ns, stats.starved_ns), (2, 15, 0));
         stats.issue(30);
         assert_eq!(stats.at(99).starved_ns, 20, "one is on the device");
-        stats.complete(Op::Read, 4096, false, times(30, 100));
+        stats.complete(Op::Read, 4096, 0, times(30, 100));
         assert_eq!(stats.at(130).starved_ns, 50);
         stats.issue(140);
-        stats.complete(Op::Write, 512, true, times(140, 150));
+        stats.complete(Op::Write, 512, 28, times(140, 150));
         assert_eq!((stats.at(1000).starved_ns, stats.staged, stats.in_flight), (60, 0, 0));
-        assert_eq!((stats.staged_ns, stats.device_ns, stats.errors), (150, 80, 1));
+        assert_eq!((stats.staged_ns, stats.device_ns, stats.errors, stats.last_errno), (150, 80, 1, 28));
     }
 }

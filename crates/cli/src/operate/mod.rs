@@ -5,7 +5,7 @@
 //! [`Admin`], and only then written into the configuration that `config dump` shows.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use crate::refusal::Refusal;
 use crate::status::{self, Row};
 
 mod changes;
+mod failures;
 mod methods;
 pub(crate) mod metrics;
 mod record;
@@ -72,6 +73,8 @@ pub(crate) struct Console {
     matrices: VecDeque<Matrix>,
     /// Who may change weights on the web page.
     writers: web::Writers,
+    /// Whose requests fail.
+    failures: failures::Failures,
     /// Recordings of decisions.
     records: record::Records,
 }
@@ -100,6 +103,7 @@ impl Console {
             latest: None,
             look: None,
             matrices: VecDeque::from([empty_matrix()]),
+            failures: failures::Failures::default(),
             records: record::Records::default(),
         })
     }
@@ -144,10 +148,7 @@ impl Console {
                 let most = rows_of_terminal.saturating_sub(6).max(1);
                 status::redraw(&status::table(rows, most, &summary(now, counted, seconds)))
             }
-            None => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(status::lines(rows, now.elapsed).as_bytes()).and_then(|()| out.flush())
-            }
+            None => status::write(&status::lines(rows, now.elapsed)),
         };
     }
 }
@@ -161,8 +162,7 @@ impl Operator for Console {
         notify(&[NotifyState::Ready, NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}"))]);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
-            let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{}", (self.welcome)(listening)).and_then(|()| out.flush());
+            let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
     }
 
@@ -174,6 +174,8 @@ impl Operator for Console {
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &roster);
+        let members = roster.members().iter().zip(&counted);
+        self.failures.tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
     }
