@@ -5,8 +5,8 @@
 //! | `ycsb` | D2FQ, 4.4 (RocksDB) | 48 x 1 | 4 KiB reads (RocksDB's block), 20 us of computing |
 //! | `flashx` | MQFQ, 4.1 (pagerank) | 6 x 4 | 4 KiB reads, 20 us of computing for each, in each thread one after the other: "does not maintain a large queue depth" |
 //! | `aerospike` | MQFQ, 4.1 | 16 x 8 | 512 bytes read, at most a million a second; four threads for each of 32 CPUs (the configuration that it comes with), which wait for their read |
-//! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 1 x 32, 1 x 8, 2 x 32 | as the table says |
-//! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 1 x 8 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
+//! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 32 x 1, 8 x 1, 64 x 1 | as the table says; a sequential thread has a file of its own |
+//! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
 //! How much they compute between requests is a guess wherever the papers say nothing, and it is never fitted to what they
 //! measured.
@@ -37,11 +37,12 @@ pub fn named(name: &str) -> Option<Proxy> {
     ALL.iter().find(|proxy| proxy.0 == name).map(|proxy| (proxy.1)())
 }
 
-/// What a program of Filebench or Spark takes between two requests of a place.
+/// What a thread of Filebench or Spark takes between two requests.
 const THINK_NS: u64 = 10 * US;
 
-fn mixed(bytes: u32, depth: u32, access: Access, read_percent: u32) -> Job {
-    Job { access, read_percent, think_ns: THINK_NS, ..Job::random_read(bytes, depth) }
+/// A thread that waits for each answer.
+fn mixed(bytes: u32, access: Access, read_percent: u32) -> Job {
+    Job { access, read_percent, think_ns: THINK_NS, ..Job::random_read(bytes, 1) }
 }
 
 /// Clients of RocksDB.
@@ -62,30 +63,30 @@ pub fn aerospike() -> Proxy {
 /// Reads to writes 1:2, sequential, 32 threads, 16 to 512 KiB.
 pub fn file_server() -> Proxy {
     let sizes = [16, 32, 64, 128, 256, 512].map(|kib| (kib << 10, 1)).to_vec();
-    (1, Job { sizes, ..mixed(4096, 32, Access::Sequential, 33) })
+    (32, Job { sizes, ..mixed(4096, Access::Sequential, 33) })
 }
 
 /// 1:1, sequential, 8 threads, 16 KiB.
 pub fn mail_server() -> Proxy {
-    (1, mixed(16 << 10, 8, Access::Sequential, 50))
+    (8, mixed(16 << 10, Access::Sequential, 50))
 }
 
 /// 2:1, random, 64 threads, 4 KiB.
 pub fn database() -> Proxy {
-    (2, mixed(4096, 32, Access::Random, 67))
+    (64, mixed(4096, Access::Random, 67))
 }
 
 /// Eight threads of small requests.
 pub fn oltp() -> Proxy {
-    (1, Job { think_ns: 50 * US, ..mixed(4096, 8, Access::Random, 70) })
+    (8, Job { think_ns: 50 * US, ..mixed(4096, Access::Random, 70) })
 }
 
 /// Eight map tasks that read and write.
 pub fn sort() -> Proxy {
-    (1, mixed(800 << 10, 8, Access::Sequential, 50))
+    (8, mixed(800 << 10, Access::Sequential, 50))
 }
 
 /// Eight map tasks that read, and compute more.
 pub fn wordcount() -> Proxy {
-    (1, Job { think_ns: 40 * MS, ..mixed(500 << 10, 8, Access::Sequential, 100) })
+    (8, Job { think_ns: 40 * MS, ..mixed(500 << 10, Access::Sequential, 100) })
 }

@@ -1,61 +1,78 @@
-//! The swarm: many seeds, every check. `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
+//! The swarm: many seeds, every check. A failure prints its seed, the commit and the command that runs it again;
+//! `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
 
-use fairq_sim::{Machine, swarm};
+use std::ops::Range;
+use std::process::Command;
+
+use fairq_sim::policies::AnyPolicy;
+use fairq_sim::{Machine, Scenario, swarm};
 
 /// How many seeds a usual run of the tests takes.
 const SEEDS: u64 = 1500;
 
-/// And how many for the policies that were not made for this.
-const OLDER_SEEDS: u64 = 300;
+/// And how many on hosts whose CPUs take time, and for the policies that were not made for this.
+const FEWER_SEEDS: u64 = 300;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
+fn seeds(usual: u64) -> Range<u64> {
+    match number("FAIRQ_SWARM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FAIRQ_SWARM_SEEDS").unwrap_or(usual),
+    }
+}
+
+/// What git says here; empty if there is none.
+fn git(arguments: &[&str]) -> String {
+    let output = Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+/// Where it failed, and how to see it again.
+fn told(test: &str, seed: u64, what: &str) -> String {
+    let changes = if git(&["status", "--porcelain"]).is_empty() { "" } else { " and what is not committed" };
+    format!(
+        "seed {seed} at commit {}{changes}: {what}\nagain: FAIRQ_SWARM_SEED={seed} cargo test -p fairq-sim --test swarm {test}",
+        git(&["rev-parse", "HEAD"])
+    )
+}
+
+/// Runs all seeds; how many requests that were.
+fn nothing_is_wrong(test: &str, usual: u64, case: impl Fn(u64) -> (Scenario, AnyPolicy)) -> u64 {
+    let one = |seed| {
+        let (scenario, policy) = case(seed);
+        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("{}", told(test, seed, &error.to_string())));
+        if let Some(violation) = run.violation {
+            panic!("{}", told(test, seed, &format!("under {policy:?}: {violation}\n{scenario:#?}")));
+        }
+        run.requests
+    };
+    seeds(usual).map(one).sum()
+}
+
 #[test]
 fn nothing_is_wrong_under_any_seed() {
-    let seeds = match number("FAIRQ_SWARM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("FAIRQ_SWARM_SEEDS").unwrap_or(SEEDS),
-    };
-    let mut requests = 0;
-    for seed in seeds.clone() {
-        let (scenario, policy) = swarm::scenario(seed);
-        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        if let Some(violation) = run.violation {
-            panic!("FAIRQ_SWARM_SEED={seed} under {policy:?}: {violation}\n{scenario:#?}");
-        }
-        requests += run.requests;
-    }
-    println!("{requests} requests under seeds {seeds:?}");
+    let requests = nothing_is_wrong("nothing_is_wrong_under_any_seed", SEEDS, swarm::scenario);
+    println!("{requests} requests");
     assert!(requests > 0);
 }
 
 /// The same on hosts whose CPUs take time: what is asked for, and what goes wrong, then meets cores that are busy.
 #[test]
 fn nothing_is_wrong_where_cpus_take_time() {
-    for seed in 0..300 {
+    let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];
+    nothing_is_wrong("nothing_is_wrong_where_cpus_take_time", FEWER_SEEDS, |seed| {
         let (scenario, policy) = swarm::scenario(seed);
-        let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];
-        let scenario = scenario.clone().on(hosts[seed as usize % 3].host(scenario.ports));
-        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        if let Some(violation) = run.violation {
-            panic!("seed {seed} on a host under {policy:?}: {violation}\n{scenario:#?}");
-        }
-    }
+        let ports = scenario.ports;
+        (scenario.on(hosts[seed as usize % 3].host(ports)), policy)
+    });
 }
 
 #[test]
 fn nothing_is_wrong_with_older_policies() {
-    let seeds = match number("FAIRQ_SWARM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("FAIRQ_SWARM_SEEDS").unwrap_or(OLDER_SEEDS),
-    };
-    for seed in seeds {
-        let ((scenario, _), policy) = (swarm::scenario(seed), swarm::older_policy(seed));
-        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        if let Some(violation) = run.violation {
-            panic!("FAIRQ_SWARM_SEED={seed} under {policy:?}: {violation}\n{scenario:#?}");
-        }
-    }
+    nothing_is_wrong("nothing_is_wrong_with_older_policies", FEWER_SEEDS, |seed| {
+        (swarm::scenario(seed).0, swarm::older_policy(seed))
+    });
 }

@@ -7,18 +7,18 @@ use crate::host::Machine;
 use crate::lab::{Answer, Axis, Figure, Line, Outcome, Shape, go, jain};
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
-use crate::proxy;
-use crate::scenario::{Job, SECOND, Scenario, Tenant};
+use crate::proxy::{self, Proxy};
+use crate::scenario::{SECOND, Scenario, Tenant};
 
 /// Table IV: file, mail and database servers of Filebench.
-fn servers() -> [Job; 3] {
-    [proxy::file_server().1, proxy::mail_server().1, proxy::database().1]
+fn servers() -> [Proxy; 3] {
+    [proxy::file_server(), proxy::mail_server(), proxy::database()]
 }
 
 /// Figure 12.
 pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Cfq, Fiops, FlashFq};
-    let pairs = Pairs::new(&servers(), &[1, 1, 2], NassConfig::default(), seed)?;
+    let pairs = Pairs::new(&servers(), NassConfig::default(), seed)?;
     let dominates = |m: &Measured| m.kept[0] > m.kept[1] && m.kept[0] > m.kept[2];
     let (mail, db) = (pairs.gain(Bfq, |m| m.kept[1]), pairs.gain(Bfq, |m| m.kept[2]));
     let fiops = pairs.gain(Fiops, du);
@@ -34,7 +34,7 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
             id: "N-12.2",
             measured: before.collect::<Vec<_>>().join(", "),
             holds: Some(pairs.0.iter().all(|(_, before, _)| dominates(before))),
-            note: "BDR of file, mail and database server; the applications are proxies. Under BFQ the random requests of the database go between budgets".into(),
+            note: "BDR of file, mail and database server; the applications are proxies".into(),
         },
         Answer {
             id: "N-12.3",
@@ -45,7 +45,7 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
                 pairs.of(Bfq).1.fairness
             ),
             holds: Some(mail >= 0.2 && db >= 0.2),
-            note: "BFQ's BDRs with NASS; without it the mail server, whose eight requests are sequential and merged, gets next to nothing here".into(),
+            note: "BFQ's BDRs with NASS; without it the mail server, whose eight threads wait for their answers, gets next to nothing here".into(),
         },
         Answer {
             id: "N-12.4",
@@ -66,7 +66,7 @@ const CORES: f64 = 16.0;
 /// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under their lock takes time by steps
 /// ([`crate::policies::OneLock`]).
 pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
-    let mut scenario = scenario(&profile()?, &servers(), &[1, 1, 2]);
+    let mut scenario = scenario(&profile()?, &servers());
     scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
     let used = |lock| {
         let run = go(AnyPolicy::OneLock(lock), &scenario, seed)?;
@@ -97,10 +97,11 @@ pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
 /// Figure 13: OLTP from the beginning, Sort's map phase from 12 to 34 s, Wordcount's from 20 to 39 s. Eight requests at a time
 /// each; Sort's are intensive, Wordcount computes in between.
 fn applications() -> [Tenant; 3] {
+    let tenant = |name, port, (threads, job): Proxy| Tenant::new(name, 100, vec![port; threads], job);
     let mut tenants = [
-        Tenant::new("OLTP", 100, vec![0], proxy::oltp().1),
-        Tenant::new("Sort", 100, vec![1], proxy::sort().1),
-        Tenant::new("Wordcount", 100, vec![2], proxy::wordcount().1),
+        tenant("OLTP", 0, proxy::oltp()),
+        tenant("Sort", 1, proxy::sort()),
+        tenant("Wordcount", 2, proxy::wordcount()),
     ];
     tenants[1].lives = vec![(12 * SECOND, 34 * SECOND)];
     tenants[2].lives = vec![(20 * SECOND, 39 * SECOND)];
@@ -169,7 +170,7 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
             id: "N-13.2",
             measured: format!("at least {least:.2}"),
             holds: Some(least > 0.9),
-            note: "each second from 13 to 39; while Sort's merged requests of up to 512 KiB are on the drive OLTP's wait behind them, whatever their number".into(),
+            note: "each second from 13 to 39; while Sort's requests of 800 KiB are on the drive OLTP's wait behind them, whatever their number".into(),
         },
         Answer {
             id: "N-13.3",

@@ -5,15 +5,16 @@ use fairq_device::DiskProfile;
 use super::{NCQ, pair, profile, scenario, six};
 use crate::lab::{Answer, Outcome, go, jain};
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
-use crate::scenario::{Job, SECOND};
+use crate::proxy::Proxy;
+use crate::scenario::SECOND;
 
 /// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the queue.
 pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
     let disk = DiskProfile::deskstar();
     let profile = profile()?;
     let fairness = |lock: OneLock| {
-        let on_disk = |loads: &[Job]| {
-            let mut scenario = scenario(&profile, loads, &vec![1; loads.len()]);
+        let on_disk = |loads: &[Proxy]| {
+            let mut scenario = scenario(&profile, loads);
             scenario.disk = Some(disk.clone());
             // A hundred requests a second.
             (scenario.warmup_ns, scenario.duration_ns) = (10 * SECOND, 130 * SECOND);
@@ -21,7 +22,7 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
         };
         let [shallow, deep] = pair(7);
         let alone =
-            |job: Job| Ok::<_, String>(go(AnyPolicy::OneLock(lock), &on_disk(&[job]), seed)?.tenants[0].clone());
+            |load: Proxy| Ok::<_, String>(go(AnyPolicy::OneLock(lock), &on_disk(&[load]), seed)?.tenants[0].clone());
         let (one, other) = (alone(shallow.clone())?, alone(deep.clone())?);
         let both = go(AnyPolicy::OneLock(lock), &on_disk(&[shallow, deep]), seed)?;
         let shared = both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {

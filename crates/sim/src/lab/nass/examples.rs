@@ -5,7 +5,7 @@ use fairq_core::nass::NassConfig;
 use super::{NCQ, job, profile, scenario};
 use crate::lab::{Answer, Outcome, go};
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
-use crate::scenario::{Access, Job, MS, US};
+use crate::scenario::{Access, MS};
 
 /// How many requests flows have on a device that stands still, with the limits that they begin with. They ask in turn, so
 /// that each is known before anybody has all that it may have.
@@ -14,8 +14,8 @@ pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
     let profile = profile()?;
     let limits = NassConfig { aggressiveness: false, sequentiality: false, idleness: false, ..NassConfig::default() };
     let most = |tenants: usize| {
-        let loads = vec![Job { interval_ns: 10 * US, ..job(Access::Random, 100) }; tenants];
-        let mut scenario = scenario(&profile, &loads, &vec![1; tenants]);
+        let loads = vec![(1, job(Access::Random, 100)); tenants];
+        let mut scenario = scenario(&profile, &loads);
         (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
         scenario.faults.stalls = vec![(0, 21 * MS)];
         let lock = OneLock::new(Scheduler::Fiops, NCQ).limited(limits);

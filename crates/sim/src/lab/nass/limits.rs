@@ -11,7 +11,7 @@ use crate::scenario::Access;
 pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
     let profile = profile()?;
     let at = |slots: u32| {
-        let alone = scenario(&profile, &[job(Access::Random, 100)], &[1]);
+        let alone = scenario(&profile, &[(1, job(Access::Random, 100))]);
         Ok((slots, go(AnyPolicy::OneLock(OneLock::new(Scheduler::Fiops, slots)), &alone, seed)?.bandwidth()))
     };
     let points: Vec<(u32, f64)> = [1, 2, 4, 8, 12, 16, 24, 32].map(at).into_iter().collect::<Result<_, String>>()?;
@@ -38,7 +38,7 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
 /// Figure 9.
 pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Cfq, Fiops, FlashFq};
-    let pairs = Pairs::new(&pair(5), &[1, 1], NassConfig::default(), seed)?;
+    let pairs = Pairs::new(&pair(5), NassConfig::default(), seed)?;
     let (before, after) = pairs.of(Fiops);
     let high = FOUR.iter().all(|&one| (pairs.gain(one, du)).abs() <= 0.1);
     let order = pairs.gain(Bfq, fv) > pairs.gain(FlashFq, fv) && pairs.gain(FlashFq, fv) > pairs.gain(Cfq, fv);
@@ -72,7 +72,7 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
 /// Figure 10.
 pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Cfq, Fiops, FlashFq};
-    let pairs = Pairs::new(&pair(7), &[1, 1], NassConfig::default(), seed)?;
+    let pairs = Pairs::new(&pair(7), NassConfig::default(), seed)?;
     let within = |gain: f64, paper: f64| (gain - paper).abs() <= 0.2;
     let utilization = [(Cfq, 0.59), (FlashFq, 0.70), (Bfq, 0.11)];
     let (before, after) = pairs.of(FlashFq);
@@ -87,7 +87,7 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
             id: "N-10.1",
             measured: pairs.gains(&[Cfq, FlashFq, Bfq, Fiops], du),
             holds: Some(all(&utilization, du) && (-0.2..=0.0).contains(&fiops)),
-            note: format!("DU, {CHANGES}. NASS lets both send all the time, and what waiting costs without it depends on how long each waits").into(),
+            note: format!("DU, {CHANGES}. NASS lets both send all the time. BFQ and FIOPS do not wait here and gain too, since less of the deep tenant stands before the shallow one's requests").into(),
         },
         Answer {
             id: "N-10.2",
@@ -98,7 +98,7 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
                 both(after)
             ),
             holds: Some(all(&fairness, fv) && flashfq),
-            note: format!("FV, {CHANGES}. Near for BFQ and FIOPS; FlashFQ without NASS gives up waiting here, so that it is unfair and gains").into(),
+            note: format!("FV, {CHANGES}. Near for BFQ and FIOPS; FlashFQ without NASS gives both as many bytes, which is all that the shallow tenant has alone and a fifth of what the deep one has, so that it gains").into(),
         },
     ];
     let figure = pairs.drawn("n-10", "Fig 10: reads at depth 2 beside depth 32", &["BDR-NON", "BDR-INTEN"]);
@@ -107,8 +107,8 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 11: NASS without its second mechanism (NM), and with it (N).
 pub(super) fn merging(seed: u64) -> Result<Outcome, String> {
-    let limited = Pairs::new(&pair(3), &[1, 1], NassConfig { sequentiality: false, ..NassConfig::default() }, seed)?;
-    let full = Pairs::new(&pair(3), &[1, 1], NassConfig::default(), seed)?;
+    let limited = Pairs::new(&pair(3), NassConfig { sequentiality: false, ..NassConfig::default() }, seed)?;
+    let full = Pairs::new(&pair(3), NassConfig::default(), seed)?;
     let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < 0.9);
     let better = FOUR.iter().all(|&one| limited.gain(one, fv) >= 0.3 && limited.gain(one, du) < 0.0);
     let change = |one: Scheduler, value: fn(&Measured) -> f64| value(full.of(one).1) / value(limited.of(one).1) - 1.0;

@@ -3,7 +3,8 @@
 //! Figures 3 to 6 are about eight pairs of loads (Table II) under six schedulers and three lengths of the queue, Figures 9 to 11
 //! about three of them with and without NASS. Measures: of the bandwidth that a tenant has alone under the same scheduler, how
 //! much it keeps (BDR); fairness (FV), Jain's index of what the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests
-//! (FIOPS); utilization (DU), the sum of what is kept. A tenant takes 10 us from an answer to its next request.
+//! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with libaio: it sends one request after
+//! another, and each takes it 10 us.
 //!
 //! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one command of up to 512 KiB.
 
@@ -13,6 +14,7 @@ use fairq_device::{Profile, State};
 use super::{Axis, Experiment, Figure, Line, Shape, go, jain};
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::proxy::Proxy;
 use crate::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
 
 mod applications;
@@ -69,17 +71,21 @@ fn six(slots: u32) -> [Variant; 6] {
     ]
 }
 
-/// 4 KiB unless another size is said, 32 requests deep, with the time that a program takes between two requests.
+/// 4 KiB unless another size is said, 32 requests deep, each as long after the last as a program takes to send one.
 fn job(access: Access, read_percent: u32) -> Job {
-    Job { access, read_percent, think_ns: 10 * US, ..Job::random_read(4096, 32) }
+    Job { access, read_percent, interval_ns: 10 * US, ..Job::random_read(4096, 32) }
 }
 
 fn of_size(bytes: u32, job: Job) -> Job {
     Job { sizes: vec![(bytes, 1)], ..job }
 }
 
-/// Table II.
-fn pair(test: usize) -> [Job; 2] {
+/// Table II, a thread each.
+fn pair(test: usize) -> [Proxy; 2] {
+    jobs(test).map(|job| (1, job))
+}
+
+fn jobs(test: usize) -> [Job; 2] {
     use Access::{Random, Sequential};
     let shallow = |read_percent| Job { depth: 2, ..job(Random, read_percent) };
     match test {
@@ -108,17 +114,19 @@ fn profile() -> Result<Profile, String> {
     Profile::named("intel-530").map_err(|error| error.to_string())
 }
 
-/// Tenants with so many threads' requests, on ports of 32 each, since that is what the device's queue holds. The drive is one that has
+/// Tenants on as many ports as their requests need, of 32 each, since that is what the device's queue holds. The drive is one that has
 /// been written to for long, as by the tests before: on a fresh one small writes take less time than reads, the opposite of
 /// what the paper says of its own (Section II-C).
-fn scenario(profile: &Profile, loads: &[Job], ports: &[usize]) -> Scenario {
-    let mut next = 0..;
-    let tenant = |(number, (job, &ports)): (usize, (&Job, &usize))| {
-        let threads = next.by_ref().take(ports).collect();
-        Tenant::new(&format!("W{}", number + 1), 100, threads, job.clone())
+fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
+    let mut ports = 0;
+    let tenant = |(number, (threads, job)): (usize, &Proxy)| {
+        let (first, to_a_port) = (ports, (NCQ / job.depth) as usize);
+        ports += threads.div_ceil(to_a_port);
+        let on = (0..*threads).map(|thread| first + thread / to_a_port).collect();
+        Tenant::new(&format!("W{}", number + 1), 100, on, job.clone())
     };
-    let tenants: Vec<Tenant> = loads.iter().zip(ports).enumerate().map(tenant).collect();
-    let mut scenario = Scenario::new(profile.clone(), next.start, tenants, 3 * SECOND);
+    let tenants: Vec<Tenant> = loads.iter().enumerate().map(tenant).collect();
+    let mut scenario = Scenario::new(profile.clone(), ports, tenants, 3 * SECOND);
     scenario.warmup_ns = SECOND / 2;
     scenario.state = State::Steady;
     scenario
@@ -126,13 +134,13 @@ fn scenario(profile: &Profile, loads: &[Job], ports: &[usize]) -> Scenario {
 
 /// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter queue lower what is used of the device
 /// (Observation 5).
-fn measure(lock: OneLock, profile: &Profile, loads: &[Job], ports: &[usize], seed: u64) -> Result<Measured, String> {
+fn measure(lock: OneLock, profile: &Profile, loads: &[Proxy], seed: u64) -> Result<Measured, String> {
     let alone = OneLock { nass: None, waits: true, slots: NCQ, ..lock };
-    let together = go(AnyPolicy::OneLock(lock), &scenario(profile, loads, ports), seed)?;
+    let together = go(AnyPolicy::OneLock(lock), &scenario(profile, loads), seed)?;
     let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
     let mut kept = Vec::new();
-    for (number, (job, &ports)) in loads.iter().zip(ports).enumerate() {
-        let single = scenario(profile, std::slice::from_ref(job), &[ports]);
+    for (number, load) in loads.iter().enumerate() {
+        let single = scenario(profile, std::slice::from_ref(load));
         kept.push(bytes(&together, number) / bytes(&go(AnyPolicy::OneLock(alone), &single, seed)?, 0));
     }
     let shared: Vec<f64> = match lock.scheduler {
@@ -147,7 +155,7 @@ fn measure(lock: OneLock, profile: &Profile, loads: &[Job], ports: &[usize], see
 /// Every scheduler of Figures 3 to 6 on a test, at a length of the queue.
 fn at(test: usize, slots: u32, seed: u64) -> Result<Vec<(&'static str, Measured)>, String> {
     let profile = profile()?;
-    let one = |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), &[1, 1], seed)?));
+    let one = |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), seed)?));
     six(slots).into_iter().map(one).collect()
 }
 
@@ -207,12 +215,12 @@ fn drawn(id: &'static str, title: &str, weak: &str, strong: &str, results: &[(&'
 struct Pairs(Vec<(Scheduler, Measured, Measured)>);
 
 impl Pairs {
-    fn new(loads: &[Job], ports: &[usize], nass: NassConfig, seed: u64) -> Result<Pairs, String> {
+    fn new(loads: &[Proxy], nass: NassConfig, seed: u64) -> Result<Pairs, String> {
         let profile = profile()?;
         let one = |scheduler| {
             let lock = OneLock::new(scheduler, NCQ).merging();
-            let before = measure(lock, &profile, loads, ports, seed)?;
-            Ok((scheduler, before, measure(lock.limited(nass), &profile, loads, ports, seed)?))
+            let before = measure(lock, &profile, loads, seed)?;
+            Ok((scheduler, before, measure(lock.limited(nass), &profile, loads, seed)?))
         };
         FOUR.into_iter().map(one).collect::<Result<_, String>>().map(Pairs)
     }
