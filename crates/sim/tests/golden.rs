@@ -54,7 +54,7 @@ fn the_same_run_on_a_host_for_ever() {
     let policies = [
         (AnyPolicy::FirstCome, 0x9d13_5dc0_c424_62b7),
         (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x36b8_e5fc_a011_a6b5),
-        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0xbc46_973f_b5b7_7682),
+        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0xca9d_fed8_00ee_597e),
         (
             AnyPolicy::Direct(Direct { ratio: Ratio::Static(8), tau_l: 1 << 20, tau_m: None, strict_paper: false }),
             0xcb84_72a0_4749_5559,

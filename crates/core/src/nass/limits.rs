@@ -55,7 +55,8 @@ impl Limits {
     fn part(&self, weight: Weight) -> u32 {
         // Less than weight / 2^32 too much: no more when rounded down, while all weights are 400,000 or less.
         let part = (self.per_weight * u64::from(weight.get())) >> 32;
-        part.clamp(1, self.queue_length.into()) as u32
+        // Not `clamp`, which would have to know that the queue is not of length 0.
+        part.max(1).min(self.queue_length.into()) as u32
     }
 
     /// One limit was halved.
