@@ -139,6 +139,18 @@ def test_bench_holds_back():
         check(30 < batch["iops"] < 101, f"a pause of 10 ms after each, and {batch['iops']:.0f} a second")
 
 
+def test_a_trickle_beside_a_flood_on_one_shard():
+    """Connections of one shard take turns, whatever the policy: memory is done at once, and who always had more to send was
+    always first (some 300 requests a second were left for the other, 25,000 are)."""
+    for policy in ("none", "mqfq"):
+        with serve("--device", "ram,size=512M", "--shards", "1", "--policy", policy, "--tenant", "flood=256M", "--tenant", "trickle=256M") as server:
+            done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "2", "--json", "-",
+                       "--tenant", "flood=depth:256", "--tenant", "trickle=depth:4")  # fmt: skip
+            flood, trickle = json.loads(done.stdout)["runs"][0]["flows"]
+            check(flood["iops"] > 20_000, f"{policy}: that is no flood: {flood['iops']:.0f} a second")
+            check(trickle["iops"] > 2_000, f"{policy}: {trickle['iops']:.0f} a second beside {flood['iops']:.0f}")
+
+
 def test_socket_activation():
     """Two listening sockets handed over as file descriptors 3 and 4."""
     need("nbdinfo")

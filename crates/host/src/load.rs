@@ -90,6 +90,8 @@ pub struct LoadFront {
     jobs: Vec<Running>,
     /// Which of them are at home here, if they are on all shards.
     homes: Option<Homes>,
+    /// Which submits first; another one each turn, since who is first may take all the room there is.
+    first: usize,
     stopping: bool,
 }
 
@@ -117,7 +119,7 @@ impl LoadFront {
     fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, homes: Option<Homes>, begins_ns: u64) -> io::Result<LoadFront> {
         let running = |(job, series)| Running::new(job, series, begins_ns);
         let jobs = jobs.into_iter().map(running).collect::<io::Result<_>>()?;
-        Ok(LoadFront { jobs, homes, stopping: false })
+        Ok(LoadFront { jobs, homes, first: 0, stopping: false })
     }
 
     /// The next request of a job, if one may go now.
@@ -214,7 +216,9 @@ impl Front for LoadFront {
             return;
         }
         self.look(now_ns);
-        for index in 0..self.jobs.len() {
+        let count = self.jobs.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        for index in (self.first..count).chain(0..self.first) {
             while path.has_room() {
                 let Some(order) = self.next(index, now_ns) else { break };
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
@@ -551,6 +555,20 @@ mod tests {
             let served = run.series[0].iter().filter(|&&bytes| bytes > 0).count();
             assert!(served >= 16, "{path:?}: {:?}", run.series[0]);
         }
+    }
+
+    /// A device that is done at once takes what a shard may submit in a turn, turn for turn: all of it were the first job's.
+    #[test]
+    fn jobs_of_one_shard_take_turns() {
+        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(1, 4, 256).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let second = Job { tenant: 1, depth: 64, ..job(flow) };
+        let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(50), interval: None };
+        let common = Common { tenants: 2, ..common() };
+        let jobs = vec![vec![Job { depth: 64, ..job(flow) }, second]];
+        let run = run(&policy, ports, &common, Threads::default(), jobs, times, |_| true).unwrap();
+        let [first, second] = [0, 1].map(|tenant: usize| run.tenants[tenant].reads);
+        assert!(first.min(second) * 4 > first.max(second) * 3, "{first} and {second}");
     }
 
     #[test]

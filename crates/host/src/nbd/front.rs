@@ -55,6 +55,8 @@ pub struct NbdFront {
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
+    /// Which of those that are active submits first; another one each turn, since who is first may take all the room there is.
+    first: usize,
     limits: Limits,
     /// Connections of this shard, as the accepting side sees them.
     count: Arc<AtomicUsize>,
@@ -69,6 +71,7 @@ impl NbdFront {
             wipes: Vec::new(),
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
+            first: 0,
             limits,
             count,
             stopping: false,
@@ -153,7 +156,9 @@ impl Front for NbdFront {
     }
 
     fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
-        for &index in &self.active {
+        self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
+        let (later, sooner) = self.active.split_at(self.first);
+        for &index in sooner.iter().chain(later) {
             if let Some(conn) = &mut self.conns[index as usize] {
                 conn.arrivals(now_ns, ring, path);
             }
