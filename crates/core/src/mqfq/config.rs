@@ -56,8 +56,9 @@ pub struct MqfqConfig {
     /// significant contention. 0 gives SFQ(D)'s order at the price of its contention.
     /// With several ports a fifth of it is kept for what they charge late (see the module's text).
     pub threshold_bytes: u64,
-    /// Whether T grows from there as long as ports lose too much time by stopping for each other, bounded by what the device serves in
-    /// a fraction of a millisecond, or more where ports come late (see `follow`). Default: no, as in the paper, which finds T once for each device (Section 3.4).
+    /// Whether T grows from there as long as ports stop for each other too often, bounded by what the device serves in a fraction
+    /// of a millisecond, or are late most of the time, bounded by more (see `follow`). Default: no, as in the paper, which finds T
+    /// once for each device (Section 3.4).
     pub threshold_follows: bool,
     /// What a request costs its flow. Default: its length.
     pub cost: CostModel,

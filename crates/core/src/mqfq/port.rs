@@ -34,8 +34,9 @@ struct Local {
     hint: u32,
     /// Whether slots may be owed, since D has become less.
     owes: bool,
-    /// When the verb under way was called.
+    /// When the verb under way was called, and when the port last went to sleep.
     now_ns: u64,
+    asleep_ns: u64,
     throttles: u64,
     blocks: u64,
     wakes: u64,
@@ -56,6 +57,7 @@ impl<P: Platform> MqfqPort<P> {
             hint: u32::from(port.0),
             owes: false,
             now_ns: 0,
+            asleep_ns: 0,
             throttles: 0,
             blocks: 0,
             wakes: 0,
@@ -279,6 +281,7 @@ impl Local {
                     return None;
                 }
                 self.place = Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
+                self.asleep_ns = self.now_ns;
                 Next::Blocked
             }
         };
@@ -307,7 +310,8 @@ impl Local {
         let place = self.place.take()?;
         shared.wheel.leave(self.port, place);
         let free_ns = shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
-        (free_ns != 0).then(|| self.now_ns.saturating_sub(free_ns))
+        // Who let it go may have said so when the port had left by itself, and this is another sleep.
+        (free_ns != 0).then(|| self.now_ns.saturating_sub(free_ns.max(self.asleep_ns)))
     }
 
     #[inline]
