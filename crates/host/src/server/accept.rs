@@ -109,10 +109,6 @@ impl Desk<'_> {
                 Err(error) => unreachable!("{error}"),
             }
         }
-        if let Some(path) = &config.control {
-            let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
-            tokio::spawn(asks::serve_control(listen::bind_private(path).map_err(fail)?, asks.clone()));
-        }
         for at in &config.metrics {
             let fail = |cause| ServerError::Listen { at: at.clone(), cause };
             let listeners = match at {
@@ -122,6 +118,11 @@ impl Desk<'_> {
             for listener in listeners {
                 tokio::spawn(asks::serve_http(listener, asks.clone()));
             }
+        }
+        // The last: who reaches the control socket finds all the others.
+        if let Some(path) = &config.control {
+            let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
+            tokio::spawn(asks::serve_control(listen::bind_private(path).map_err(fail)?, asks.clone()));
         }
         places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
         Ok(places)
