@@ -21,6 +21,43 @@
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
 //! simulation and under the model checker. Atomics and locks come through [`Platform`].
+//!
+//! # In a storage server of one's own
+//! One port, a device that serves two requests at once, and two tenants that always have more to ask for:
+//!
+//! ```
+//! use std::collections::VecDeque;
+//!
+//! use fairq_core::mqfq::{Mqfq, MqfqConfig};
+//! use fairq_core::{Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Tag, Topology, Weight};
+//!
+//! // At most 16 flows, 64 live requests a port, two outstanding on the device.
+//! let config = MqfqConfig { slots: 2, ..MqfqConfig::new(Topology::flat(1), 16, 64) };
+//! let (policy, mut ports) = Mqfq::<Native>::new(config)?;
+//! let port = &mut ports[0];
+//! let flows = [policy.add_flow(Weight::new(300).unwrap())?, policy.add_flow(Weight::new(100).unwrap())?];
+//!
+//! // The tags 0 to 7 are the first tenant's, 8 to 15 the second's.
+//! let ask = |tag: Tag| Request { tag, flow: flows[tag.0 as usize / 8], op: Op::Read, offset: 0, length: 4096 };
+//! let (mut device, mut wake, mut served) = (VecDeque::new(), PortSet::EMPTY, [0; 2]);
+//! for tag in (0..16).map(Tag) {
+//!     port.submit(0, &ask(tag), &mut wake)?;
+//! }
+//! for now_ns in 0..4000 {
+//!     while let Next::Issue { tag, .. } = port.next(now_ns, &mut wake) {
+//!         device.push_back(tag);
+//!     }
+//!     let tag: Tag = device.pop_front().unwrap();
+//!     port.complete(now_ns, tag, Outcome::Done, &mut wake);
+//!     served[tag.0 as usize / 8] += 1;
+//!     port.submit(now_ns, &ask(tag), &mut wake)?;
+//! }
+//! assert!((2990..=3010).contains(&served[0]), "{served:?}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! With several threads each has a port, and what the verbs add to `wake` must reach the threads of those ports. The example
+//! `embed` (`cargo run --release -p fairq-core --example embed`) does that before a file.
 #![no_std]
 #![forbid(unsafe_code)]
 
