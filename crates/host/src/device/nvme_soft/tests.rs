@@ -135,6 +135,8 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap());
+        // One round may find the CPUs taken; that it ends is the point.
+        let mut operations = 0;
         for round in 0..6u64 {
             let (policy, ports) = NonePolicy::<Native>::new(shards, 1, 256).unwrap();
             let flow = policy.add_flow(Weight::DEFAULT).unwrap();
@@ -161,8 +163,10 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
             let measured =
                 load::run(&policy, ports, &common, Threads { path, ..Threads::default() }, jobs, times, |_| true)
                     .unwrap();
-            assert!(measured.tenants[0].operations() > 0 && measured.tenants[0].errors == 0);
+            assert_eq!(measured.tenants[0].errors, 0);
+            operations += measured.tenants[0].operations();
         }
+        assert!(operations > 0);
         sender.send(()).unwrap();
     });
     done.recv_timeout(Duration::from_secs(60)).expect("every run ends");
