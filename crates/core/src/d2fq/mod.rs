@@ -52,6 +52,8 @@
 //! which no other port wants unless the flow is there too.
 //!
 //! # Where the paper is silent, or where this differs
+//! `decisions.md` beside this file has every decision, by the numbers that comments cite, with the tests that hold it.
+//!
 //! | | default | `strict_paper` |
 //! |---|---|---|
 //! | a flow that comes back after the grace period | max(its virtual time, gvt): idling does not erase debt | gvt |

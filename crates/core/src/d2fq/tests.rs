@@ -1,4 +1,4 @@
-//! The decisions on what the paper leaves open, one by one, on one thread.
+//! The decisions on what the paper leaves open, one by one, on one thread; `decisions.md` numbers them.
 
 use std::vec::Vec;
 
@@ -58,9 +58,35 @@ impl Rig {
         (0..mib).map(one).collect()
     }
 
+    /// Ticks, and gives the flows that the adjustment had something to go by for.
+    fn tick(&mut self) -> Vec<usize> {
+        self.policy.tick(self.now_ns, &mut { PortSet::EMPTY });
+        let slot = |flow: &FlowId| flow.slot();
+        let flow = |sample: &Sample| self.flows.iter().map(slot).position(|slot| slot == sample.slot).unwrap();
+        self.policy.adjuster.with(|adjuster| adjuster.samples.iter().map(flow).collect())
+    }
+
+    /// The flow that holds gvt.
+    fn holder(&self) -> Option<usize> {
+        let Tracker::Sloppy(gvt) = &*self.policy.shared.tracker else { panic!("another tracker") };
+        gvt.holder_slot().and_then(|holder| self.flows.iter().position(|flow| flow.slot() == holder))
+    }
+
     fn vt(&self, flow: usize) -> u64 {
         self.policy.shared.states[self.flows[flow].slot()].vt().units()
     }
+}
+
+/// What may be set is the paper's unless it is set.
+#[test]
+fn the_defaults_are_the_papers() {
+    let config = D2fqConfig::new(Topology::flat(1), 1, 1);
+    assert_eq!((config.medium(), config.low(), config.unfair()), (4 << 20, 8 << 20, 16 << 20));
+    assert_eq!((config.ratio, config.period_ns), (Ratio::Dynamic { initial: 256 }, 1000 * MS));
+    assert!(!config.strict_paper && config.urgent_percent == 0 && config.tracker == TrackerKind::Sloppy);
+    assert!((MS..=10 * MS).contains(&config.grace_ns), "the paper does not say");
+    let (policy, _) = D2fq::<Native>::new(config).unwrap();
+    assert_eq!(policy.class_weights(), Some(class_weights(256)));
 }
 
 /// Decisions 1 and 13: bytes at weight 100, remainders kept, and a failed request is charged, once.
@@ -74,6 +100,26 @@ fn virtual_time_is_exact_and_charged_at_completion() {
         rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Failed, &mut { PortSet::EMPTY });
     }
     assert_eq!(rig.vt(0), 1000 * 512 * 100 / 7777);
+}
+
+/// Decision 13: what moves no data of its own costs something, whatever its length.
+#[test]
+fn flushes_and_discards_are_charged() {
+    let mut rig = Rig::new(1, &[100], |_| ());
+    for (tag, op, length) in [(1, Op::Flush, 0), (2, Op::Discard, 1 << 30), (3, Op::WriteZeroes, 1 << 30)] {
+        let request = Request { tag: Tag(tag), flow: rig.flows[0], op, offset: 0, length };
+        rig.ports[0].submit(rig.now_ns, &request, &mut { PortSet::EMPTY }).unwrap();
+        rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+        assert_eq!(rig.vt(0), u64::from(tag) * 4096, "{op:?}");
+    }
+}
+
+/// The authors' code gives a flow without others the medium class.
+#[test]
+fn a_lone_flow_is_high() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(0);
+    assert_eq!(rig.serve(0, 40), [Class::High; 40]);
 }
 
 /// Eq. 1, and decision 4: a flow behind gvt is high.
@@ -142,6 +188,49 @@ fn idling_does_not_erase_debt() {
         rig.now_ns += pause_ns;
         let (class, _) = rig.submit(0, 0, 4096);
         assert_eq!(class == Class::High, erased, "strict {strict}, {pause_ns} ns: {class:?}");
+    }
+}
+
+/// Decision 7: what counts is idleness without a break, for as long as is set.
+#[test]
+fn grace_is_for_idleness_without_a_break() {
+    for grace_ms in [5, 20] {
+        let mut rig = Rig::new(1, &[100, 100], |config| {
+            config.strict_paper = true;
+            config.grace_ns = grace_ms * MS;
+        });
+        rig.hold(1);
+        rig.serve(0, 10);
+        for _ in 0..5 {
+            rig.now_ns += (grace_ms - 1) * MS;
+            let (class, tag) = rig.submit(0, 0, 4096);
+            assert_eq!(class, Class::Low);
+            rig.complete(0, tag);
+        }
+        rig.now_ns += (grace_ms + 1) * MS;
+        assert_eq!(rig.submit(0, 0, 4096).0, Class::High);
+    }
+}
+
+/// Decision 6: who has nothing in flight holds nothing; in the paper's mode, when its grace period is over.
+#[test]
+fn a_holder_without_requests_lets_go() {
+    for strict in [false, true] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
+        let tag = rig.hold(1);
+        assert_eq!(rig.holder(), Some(1));
+        rig.complete(0, tag);
+        assert_eq!(rig.holder(), strict.then_some(1));
+        assert_eq!(rig.policy.stats().virtual_time, Some(512 << 10), "the value stays");
+        let (_, tag) = rig.submit(0, 0, 4 << 20);
+        rig.now_ns += 4 * MS;
+        rig.submit(0, 0, 4096);
+        rig.complete(0, tag);
+        assert_eq!(rig.holder(), Some(usize::from(strict)));
+        let (_, tag) = rig.submit(0, 0, 1 << 20);
+        rig.now_ns += 2 * MS;
+        rig.complete(0, tag);
+        assert_eq!(rig.holder(), Some(0));
     }
 }
 
@@ -313,6 +402,27 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(77, &[], unfair, false), 77, "no samples, no change");
     let deep = Sample { in_flight: 4 << 20, ..most };
     assert_eq!(next(9, &[deep, least], unfair, false), 9, "30 MiB are no gap for who has 4 MiB in flight");
+    let closing = sample(40, 50, true, [1, 0, 0]);
+    assert_eq!(next(100, &[closing, least], unfair, false), 51, "by the gap, though nobody was slowed down");
+    assert_eq!(next(1, &[closing, least], unfair, false), 3, "the floor");
+}
+
+/// Decision 10: one ratio a device.
+#[test]
+fn each_device_has_its_own_ratio() {
+    let mut rigs = [0, 1].map(|_| Rig::new(1, &[100, 100], |_| ()));
+    let [busy, idle] = &mut rigs;
+    busy.hold(0);
+    for rig in [&mut *busy, idle] {
+        rig.tick();
+        rig.now_ns += 1000 * MS;
+    }
+    busy.serve(0, 40);
+    for rig in [&mut *busy, idle] {
+        rig.tick();
+    }
+    let weights = rigs.map(|rig| rig.policy.class_weights());
+    assert_eq!(weights, [Some(class_weights(3)), Some(class_weights(256))]);
 }
 
 /// Eq. 3: rounded up, floor 3, the largest of all.
@@ -351,6 +461,24 @@ fn a_weight_counts_for_later_completions() {
     rig.complete(0, tags[1]);
     rig.complete(0, tags[2]);
     assert_eq!(rig.vt(0), 4096 + 2 * 1024);
+}
+
+/// Decision 11: nor does the adjustment compare what it did in a period with two weights.
+#[test]
+fn a_new_weight_begins_a_new_period() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(0);
+    rig.hold(1);
+    let both: &[usize] = &[0, 1];
+    for (changes, counted) in [(false, &[][..]), (false, both), (true, &both[1..]), (false, both)] {
+        if changes {
+            rig.policy.set_weight(rig.flows[0], Weight::new(400).unwrap()).unwrap();
+        }
+        rig.serve(0, 1);
+        rig.serve(1, 1);
+        rig.now_ns += 1000 * MS;
+        assert_eq!(rig.tick(), counted);
+    }
 }
 
 /// Decision 12, as far as it is the policy's: a throttled flow is never given another class because its own is full.

@@ -111,6 +111,18 @@ fn classes_share_by_weight_and_keep_to_themselves() {
     assert!((980..=1020).contains(&medium) && (240..=260).contains(&low), "{medium} and {low} for 1000 and 250");
 }
 
+/// A batch rings the doorbell of each queue that it put something in, not only of the last.
+#[test]
+fn every_doorbell_is_rung_at_the_end_of_a_batch() {
+    let device = NvmeSoft::open(&ram()).unwrap();
+    let mut harness = Harness::open(&device);
+    let classes = [Class::Low, Class::High, Class::Urgent, Class::Medium];
+    for class in classes {
+        harness.issue(Command { class, ..command(Op::Read, 0, 512) }, &[], 0);
+    }
+    assert_eq!(harness.turn().len(), classes.len());
+}
+
 /// The urgent class goes before all others.
 #[test]
 fn urgent_commands_go_first() {
