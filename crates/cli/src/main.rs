@@ -26,6 +26,8 @@ mod engine;
 mod fairness;
 mod files;
 mod fiojob;
+#[cfg(test)]
+mod hostile;
 mod job;
 mod lab;
 mod logging;

@@ -27,7 +27,7 @@ mod failures;
 mod methods;
 pub(crate) mod metrics;
 mod record;
-mod rpc;
+pub(crate) mod rpc;
 mod web;
 
 /// Seconds over which interference is told.
