@@ -542,6 +542,10 @@ fn metrics_are_what_prometheus_expects() {
     let by_shard =
         ["0", "1"].map(|shard| sample(&metrics, &format!("fairq_shard_operations_total{{shard=\"{shard}\"}}")));
     assert_eq!(by_shard.map(Option::unwrap).iter().sum::<f64>(), reads);
+    if std::fs::exists("/proc/thread-self/schedstat").unwrap() {
+        let seconds = |name: &str| sample(&metrics, &format!("fairq_shard_cpu_{name}_total{{shard=\"0\"}}")).unwrap();
+        assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
+    }
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
     let own = "fairq_interference_seconds_total{tenant=\"db\",by=\"db\"}";
     assert!(sample(&metrics, own).unwrap() > 0.0, "it waited for itself");

@@ -5,6 +5,7 @@
 pub mod client;
 pub mod common;
 pub mod control;
+pub mod cpu_time;
 pub mod device;
 pub mod direct;
 pub mod interference;

@@ -22,6 +22,7 @@ use fairq_core::{Native, Port, PortId, PortSet};
 use io_uring::{opcode, types};
 
 use crate::common::{Clock, Common};
+use crate::cpu_time::CpuClock;
 use crate::device::{Device, Place};
 use crate::path::{DataPath, Finished};
 use crate::patience::{AWAY_NS, Patience, YIELD_NS};
@@ -129,6 +130,7 @@ pub struct Shard<P, D: Device, F: Front> {
     wakers: Arc<Wakers>,
     clock: Clock,
     patience: Patience,
+    cpu: CpuClock,
     stopping: bool,
     /// What it has been told to change to.
     change: Option<Change<D, F>>,
@@ -150,6 +152,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             wakers: common.wakers.clone(),
             clock: common.clock,
             patience: Patience::default(),
+            cpu: CpuClock::of_this_thread(),
             stopping: false,
             change: None,
         };
@@ -174,8 +177,8 @@ impl<D: Device, F: Front> Shard<(), D, F> {
 impl<P, D: Device, F: Front> Shard<P, D, F> {
     /// The same shard on another data path.
     fn with<Q>(self, exchange: impl FnOnce(DataPath<P, D>) -> DataPath<Q, D>) -> Shard<Q, D, F> {
-        let Shard { index, ring, path, front, inbox, wakers, clock, patience, stopping, change } = self;
-        Shard { index, ring, path: exchange(path), front, inbox, wakers, clock, patience, stopping, change }
+        let Shard { index, ring, path, front, inbox, wakers, clock, patience, cpu, stopping, change } = self;
+        Shard { index, ring, path: exchange(path), front, inbox, wakers, clock, patience, cpu, stopping, change }
     }
 
     /// Asks to be told when the eventfd is written to.
@@ -295,8 +298,12 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Front(message) => {
                     self.front.message(self.clock.now_ns(), &mut self.ring, &mut self.path, message);
                 }
-                // Whoever asked may have gone away meanwhile.
-                Message::Stats(reply) => drop(reply.send((self.index, self.path.report(self.clock.now_ns())))),
+                Message::Stats(reply) => {
+                    let mut report = self.path.report(self.clock.now_ns());
+                    report.counters.cpu = self.cpu.read();
+                    // Whoever asked may have gone away meanwhile.
+                    let _ = reply.send((self.index, report));
+                }
                 Message::Forget(tenant) => self.path.forget(tenant),
                 Message::Record(events) => self.path.record(events),
                 Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),

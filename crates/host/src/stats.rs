@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fairq_core::Op;
 use hdrhistogram::Histogram;
 
+use crate::cpu_time::CpuTime;
 use crate::interference::{Matrix, empty_matrix};
 
 /// Latencies above this are counted as this: 100 seconds.
@@ -222,6 +223,8 @@ pub struct ShardCounters {
     pub turns: u64,
     /// Times it slept.
     pub sleeps: u64,
+    /// What it had of its CPU, if the kernel tells.
+    pub cpu: Option<CpuTime>,
 }
 
 /// What a shard answers when it is asked.

@@ -163,6 +163,8 @@ impl Console {
                 "bytes": counters.bytes,
                 "turns": counters.turns,
                 "sleeps": counters.sleeps,
+                "cpu_s": counters.cpu.map(|cpu| cpu.ran_ns as f64 * 1e-9),
+                "cpu_wait_s": counters.cpu.map(|cpu| cpu.waited_ns as f64 * 1e-9),
                 "issued": classes(counters.issued),
                 "joined": counters.joined,
             })

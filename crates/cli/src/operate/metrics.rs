@@ -9,6 +9,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use fairq_core::{FlowId, Stats, TokenStats};
+use fairq_host::cpu_time::CpuTime;
 use fairq_host::interference::{GROUPS, group};
 use fairq_host::server::{Member, Roster, Status};
 use fairq_host::stats::TenantStats;
@@ -233,6 +234,17 @@ fn shards(text: &mut Text, now: &Status) {
         text.family(name, "counter", help);
         for (shard, counters) in shards.iter().zip(&now.totals.shards) {
             text.sample(name, &[("shard", shard)], value(counters) as f64);
+        }
+    }
+    type Time = fn(&CpuTime) -> u64;
+    let times: [(&str, &str, Time); 2] = [
+        ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |cpu| cpu.ran_ns),
+        ("fairq_shard_cpu_wait_seconds_total", "Time it was ready to run and others had its CPU.", |cpu| cpu.waited_ns),
+    ];
+    for (name, help, value) in times {
+        text.family(name, "counter", help);
+        for (shard, cpu) in shards.iter().zip(&now.totals.shards).filter_map(|(shard, all)| Some((shard, all.cpu?))) {
+            text.sample(name, &[("shard", shard)], value(&cpu) as f64 * 1e-9);
         }
     }
     text.family("fairq_shard_issued_total", "counter", "Requests sent to the device, by queue class.");

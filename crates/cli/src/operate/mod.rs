@@ -23,6 +23,7 @@ use crate::refusal::Refusal;
 use crate::status::{self, Row};
 
 mod changes;
+mod cpu_waits;
 mod failures;
 mod methods;
 pub(crate) mod metrics;
@@ -75,6 +76,8 @@ pub(crate) struct Console {
     writers: web::Writers,
     /// Whose requests fail.
     failures: failures::Failures,
+    /// Whether shards wait for their CPUs.
+    cpu_waits: cpu_waits::CpuWaits,
     /// Recordings of decisions.
     records: record::Records,
 }
@@ -104,6 +107,7 @@ impl Console {
             look: None,
             matrices: VecDeque::from([empty_matrix()]),
             failures: failures::Failures::default(),
+            cpu_waits: cpu_waits::CpuWaits::default(),
             records: record::Records::default(),
         })
     }
@@ -176,6 +180,7 @@ impl Operator for Console {
         let (rows, counted, seconds) = self.count(&now, &roster);
         let members = roster.members().iter().zip(&counted);
         self.failures.tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
+        self.cpu_waits.tell(now.elapsed, &now.totals.shards);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
     }
