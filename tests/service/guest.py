@@ -126,6 +126,12 @@ def test_it_is_hardened():
     return said.stdout.strip().splitlines()[-1].strip()
 
 
+def test_it_comes_before_other_work():
+    threads = os.listdir(f"/proc/{pid()}/task")
+    nice = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads}
+    check(nice == {-10}, f"its {len(threads)} threads have priorities {nice}")
+
+
 def test_it_reads_its_configuration_again():
     before = pid()
     configure(weight=500)
