@@ -91,6 +91,15 @@ garbage = { over-provisioning = 0.078, erase-us = 1000, programs-per-erase = 256
 """
 
 
+def by_the_device(device, bs):
+    """1:3 within 3 %, in one of two runs: while a client has no CPU its queue runs dry, and the other gets its turns."""
+    for _ in range(2):
+        fair, total = share_of("d2fq", device, bs, 64, seconds=12)
+        if abs(fair / 3 - 1) <= 0.03:
+            return f"1:{fair:.3f}"
+    check(False, f"d2fq, {device}, {bs} beside 4k: bytes 1:{fair:.3f}, entitled 1:3 within 3 % (total {total / 1e6:.1f} MB/s)")
+
+
 def test_shares_by_the_device():
     """d2fq: submit is dispatch, the software controller's classes of queues share; before a timed device and before a file."""
     need("fio")
@@ -99,20 +108,15 @@ def test_shares_by_the_device():
         with open(profile, "w", encoding="utf-8") as out:
             out.write(SLOW)
         timed = f"nvme-soft,backing=ram,size=512M,window=8,profile={profile}"
-        said = []
-        for bs in ("4k", "8k"):
-            fair, total = share_of("d2fq", timed, bs, 64, seconds=12)
-            check(abs(fair / 3 - 1) <= 0.05, f"d2fq, {bs} beside 4k: bytes 1:{fair:.3f}, entitled 1:3 (total {total / 1e6:.1f} MB/s)")
-            said.append(f"1:{fair:.3f}")
+        said = [by_the_device(timed, bs) for bs in ("4k", "8k")]
         unfair, _ = share_of("none", timed, "4k", 64, seconds=4)
         check(abs(unfair / 3 - 1) > 0.3, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
         # The file holds its bytes: holes would be read without the disk.
         with open(image, "wb") as out:
             for _ in range(512):
                 out.write(os.urandom(MI))
-        fair, total = share_of("d2fq", f"nvme-soft,backing={image},direct=on,window=2", "4k", 64, seconds=12)
-        check(abs(fair / 3 - 1) <= 0.1, f"d2fq over a file: bytes 1:{fair:.3f}, entitled 1:3 (total {total / 1e6:.1f} MB/s)")
-        return f"{' and '.join(said)}, over a file 1:{fair:.3f}; none 1:{unfair:.3f}"
+        fair = by_the_device(f"nvme-soft,backing={image},direct=on,window=2", "4k")
+        return f"{' and '.join(said)}, over a file {fair}; none 1:{unfair:.3f}"
 
 
 def test_shares_by_tokens_and_within_limits():
