@@ -205,6 +205,7 @@ fn grace_is_for_idleness_without_a_break() {
             rig.now_ns += (grace_ms - 1) * MS;
             let (class, tag) = rig.submit(0, 0, 4096);
             assert_eq!(class, Class::Low);
+            rig.now_ns += 2 * MS;
             rig.complete(0, tag);
         }
         rig.now_ns += (grace_ms + 1) * MS;
