@@ -29,7 +29,7 @@ use crate::job::Job;
 use crate::refusal::Refusal;
 use crate::report::{Got, Report, Run};
 use crate::series::{Life, Series};
-use crate::units::{Nanos, exact_size, show_duration, show_size};
+use crate::units::{Nanos, exact_size, show_duration, show_percent, show_size};
 
 /// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
@@ -39,6 +39,8 @@ const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 const INTERVALS_MAX: u128 = 1_000_000;
 /// Buffers of all jobs together.
 const MEMORY_MAX: u64 = 8 << 30;
+/// The part of the time that shards may wait for their CPUs without a word: a machine always has something else to do.
+const MUCH_WAITING: f64 = 0.05;
 
 /// What to run and for how long, complete.
 struct Plan {
@@ -368,8 +370,16 @@ impl Bench {
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();
-                with_policy::<Native, _>(policy, shape, load)?
-                    .with_context(|| format!("cannot run the load under {name}"))
+                let measured = with_policy::<Native, _>(policy, shape, load)?
+                    .with_context(|| format!("cannot run the load under {name}"))?;
+                if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
+                    eprintln!(
+                        "fairq: under {label} shards waited for their CPUs {} of the time, since others have them: give \
+                         fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a machine without other work",
+                        show_percent(part)
+                    );
+                }
+                Ok(measured)
             }
         }
     }

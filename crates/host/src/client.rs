@@ -84,7 +84,8 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
     let (elapsed, Usage { cpu, preempted }) = (start.elapsed(), Usage::now().since(usage));
     let tenants = jobs.iter().map(|job| job.tenant + 1).max().unwrap_or(0);
     let tenants = vec![TenantStats::default(); tenants];
-    let mut measured = Measured { tenants, elapsed, cpu, preempted, series: Vec::new(), class_weights: Vec::new() };
+    let mut measured =
+        Measured { tenants, elapsed, cpu, preempted, cpu_wait: None, series: Vec::new(), class_weights: Vec::new() };
     for (thread, job) in threads.into_iter().zip(jobs) {
         let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;
         measured.tenants[job.tenant].add(&stats);

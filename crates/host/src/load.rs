@@ -17,7 +17,7 @@ use crate::path::{DataPath, Finished, Order};
 use crate::ring::{Event, Ring};
 use crate::shard::Front;
 use crate::shards::{Shards, regimes};
-use crate::stats::TenantStats;
+use crate::stats::{ShardCounters, TenantStats};
 
 mod direct;
 mod moves;
@@ -318,6 +318,8 @@ pub struct Measured {
     pub cpu: Duration,
     /// How often one of its threads had to give its CPU to somebody else's meanwhile.
     pub preempted: u64,
+    /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on average, if the kernel tells.
+    pub cpu_wait: Option<f64>,
     /// Bytes of each tenant in each interval, if [`Times::interval`] asks for it.
     pub series: Vec<Vec<u64>>,
     /// The weights that the policy had the device's classes given, and from when: after the measurement began, or 0.
@@ -397,7 +399,17 @@ where
     let tenants = after.tenants.iter().zip(&before.tenants).map(|(after, before)| after.since(before)).collect();
     let series = total_series(common.tenants, &all_series);
     let Usage { cpu, preempted } = cpu_after.since(cpu_before);
-    Ok(Measured { tenants, elapsed, cpu, preempted, series, class_weights })
+    let cpu_wait = cpu_wait(&before.shards, &after.shards).map(|waited| waited.as_secs_f64() / elapsed.as_secs_f64());
+    Ok(Measured { tenants, elapsed, cpu, preempted, cpu_wait, series, class_weights })
+}
+
+/// How long a shard waited for its CPU between two looks, on average.
+fn cpu_wait(before: &[ShardCounters], after: &[ShardCounters]) -> Option<Duration> {
+    let waited = |(before, after): (&ShardCounters, &ShardCounters)| {
+        Some(Duration::from_nanos(after.cpu?.waited_ns.saturating_sub(before.cpu?.waited_ns)))
+    };
+    let each: Option<Vec<Duration>> = before.iter().zip(after).map(waited).collect();
+    each.map(|each| each.iter().sum::<Duration>() / each.len().max(1) as u32)
 }
 
 /// What each tenant's jobs did in each interval, together.
@@ -439,6 +451,7 @@ impl Usage {
 mod tests {
     use super::*;
     use crate::common::Clock;
+    use crate::cpu_time::CpuTime;
     use crate::device::null::NullDevice;
     use crate::interference::Served;
     use crate::wakers::Wakers;
@@ -528,6 +541,17 @@ mod tests {
         let total: u64 = run.series[1].iter().sum();
         assert_eq!(total, run.tenants[1].bytes());
         assert!(run.class_weights.is_empty(), "`none` wants no weights");
+    }
+
+    #[test]
+    fn waiting_is_that_of_the_mean_shard_if_all_tell() {
+        let counters = |waited_ns: Option<u64>| ShardCounters {
+            cpu: waited_ns.map(|waited_ns| CpuTime { ran_ns: 5, waited_ns }),
+            ..Default::default()
+        };
+        let [before, after] = [[7, 1_000], [2_000_007, 4_001_000]].map(|waited| waited.map(|ns| counters(Some(ns))));
+        assert_eq!(cpu_wait(&before, &after), Some(Duration::from_millis(3)));
+        assert_eq!(cpu_wait(&before, &[after[0], counters(None)]), None);
     }
 
     #[test]
