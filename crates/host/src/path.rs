@@ -393,12 +393,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[inline]
     fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
+        // Read before it is changed: a processor does not give a wide load what a narrow store has just left, but lets it wait
+        // until all that was stored before is in the cache, the data of the last command among it.
+        let command = Command { class, ..live.command };
         live.command.class = class;
         live.issued_ns = now_ns;
         self.stats[usize::from(live.tenant)].issue(now_ns);
         self.counters.issued[class as usize] += 1;
         self.issued = true;
-        let command = live.command;
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Issue, tag);
         }

@@ -6,7 +6,7 @@
 //! machines that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing, and one
 //! microsecond of memory, where ports then stop for each other all the time.
 //! **Model.** The paper chooses the smallest T that causes no significant contention. Contention is that ports stop because they are
-//! ahead ([`MANY`] times a second costs about a hundredth of the time): once in [`PERIOD_NS`] T is doubled if they
+//! ahead ([`MANY`] times a second costs up to a hundredth of the time): once in [`PERIOD_NS`] T is doubled if they
 //! did so more often, and otherwise goes back an eighth of the way to what was configured.
 //! **Bound.** T never becomes more than what virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of
 //! weight 100, so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many they are. A device
@@ -29,8 +29,9 @@ pub(super) const PERIOD_NS: u64 = 100_000_000;
 const AHEAD_NS: u64 = 400_000;
 /// The same where ports are late.
 const LATEST_NS: u64 = 20_000_000;
-/// How often a second ports may stop because they are ahead: what they and their wakers lose by it is some microseconds each.
-const MANY: u64 = 1_000;
+/// How often a second ports may stop because they are ahead: what they and their wakers lose by it is some microseconds each, and
+/// in a virtual machine, where a wake-up takes a hundred, some fifty.
+const MANY: u64 = 200;
 /// From which part of the time on ports are late, and until which they stay so.
 const LATE: u64 = 2;
 const NOT_LATE: u64 = 8;
