@@ -51,7 +51,7 @@ use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
 use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
-use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+use crate::vtime::{Lift, Normalizer, VTime};
 
 /// The least budget is this part of the largest.
 const BUDGET_RANGE: u64 = 32;
@@ -127,7 +127,7 @@ pub struct Budgets {
     /// The most bytes that turns which ended by time were seen to serve.
     in_time: u64,
     turns: u64,
-    next_lift_ns: u64,
+    lift: Lift,
 }
 
 /// Weights of flows: how many, their sum and the sum of their squares.
@@ -216,7 +216,7 @@ impl Budgets {
             busy: Busy::default(),
             in_time: 0,
             turns: 0,
-            next_lift_ns: 0,
+            lift: Lift::default(),
         })
     }
 
@@ -355,26 +355,26 @@ impl Budgets {
     #[inline]
     fn serve_beside(&mut self, turn: Turn, lanes: Lanes) -> Selection {
         self.admit();
-        let ready = self.ready.take_first(lanes);
-        let Some(entry) = ready.or_else(|| self.ahead.take_first(lanes)) else { return Selection::Nothing };
+        let ready = self.ready.first(lanes);
+        let Some(entry) = ready.or_else(|| self.ahead.first(lanes)) else { return Selection::Nothing };
         let slot = entry.flow as usize;
         let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
         self.in_service = Some(Turn { others: turn.others + cost, ..turn });
         let next = self.staged.first(slot);
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
         flow.beside = flow.beside.saturating_add(cost);
+        if next.is_some_and(|next| flow.beside + next.cost <= self.config.least_budget()) {
+            return Selection::Serve(job);
+        }
+        // It pays, and has another place, or none.
+        flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
+        match ready {
+            Some(_) => self.ready.remove(slot),
+            None => self.ahead.remove(slot),
+        };
         match next {
-            Some(next) if flow.beside + next.cost <= self.config.least_budget() => match ready {
-                Some(_) => self.ready.push(entry),
-                None => self.ahead.push(entry),
-            },
-            _ => {
-                flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
-                match next {
-                    Some(_) => self.enqueue(slot),
-                    None => self.busy.remove(flow.weight),
-                }
-            }
+            Some(_) => self.enqueue(slot),
+            None => self.busy.remove(flow.weight),
         }
         Selection::Serve(job)
     }
@@ -454,7 +454,7 @@ impl SerialPolicy for Budgets {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns >= self.next_lift_ns {
+        if self.lift.is_due(now_ns) {
             let in_service = self.in_service.map(|turn| turn.flow);
             for (slot, flow) in self.flows.iter_mut().enumerate() {
                 // Those that are waiting have a right to be behind.
@@ -462,9 +462,8 @@ impl SerialPolicy for Budgets {
                     flow.start = flow.start.max(self.virtual_time);
                 }
             }
-            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }
-        Some(self.next_lift_ns)
+        Some(self.lift.next_ns())
     }
 
     fn virtual_time(&self) -> Option<u64> {

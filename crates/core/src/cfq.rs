@@ -48,7 +48,7 @@ use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
 use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
-use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+use crate::vtime::{Lift, Normalizer, VTime};
 
 /// No slice is shorter, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;
@@ -110,7 +110,7 @@ pub struct TimeSlices {
     /// The weights of all flows that have requests staged or are active.
     busy_weight: u64,
     turns: u64,
-    next_lift_ns: u64,
+    lift: Lift,
 }
 
 #[derive(Clone, Copy)]
@@ -183,7 +183,7 @@ impl TimeSlices {
             division: Division::default(),
             busy_weight: 0,
             turns: 0,
-            next_lift_ns: 0,
+            lift: Lift::default(),
         })
     }
 
@@ -193,16 +193,17 @@ impl TimeSlices {
         Entry { tag, arrival: self.turns, flow: flow as u32 }
     }
 
-    /// Takes out the first flow that may be served. One that has paid for more than a tick since it got its place
-    /// gets another first.
+    /// The first flow that may be served. One that has paid for more than a tick since it got its place gets another
+    /// first.
     #[inline]
-    fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
+    fn first(&mut self, lanes: Lanes) -> Option<Entry> {
         loop {
-            let entry = self.heap.take_first(lanes)?;
+            let entry = self.heap.first(lanes)?;
             let used = self.flows.get(entry.flow as usize)?.used;
             if used.since(entry.tag) <= LEAST_CHARGE_NS as i64 {
                 return Some(entry);
             }
+            self.heap.remove(entry.flow as usize);
             let entry = self.entry(entry.flow as usize, used);
             self.heap.push(entry);
         }
@@ -212,14 +213,13 @@ impl TimeSlices {
     /// one and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
-        let first = self.take_first(lanes);
+        let first = self.first(lanes);
         let held = last.filter(|&flow| !self.heap.admits(flow, lanes)).and_then(|flow| self.heap.get(flow));
-        match (first, held) {
-            (Some(first), Some(held)) if held.is_before(&first) => self.heap.push(first),
-            (Some(first), _) => return Some(first),
-            (None, _) => {}
-        }
-        self.heap.remove(held?.flow as usize)
+        let next = match (first, held) {
+            (Some(first), Some(held)) if held.is_before(&first) => held,
+            (first, held) => first.or(held)?,
+        };
+        self.heap.remove(next.flow as usize)
     }
 
     /// Gives the device to a flow for a slice.
@@ -274,17 +274,17 @@ impl TimeSlices {
     /// While the active flow may not be served, the first that may is.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {
-        let Some(entry) = self.take_first(lanes) else { return Selection::Nothing };
+        let Some(entry) = self.first(lanes) else { return Selection::Nothing };
         let slot = entry.flow as usize;
         let Some(job) = self.serve(slot) else { return Selection::Nothing };
         self.division.beside = self.division.beside.wrapping_add(1);
         if let Some(kept) = self.staged.kept_mut(job) {
             kept.beside = Some(self.division.each);
         }
-        if !self.staged.is_empty(slot) {
-            self.heap.push(entry);
-        } else if let Some(flow) = self.flows.get(slot) {
-            self.busy_weight = self.busy_weight.saturating_sub(flow.weight.get().into());
+        if self.staged.is_empty(slot) {
+            self.heap.remove(slot);
+            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
+            self.busy_weight = self.busy_weight.saturating_sub(weight.into());
         }
         Selection::Serve(job)
     }
@@ -401,16 +401,15 @@ impl SerialPolicy for TimeSlices {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns >= self.next_lift_ns {
+        if self.lift.is_due(now_ns) {
             for (slot, flow) in self.flows.iter_mut().enumerate() {
                 // Those that are waiting have a right to be behind.
                 if self.staged.is_empty(slot) {
                     flow.used = flow.used.max(self.virtual_time);
                 }
             }
-            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }
-        Some(self.next_lift_ns)
+        Some(self.lift.next_ns())
     }
 
     fn virtual_time(&self) -> Option<u64> {

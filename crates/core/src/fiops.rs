@@ -32,7 +32,7 @@ use crate::port::{Op, Outcome};
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
 use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
-use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+use crate::vtime::{Lift, Normalizer, VTime};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
 pub const IO_UNITS: u64 = 4096;
@@ -61,7 +61,7 @@ pub struct VirtualIops {
     staged: Staged<JobState>,
     turns: u64,
     cost: CostModel,
-    next_lift_ns: u64,
+    lift: Lift,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -86,7 +86,7 @@ impl VirtualIops {
             staged: Staged::new(config.flows, config.jobs()),
             turns: 0,
             cost: config.cost,
-            next_lift_ns: 0,
+            lift: Lift::default(),
         }
     }
 
@@ -162,16 +162,15 @@ impl SerialPolicy for VirtualIops {
     fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {}
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns >= self.next_lift_ns {
+        if self.lift.is_due(now_ns) {
             for (slot, flow) in self.flows.iter_mut().enumerate() {
                 // Those that are waiting have a right to be behind.
                 if self.staged.is_empty(slot) {
                     flow.count = flow.count.max(self.virtual_time);
                 }
             }
-            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }
-        Some(self.next_lift_ns)
+        Some(self.lift.next_ns())
     }
 
     fn virtual_time(&self) -> Option<u64> {

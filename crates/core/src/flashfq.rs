@@ -40,7 +40,7 @@ use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
 use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
-use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+use crate::vtime::{Lift, Normalizer, VTime};
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<Throttled, P>;
@@ -92,7 +92,7 @@ pub struct Throttled {
     absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
-    next_lift_ns: u64,
+    lift: Lift,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -127,7 +127,7 @@ impl Throttled {
             absent: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             arrivals: 0,
-            next_lift_ns: 0,
+            lift: Lift::default(),
         })
     }
 
@@ -251,13 +251,12 @@ impl SerialPolicy for Throttled {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns >= self.next_lift_ns {
+        if self.lift.is_due(now_ns) {
             for flow in &mut self.flows {
                 flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
             }
-            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }
-        Some(self.next_lift_ns)
+        Some(self.lift.next_ns())
     }
 
     fn virtual_time(&self) -> Option<u64> {

@@ -33,7 +33,7 @@ use crate::port::Outcome;
 use crate::serial::fifo::{Fifo, Links};
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
-use crate::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
+use crate::vtime::{Lift, Normalizer, VTime};
 
 /// SFQ(D) behind the port contract.
 pub type Sfqd<P = Native> = Serial<StartTime, P>;
@@ -61,7 +61,7 @@ pub struct StartTime {
     links: Links,
     arrivals: u64,
     in_service: u32,
-    next_lift_ns: u64,
+    lift: Lift,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -94,7 +94,7 @@ impl StartTime {
             links: Links::new(config.jobs()),
             arrivals: 0,
             in_service: 0,
-            next_lift_ns: 0,
+            lift: Lift::default(),
         }
     }
 
@@ -178,13 +178,12 @@ impl SerialPolicy for StartTime {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns >= self.next_lift_ns {
+        if self.lift.is_due(now_ns) {
             for flow in &mut self.flows {
                 flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
             }
-            self.next_lift_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
         }
-        Some(self.next_lift_ns)
+        Some(self.lift.next_ns())
     }
 
     fn virtual_time(&self) -> Option<u64> {

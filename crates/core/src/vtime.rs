@@ -25,6 +25,28 @@ pub const STAMP_BITS: u32 = 8;
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
 
+/// When the tags of flows that lag behind are to be lifted next, of a policy behind one lock: at once, and then each period.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lift {
+    next_ns: u64,
+}
+
+impl Lift {
+    /// Whether it is time; if so, the next time is a period away.
+    pub fn is_due(&mut self, now_ns: u64) -> bool {
+        let is_due = now_ns >= self.next_ns;
+        if is_due {
+            self.next_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
+        }
+        is_due
+    }
+
+    /// The next time, in nanoseconds.
+    pub fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+}
+
 /// A point in virtual time; see the module's text for unit and wrap-around.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct VTime(u64);

@@ -43,11 +43,17 @@ const LATEST: u32 = u32::MAX - 2;
 pub struct FlowHeap {
     common: Heap,
     reserved: Heap,
-    lanes: Box<[Lane]>,
-    places: Box<[u32]>,
-    /// The entries of those that are shut out.
-    aside: Box<[Entry]>,
+    seats: Box<[Seat]>,
     len: usize,
+}
+
+/// What is kept of a flow.
+#[derive(Clone, Copy)]
+struct Seat {
+    /// Its entry, while it is shut out.
+    aside: Entry,
+    at: u32,
+    lane: Lane,
 }
 
 /// The flows of one lane.
@@ -61,12 +67,11 @@ struct Heap {
 impl FlowHeap {
     /// An order of the flows `0..flows`, of which none is in it.
     pub fn new(flows: usize) -> Self {
+        let seat = Seat { aside: Entry::NOBODY, at: NOWHERE, lane: Lane::default() };
         FlowHeap {
             common: Heap::new(flows),
             reserved: Heap::new(flows),
-            lanes: (0..flows).map(|_| Lane::default()).collect(),
-            places: (0..flows).map(|_| NOWHERE).collect(),
-            aside: (0..flows).map(|_| Entry::NOBODY).collect(),
+            seats: (0..flows).map(|_| seat).collect(),
             len: 0,
         }
     }
@@ -80,7 +85,7 @@ impl FlowHeap {
     /// Whether the flow may be served when these lanes are.
     #[inline]
     pub fn admits(&self, flow: usize, lanes: Lanes) -> bool {
-        match self.lanes.get(flow) {
+        match self.seats.get(flow).map(|seat| seat.lane) {
             Some(Lane::Common) => lanes == Lanes::All,
             Some(Lane::Reserved) => true,
             Some(Lane::Shut) | None => false,
@@ -90,8 +95,7 @@ impl FlowHeap {
     /// Puts a flow in; ignored if it is there.
     #[inline]
     pub fn push(&mut self, entry: Entry) {
-        let flow = entry.flow as usize;
-        if self.places.get(flow) == Some(&NOWHERE) {
+        if self.seats.get(entry.flow as usize).is_some_and(|seat| seat.at == NOWHERE) {
             self.len += 1;
             self.place(entry);
         }
@@ -113,9 +117,10 @@ impl FlowHeap {
     /// The flow's entry, whether it may be served or not.
     #[inline]
     pub fn get(&self, flow: usize) -> Option<Entry> {
-        match (*self.places.get(flow)?, self.lanes.get(flow)?) {
+        let seat = self.seats.get(flow)?;
+        match (seat.at, seat.lane) {
             (NOWHERE, _) => None,
-            (ASIDE, _) => self.aside.get(flow).copied(),
+            (ASIDE, _) => Some(seat.aside),
             (at, Lane::Reserved) => self.reserved.at(at),
             (at, _) => self.common.at(at),
         }
@@ -140,8 +145,8 @@ impl FlowHeap {
     #[inline]
     pub fn set_lane(&mut self, flow: usize, lane: Lane) {
         let entry = self.lift(flow);
-        if let Some(place) = self.lanes.get_mut(flow) {
-            *place = lane;
+        if let Some(seat) = self.seats.get_mut(flow) {
+            seat.lane = lane;
         }
         if let Some(entry) = entry {
             self.place(entry);
@@ -151,27 +156,23 @@ impl FlowHeap {
     /// Takes the flow's entry from wherever it is.
     #[inline]
     fn lift(&mut self, flow: usize) -> Option<Entry> {
-        let at = core::mem::replace(self.places.get_mut(flow)?, NOWHERE);
-        match (at, self.lanes.get(flow)?) {
+        let seat = self.seats.get_mut(flow)?;
+        match (core::mem::replace(&mut seat.at, NOWHERE), seat.lane) {
             (NOWHERE, _) => None,
-            (ASIDE, _) => self.aside.get(flow).copied(),
-            (at, Lane::Reserved) => self.reserved.remove(at, &mut self.places),
-            (at, _) => self.common.remove(at, &mut self.places),
+            (ASIDE, _) => Some(seat.aside),
+            (at, Lane::Reserved) => self.reserved.remove(at, &mut self.seats),
+            (at, _) => self.common.remove(at, &mut self.seats),
         }
     }
 
     /// Puts an entry that is nowhere where its flow's lane is.
     #[inline]
     fn place(&mut self, entry: Entry) {
-        let flow = entry.flow as usize;
-        match self.lanes.get(flow) {
-            Some(Lane::Common) => self.common.push(entry, &mut self.places),
-            Some(Lane::Reserved) => self.reserved.push(entry, &mut self.places),
-            Some(Lane::Shut) | None => {
-                if let (Some(aside), Some(place)) = (self.aside.get_mut(flow), self.places.get_mut(flow)) {
-                    (*aside, *place) = (entry, ASIDE);
-                }
-            }
+        let Some(seat) = self.seats.get_mut(entry.flow as usize) else { return };
+        match seat.lane {
+            Lane::Common => self.common.push(entry, &mut self.seats),
+            Lane::Reserved => self.reserved.push(entry, &mut self.seats),
+            Lane::Shut => (seat.aside, seat.at) = (entry, ASIDE),
         }
     }
 }
@@ -197,21 +198,21 @@ impl Heap {
 
     /// The lesser one of this entry and the latest stays outside.
     #[inline]
-    fn push(&mut self, entry: Entry, places: &mut [u32]) {
+    fn push(&mut self, entry: Entry, seats: &mut [Seat]) {
         let mut goes_in = core::mem::replace(&mut self.latest, entry);
         if goes_in.is_before(&entry) && goes_in.flow != Entry::NOBODY.flow {
             core::mem::swap(&mut goes_in, &mut self.latest);
         }
-        set(places, self.latest.flow, LATEST);
+        set(seats, self.latest.flow, LATEST);
         if goes_in.flow != Entry::NOBODY.flow && self.len < self.entries.len() {
             self.len += 1;
-            self.rise(self.len - 1, goes_in, places);
+            self.rise(self.len - 1, goes_in, seats);
         }
     }
 
     /// Takes out what is at this place.
     #[inline]
-    fn remove(&mut self, at: u32, places: &mut [u32]) -> Option<Entry> {
+    fn remove(&mut self, at: u32, seats: &mut [Seat]) -> Option<Entry> {
         if at == LATEST {
             return Some(core::mem::replace(&mut self.latest, Entry::NOBODY));
         }
@@ -222,28 +223,28 @@ impl Heap {
         if at < self.len {
             let parent = at.checked_sub(1).and_then(|below| self.get(below / 2));
             match parent {
-                Some(parent) if last.is_before(&parent) => self.rise(at, last, places),
-                _ => self.sink(at, last, places),
+                Some(parent) if last.is_before(&parent) => self.rise(at, last, seats),
+                _ => self.sink(at, last, seats),
             }
         }
         Some(removed)
     }
 
     #[inline]
-    fn rise(&mut self, mut at: usize, entry: Entry, places: &mut [u32]) {
+    fn rise(&mut self, mut at: usize, entry: Entry, seats: &mut [Seat]) {
         while let Some(below) = at.checked_sub(1) {
             let Some(parent) = self.get(below / 2) else { break };
             if !entry.is_before(&parent) {
                 break;
             }
-            self.put(at, parent, places);
+            self.put(at, parent, seats);
             at = below / 2;
         }
-        self.put(at, entry, places);
+        self.put(at, entry, seats);
     }
 
     #[inline]
-    fn sink(&mut self, mut at: usize, entry: Entry, places: &mut [u32]) {
+    fn sink(&mut self, mut at: usize, entry: Entry, seats: &mut [Seat]) {
         loop {
             let left = at * 2 + 1;
             let Some(mut least) = self.get(left) else { break };
@@ -255,10 +256,10 @@ impl Heap {
             if !least.is_before(&entry) {
                 break;
             }
-            self.put(at, least, places);
+            self.put(at, least, seats);
             at = child;
         }
-        self.put(at, entry, places);
+        self.put(at, entry, seats);
     }
 
     #[inline]
@@ -267,18 +268,18 @@ impl Heap {
     }
 
     #[inline]
-    fn put(&mut self, at: usize, entry: Entry, places: &mut [u32]) {
+    fn put(&mut self, at: usize, entry: Entry, seats: &mut [Seat]) {
         if let Some(place) = self.entries.get_mut(at) {
             *place = entry;
-            set(places, entry.flow, at as u32);
+            set(seats, entry.flow, at as u32);
         }
     }
 }
 
 #[inline]
-fn set(places: &mut [u32], flow: u32, at: u32) {
-    if let Some(place) = places.get_mut(flow as usize) {
-        *place = at;
+fn set(seats: &mut [Seat], flow: u32, at: u32) {
+    if let Some(seat) = seats.get_mut(flow as usize) {
+        seat.at = at;
     }
 }
 
