@@ -8,9 +8,10 @@
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, bound_units, dispatches, served};
 use crate::law_fairness;
-use crate::world::Subject;
+use crate::world::{Subject, Trace};
 
 const LENGTH: u32 = 4096;
+const SLOTS: u64 = 8;
 
 /// The most requests of others between two of `flow`, from `from` on.
 fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> u64 {
@@ -22,10 +23,10 @@ fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> 
     longest
 }
 
-/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again.
-pub(crate) fn returning_starves_nobody(subject: &impl Subject, ports: usize, threshold: u64) -> Result<(), String> {
+/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Gives where that begins and ends.
+fn returning(subject: &impl Subject, ports: usize, threshold: u64) -> (Trace, usize, usize) {
     let loops = [Loop::new(100, 0, 40, LENGTH), Loop::new(100, ports - 1, 40, LENGTH)];
-    let mut plan = Plan::new(subject, ports, 8, threshold, Default::default(), &loops);
+    let mut plan = Plan::new(subject, ports, SLOTS as u32, threshold, Default::default(), &loops);
     plan.run(2000);
     plan.stop(1);
     plan.run(20_000);
@@ -33,21 +34,43 @@ pub(crate) fn returning_starves_nobody(subject: &impl Subject, ports: usize, thr
     plan.start(1);
     plan.run(4000);
     let end = plan.mark();
-    let trace = plan.finish();
-    let most = bound_units(&trace, 0, 1) / u64::from(LENGTH);
+    (plan.finish(), back, end)
+}
+
+/// Once b is back, nobody waits for more than so many requests of the other.
+fn waits_for_no_more(trace: &Trace, back: usize, end: usize, most: u64) -> Result<(), String> {
     for flow in [0, 1] {
-        let wait = longest_wait(dispatches(&trace, back, end), flow);
+        let wait = longest_wait(dispatches(trace, back, end), flow);
         if wait > most {
             return Err(format!("flow {flow} waits for {wait} requests of the other, at most {most} are fair"));
         }
     }
+    Ok(())
+}
+
+/// Since then nobody waits for longer, or gets more, than the bound on unfairness allows.
+pub(crate) fn returning_starves_nobody(subject: &impl Subject, ports: usize, threshold: u64) -> Result<(), String> {
+    let (trace, back, end) = returning(subject, ports, threshold);
+    waits_for_no_more(&trace, back, end, bound_units(&trace, 0, 1) / u64::from(LENGTH))?;
     let [a, b] = served(&trace, back, end)[..] else { return Err("two flows".into()) };
     // The tenant that stayed has its queue in order already; the one that returned starts where virtual time is.
-    let slots = 8 * u64::from(LENGTH);
+    let slots = SLOTS * u64::from(LENGTH);
     if a.abs_diff(b) > bound_units(&trace, 0, 1) + slots {
         return Err(format!("since b is back: {a} bytes of a, {b} of b"));
     }
     law_fairness::check(&trace, !subject.assigns_to_ports())
+}
+
+/// The same of what limits requests outstanding, and sets limits anew when somebody comes: for as long as that takes, four
+/// times what the device holds, one may go while the other waits; then both have the same within a tenth.
+pub(crate) fn returning_is_soon_even(subject: &impl Subject, ports: usize) -> Result<(), String> {
+    let (trace, back, end) = returning(subject, ports, 0);
+    waits_for_no_more(&trace, back, end, 4 * SLOTS)?;
+    let [a, b] = served(&trace, back, end)[..] else { return Err("two flows".into()) };
+    if 10 * a.abs_diff(b) > a + b {
+        return Err(format!("since b is back: {a} bytes of a, {b} of b"));
+    }
+    Ok(())
 }
 
 /// A tenant with one request at a time beside a flood waits for no more than what is ahead by the rules:
@@ -108,6 +131,7 @@ pub(crate) fn two_shards_at_depth_one(subject: &impl Subject, threshold: u64) ->
 fn catches_saved_up_credit() {
     caught(returning_starves_nobody(&canary::Serial(Fault::IdleCredit), 1, 0), "of the other");
     returning_starves_nobody(&canary::Serial(Fault::None), 1, 0).unwrap();
+    caught(returning_is_soon_even(&canary::Serial(Fault::IdleCredit), 1), "of the other");
 }
 
 #[test]
