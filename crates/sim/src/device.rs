@@ -3,7 +3,8 @@
 //! ```text
 //!   port 0  urgent high medium low ─┐
 //!   port 1  urgent high medium low ─┼─▶ Arbiter ─▶ Window ─▶ Ssd or Disk ─▶ completion
-//!   ...                            ─┘  (weighted if the policy schedules with classes, else round robin)
+//!   ...                            ─┘  (weighted if the policy schedules with classes, else round robin; several ports may
+//!                                       share a set of queues)
 //! ```
 //!
 //! All of it is `fairq-device`, the code that serves in real time; here are the queues between, and what goes wrong:
@@ -30,8 +31,10 @@ pub(crate) struct Device {
     arbiter: Arbiter,
     window: Window,
     drive: Drive,
-    /// Per port, the classes' queues.
+    /// Of each set, the classes' queues.
     queues: Box<[VecDeque<Command>]>,
+    /// How many ports share a set.
+    ports_per_set: usize,
     /// Commands in them.
     waiting: usize,
     faults: Faults,
@@ -76,7 +79,7 @@ const CLASSES: [Class; 4] = [Class::Urgent, Class::High, Class::Medium, Class::L
 impl Device {
     /// With weights if the policy has some.
     pub(crate) fn new(scenario: &Scenario, weights: Option<ClassWeights>, random: Random) -> Self {
-        let (profile, queues) = (&scenario.profile, scenario.ports * CLASSES.len());
+        let (profile, queues) = (&scenario.profile, scenario.ports.div_ceil(scenario.cores_per_queue) * CLASSES.len());
         let (mechanism, arbitration) = match weights {
             Some(weights) => (Mechanism::Weighted, Arbitration { burst: Burst::ONE, weights }),
             None => (Mechanism::RoundRobin, Arbitration::RESET),
@@ -96,6 +99,7 @@ impl Device {
             window: Window::new(window),
             drive,
             queues: (0..queues).map(|_| VecDeque::new()).collect(),
+            ports_per_set: scenario.cores_per_queue,
             waiting: 0,
             faults: scenario.faults.clone(),
             random,
@@ -110,7 +114,7 @@ impl Device {
     /// Puts a command into the queue of a port and class.
     #[inline]
     pub(crate) fn post(&mut self, port: usize, class: Class, command: Command) {
-        let queue = port * CLASSES.len() + class as usize;
+        let queue = port / self.ports_per_set * CLASSES.len() + class as usize;
         self.queues[queue].push_back(command);
         self.waiting += 1;
         self.arbiter.post(QueueIndex(queue as u16), 1);

@@ -17,8 +17,10 @@ pub struct Scenario {
     pub disk: Option<DiskProfile>,
     /// What has been written to it before.
     pub state: State,
-    /// How many cores there are; each has a port and its own submission queues.
+    /// How many cores there are; each has a port.
     pub ports: usize,
+    /// How many cores that follow each other share a set of submission queues; 1: each has its own.
+    pub cores_per_queue: usize,
     /// Who asks.
     pub tenants: Vec<Tenant>,
     /// How often the operating system places the threads anew, evenly over the cores and otherwise by chance; what they
@@ -208,6 +210,7 @@ impl Scenario {
             state: State::Fresh,
             ports,
             tenants,
+            cores_per_queue: 1,
             moves_ns: None,
             duration_ns,
             warmup_ns: duration_ns / 10,
@@ -283,9 +286,18 @@ impl Scenario {
         for tenant in &self.tenants {
             tenant.check(self).or_else(|what| refuse(format!("tenant {}: {what}", tenant.name)))?;
         }
-        let (tags, entries) = (self.tags(), self.profile.host.queue_entries.get() as usize);
+        if !(1..=PortSet::MAX_PORTS).contains(&self.cores_per_queue) {
+            return refuse(format!(
+                "{} cores share queues: there must be 1 to {}",
+                self.cores_per_queue,
+                PortSet::MAX_PORTS
+            ));
+        }
+        let (tags, entries) = (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
-            return refuse(format!("{tags} requests on one port, of which a queue of the device holds {entries}"));
+            return refuse(format!(
+                "{tags} requests on one set of queues, of which a queue of the device holds {entries}"
+            ));
         }
         Ok(())
     }

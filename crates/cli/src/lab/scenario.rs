@@ -41,6 +41,7 @@ struct ScenarioTable {
     device: String,
     state: Option<State>,
     cores: Option<u32>,
+    cores_per_queue: Option<u32>,
     duration: Nanos,
     warmup: Option<Nanos>,
     wake: Option<Nanos>,
@@ -221,6 +222,7 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
     let warmup_ns = if replays { 0 } else { scenario.warmup_ns };
     scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
     scenario.wake_ns = table.wake.map_or(scenario.wake_ns, |Nanos(ns)| ns);
+    scenario.cores_per_queue = table.cores_per_queue.unwrap_or(1) as usize;
     scenario.moves_ns = table.moves.map(|Nanos(ns)| ns);
     if let Some(spanned) = table.host {
         let (line, _) = line_and_column(text, spanned.span().start);

@@ -33,7 +33,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 const NONE: AnyPolicy = AnyPolicy::FirstCome;
 const MQFQ_SSD: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 });
 /// The budget that D2FQ's authors set, 256 sectors.
-const BFQ_SSD: Budgeted = Budgeted { slots: 64, budget: 128 << 10, waits: false };
+const BFQ_SSD: Budgeted = Budgeted { slots: 64, budget: 128 << 10, in_groups: false };
 
 fn direct(ratio: Ratio) -> Direct {
     Direct { ratio, tau_l: 8 << 20, tau_m: None, strict_paper: false }
@@ -219,9 +219,7 @@ fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
         for policy in policies {
             runs.push(go(policy, &scenario, seed)?);
         }
-        // Linux waits where weights differ.
-        let waits = flows.iter().any(|flow| flow.2 != flows[0].2);
-        runs.push(go_by_thread(Budgeted { waits, ..BFQ_SSD }, &scenario, seed)?);
+        runs.push(go_by_thread(BFQ_SSD, &scenario, seed)?);
         loads.push(runs);
     }
     let saved = loads.iter().map(|runs| 1.0 - runs[1].cpu() / runs[2].cpu()).fold(0.0, f64::max);

@@ -196,7 +196,8 @@ fn fair_from(run: &Run) -> f64 {
 /// tau_l at eight times what a flow has in flight and a flow's debt while it is idle, is told beside it.
 fn thresholds(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&[(1, 4096, 100), (1, 8192, 100), (1, 16_384, 100)], 8 * SECOND)?;
-    scenario.warmup_ns = 4 * SECOND;
+    // The paper tells of no time before it measures; fio tells of the whole run.
+    scenario.warmup_ns = 0;
     scenario.series_ns = Some(INTERVAL);
     let strict = |tau_l, tau_m| AnyPolicy::Direct(Direct { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true });
     let all = |policy: &dyn Fn(u64) -> AnyPolicy| {
@@ -262,8 +263,9 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
                 times_said(ours_one)
             ),
             holds: Some(near(most, 3.7, 0.3)),
-            note: "1 MB and 100 MB, the flow where they differ most; which percentiles the figure shows is lost, and \"up to\" is taken \
-                   to be the most of these; ours never takes tau_l at less than eight times what is in flight"
+            note: "1 MB and 100 MB, the flow where they differ most, over the whole run, as fio tells; which percentiles the figure shows is lost, \
+                   and \"up to\" is taken to be the most of these. The first seconds, when H/L is 256 and more than it needs to be, make the tail: from \
+                   the fifth second on it is 1.91, 1.36 and 1.99 (tried). Ours never takes tau_l at less than eight times what is in flight"
                 .into(),
         },
         Answer {

@@ -37,7 +37,7 @@ const BFQ_SLOTS: u32 = 128;
 /// Longer, since 16 queues have their turns.
 fn bfq(scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let longer = Scenario { duration_ns: scenario.duration_ns.max(5 * SECOND), ..scenario.clone() };
-    go_by_thread(Budgeted::new(BFQ_SLOTS).waiting(), &longer, seed)
+    go_by_thread(Budgeted::new(BFQ_SLOTS).in_groups(), &longer, seed)
 }
 
 /// Tenants of four threads each, on cores of their own.

@@ -197,7 +197,8 @@ pub fn named(name: &str) -> Vec<&'static Row> {
         let rest =
             id.get(..name.len()).filter(|start| start.eq_ignore_ascii_case(name)).map(|start| &id[start.len()..]);
         // D-1 does not stand for D-11.
-        rest.is_some_and(|rest| !(rest.starts_with(|c: char| c.is_ascii_digit())))
+        let digit = |c: char| c.is_ascii_digit();
+        rest.is_some_and(|rest| !(name.ends_with(digit) && rest.starts_with(digit)))
     };
     let stands = |row: &&Row| name == "all" || (name == "fast" && is_fast(row)) || goes_on(row.id);
     ROWS.iter().filter(stands).collect()
@@ -276,7 +277,8 @@ fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> 
 }
 
 /// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their threads, since each has a
-/// queue of its own, and a tenant's weight is what its threads have together. What comes out is of the tenants again.
+/// queue of its own, and a tenant's weight is what its threads have together. So tenants of one weight and different numbers of
+/// threads have queues of different weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
 fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
@@ -349,6 +351,7 @@ mod tests {
         assert_eq!(ids("m-t1"), ["M-T1"]);
         assert_eq!(ids("D-3.1"), ["D-3.1"]);
         assert_eq!(ids("M-5a"), ["M-5a.1", "M-5a.2"]);
+        assert_eq!(ids("M-T"), ["M-T1", "M-T2", "M-T3", "M-T4"]);
         assert!(ids("D-1").is_empty() && ids("Y").is_empty());
         assert_eq!(ids("all").len(), ROWS.len());
     }

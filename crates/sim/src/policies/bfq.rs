@@ -13,20 +13,21 @@ pub struct Budgeted {
     pub slots: u32,
     /// The largest budget, in bytes.
     pub budget: u64,
-    /// Whether it waits for the flow in service, or never for any. Writes are synchronous.
-    pub waits: bool,
+    /// Whether it waits for the flow in service also where all have the same weight, as Linux does where flows are control groups
+    /// (from 4.20 on); where weights differ it always does. Writes are synchronous.
+    pub in_groups: bool,
 }
 
 impl Budgeted {
-    /// With Linux's budget, and without waiting.
+    /// With Linux's budget, and without control groups.
     pub fn new(slots: u32) -> Budgeted {
-        Budgeted { slots, budget: BfqConfig::default().budget_bytes, waits: false }
+        Budgeted { slots, budget: BfqConfig::default().budget_bytes, in_groups: false }
     }
 
     /// It waits for whomever it serves.
     #[must_use]
-    pub fn waiting(self) -> Budgeted {
-        Budgeted { waits: true, ..self }
+    pub fn in_groups(self) -> Budgeted {
+        Budgeted { in_groups: true, ..self }
     }
 }
 
@@ -39,13 +40,7 @@ impl<P: Platform> Subject<P> for Budgeted {
     fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {
         let bounds = scenario.serial(self.slots);
         let usual = BfqConfig::default();
-        let bfq = BfqConfig {
-            budget_bytes: self.budget,
-            idle_ns: if self.waits { usual.idle_ns } else { 0 },
-            waits_for_equals: true,
-            sync_writes: true,
-            ..usual
-        };
+        let bfq = BfqConfig { budget_bytes: self.budget, waits_for_equals: self.in_groups, sync_writes: true, ..usual };
         Bfq::new(&bounds, &bfq)
     }
 
