@@ -6,7 +6,7 @@ use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_th
 use crate::host::Machine;
 use crate::meter::Run;
 use crate::policies::{AnyPolicy, Budgeted, Multi};
-use crate::scenario::{Job, MS, Scenario, Tenant};
+use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T1"], seconds: 1, run: theorem_1 },
@@ -49,9 +49,10 @@ impl Rig {
         AnyPolicy::Multi(Multi { slots: self.slots, threshold: self.threshold })
     }
 
-    /// With as many requests on the device as MQFQ.
+    /// With as many requests on the device as MQFQ, and longer, since turns take up to 125 ms each.
     fn bfq(&self, flows: &[(usize, u32, u16)], seed: u64) -> Result<Run, String> {
-        go_by_thread(Budgeted::new(self.slots), &self.scenario(flows)?, seed)
+        let longer = Scenario { duration_ns: 5 * SECOND, ..self.scenario(flows)? };
+        go_by_thread(Budgeted::new(self.slots), &longer, seed)
     }
 
     /// Flows of so many threads, each with its own queue.
@@ -118,9 +119,9 @@ fn compared(
         holds: Some(
             slowdowns.iter().all(|&slowdown| near(slowdown, 2.0, 0.1)) && budgets.iter().all(|&b| near(b, 1.0, 0.1)),
         ),
-        note: "of BFQ the paper says that throughputs are equal. With equal weights Linux 4.15 does not wait, and before the fabric \
-                   no thread is backlogged behind BFQ's lock, so that each gets its turn. Alone the SSD's model gives 8 KB half as \
-                   many bytes again as 4 KB"
+        note: "of BFQ the paper says that throughputs are equal. Where all queues have the same weight (left column) Linux 4.15 does not \
+                   wait, and before the fabric no thread is backlogged behind BFQ's lock, so that each gets its turn; where they have not (middle) \
+                   it does. Alone the SSD's model gives 8 KB half as many bytes again as 4 KB"
                 .into(),
     };
     let mut answers = vec![unscheduled, fair];
