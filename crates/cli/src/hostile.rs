@@ -15,7 +15,8 @@ use proptest::sample::select;
 use crate::config::device::SECTOR;
 use crate::config::policy::table::{PolicyTable, parse_list};
 use crate::config::tenant::{Tenant, TenantTable, layout};
-use crate::config::{self, Settings, Surroundings};
+use crate::config::tests::surroundings;
+use crate::config::{self, Settings};
 use crate::engine::{Shape, WithPolicy, with_policy};
 use crate::fiojob;
 use crate::operate::rpc;
@@ -168,15 +169,6 @@ fn policy() -> impl Strategy<Value = String> {
         true => name.to_owned(),
         false => format!("{name}:{}", knobs.join(",")),
     })
-}
-
-fn surroundings() -> Surroundings {
-    Surroundings {
-        cpus: vec![0, 1],
-        inherited_sockets: 0,
-        default_socket: "/run/s".into(),
-        default_control: "/run/c".into(),
-    }
 }
 
 /// Serves two flows on two ports with a device that is done after a while, until all has been served.

@@ -524,4 +524,4 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,7 +5,8 @@ use super::policy::name::PolicyName;
 use super::policy::values::{SlotKind, Unthrottle, VirtualTime};
 use super::*;
 
-fn surroundings() -> Surroundings {
+/// Two CPUs, and sockets where the system has them.
+pub(crate) fn surroundings() -> Surroundings {
     Surroundings {
         cpus: vec![0, 1],
         inherited_sockets: 0,
