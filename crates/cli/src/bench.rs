@@ -39,6 +39,8 @@ const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 const INTERVALS_MAX: u128 = 1_000_000;
 /// Buffers of all jobs together.
 const MEMORY_MAX: u64 = 8 << 30;
+/// Memory that is taken between two looks at the progress.
+const MEMORY_AT_ONCE: u64 = 32 << 20;
 /// The part of the time that shards may wait for their CPUs without a word: a machine always has something else to do.
 const MUCH_WAITING: f64 = 0.05;
 
@@ -88,6 +90,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     if !is_quiet {
         write_out(&introduction(&plan))?;
     }
+    bench.take_memory(&plan.jobs)?;
     let alone = if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
     for policy in &plan.policies {
@@ -316,6 +319,29 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
+    /// Has a device in memory take what the jobs will write to before anything is measured, so that the first policy does not
+    /// pay for it alone: a virtual machine may wait milliseconds for each 2 MiB of its host.
+    fn take_memory(&self, jobs: &[Job]) -> anyhow::Result<()> {
+        let Target::Device { device, .. } = &self.target else { return Ok(()) };
+        let ranges = ranges(jobs, &device.info().sizes)?;
+        let written = || jobs.iter().zip(&ranges).filter(|(job, _)| job.read_percent < 100).map(|(_, &range)| range);
+        let total: u64 = written().map(|(_, size)| size).sum();
+        if total > memory_available() / 2 {
+            return Ok(());
+        }
+        let mut progress = Progress::new("taking memory", self.is_quiet);
+        let mut taken = 0;
+        for (base, size) in written() {
+            for at in (base..base + size).step_by(MEMORY_AT_ONCE as usize) {
+                progress.show(taken as f64 / total as f64);
+                let length = MEMORY_AT_ONCE.min(base + size - at);
+                device.take_memory(0, at, length).context("cannot take the memory that the tenants write to")?;
+                taken += length;
+            }
+        }
+        Ok(())
+    }
+
     /// Each tenant's bytes a second when it has the device for itself.
     fn alone(&self, jobs: &[Job], times: Times) -> anyhow::Result<Vec<Option<f64>>> {
         let none = PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
@@ -537,6 +563,14 @@ fn outcome(label: &str, jobs: &[Job], times: Times, measured: &Measured, alone: 
     let series =
         times.interval.map(|interval| Series::new(interval, measured.series.clone(), &lives, &measured.class_weights));
     Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got, series)
+}
+
+/// Bytes that programs may take without others losing theirs; 0 if the kernel does not tell.
+fn memory_available() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok());
+    kib.unwrap_or(0u64) << 10
 }
 
 /// How far a run is, on a terminal.

@@ -167,6 +167,10 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.sync())
     }
 
+    fn take_memory(&self, file: u16, offset: u64, length: u64) -> io::Result<()> {
+        each!(AnyDevice, self, device => device.take_memory(file, offset, length))
+    }
+
     fn has_fixed_buffers(&self) -> bool {
         each!(AnyDevice, self, device => device.has_fixed_buffers())
     }

@@ -124,6 +124,12 @@ pub trait Device: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Takes the memory now that writing a range of a file would take, so that nobody who writes has to wait for it. Nothing where data is
+    /// not kept in memory, or not written for the first time.
+    fn take_memory(&self, _file: u16, _offset: u64, _length: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether it is faster with buffers that are registered with the ring.
     fn has_fixed_buffers(&self) -> bool {
         false

@@ -109,6 +109,10 @@ impl Device for PacedDevice {
         true
     }
 
+    fn take_memory(&self, _file: u16, offset: u64, length: u64) -> io::Result<()> {
+        self.shared.store.take_memory(offset, length)
+    }
+
     fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         self.shared.store.extents(offset, length, most)
     }

@@ -59,6 +59,10 @@ impl Device for RamDevice {
         true
     }
 
+    fn take_memory(&self, _file: u16, offset: u64, length: u64) -> io::Result<()> {
+        self.store.take_memory(offset, length)
+    }
+
     fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         self.store.extents(offset, length, most)
     }

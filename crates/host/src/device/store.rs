@@ -186,6 +186,20 @@ impl Store {
         (&self.present[(page / BITS) as usize], 1 << (page % BITS))
     }
 
+    /// Takes the memory of the pages that a range inside the store covers; they stay holes that read as zeroes.
+    pub(crate) fn take_memory(&self, offset: u64, length: u64) -> io::Result<()> {
+        let end = offset.checked_add(length).filter(|&end| end <= self.size);
+        let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let first = offset / PAGE * PAGE;
+        // SAFETY: whole pages inside the mapping, since size is rounded up to pages there; what they hold does not change.
+        unsafe {
+            let address = self.base.as_ptr().add(first as usize);
+            let length = (end.next_multiple_of(PAGE) - first) as usize;
+            rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxPopulateWrite)?;
+        }
+        Ok(())
+    }
+
     /// Holes and data of a range inside the store; see [`crate::device::Device::extents`].
     pub(crate) fn extents(&self, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         let end = offset.checked_add(length).filter(|&end| end <= self.size);
@@ -295,6 +309,20 @@ mod tests {
 
     fn extents(store: &Store, offset: u64, length: u64) -> Vec<(u64, bool)> {
         store.extents(offset, length, 100).unwrap().iter().map(|extent| (extent.length, extent.is_hole)).collect()
+    }
+
+    #[test]
+    fn memory_that_is_taken_stays_a_hole_and_is_there() {
+        let store = Store::map(1 << 20).unwrap();
+        store.take_memory(5000, 100_000).unwrap();
+        assert_eq!(extents(&store, 0, 1 << 20), [(1 << 20, true)]);
+        let mut resident = [0u8; 256];
+        // SAFETY: the range is the store's mapping, and there is a byte for each of its pages.
+        let told = unsafe { libc::mincore(store.base.as_ptr().cast(), 1 << 20, resident.as_mut_ptr()) };
+        assert_eq!(told, 0);
+        assert!(resident[1..=25].iter().all(|page| page & 1 == 1), "{resident:?}");
+        assert_eq!(store.take_memory(1 << 20, 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(store.take_memory(u64::MAX, 2).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

@@ -282,6 +282,10 @@ impl Device for NvmeSoft {
         if let Backing::File(device) = &self.shared.backing { device.sync() } else { Ok(()) }
     }
 
+    fn take_memory(&self, _file: u16, offset: u64, length: u64) -> io::Result<()> {
+        if let Backing::Ram(store) = &self.shared.backing { store.take_memory(offset, length) } else { Ok(()) }
+    }
+
     fn has_fixed_buffers(&self) -> bool {
         matches!(&self.shared.backing, Backing::File(device) if device.has_fixed_buffers())
     }
