@@ -204,23 +204,29 @@ const SLICE_NS: u64 = 100_000;
 /// wake-up: with the usual slices of some milliseconds it waits for as long while others compute on its CPU, and other
 /// shards wait for it. Linux does so from 6.12 on, others take no notice.
 fn set_slice(slice_ns: u64) -> io::Result<()> {
-    let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: plain numbers, for which zeroes are good values.
-    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    let own = 0;
-    // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
-    let read = unsafe { libc::syscall(libc::SYS_sched_getattr, own, &raw mut attributes, size, 0) };
-    if read != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let mut attributes = own_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
         // Whoever started the server has asked for more than this.
         return Ok(());
     }
-    (attributes.size, attributes.sched_runtime) = (size, slice_ns);
-    // SAFETY: the kernel reads `size` bytes, as the structure has.
-    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, own, &raw const attributes, 0) };
+    attributes.sched_runtime = slice_ns;
+    // SAFETY: the kernel reads as many bytes as the structure says that it has.
+    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const attributes, 0) };
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The calling thread, for the kernel.
+const SELF: libc::pid_t = 0;
+
+/// How this thread is scheduled.
+fn own_attributes() -> io::Result<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: plain numbers, for which zeroes are good values.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
+    let read = unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, &raw mut attributes, size, 0) };
+    attributes.size = size;
+    if read == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 
 struct AbortOnPanic;
@@ -231,5 +237,26 @@ impl Drop for AbortOnPanic {
             tracing::error!("a shard panicked: ending the process");
             std::process::abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_slice_is_all_that_changes() {
+        let (before, after) = std::thread::spawn(|| {
+            // SAFETY: lowers the priority of this thread, which ends with the test.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 7) };
+            let before = own_attributes().unwrap();
+            set_slice(SLICE_NS).unwrap();
+            (before, own_attributes().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, 7));
+        let takes_notice = before.sched_runtime != 0;
+        assert_eq!(after.sched_runtime, if takes_notice { SLICE_NS } else { 0 });
     }
 }
