@@ -2,7 +2,7 @@
 
 use fairq_core::Op;
 
-use crate::profile::{Load, Point, Profile};
+use crate::profile::{Count, Load, Point, Profile, State};
 use crate::ssd::{Setup, Ssd};
 
 /// What came out.
@@ -52,6 +52,29 @@ pub fn predict(profile: &Profile, point: &Point) -> Figures {
         latency_us: (run.latency_ns - latency_ns) as f64 / requests / 1e3,
         mb_s: requests * run.bytes as f64 * 1e3 / ns,
     }
+}
+
+/// What a random read costs beside its length, in bytes: a line through the times that reads of 4 and of 128 KiB take, one at a
+/// time, meets zero that many bytes before length zero. It is FlashFQ's `request_bytes` for the device.
+pub fn read_cost_bytes(profile: &Profile) -> u32 {
+    let takes_us = |kib| {
+        let (load, depth, state) = (Load::RandomRead, Count::new(1), State::Fresh);
+        let unknown = Point {
+            load,
+            kib,
+            depth,
+            state,
+            iops: None,
+            latency_us: None,
+            mb_s: None,
+            within: 0.0,
+            source: String::new(),
+        };
+        predict(profile, &unknown).latency_us
+    };
+    let (small_us, large_us) = (takes_us(Count::new(4)), takes_us(Count::new(128)));
+    let us_a_byte = (large_us - small_us) / f64::from((128 - 4) << 10);
+    (small_us / us_a_byte - 4096.0).max(0.0) as u32
 }
 
 struct Run {

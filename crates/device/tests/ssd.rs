@@ -274,7 +274,7 @@ fn sata_moves_one_way_at_a_time() {
 #[test]
 fn a_held_die_waits_for_its_channel() {
     let at = |held| {
-        let dies = [("dies-per-channel", "1"), ("channels", held), ("read-us", "20"), ("read-fixed-us", "0")];
+        let dies = [("channels", held), ("read-us", "20"), ("read-fixed-us", "0"), ("channel-mb-s", "82")];
         let profile = changed("intel-530", &dies);
         // 4 KiB pass the channel in 50 us, and 20 us of reading hide behind them.
         rate(&mut ssd(&profile), Stream::new(Op::Read, 4096, true), 256, 4096 * 20_000) * 1e6 / 4096.0

@@ -25,7 +25,7 @@ pub enum Scheduler {
     Fiops,
 }
 
-/// A scheduler behind one lock, with the knobs that it has by default.
+/// A scheduler behind one lock, with the knobs that it has by default but for what is said here.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLock {
     /// Which.
@@ -38,6 +38,8 @@ pub struct OneLock {
     pub nass: Option<NassConfig>,
     /// The most bytes that are merged to one command; 0 merges none.
     pub merge_bytes: u32,
+    /// For FlashFQ: what a request costs beside its length, in bytes.
+    pub request_bytes: u32,
 }
 
 /// What Linux merges to one command on most drives (max_sectors_kb), in bytes.
@@ -49,7 +51,8 @@ const TURN: u64 = 1 << 30;
 impl OneLock {
     /// With anticipation, if it has any, and without limits or merging.
     pub fn new(scheduler: Scheduler, slots: u32) -> OneLock {
-        OneLock { scheduler, slots, waits: true, nass: None, merge_bytes: 0 }
+        let request_bytes = FlashFqConfig::default().request_bytes;
+        OneLock { scheduler, slots, waits: true, nass: None, merge_bytes: 0, request_bytes }
     }
 
     /// With adjacent requests merged as Linux does it.
@@ -82,7 +85,7 @@ impl OneLock {
                 Box::new(Budgets::new(bounds, &bfq)?)
             }
             Scheduler::FlashFq => {
-                let usual = FlashFqConfig::default();
+                let usual = FlashFqConfig { request_bytes: self.request_bytes, ..FlashFqConfig::default() };
                 Box::new(Throttled::new(bounds, &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual })?)
             }
             Scheduler::Fiops => Box::new(VirtualIops::new(bounds)),

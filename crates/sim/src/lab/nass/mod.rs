@@ -6,10 +6,12 @@
 //! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with libaio: it sends one request after
 //! another, and each takes it 10 us.
 //!
+//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4 and 128 KiB take there, one at a time.
+//!
 //! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one command of up to 512 KiB.
 
 use fairq_core::nass::NassConfig;
-use fairq_device::{Profile, State};
+use fairq_device::{Profile, State, closed};
 
 use super::{Axis, Experiment, Figure, Line, Shape, go, jain};
 use crate::meter::Run;
@@ -135,6 +137,7 @@ fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
 /// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter queue lower what is used of the device
 /// (Observation 5).
 fn measure(lock: OneLock, profile: &Profile, loads: &[Proxy], seed: u64) -> Result<Measured, String> {
+    let lock = OneLock { request_bytes: closed::read_cost_bytes(profile), ..lock };
     let alone = OneLock { nass: None, waits: true, slots: NCQ, ..lock };
     let together = go(AnyPolicy::OneLock(lock), &scenario(profile, loads), seed)?;
     let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
