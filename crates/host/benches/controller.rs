@@ -89,6 +89,7 @@ impl<Q: Queue> Submitter<Q> {
             fua: false,
             no_hole: false,
             fast_only: false,
+            in_place: false,
             memory: buffer.memory(),
         };
         Submitter { queue, ring, command, region, buffer: Some(buffer), random: 1, done: Vec::new() }

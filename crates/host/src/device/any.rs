@@ -5,7 +5,7 @@ use std::io;
 use fairq_core::{ClassWeights, PortSet};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Unsettled};
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Source, Unsettled};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
@@ -173,6 +173,10 @@ impl Device for AnyDevice {
 
     fn has_fixed_buffers(&self) -> bool {
         each!(AnyDevice, self, device => device.has_fixed_buffers())
+    }
+
+    fn source(&self, file: u16) -> Option<Source> {
+        each!(AnyDevice, self, device => device.source(file))
     }
 
     fn is_polled(&self) -> bool {

@@ -55,11 +55,11 @@ impl Device for NullDevice {
 
 impl Queue for NullQueue {
     unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
-        self.done.push(Completion { tag: command.tag, errno: 0 });
+        self.done.push(Completion::new(command.tag, 0));
     }
 
     unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, _memories: &[Memory]) -> bool {
-        self.done.push(Completion { tag: command.tag, errno: 0 });
+        self.done.push(Completion::new(command.tag, 0));
         true
     }
 

@@ -16,27 +16,37 @@
 //! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its payload that has come. A
 //! chunk's part of it is the socket's while a receive names it, the device's between submit and finish, the socket's
 //! again while the reply is sent; the op frees the buffer when the reply has left.
+//! Data that a read has left in the file (`device::file::in_place`) are sent from there by the outbox, and the buffer is where they go if that
+//! turns out not to be possible: so a read has a buffer in any case, and what a connection may have in flight is bounded as ever.
 //! Ops live in a boxed slice that never moves, because replies are sent from the headers inside them.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use fairq_core::{FlowId, Op as CoreOp, Port};
 use io_uring::{opcode, types};
+use rustix::net::AddressFamily;
 
 use crate::device::Device;
-use crate::memory::{Buffer, Memory, Region};
+use crate::device::file::{LARGEST, Source};
+use crate::memory::{Buffer, Memory, PAGE, Region};
 use crate::nbd::pace::{PATIENCE, Pace};
-use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate};
+use crate::nbd::pipe::Pipe;
+use crate::nbd::proto::{
+    Command, CommandFlags, MAX_PAYLOAD, NbdError, Negotiated, Request, parse_request, request_len, validate,
+};
 use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
-use crate::nbd::wire::{Incoming, Outbox};
-use crate::path::{DataPath, Order};
+use crate::nbd::wire::{Incoming, Outbox, Progress};
+use crate::path::{DataPath, Finished, Order};
 use crate::ring::{Asker, Ring, UserData};
 
 /// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth with a few, short enough
 /// that one delays others by a fraction of a millisecond, and is in the cache from the device to the socket.
 pub const CHUNK: u32 = 64 << 10;
+/// Chunks of the longest read.
+const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
 /// The longest order made of a discard or zeroing, in bytes.
 const DATALESS_CHUNK: u64 = 1 << 30;
 /// Extents in one block status reply.
@@ -44,6 +54,8 @@ const MAX_EXTENTS: usize = 128;
 /// A payload of at least this much is received straight into its buffer, and then just the header that follows it; a
 /// smaller one goes through `inbuf` with whatever follows it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
+/// The shortest read whose data may stay in the file: what a page takes to get to the socket is worth the copy of one.
+const IN_PLACE: u64 = PAGE as u64;
 
 /// What a connection is allowed, and what it serves.
 #[derive(Clone, Debug)]
@@ -107,6 +119,8 @@ struct Op {
     submitted: u64,
     outstanding: u32,
     errno: i32,
+    /// Chunks of a read whose data have stayed in the file, one bit each.
+    in_place: [u64; CHUNKS / 64],
     reply: Reply,
     /// It stands in `to_submit`.
     queued: bool,
@@ -122,6 +136,7 @@ impl Op {
             submitted: 0,
             outstanding: 0,
             errno: 0,
+            in_place: [0; CHUNKS / 64],
             reply: Reply::Pending,
             queued: false,
         }
@@ -140,6 +155,31 @@ impl Op {
     fn chunk(&self, index: u64) -> Range<u32> {
         let start = index * u64::from(CHUNK);
         start as u32..(start + u64::from(CHUNK)).min(self.request.length) as u32
+    }
+
+    fn is_in_place(&self, chunk: u64) -> bool {
+        self.in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0
+    }
+
+    /// Its data, in pieces that are as long as they can be: whether they are in the file.
+    fn runs(&self) -> impl Iterator<Item = (Range<u32>, bool)> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = next;
+            if first == self.chunks() {
+                return None;
+            }
+            let in_place = self.is_in_place(first);
+            while next < self.chunks() && self.is_in_place(next) == in_place {
+                next += 1;
+            }
+            Some((self.chunk(first).start..self.chunk(next - 1).end, in_place))
+        })
+    }
+
+    /// How many pieces its reply has at most.
+    fn pieces(&self) -> usize {
+        if self.has_data() { 1 + self.chunks() as usize } else { 1 }
     }
 
     /// The data that are yet to come, which nobody else has.
@@ -202,6 +242,9 @@ pub struct Conn {
     negotiated: Negotiated,
     style: ReplyStyle,
     volume: Volume,
+    source: Option<Source>,
+    /// Where in the file data may be left in place, in bytes.
+    in_place: Range<u64>,
     region: Region,
     incoming: Incoming,
     intake: Intake,
@@ -214,6 +257,8 @@ pub struct Conn {
     /// Ops whose reply is ready.
     ready: VecDeque<u16>,
     outbox: Outbox,
+    /// Some of those that are ready have been so since an earlier turn.
+    are_late: bool,
     pace: Pace,
     state: State,
 }
@@ -236,7 +281,7 @@ pub(super) fn event_index(value: u64) -> usize {
 
 /// The connection that a finished order's cookie names.
 pub(super) fn cookie_index(cookie: u64) -> usize {
-    (cookie >> 16) as usize
+    (cookie >> 32) as usize
 }
 
 impl Conn {
@@ -247,15 +292,25 @@ impl Conn {
         tls: Option<Box<rustls::ServerConnection>>,
         negotiated: Negotiated,
         volume: Volume,
+        source: Option<Source>,
         region: Region,
         limits: Limits,
     ) -> Conn {
+        let source = source.filter(|_| tls.is_none() && is_unix(&fd));
+        let pipe = source.as_ref().and_then(|_| {
+            let failed = |error: &io::Error| tracing::debug!(connection = index, %error, "no pipe: reads are copied");
+            Pipe::new().inspect_err(failed).ok()
+        });
+        let source = source.filter(|_| pipe.is_some());
+        let in_place = source.as_ref().map_or(0..0, |source| own_pages(&volume, negotiated.size, source.size()));
         Conn {
             index,
             fd,
             style: ReplyStyle::of(&negotiated),
             negotiated,
             volume,
+            source,
+            in_place,
             region,
             incoming: Incoming::new(tls),
             intake: Intake::Header,
@@ -264,7 +319,8 @@ impl Conn {
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
-            outbox: Outbox::default(),
+            outbox: Outbox::new(pipe),
+            are_late: false,
             pace: Pace::default(),
             state: State::Open,
         }
@@ -419,7 +475,7 @@ impl Conn {
                 self.settle(index);
                 continue;
             }
-            let order = next_order(op, &self.volume, cookie(self.index, index));
+            let order = next_order(op, &self.volume, &self.in_place, cookie(self.index, index, op.submitted));
             // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until the order is
             // finished (`finished` counts `outstanding` down to 0 before the op goes on).
             match unsafe { path.submit(now_ns, ring, &order) } {
@@ -431,10 +487,14 @@ impl Conn {
     }
 
     /// Takes a finished order.
-    pub fn finished(&mut self, cookie: u64, errno: i32) {
+    pub fn finished(&mut self, Finished { cookie, errno, in_place }: Finished) {
         let index = cookie as u16;
         let op = &mut self.ops[usize::from(index)];
         op.outstanding -= 1;
+        if in_place {
+            let chunk = (cookie >> 16) as usize & (CHUNKS - 1);
+            op.in_place[chunk / 64] |= 1 << (chunk % 64);
+        }
         if errno != 0 && op.errno == 0 {
             op.errno = errno;
         }
@@ -486,15 +546,18 @@ impl Conn {
             }
             let has_output = !self.ready.is_empty() || self.incoming.has_output();
             if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
+                // What stays behind is ready for longer than since this turn.
+                self.are_late = has_output;
                 break;
             }
+            self.outbox.has_waited = self.are_late;
             while let Some(&index) = self.ready.front() {
                 let op = &self.ops[usize::from(index)];
-                if !self.outbox.has_room_for(2) {
+                if !self.outbox.has_room_for(op.pieces()) {
                     break;
                 }
                 self.ready.pop_front();
-                add_reply(op, &mut self.outbox, self.incoming.tls());
+                add_reply(op, &self.volume, &mut self.outbox, self.incoming.tls());
                 self.outbox.sending.push(index);
             }
             self.outbox.seal(self.incoming.tls());
@@ -515,15 +578,16 @@ impl Conn {
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
     fn send(&mut self, ring: &mut Ring) {
-        match self.outbox.send_now(&self.fd) {
-            Ok(true) => self.sent(),
-            Ok(false) => {
-                let entry = self.outbox.send_operation(&self.fd);
+        match self.outbox.send_now(&self.fd, self.source.as_ref()) {
+            Ok(Progress::Sent) => self.sent(),
+            Ok(Progress::Waits(pending)) => {
+                let entry = self.outbox.operation(pending, &self.fd, self.source.as_ref());
                 let value = event_value(self.index, SEND);
                 // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers, chunk buffers, its
-                // own bytes) in place until the event of this operation has been taken.
+                // own bytes) in place until the event of this operation has been taken; the memory of data in place is nobody
+                // else's until then either.
                 unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
-                self.outbox.in_ring = true;
+                self.outbox.in_ring = Some(pending);
             }
             Err(error) => {
                 tracing::debug!(connection = self.index, %error, "client is gone");
@@ -584,12 +648,9 @@ impl Conn {
             return;
         }
         if value & 3 == SEND {
-            self.outbox.in_ring = false;
-            if result < 0 || self.state == State::Dead {
+            if self.outbox.event(result).is_err() || self.state == State::Dead {
                 self.sent();
                 self.hang_up();
-            } else if self.outbox.advance(result as usize) {
-                self.sent();
             } else {
                 self.send(ring);
             }
@@ -685,7 +746,7 @@ impl Conn {
         let unanswered = self.state == State::Draining
             && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
         let all_free = self.free.len() == self.ops.len();
-        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
+        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring.is_some() {
             return false;
         }
         if self.incoming.in_ring {
@@ -696,13 +757,26 @@ impl Conn {
     }
 }
 
-/// The name of an op's order: which connection, which op.
-fn cookie(conn: u32, op: u16) -> u64 {
-    u64::from(conn) << 16 | u64::from(op)
+/// The name of an op's order: which connection, which chunk, which op.
+fn cookie(conn: u32, op: u16, chunk: u64) -> u64 {
+    u64::from(conn) << 32 | (chunk & (CHUNKS as u64 - 1)) << 16 | u64::from(op)
+}
+
+/// Whether it is a socket that takes pages as they are, and gains by it. Over TCP the receiving end copies as much, on this host at
+/// least, and what it costs to give pages is as much as a copy.
+fn is_unix(fd: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
+}
+
+/// Where in a file of so many bytes the volume's data may be left in place: where the cache's pages, however large, have nobody else's
+/// data. See `device::file::in_place`.
+fn own_pages(volume: &Volume, size: u64, file: u64) -> Range<u64> {
+    let end = volume.base + size;
+    volume.base.next_multiple_of(LARGEST)..if end >= file { end } else { end / LARGEST * LARGEST }
 }
 
 /// Makes the next order of a submittable op.
-fn next_order(op: &mut Op, volume: &Volume, cookie: u64) -> Order {
+fn next_order(op: &mut Op, volume: &Volume, own_pages: &Range<u64>, cookie: u64) -> Order {
     let request = &op.request;
     let (core_op, at, length, memory) = match request.command {
         Command::Read | Command::Write => {
@@ -724,23 +798,29 @@ fn next_order(op: &mut Op, volume: &Volume, cookie: u64) -> Order {
             (core_op, at, length as u32, Memory::NONE)
         }
     };
+    let offset = volume.base + request.offset + at;
+    let in_place = core_op == CoreOp::Read
+        && request.length >= IN_PLACE
+        && own_pages.start <= offset
+        && offset + u64::from(length) <= own_pages.end;
     Order {
         tenant: volume.tenant,
         flow: volume.flow,
         op: core_op,
         file: volume.file,
-        offset: volume.base + request.offset + at,
+        offset,
         length,
         fua: request.fua() && core_op != CoreOp::Read,
         no_hole: request.flags.contains(CommandFlags::NO_HOLE),
         fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
+        in_place,
         memory,
         cookie,
     }
 }
 
 /// Puts an op's reply in the outbox.
-fn add_reply(op: &Op, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerConnection>) {
+fn add_reply(op: &Op, volume: &Volume, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerConnection>) {
     let tls = &mut tls;
     match &op.reply {
         Reply::Pending => unreachable!("an op without a reply is not ready"),
@@ -748,8 +828,18 @@ fn add_reply(op: &Op, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerCo
         Reply::Bytes(bytes) => outbox.add(bytes, tls),
         Reply::Data(header) => {
             outbox.add(header.as_bytes(), tls);
-            if let Some(buffer) = &op.buffer {
-                outbox.add(buffer.bytes(), tls);
+            let Some(buffer) = &op.buffer else { return };
+            if op.in_place == [0; CHUNKS / 64] {
+                return outbox.add(buffer.bytes(), tls);
+            }
+            for (run, in_place) in op.runs() {
+                match in_place {
+                    true => {
+                        let offset = volume.base + op.request.offset + u64::from(run.start);
+                        outbox.add_in_file(buffer.memory_of(&run), offset);
+                    }
+                    false => outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls),
+                }
             }
         }
     }

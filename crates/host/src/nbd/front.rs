@@ -101,7 +101,8 @@ impl NbdFront {
             }
         }
         let Connect { fd, tls, negotiated, volume } = connect;
-        self.conns[index] = Some(Conn::new(index as u32, fd, tls, negotiated, volume, region, self.limits));
+        let source = device.source(volume.file);
+        self.conns[index] = Some(Conn::new(index as u32, fd, tls, negotiated, volume, source, region, self.limits));
         self.touch(index);
     }
 
@@ -174,7 +175,7 @@ impl Front for NbdFront {
                 .for_each(|wipe| wipe.finished(finished.errno));
             self.wipes.retain(|wipe| !wipe.is_over());
         } else if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
-            conn.finished(finished.cookie, finished.errno);
+            conn.finished(finished);
         }
     }
 

@@ -19,6 +19,7 @@ pub mod front;
 pub mod handshake;
 pub mod option;
 pub(crate) mod pace;
+mod pipe;
 pub mod proto;
 pub mod reply;
 pub mod tls;

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fairq_core::{FlowId, Op, Port};
 
 use crate::device::Device;
+use crate::device::file::LARGEST;
 use crate::memory::Memory;
 use crate::nbd::conn::Volume;
 use crate::path::{DataPath, Order};
 use crate::ring::Ring;
 
-/// What is zeroed at a time, in bytes: where it has to be written it takes about a millisecond.
-const PIECE: u64 = 1 << 20;
+/// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds. Pieces end at multiples of it in the file, so
+/// that each of the cache's pages, however large, goes as a whole with whatever the removed tenant may still see of it.
+const PIECE: u64 = LARGEST;
 /// Marks cookies that are no connection's.
 const COOKIE: u64 = 1 << 63;
 /// Not over.
@@ -103,7 +105,7 @@ impl Wipe {
         if self.is_outstanding || self.state.outcome().is_some() || !path.has_room() {
             return;
         }
-        let length = (self.state.size - self.at).min(PIECE);
+        let length = (self.state.size - self.at).min(PIECE - (self.volume.base + self.at) % PIECE);
         let (op, offset) = if length > 0 { (Op::WriteZeroes, self.volume.base + self.at) } else { (Op::Flush, 0) };
         let order = Order {
             tenant: self.volume.tenant,
@@ -115,6 +117,7 @@ impl Wipe {
             fua: false,
             no_hole: false,
             fast_only: false,
+            in_place: false,
             memory: Memory::NONE,
             cookie: self.cookie(),
         };

@@ -3,11 +3,16 @@
 //! [`Incoming`] holds bytes that have come and are not yet consumed; [`Outbox`] holds one batch of replies until the
 //! socket has taken it. Neither makes a decision about the protocol.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use io_uring::{opcode, squeue, types};
 use rustls::ServerConnection;
+
+use crate::device::file::Source;
+use crate::memory::Memory;
+use crate::nbd::pipe::{INLINE, Pipe};
 
 /// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a large payload.
 const INCOMING: usize = 64 << 10;
@@ -204,11 +209,21 @@ impl Tls {
 }
 
 /// One batch of replies.
+///
+/// **Data in place.** A piece may be memory that is yet to be filled, with a place in the file where the data are ([`InFile`]). Such a
+/// piece goes to the socket by the [`Pipe`], without being read, and short pieces with it, as it is mostly a header before data. What the file
+/// does not have any more in its cache, or has lost at its end, when the piece's turn comes, is fetched into that memory by the ring;
+/// from then on it is a piece like others. So however far a reply has been sent, the rest of it can follow.
 #[derive(Default)]
 pub(super) struct Outbox {
     pieces: Vec<libc::iovec>,
-    /// The first piece not yet sent.
+    /// The first piece not yet sent, or put into the pipe.
     first: usize,
+    /// Those whose data are in the file, in order.
+    in_file: VecDeque<InFile>,
+    pipe: Option<Pipe>,
+    /// Time has passed since the data in the file were known to be in the cache.
+    pub(super) has_waited: bool,
     bytes: usize,
     /// What TLS made of the replies; without TLS they are sent from where they are.
     cipher: Vec<u8>,
@@ -216,14 +231,48 @@ pub(super) struct Outbox {
     message: Option<Box<libc::msghdr>>,
     /// The ops whose replies are in it.
     pub(super) sending: Vec<u16>,
-    /// A send is under way.
-    pub(super) in_ring: bool,
+    /// An operation is under way, and what it does.
+    pub(super) in_ring: Option<Pending>,
+}
+
+/// A piece whose data are in the file.
+struct InFile {
+    piece: usize,
+    /// Where in the file they end.
+    end: u64,
+    /// Bytes of it that have been fetched.
+    fetched: usize,
+}
+
+/// What is under way for an outbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pending {
+    /// Pieces of memory are sent.
+    Send,
+    /// The socket is to take more.
+    Room,
+    /// The first piece is read from the file.
+    Fetch,
+}
+
+/// How far a batch has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    /// It has left.
+    Sent,
+    /// The socket is full, or data have to be fetched: an operation is to be put on the ring.
+    Waits(Pending),
 }
 
 // SAFETY: the raw pointers are to memory of the connection that owns the outbox, and move with it.
 unsafe impl Send for Outbox {}
 
 impl Outbox {
+    /// With a pipe data in place can be added.
+    pub(super) fn new(pipe: Option<Pipe>) -> Outbox {
+        Outbox { pipe, ..Outbox::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
@@ -253,6 +302,15 @@ impl Outbox {
         }
     }
 
+    /// Adds data that are in the file from `offset` on. The memory is where they go if they have to be fetched, and nobody else's until
+    /// the batch has left.
+    pub(super) fn add_in_file(&mut self, memory: Memory, offset: u64) {
+        let length = memory.length as usize;
+        self.bytes += length;
+        self.in_file.push_back(InFile { piece: self.pieces.len(), end: offset + u64::from(memory.length), fetched: 0 });
+        self.pieces.push(libc::iovec { iov_base: memory.address.cast(), iov_len: length });
+    }
+
     /// Ends the batch.
     pub(super) fn seal(&mut self, tls: Option<&mut ServerConnection>) {
         let Some(session) = tls else { return };
@@ -265,60 +323,162 @@ impl Outbox {
         }
     }
 
-    /// Sends without waiting: true if all has left, false if the socket is full.
-    pub(super) fn send_now(&mut self, fd: &OwnedFd) -> io::Result<bool> {
-        while !self.is_sent() {
-            let message = self.header();
-            // SAFETY: the header names pieces that stay in place until the batch has left.
-            let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-            if sent < 0 {
-                let error = io::Error::last_os_error();
-                match error.raw_os_error() {
-                    Some(libc::EAGAIN) => return Ok(false),
-                    Some(libc::EINTR) => continue,
-                    _ => return Err(error),
-                }
+    /// Sends without waiting.
+    pub(super) fn send_now(&mut self, fd: &OwnedFd, source: Option<&Source>) -> io::Result<Progress> {
+        loop {
+            if let (Some(_), Some(source)) = (self.in_file.front(), source)
+                && let Some(pending) = self.fill_pipe(source)?
+                && self.pipe.as_ref().is_none_or(Pipe::is_empty)
+            {
+                return Ok(Progress::Waits(pending));
             }
-            self.advance(sent as usize);
+            if let Some(pipe) = self.pipe.as_mut().filter(|pipe| !pipe.is_empty()) {
+                if !pipe.send(fd.as_fd())? {
+                    return Ok(Progress::Waits(Pending::Room));
+                }
+            } else if self.first == self.pieces.len() {
+                return Ok(Progress::Sent);
+            } else if !self.send_memory(fd)? {
+                return Ok(Progress::Waits(Pending::Send));
+            }
         }
+    }
+
+    /// Puts pieces into the pipe, if it is empty, until it is full or a longer one is memory. What has to be done if a piece in the file cannot
+    /// go there.
+    fn fill_pipe(&mut self, source: &Source) -> io::Result<Option<Pending>> {
+        let Some(mut pipe) = self.pipe.take_if(|pipe| pipe.is_empty()) else { return Ok(None) };
+        let pending = self.fill(&mut pipe, source);
+        self.pipe = Some(pipe);
+        pending
+    }
+
+    fn fill(&mut self, pipe: &mut Pipe, source: &Source) -> io::Result<Option<Pending>> {
+        while pipe.has_room()
+            && let Some(&libc::iovec { iov_base, iov_len }) = self.pieces.get(self.first)
+        {
+            match self.in_file.front() {
+                Some(&InFile { piece, end, fetched }) if piece == self.first => {
+                    let offset = end - iov_len as u64;
+                    if fetched > 0 || self.has_waited && !source.is_cached(offset, iov_len as u64) {
+                        return Ok(Some(Pending::Fetch));
+                    }
+                    let count = match pipe.splice(source, offset, iov_len) {
+                        Ok(0) => return Ok(Some(Pending::Fetch)),
+                        Ok(count) => count,
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                        Err(error) => return Err(error),
+                    };
+                    if count == iov_len {
+                        self.in_file.pop_front();
+                    }
+                    self.advance(count);
+                }
+                _ if iov_len <= INLINE => {
+                    // SAFETY: a piece of memory stays in place and is nobody else's until the batch has left.
+                    pipe.write(unsafe { std::slice::from_raw_parts(iov_base.cast(), iov_len) })?;
+                    self.advance(iov_len);
+                }
+                _ => break,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sends the pieces of memory that come first; false if the socket is full.
+    fn send_memory(&mut self, fd: &OwnedFd) -> io::Result<bool> {
+        let message = self.header();
+        // SAFETY: the header names pieces that stay in place until the batch has left.
+        let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        if sent < 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN) => Ok(false),
+                Some(libc::EINTR) => Ok(true),
+                _ => Err(error),
+            };
+        }
+        self.advance(sent as usize);
         Ok(true)
     }
 
-    /// The operation that sends the rest when the socket takes it.
-    pub(super) fn send_operation(&mut self, fd: &OwnedFd) -> squeue::Entry {
-        let header = self.header();
-        let message: &libc::msghdr = self.message.insert(Box::new(header));
-        opcode::SendMsg::new(types::Fd(fd.as_raw_fd()), message).flags(libc::MSG_NOSIGNAL as u32).build()
+    /// The operation that goes on when that is possible.
+    pub(super) fn operation(&mut self, pending: Pending, fd: &OwnedFd, source: Option<&Source>) -> squeue::Entry {
+        let socket = types::Fd(fd.as_raw_fd());
+        match (pending, source, self.in_file.front()) {
+            (Pending::Fetch, Some(source), Some(&InFile { piece, end, fetched })) => {
+                let libc::iovec { iov_base, iov_len } = self.pieces[piece];
+                let (address, length) = (iov_base.wrapping_byte_add(fetched), iov_len - fetched);
+                let file = types::Fd(source.as_fd().as_raw_fd());
+                let entry = opcode::Read::new(file, address.cast(), length as u32);
+                entry.offset(end - length as u64).build()
+            }
+            (Pending::Send, ..) => {
+                let header = self.header();
+                let message: &libc::msghdr = self.message.insert(Box::new(header));
+                opcode::SendMsg::new(socket, message).flags(libc::MSG_NOSIGNAL as u32).build()
+            }
+            _ => opcode::PollAdd::new(socket, libc::POLLOUT as u32).build(),
+        }
     }
 
-    /// `count` bytes have left; true if that was all.
-    pub(super) fn advance(&mut self, mut count: usize) -> bool {
+    /// The operation has ended.
+    pub(super) fn event(&mut self, result: i32) -> io::Result<()> {
+        self.has_waited = true;
+        match (self.in_ring.take(), result) {
+            (Some(Pending::Fetch), result) if result == -libc::EAGAIN || result == -libc::EINTR => Ok(()),
+            (_, errno) if errno < 0 => Err(io::Error::from_raw_os_error(-errno)),
+            (Some(Pending::Send), count) => {
+                self.advance(count as usize);
+                Ok(())
+            }
+            (Some(Pending::Fetch), count) => {
+                self.fetched(count as usize);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// So much of the first piece that is in the file has been read. What the file has lost at its end reads as zeroes.
+    fn fetched(&mut self, count: usize) {
+        let Some(InFile { piece, fetched, .. }) = self.in_file.front_mut() else { return };
+        let libc::iovec { iov_base, iov_len } = self.pieces[*piece];
+        *fetched += count;
+        if count > 0 && *fetched < iov_len {
+            return;
+        }
+        // SAFETY: the memory is as long as the piece, and the kernel has given it back.
+        unsafe { iov_base.cast::<u8>().add(*fetched).write_bytes(0, iov_len - *fetched) };
+        self.in_file.pop_front();
+    }
+
+    /// `count` bytes have left, or are in the pipe.
+    fn advance(&mut self, mut count: usize) {
         while let Some(piece) = self.pieces.get_mut(self.first) {
             if count < piece.iov_len {
                 piece.iov_base = piece.iov_base.wrapping_byte_add(count);
                 piece.iov_len -= count;
-                return false;
+                return;
             }
             count -= piece.iov_len;
             self.first += 1;
         }
-        true
-    }
-
-    fn is_sent(&self) -> bool {
-        self.first == self.pieces.len()
     }
 
     pub(super) fn clear(&mut self) {
-        debug_assert!(!self.in_ring);
+        debug_assert!(self.in_ring.is_none());
         self.pieces.clear();
+        self.in_file.clear();
         self.first = 0;
         self.bytes = 0;
         self.cipher.clear();
     }
 
+    /// The pieces before the first that is in the file.
     fn header(&mut self) -> libc::msghdr {
-        let rest = &mut self.pieces[self.first..];
+        let end = self.in_file.front().map_or(self.pieces.len(), |in_file| in_file.piece);
+        let rest = &mut self.pieces[self.first..end];
         // SAFETY: all-zero is a valid message header: no address, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = rest.as_mut_ptr();

@@ -8,7 +8,8 @@
 //! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
 //! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
 //! and write it back, under the guard of `device::guard`. Through the page cache the kernel does all this, and each
-//! command is one part, done on the spot where that takes no waiting (`at_once`). Discards shrink to whole blocks.
+//! command is one part, done on the spot where that takes no waiting (`at_once`), or not done at all where the data can be had from the cache
+//! (`in_place`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end
 //! for writing zeroes). Both are acknowledged only when the kernel has answered, which it does once the device
@@ -34,12 +35,14 @@ use crate::ring::Ring;
 
 mod at_once;
 mod files;
+mod in_place;
 mod open;
 mod part;
 mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use in_place::{LARGEST, Source};
 pub use open::{Direct, FileSpec};
 pub(super) use part::{around, inside};
 pub use queue::FileQueue;
@@ -164,6 +167,10 @@ impl Device for FileDevice {
             return Ok(vec![Extent { length, is_hole: false }]);
         }
         extents_of(&backing, offset, end, most.max(1))
+    }
+
+    fn source(&self, file: u16) -> Option<Source> {
+        self.shared.files.get(file).filter(|backing| backing.gives_pages).map(Source::of)
     }
 
     fn sync(&self) -> io::Result<()> {

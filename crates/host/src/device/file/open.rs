@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
 use crate::device::error::DeviceError;
+use crate::device::file::in_place;
 use crate::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
@@ -68,6 +69,8 @@ pub(super) struct Backing {
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
+    /// Reads may leave data in place; see `in_place`.
+    pub(super) gives_pages: bool,
     /// Punching holes has turned out not to be supported.
     pub(super) no_punch: AtomicBool,
     /// Zeroing a range has turned out not to be supported.
@@ -169,15 +172,16 @@ impl Backing {
         };
         let sector = if is_block_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(PAGE as u32) } else { 1 };
         Ok(Backing {
-            file,
             size,
             is_block_device,
             block,
             zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
+            gives_pages: block == 1 && memory_align == 1 && !is_block_device && in_place::is_possible(&file, size),
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
+            file,
         })
     }
 }

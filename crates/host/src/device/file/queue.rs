@@ -29,6 +29,7 @@ use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
 use crate::device::file::at_once::{self, Waits};
+use crate::device::file::in_place;
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
@@ -91,6 +92,8 @@ struct Operation {
     moved: u32,
     stalls: u8,
     is_synced: bool,
+    /// Its data have stayed in the file.
+    in_place: bool,
     bounce: Option<Buffer>,
     access: Access,
     /// Where a merged command's data is.
@@ -177,6 +180,7 @@ impl FileQueue {
             moved: 0,
             stalls: 0,
             is_synced: false,
+            in_place: false,
             bounce: None,
             access: Access::NONE,
             vectors,
@@ -196,7 +200,8 @@ impl FileQueue {
                 operation.vectors.clear();
                 self.spare.push(operation.vectors);
             }
-            self.done.push(Completion { tag: operation.command.tag, errno });
+            let Operation { command, in_place, .. } = operation;
+            self.done.push(Completion { tag: command.tag, errno, in_place });
             self.free.push(slot);
         }
     }
@@ -272,7 +277,7 @@ impl FileQueue {
 
     /// Does the part, or what is left of it, on the spot, or hands it to the kernel.
     fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
-        let Some(operation) = &self.slots[slot as usize] else { return };
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
         let file = operation.command.file;
         let Open { backing, is_registered } = of(&self.files, file);
         if let Some(result) = operation.at_once(backing, now_ns, &mut self.waits) {
@@ -320,12 +325,12 @@ fn of(files: &[Option<Open>], number: u16) -> &Open {
 impl Queue for FileQueue {
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
         let Some(backing) = self.file(ring, command.file) else {
-            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+            self.done.push(Completion::new(command.tag, libc::EINVAL));
             return;
         };
         let end = command.offset.checked_add(u64::from(command.length));
         if command.op != Op::Flush && end.is_none_or(|end| end > backing.size) {
-            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+            self.done.push(Completion::new(command.tag, libc::EINVAL));
             return;
         }
         let mut command = *command;
@@ -535,13 +540,19 @@ impl Operation {
     }
 
     /// The read or write, done on the spot, and its result; `None` if it is not for that, or might wait.
-    fn at_once(&self, backing: &Backing, now_ns: u64, waits: &mut Waits) -> Option<i32> {
+    fn at_once(&mut self, backing: &Backing, now_ns: u64, waits: &mut Waits) -> Option<i32> {
         let is_cached = backing.block == 1 && backing.memory_align == 1;
         if !is_cached || self.step != Step::Straight {
             return None;
         }
         let (offset, length, memory) = self.transfer(1);
         let (offset, length) = (offset + u64::from(self.moved), length - self.moved);
+        if self.command.in_place && backing.gives_pages && self.vectors.is_empty() && self.moved == 0 {
+            self.in_place = in_place::is_ready(&backing.file, offset, length);
+            if self.in_place {
+                return Some(length as i32);
+            }
+        }
         let address = memory.address.wrapping_add(self.moved as usize).cast();
         let one = [libc::iovec { iov_base: address, iov_len: length as usize }];
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };

@@ -126,7 +126,7 @@ impl Storage for FileStorage<'_> {
         if self.lane.done.is_empty() {
             self.lane.queue.reap(0, self.ring, &mut self.lane.done, &mut PortSet::default());
         }
-        let Completion { tag, errno } = self.lane.done.pop()?;
+        let Completion { tag, errno, .. } = self.lane.done.pop()?;
         self.lane.in_flight -= 1;
         Some((tag.0 as u16, errno))
     }
