@@ -135,7 +135,7 @@ impl Front for NbdFront {
                     if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
                         && let Some(conn) = self.touch(index)
                     {
-                        if cut_off { conn.hang_up() } else { conn.drain() }
+                        conn.detach(cut_off);
                     }
                 }
             }

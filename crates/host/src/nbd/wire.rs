@@ -453,6 +453,20 @@ impl Outbox {
         self.in_file.pop_front();
     }
 
+    /// Copies all that is to be sent from the file into the memory that it has for that, and may wait for it.
+    pub(super) fn take_out_of_file(&mut self, source: &Source) -> io::Result<()> {
+        if self.in_ring == Some(Pending::Fetch) {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        for InFile { piece, end, .. } in self.in_file.drain(..) {
+            let libc::iovec { iov_base, iov_len } = self.pieces[piece];
+            // SAFETY: the memory is the piece's own, as it was added, and the kernel does not have it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(iov_base.cast::<u8>(), iov_len) };
+            source.read(bytes, end - iov_len as u64)?;
+        }
+        Ok(())
+    }
+
     /// `count` bytes have left, or are in the pipe.
     fn advance(&mut self, mut count: usize) {
         while let Some(piece) = self.pieces.get_mut(self.first) {
@@ -484,5 +498,171 @@ impl Outbox {
         message.msg_iov = rest.as_mut_ptr();
         message.msg_iovlen = rest.len() as _;
         message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::FileExt;
+    use std::os::unix::net::UnixStream;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::device::file::{Direct, FileDevice, FileSpec};
+    use crate::memory::Region;
+    use crate::ring::{Asker, Ring, UserData};
+
+    const FILE: usize = 1 << 20;
+
+    /// An outbox on a socket that takes little, and a file with data in the cache.
+    struct Bench {
+        file: tempfile::NamedTempFile,
+        source: Source,
+        data: Vec<u8>,
+        outbox: Outbox,
+        ours: OwnedFd,
+        theirs: UnixStream,
+        region: Region,
+        ring: Ring,
+        pendings: Vec<Pending>,
+    }
+
+    impl Bench {
+        /// `None` where pages cannot be given.
+        fn new() -> Option<Bench> {
+            let data: Vec<u8> = (0..FILE).map(|at| (at / 61 ^ at) as u8).collect();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().write_all_at(&data, 0).unwrap();
+            let spec = FileSpec { path: file.path().into(), create_size: None };
+            let source = FileDevice::open(&[spec], Direct::Off).unwrap().source(0);
+            let Some(source) = source else {
+                eprintln!("skipped: this file system or kernel does not give pages");
+                return None;
+            };
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let ours = OwnedFd::from(ours);
+            rustix::net::sockopt::set_socket_send_buffer_size(&ours, 8 << 10).unwrap();
+            let outbox = Outbox::new(Some(Pipe::new().unwrap()));
+            let (region, ring) = (Region::map(4 << 20).unwrap(), Ring::new(0).unwrap());
+            Some(Bench { file, source, data, outbox, ours, theirs, region, ring, pendings: Vec::new() })
+        }
+
+        /// Sends it all, to a client that reads `step` bytes whenever the socket is full; what that got.
+        fn send(&mut self, total: usize, step: usize) -> Vec<u8> {
+            let (mut got, mut bytes) = (Vec::new(), vec![0; step]);
+            while let Progress::Waits(pending) = self.outbox.send_now(&self.ours, Some(&self.source)).unwrap() {
+                self.pendings.push(pending);
+                let entry = self.outbox.operation(pending, &self.ours, Some(&self.source));
+                // SAFETY: the outbox keeps what the operation names until its event has been taken, below.
+                unsafe { self.ring.push(entry, UserData { asker: Asker::Front, value: 0 }) };
+                self.outbox.in_ring = Some(pending);
+                self.ring.enter(0, None);
+                let event = loop {
+                    if let Some(event) = self.ring.event() {
+                        break event;
+                    }
+                    if pending != Pending::Fetch {
+                        let count = self.theirs.read(&mut bytes).unwrap();
+                        got.extend_from_slice(&bytes[..count]);
+                    }
+                    self.ring.enter(1, Some(1_000_000));
+                };
+                self.outbox.event(event.result).unwrap();
+            }
+            while got.len() < total {
+                let count = self.theirs.read(&mut bytes).unwrap();
+                assert!(count > 0);
+                got.extend_from_slice(&bytes[..count]);
+            }
+            self.outbox.clear();
+            got
+        }
+    }
+
+    /// Headers, data in memory and data in the file, in any order and of any size: they come as they were added.
+    #[test]
+    fn all_comes_in_order() {
+        let Some(bench) = Bench::new() else { return };
+        let bench = std::cell::RefCell::new(bench);
+        let piece = (0..3_u8, 0..FILE - 200_000, 1..200_000_usize);
+        let cases = (proptest::collection::vec(piece, 1..12), 1..100_000_usize);
+        proptest!(ProptestConfig::with_cases(40), |((pieces, step) in cases)| {
+            let bench = &mut *bench.borrow_mut();
+            let (mut expected, mut buffers) = (Vec::new(), Vec::new());
+            for &(kind, at, length) in &pieces {
+                let length = if kind == 0 { length % INLINE + 1 } else { length };
+                let data = &bench.data[at..at + length];
+                expected.extend_from_slice(data);
+                if kind < 2 {
+                    bench.outbox.add(data, &mut None);
+                } else {
+                    let mut buffer = bench.region.allocate(length as u32).unwrap();
+                    buffer.bytes_mut().fill(0xee);
+                    bench.outbox.add_in_file(buffer.memory(), at as u64);
+                    buffers.push(buffer);
+                }
+            }
+            let got = bench.send(expected.len(), step);
+            buffers.into_iter().for_each(|buffer| bench.region.free(buffer));
+            prop_assert!(got == expected);
+        });
+        let bench = bench.borrow();
+        assert!(bench.pendings.contains(&Pending::Room), "the pipe has been held up");
+    }
+
+    /// Whatever happens to the file after its data were found in the cache: the reply is as long as it was to be.
+    #[test]
+    fn what_the_file_has_lost_reads_as_zeroes() {
+        let Some(mut bench) = Bench::new() else { return };
+        for has_waited in [false, true] {
+            bench.file.as_file().write_all_at(&bench.data, 0).unwrap();
+            let mut buffer = bench.region.allocate(100_000).unwrap();
+            buffer.bytes_mut().fill(0xee);
+            bench.outbox.has_waited = has_waited;
+            bench.outbox.add(&[1; 16], &mut None);
+            bench.outbox.add_in_file(buffer.memory(), 50_000);
+            bench.outbox.add(&[2; 16], &mut None);
+            bench.file.as_file().set_len(77_777).unwrap();
+            bench.pendings.clear();
+            let got = bench.send(100_032, 7_000);
+            bench.region.free(buffer);
+            assert!(bench.pendings.contains(&Pending::Fetch));
+            let kept = 77_777 - 50_000;
+            assert_eq!((&got[..16], &got[16..16 + kept]), (&[1; 16][..], &bench.data[50_000..77_777]));
+            assert!(got[16 + kept..100_016].iter().all(|&byte| byte == 0), "zeroes");
+            assert_eq!(got[100_016..], [2; 16]);
+        }
+    }
+
+    /// Who had to wait looks again, and what is no longer in the cache comes by the ring.
+    #[test]
+    fn what_is_no_longer_in_the_cache_is_fetched() {
+        let Some(mut bench) = Bench::new() else { return };
+        bench.file.as_file().sync_all().unwrap();
+        // SAFETY: advice on an open file.
+        unsafe { libc::posix_fadvise(bench.file.as_file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if bench.source.is_cached(0, 65_536) {
+            eprintln!("skipped: this file system keeps what it has");
+            return;
+        }
+        let buffer = bench.region.allocate(65_536).unwrap();
+        bench.outbox.has_waited = true;
+        bench.outbox.add_in_file(buffer.memory(), 0);
+        assert!(bench.send(65_536, 65_536) == bench.data[..65_536]);
+        bench.region.free(buffer);
+        assert!(bench.pendings.contains(&Pending::Fetch));
+    }
+
+    #[test]
+    fn a_client_that_is_gone_is_an_error() {
+        let Some(mut bench) = Bench::new() else { return };
+        let buffer = bench.region.allocate(65_536).unwrap();
+        bench.outbox.add_in_file(buffer.memory(), 0);
+        rustix::net::shutdown(&bench.theirs, rustix::net::Shutdown::Both).unwrap();
+        assert!(bench.outbox.send_now(&bench.ours, Some(&bench.source)).is_err());
+        bench.region.free(buffer);
     }
 }

@@ -15,7 +15,9 @@
 //! it; [`LARGEST`] is how large they are.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
@@ -45,6 +47,20 @@ impl Source {
         let pages = (offset + length).div_ceil(PAGE as u64) - offset / PAGE as u64;
         cached_pages(&self.0.file, offset, length).is_some_and(|cached| cached >= pages)
     }
+
+    /// Copies data out of the file. Waits if they are not in the cache. What the file has lost at its end is zeroes.
+    pub fn read(&self, mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !out.is_empty() {
+            match self.0.file.read_at(out, offset) {
+                Ok(0) => break,
+                Ok(count) => (out, offset) = (&mut out[count..], offset + count as u64),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        out.fill(0);
+        Ok(())
+    }
 }
 
 impl AsFd for Source {
@@ -57,8 +73,12 @@ impl AsFd for Source {
 pub(super) fn is_possible(file: &File, size: u64) -> bool {
     // Behind the end there is nothing to lose. Kernels that tell what is cached (Linux 6.5) give Unix sockets pages, too.
     let beyond = size.next_multiple_of(PAGE as u64);
+    // SAFETY: a question about a constant.
+    let has_usual_pages = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } == PAGE as i64;
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(file, hole, beyond, PAGE as u64).is_ok() && cached_pages(file, 0, 1).is_some()
+    has_usual_pages
+        && rustix::fs::fallocate(file, hole, beyond, PAGE as u64).is_ok()
+        && cached_pages(file, 0, 1).is_some()
 }
 
 /// Whether all pages of a range can be read without waiting. Two are asked for at a time, by the last byte of one and the first
@@ -91,4 +111,41 @@ fn cached_pages(file: &File, offset: u64, length: u64) -> Option<u64> {
     // SAFETY: the range is two, and the counts are five words, as the kernel has them.
     let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0) };
     (result == 0).then_some(counts[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::file::{Direct, FileDevice, FileSpec};
+
+    const PAGES: u64 = 40;
+
+    #[test]
+    fn a_range_is_ready_if_all_its_pages_are() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // By pages, so that the cache's are small.
+        (0..PAGES).for_each(|page| file.as_file().write_all_at(&[7; PAGE], page * PAGE as u64).unwrap());
+        let spec = FileSpec { path: file.path().into(), create_size: None };
+        let device = FileDevice::open(&[spec], Direct::Off).unwrap();
+        let Some(source) = device.source(0) else {
+            eprintln!("skipped: this file system or kernel does not give pages");
+            return;
+        };
+        let page = PAGE as u64;
+        let ranges = [(0, 1), (0, PAGES * page), (page - 1, 2), (5 * page + 17, 20 * page), (7 * page, page)];
+        for (offset, length) in ranges {
+            assert!(is_ready(file.as_file(), offset, length as u32), "{length} at {offset}");
+            assert!(source.is_cached(offset, length), "{length} at {offset}");
+        }
+        assert!(!is_ready(file.as_file(), (PAGES - 1) * page, 2 * page as u32), "the file ends before");
+        assert!(!source.is_cached((PAGES - 1) * page, 2 * page));
+        file.as_file().set_len(3 * page).unwrap();
+        file.as_file().set_len(PAGES * page).unwrap();
+        assert!(is_ready(file.as_file(), 0, 3 * page as u32));
+        for lost in 3..10u64 {
+            assert!(!is_ready(file.as_file(), 0, ((lost + 1) * page) as u32), "page {lost} would have to be made");
+            assert!(!source.is_cached(page, lost * page));
+        }
+    }
 }
