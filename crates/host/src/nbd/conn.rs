@@ -32,6 +32,7 @@ use rustix::net::AddressFamily;
 use crate::device::Device;
 use crate::device::file::{LARGEST, Source};
 use crate::memory::{Buffer, Memory, Region};
+use crate::nbd::front::Connect;
 use crate::nbd::pace::{PATIENCE, Pace};
 use crate::nbd::pipe::Pipe;
 use crate::nbd::proto::{
@@ -288,17 +289,9 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 }
 
 impl Conn {
-    /// A connection that has finished its handshake. `tls` continues the session, if there is one.
-    pub fn new(
-        index: u32,
-        fd: OwnedFd,
-        tls: Option<Box<rustls::ServerConnection>>,
-        negotiated: Negotiated,
-        volume: Volume,
-        source: Option<Source>,
-        region: Region,
-        limits: Limits,
-    ) -> Conn {
+    /// A connection that has finished its handshake. From `source`, if there is one, data that reads have left in the file can be sent.
+    pub fn new(index: u32, connect: Connect, source: Option<Source>, region: Region, limits: Limits) -> Conn {
+        let Connect { fd, tls, negotiated, volume } = connect;
         let source = source.filter(|_| tls.is_none() && is_unix(&fd));
         let pipe = source.as_ref().and_then(|_| {
             let failed = |error: &io::Error| tracing::debug!(connection = index, %error, "no pipe: reads are copied");

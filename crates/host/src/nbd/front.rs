@@ -100,9 +100,8 @@ impl NbdFront {
                 region.set_fixed(index as u32, length);
             }
         }
-        let Connect { fd, tls, negotiated, volume } = connect;
-        let source = device.source(volume.file);
-        self.conns[index] = Some(Conn::new(index as u32, fd, tls, negotiated, volume, source, region, self.limits));
+        let source = device.source(connect.volume.file);
+        self.conns[index] = Some(Conn::new(index as u32, connect, source, region, self.limits));
         self.touch(index);
     }
 

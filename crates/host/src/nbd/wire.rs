@@ -533,7 +533,7 @@ mod tests {
     impl Bench {
         /// `None` where pages cannot be given.
         fn new() -> Option<Bench> {
-            let data: Vec<u8> = (0..FILE).map(|at| (at / 61 ^ at) as u8).collect();
+            let data: Vec<u8> = (0..FILE).map(|at| ((at / 61) ^ at) as u8).collect();
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().write_all_at(&data, 0).unwrap();
             let spec = FileSpec { path: file.path().into(), create_size: None };
