@@ -714,6 +714,10 @@ impl Conn {
                 result = result.and_then(|()| source.read(buffer.part_mut(chunk), offset));
             }
         }
+        // Nobody needs the file any more, which may be about to be closed.
+        if self.ops.iter().all(|op| op.outstanding == 0) {
+            self.source = None;
+        }
         if let Err(error) = result {
             tracing::warn!(connection = self.index, %error, "data of a removed tenant cannot be sent: closing its connection");
             self.hang_up();
