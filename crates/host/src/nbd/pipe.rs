@@ -4,6 +4,8 @@
 //! more; then all goes to the socket with one call, many pieces to a message of the socket's. Nothing here waits: for the
 //! file because the one who asks knows that the data are in the cache, for the pipe because it is filled only when it is empty, and for the
 //! socket because it is put into the other mode for that one call (the ring needs it to be one that waits).
+//!
+//! A splice to a socket whose other end is gone raises `SIGPIPE`, which nothing but the process can prevent: Rust's programs ignore it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
