@@ -21,6 +21,8 @@ use offset_allocator::{Allocation, Allocator};
 
 /// The unit of allocation and the alignment of every buffer: 4 KiB, enough for direct I/O anywhere.
 pub const PAGE: usize = 4096;
+/// Single pages kept for the next request.
+const PAGES_KEPT: usize = 64;
 
 /// A region of buffers of one owner.
 pub struct Region {
@@ -29,6 +31,9 @@ pub struct Region {
     /// Bytes at the start that are registered with the ring, and under which index.
     fixed: Option<(u32, usize)>,
     allocator: Allocator,
+    /// Single pages that were given back, the last of them first to go out again: most requests want no more than that, and the
+    /// allocator takes several times as long.
+    pages: Vec<Allocation>,
     pages_in_use: u32,
 }
 
@@ -84,6 +89,7 @@ impl Region {
             fixed: None,
             // One node for each page, one for what remains, one that the allocator never gives out.
             allocator: Allocator::with_max_allocs(pages, pages + 2),
+            pages: Vec::with_capacity(PAGES_KEPT),
             pages_in_use: 0,
         })
     }
@@ -111,7 +117,12 @@ impl Region {
     /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for it.
     pub fn allocate(&mut self, length: u32) -> Option<Buffer> {
         let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
-        let allocation = self.allocator.allocate(pages)?;
+        let kept = if pages == 1 { self.pages.pop() } else { None };
+        let allocation = kept.or_else(|| self.allocator.allocate(pages)).or_else(|| {
+            // There may be room when the single pages join again.
+            self.pages.drain(..).for_each(|page| self.allocator.free(page));
+            self.allocator.allocate(pages)
+        })?;
         self.pages_in_use += pages;
         let offset = allocation.offset as usize * PAGE;
         // SAFETY: the allocator gives offsets inside the mapping.
@@ -123,8 +134,13 @@ impl Region {
 
     /// Takes a buffer of this region back.
     pub fn free(&mut self, buffer: Buffer) {
-        self.pages_in_use -= (buffer.memory.length as usize).div_ceil(PAGE).max(1) as u32;
-        self.allocator.free(buffer.allocation);
+        let pages = (buffer.memory.length as usize).div_ceil(PAGE).max(1) as u32;
+        self.pages_in_use -= pages;
+        if pages == 1 && self.pages.len() < PAGES_KEPT {
+            self.pages.push(buffer.allocation);
+        } else {
+            self.allocator.free(buffer.allocation);
+        }
     }
 
     /// Whether no buffer is out.

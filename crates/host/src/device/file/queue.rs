@@ -13,6 +13,10 @@
 //! A merged command is one vectored read or write, and comes here only if all its parts are whole blocks at aligned places;
 //! if it moves less than all, it has failed, and its parts are tried alone.
 //!
+//! Writes that the page cache can take are done on the spot (see `at_once`) when the queue is rung, so that those of one turn which
+//! follow each other in the file, as the pieces of a long one do, are one system call. What that call has written is theirs in
+//! order; if it fails they are tried alone.
+//!
 //! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every turn, and
 //! `deadline_ns` makes turns happen while there are any.
 //!
@@ -42,6 +46,8 @@ use crate::ring::{Asker, Event, Ring, UserData};
 const RETRY_NS: u64 = 20_000;
 /// How often an operation may move nothing before it is given up.
 const STALLS_MAX: u8 = 3;
+/// Pieces of memory in one system call; the kernel allows 1024.
+const PIECES_MAX: usize = 1000;
 
 #[repr(align(4096))]
 struct Zeroes([u8; ZEROES as usize]);
@@ -67,6 +73,9 @@ pub struct FileQueue {
     again: Vec<u32>,
     retry_ns: u64,
     waits: Waits,
+    /// Writes to be done on the spot when the queue is rung, and where the data of those that are one system call is.
+    pub(super) writes: Vec<u32>,
+    pub(super) pieces: Vec<libc::iovec>,
     /// What was done on the spot, with the results.
     news: Vec<(u32, i32)>,
     done: Vec<Completion>,
@@ -120,6 +129,8 @@ impl FileQueue {
             again: Vec::new(),
             retry_ns: 0,
             waits: Waits::default(),
+            writes: Vec::new(),
+            pieces: Vec::new(),
             news: Vec::new(),
             done: Vec::new(),
             spare: Vec::new(),
@@ -275,15 +286,24 @@ impl FileQueue {
         self.submit(now_ns, ring, slot);
     }
 
-    /// Does the part, or what is left of it, on the spot, or hands it to the kernel.
+    /// Does the part, or what is left of it, on the spot, now or when the queue is rung, or hands it to the kernel.
     fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
+        let backing = &of(&self.files, operation.command.file).backing;
+        if operation.is_written_at_once(backing) && self.waits.may_write(now_ns) {
+            self.writes.push(slot);
+        } else if let Some(result) = operation.read_at_once(backing) {
+            self.news.push((slot, result));
+        } else {
+            self.hand_over(ring, slot);
+        }
+    }
+
+    /// Hands the part, or what is left of it, to the kernel.
+    fn hand_over(&mut self, ring: &mut Ring, slot: u32) {
+        let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
         let Open { backing, is_registered } = of(&self.files, file);
-        if let Some(result) = operation.at_once(backing, now_ns, &mut self.waits) {
-            self.news.push((slot, result));
-            return;
-        }
         let entry = if *is_registered {
             operation.entry(backing, File::Registered(u32::from(file)))
         } else {
@@ -292,6 +312,67 @@ impl FileQueue {
         // SAFETY: the memory is the command's, which is the device's until the completion is reaped, or the bounce
         // buffer's, which the operation keeps until this event has been taken, or a constant; vectors are the operation's.
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
+    }
+
+    /// Does the writes that are to be done on the spot.
+    fn write_at_once(&mut self, now_ns: u64, ring: &mut Ring) {
+        let mut slots = std::mem::take(&mut self.writes);
+        let (mut rest, mut most) = (&slots[..], usize::MAX);
+        while !rest.is_empty() {
+            let (file, offset, count) = self.gather(&rest[..rest.len().min(most)]);
+            let backing = &of(&self.files, file).backing;
+            // SAFETY: the pieces are memory of commands, which is the device's, and the kernel does not have it.
+            match unsafe { self.waits.write(now_ns, &backing.file, &self.pieces, offset) } {
+                None => rest[..count].iter().for_each(|&slot| self.hand_over(ring, slot)),
+                Some(result) if result < 0 && count > 1 => {
+                    most = 1;
+                    continue;
+                }
+                Some(mut result) => {
+                    for &slot in &rest[..count] {
+                        let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
+                        let part = result.min(operation.left().1 as i32);
+                        self.news.push((slot, part));
+                        result -= part.max(0);
+                    }
+                }
+            }
+            rest = &rest[count..];
+        }
+        slots.clear();
+        self.writes = slots;
+    }
+
+    /// Puts together where the data of the first write is, and of those that follow it in the file; which file, where, and how many
+    /// writes.
+    pub(super) fn gather(&mut self, slots: &[u32]) -> (u16, u64, usize) {
+        self.pieces.clear();
+        let (mut file, mut start, mut end, mut count) = (0, 0, 0, 0);
+        for &slot in slots {
+            let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
+            let (offset, length, address) = operation.left();
+            let pieces = operation.vectors.len().max(1);
+            if count == 0 {
+                (file, start) = (operation.command.file, offset);
+            } else if file != operation.command.file || offset != end || self.pieces.len() + pieces > PIECES_MAX {
+                break;
+            }
+            if operation.vectors.is_empty() {
+                let piece = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
+                match self.pieces.last_mut() {
+                    // Pieces of one long write lie behind each other in memory, too.
+                    Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == piece.iov_base => {
+                        last.iov_len += piece.iov_len;
+                    }
+                    _ => self.pieces.push(piece),
+                }
+            } else {
+                self.pieces.extend_from_slice(&operation.vectors);
+            }
+            end = offset + u64::from(length);
+            count += 1;
+        }
+        (file, start, count)
     }
 
     /// Goes on with those that wait, as far as possible.
@@ -367,6 +448,9 @@ impl Queue for FileQueue {
         if self.version != self.shared.files.version() {
             self.follow(ring);
         }
+        if !self.writes.is_empty() {
+            self.write_at_once(now_ns, ring);
+        }
         if self.blocked.is_empty() && self.again.is_empty() {
             return;
         }
@@ -395,7 +479,7 @@ impl Queue for FileQueue {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        if !self.news.is_empty() {
+        if !(self.news.is_empty() && self.writes.is_empty()) {
             return Some(0);
         }
         if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
@@ -539,34 +623,44 @@ impl Operation {
         }
     }
 
-    /// The read or write, done on the spot, and its result; `None` if it is not for that, or might wait.
-    fn at_once(&mut self, backing: &Backing, now_ns: u64, waits: &mut Waits) -> Option<i32> {
-        let is_cached = backing.block == 1 && backing.memory_align == 1;
-        if !is_cached || self.step != Step::Straight {
+    /// What is left of a part that is a plain read or write: file offset, length, and address.
+    fn left(&self) -> (u64, u32, *mut u8) {
+        let (offset, length, memory) = self.transfer(1);
+        (offset + u64::from(self.moved), length - self.moved, memory.address.wrapping_add(self.moved as usize))
+    }
+
+    /// Whether it is a read or write by way of the page cache.
+    fn is_cached(&self, backing: &Backing) -> bool {
+        backing.block == 1 && backing.memory_align == 1 && self.step == Step::Straight
+    }
+
+    /// Whether it is a write for the page cache to take on the spot. Parts of pages may have to be fetched first.
+    fn is_written_at_once(&self, backing: &Backing) -> bool {
+        if self.is_read() || self.command.fua || !self.is_cached(backing) {
+            return false;
+        }
+        let (offset, length, _) = self.left();
+        (offset | u64::from(length)) % PAGE as u64 == 0
+    }
+
+    /// The read, done on the spot or found to need no doing, and its result; `None` if it is none, or might wait.
+    fn read_at_once(&mut self, backing: &Backing) -> Option<i32> {
+        if !self.is_read() || !self.is_cached(backing) {
             return None;
         }
-        let (offset, length, memory) = self.transfer(1);
-        let (offset, length) = (offset + u64::from(self.moved), length - self.moved);
+        let (offset, length, address) = self.left();
         if self.command.in_place && backing.gives_pages && self.vectors.is_empty() && self.moved == 0 {
             self.in_place = in_place::is_ready(&backing.file, offset, length);
             if self.in_place {
                 return Some(length as i32);
             }
         }
-        let address = memory.address.wrapping_add(self.moved as usize).cast();
-        let one = [libc::iovec { iov_base: address, iov_len: length as usize }];
+        let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does not have it.
-        unsafe {
-            match self.is_read() {
-                // What is merged is read as a whole.
-                true => at_once::read(&backing.file, pieces, offset)
-                    .filter(|&count| self.vectors.is_empty() || count as u32 == length),
-                // Parts of pages may have to be fetched first.
-                false if self.command.fua || (offset | u64::from(length)) % PAGE as u64 != 0 => None,
-                false => waits.write(now_ns, &backing.file, pieces, offset),
-            }
-        }
+        let result = unsafe { at_once::read(&backing.file, pieces, offset) };
+        // What is merged is read as a whole.
+        result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
     }
 
     /// Takes in the result of the system call.

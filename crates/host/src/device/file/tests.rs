@@ -273,6 +273,43 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     assert!(device.extents(0, 0, 1 << 20, 9).unwrap().iter().all(|extent| !extent.is_hole));
 }
 
+/// Those of one turn are one system call as long as each begins where the one before it ends.
+#[test]
+fn writes_that_follow_each_other_are_gathered() {
+    let scratch = scratch();
+    let path = |name: &str| scratch.path().join(name);
+    let specs = [spec(&path("one"), Some(1 << 20)), spec(&path("two"), Some(1 << 20))];
+    let device = FileDevice::open(&specs, Direct::Off).unwrap();
+    let mut driver = Driver::open(&device);
+    // File, first page, pages.
+    let writes = [(0, 10, 1), (0, 11, 2), (0, 13, 1), (1, 14, 1), (1, 16, 1), (1, 15, 1), (1, 16, 1)];
+    for (index, (file, page, pages)) in writes.into_iter().enumerate() {
+        let write = Command { file, ..command(Op::Write, page * 4096, pages * 4096) };
+        driver.issue(write, &vec![index as u8 + 1; write.length as usize], 0);
+    }
+    let slots = driver.queue.writes.clone();
+    let (mut rest, mut runs) = (&slots[..], Vec::new());
+    while !rest.is_empty() {
+        let (file, offset, count) = driver.queue.gather(rest);
+        runs.push((file, offset / 4096, count, driver.queue.pieces.iter().map(|piece| piece.iov_len / 4096).sum()));
+        rest = &rest[count..];
+    }
+    assert_eq!(runs, [(0, 10, 3, 4), (1, 14, 1, 1), (1, 16, 1, 1), (1, 15, 2, 2)]);
+    assert!(driver.finish().iter().all(|ended| ended.errno == 0));
+    let pages = |name: &str, first: usize, last: usize| {
+        let bytes = std::fs::read(path(name)).unwrap();
+        (first..last)
+            .map(|page| bytes[page * 4096..][..4096].to_vec())
+            .map(|page| {
+                assert!(page.iter().all(|&byte| byte == page[0]), "a page of one write");
+                page[0]
+            })
+            .collect::<Vec<u8>>()
+    };
+    assert_eq!(pages("one", 9, 15), [0, 1, 2, 2, 3, 0]);
+    assert_eq!(pages("two", 13, 18), [0, 4, 6, 7, 0]);
+}
+
 /// Something that a test has set up as root and that is undone in the end.
 struct Undo(Vec<&'static str>, PathBuf);
 
@@ -310,6 +347,28 @@ fn a_full_file_system_fails_the_write_that_does_not_fit() {
     assert_eq!(ended[1].data, [7; 4096]);
     assert_eq!(driver.run(command(Op::Discard, 8192, 600_000), &[]).errno, 0);
     driver.write(8192, &[9; 100_000]);
+}
+
+/// What one system call has written of several writes is theirs in order, and the rest are told what stopped it.
+#[test]
+fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
+    let scratch = scratch();
+    let mount = scratch.path().to_str().unwrap();
+    if as_root("mount", &["-t", "tmpfs", "-o", "size=272k", "none", mount]).is_none() {
+        return;
+    }
+    let _unmount = Undo(vec!["umount", "-l"], scratch.path().into());
+    let path = scratch.path().join("disk");
+    let (_device, mut driver) = open(&path, 1 << 20, Direct::Off);
+    for index in 0..8 {
+        driver.issue(command(Op::Write, index * 65_536, 65_536), &[index as u8 + 1; 65_536], 0);
+    }
+    let mut ended = driver.finish();
+    ended.sort_by_key(|ended| ended.command.tag.0);
+    let errnos: Vec<i32> = ended.iter().map(|ended| ended.errno).collect();
+    assert_eq!(errnos, [0, 0, 0, 0, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC]);
+    let bytes = std::fs::read(path).unwrap();
+    assert!((0..4).all(|index| bytes[index * 65_536..][..65_536].iter().all(|&byte| byte == index as u8 + 1)));
 }
 
 /// The limit on file sizes is one of the process, so this runs in a process of its own.
