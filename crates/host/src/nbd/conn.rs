@@ -59,6 +59,9 @@ const DIRECT_PAYLOAD: u64 = 16 << 10;
 /// and a client that reads pages which nobody has just copied has to get them from farther away: measured, 4 KiB lose a fifth of their
 /// throughput, 8 KiB a tenth, and from 16 KiB on it is all gain.
 const IN_PLACE: u64 = 16 << 10;
+/// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been received is then still in a cache
+/// when the device takes it.
+const PAYLOAD_PART: usize = 8 * CHUNK as usize;
 
 /// What a connection is allowed, and what it serves.
 #[derive(Clone, Debug)]
@@ -621,6 +624,7 @@ impl Conn {
         let fd = types::Fd(self.fd.as_raw_fd());
         let header = request_len(self.negotiated.extended);
         let entry = match payload {
+            Some(rest) if rest.len() > PAYLOAD_PART => self.incoming.receive_payload(fd, &mut rest[..PAYLOAD_PART], 0),
             Some(rest) => self.incoming.receive_payload(fd, rest, header),
             // What follows a large payload may be another one.
             None if self.is_bulky => self.incoming.receive(fd, header),
