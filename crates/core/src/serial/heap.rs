@@ -50,8 +50,8 @@ pub struct FlowHeap {
 /// What is kept of a flow.
 #[derive(Clone, Copy)]
 struct Seat {
-    /// Its entry, while it is shut out.
-    aside: Entry,
+    /// Its entry, while it is here.
+    entry: Entry,
     at: u32,
     lane: Lane,
 }
@@ -67,7 +67,7 @@ struct Heap {
 impl FlowHeap {
     /// An order of the flows `0..flows`, of which none is in it.
     pub fn new(flows: usize) -> Self {
-        let seat = Seat { aside: Entry::NOBODY, at: NOWHERE, lane: Lane::default() };
+        let seat = Seat { entry: Entry::NOBODY, at: NOWHERE, lane: Lane::default() };
         FlowHeap {
             common: Heap::new(flows),
             reserved: Heap::new(flows),
@@ -95,9 +95,13 @@ impl FlowHeap {
     /// Puts a flow in; ignored if it is there.
     #[inline]
     pub fn push(&mut self, entry: Entry) {
-        if self.seats.get(entry.flow as usize).is_some_and(|seat| seat.at == NOWHERE) {
-            self.len += 1;
-            self.place(entry);
+        let Some(seat) = self.seats.get_mut(entry.flow as usize).filter(|seat| seat.at == NOWHERE) else { return };
+        (seat.entry, seat.at) = (entry, ASIDE);
+        self.len += 1;
+        match seat.lane {
+            Lane::Common => self.common.push(entry, &mut self.seats),
+            Lane::Reserved => self.reserved.push(entry, &mut self.seats),
+            Lane::Shut => {}
         }
     }
 
@@ -117,13 +121,7 @@ impl FlowHeap {
     /// The flow's entry, whether it may be served or not.
     #[inline]
     pub fn get(&self, flow: usize) -> Option<Entry> {
-        let seat = self.seats.get(flow)?;
-        match (seat.at, seat.lane) {
-            (NOWHERE, _) => None,
-            (ASIDE, _) => Some(seat.aside),
-            (at, Lane::Reserved) => self.reserved.at(at),
-            (at, _) => self.common.at(at),
-        }
+        self.seats.get(flow).filter(|seat| seat.at != NOWHERE).map(|seat| seat.entry)
     }
 
     /// Takes out the first of those that may be served.
@@ -136,43 +134,39 @@ impl FlowHeap {
     /// Takes a flow out.
     #[inline]
     pub fn remove(&mut self, flow: usize) -> Option<Entry> {
-        let entry = self.lift(flow)?;
+        let seat = self.seats.get_mut(flow).filter(|seat| seat.at != NOWHERE)?;
+        let Seat { entry, at, lane } = *seat;
+        seat.at = NOWHERE;
         self.len -= 1;
+        self.leave(lane, at);
         Some(entry)
     }
 
     /// Puts the flow into another lane, whether it is here now or not.
     #[inline]
     pub fn set_lane(&mut self, flow: usize, lane: Lane) {
-        let entry = self.lift(flow);
-        if let Some(seat) = self.seats.get_mut(flow) {
-            seat.lane = lane;
+        let Some(seat) = self.seats.get_mut(flow) else { return };
+        let before = core::mem::replace(&mut seat.lane, lane);
+        if seat.at == NOWHERE || before == lane {
+            return;
         }
-        if let Some(entry) = entry {
-            self.place(entry);
-        }
-    }
-
-    /// Takes the flow's entry from wherever it is.
-    #[inline]
-    fn lift(&mut self, flow: usize) -> Option<Entry> {
-        let seat = self.seats.get_mut(flow)?;
-        match (core::mem::replace(&mut seat.at, NOWHERE), seat.lane) {
-            (NOWHERE, _) => None,
-            (ASIDE, _) => Some(seat.aside),
-            (at, Lane::Reserved) => self.reserved.remove(at, &mut self.seats),
-            (at, _) => self.common.remove(at, &mut self.seats),
-        }
-    }
-
-    /// Puts an entry that is nowhere where its flow's lane is.
-    #[inline]
-    fn place(&mut self, entry: Entry) {
-        let Some(seat) = self.seats.get_mut(entry.flow as usize) else { return };
-        match seat.lane {
+        let entry = seat.entry;
+        let at = core::mem::replace(&mut seat.at, ASIDE);
+        self.leave(before, at);
+        match lane {
             Lane::Common => self.common.push(entry, &mut self.seats),
             Lane::Reserved => self.reserved.push(entry, &mut self.seats),
-            Lane::Shut => (seat.aside, seat.at) = (entry, ASIDE),
+            Lane::Shut => {}
+        }
+    }
+
+    /// Takes out what is at this place of the lane's heap, if it has one.
+    #[inline]
+    fn leave(&mut self, lane: Lane, at: u32) {
+        match lane {
+            Lane::Common => self.common.remove(at, &mut self.seats),
+            Lane::Reserved => self.reserved.remove(at, &mut self.seats),
+            Lane::Shut => {}
         }
     }
 }
@@ -191,35 +185,44 @@ impl Heap {
         top.filter(|top| top.is_before(&self.latest)).or(Some(self.latest))
     }
 
-    #[inline]
-    fn at(&self, at: u32) -> Option<Entry> {
-        if at == LATEST { Some(self.latest) } else { self.get(at as usize) }
-    }
-
     /// The lesser one of this entry and the latest stays outside.
     #[inline]
     fn push(&mut self, entry: Entry, seats: &mut [Seat]) {
-        let mut goes_in = core::mem::replace(&mut self.latest, entry);
-        if goes_in.is_before(&entry) && goes_in.flow != Entry::NOBODY.flow {
-            core::mem::swap(&mut goes_in, &mut self.latest);
+        let latest = self.latest;
+        if latest.flow == Entry::NOBODY.flow {
+            self.latest = entry;
+            return set(seats, entry.flow, LATEST);
         }
-        set(seats, self.latest.flow, LATEST);
-        if goes_in.flow != Entry::NOBODY.flow && self.len < self.entries.len() {
+        if latest.is_before(&entry) {
+            return self.sit(entry, seats);
+        }
+        self.latest = entry;
+        set(seats, entry.flow, LATEST);
+        self.sit(latest, seats);
+    }
+
+    /// Puts an entry into the heap.
+    fn sit(&mut self, entry: Entry, seats: &mut [Seat]) {
+        if self.len < self.entries.len() {
             self.len += 1;
-            self.rise(self.len - 1, goes_in, seats);
+            self.rise(self.len - 1, entry, seats);
         }
     }
 
     /// Takes out what is at this place.
     #[inline]
-    fn remove(&mut self, at: u32, seats: &mut [Seat]) -> Option<Entry> {
+    fn remove(&mut self, at: u32, seats: &mut [Seat]) {
         if at == LATEST {
-            return Some(core::mem::replace(&mut self.latest, Entry::NOBODY));
+            self.latest.flow = Entry::NOBODY.flow;
+        } else {
+            self.unsit(at as usize, seats);
         }
-        let at = at as usize;
-        let removed = self.get(at)?;
+    }
+
+    /// Takes out what is at this place of the heap.
+    fn unsit(&mut self, at: usize, seats: &mut [Seat]) {
+        let Some(last) = self.len.checked_sub(1).and_then(|last| self.get(last)) else { return };
         self.len -= 1;
-        let last = *self.entries.get(self.len)?;
         if at < self.len {
             let parent = at.checked_sub(1).and_then(|below| self.get(below / 2));
             match parent {
@@ -227,7 +230,6 @@ impl Heap {
                 _ => self.sink(at, last, seats),
             }
         }
-        Some(removed)
     }
 
     #[inline]
