@@ -232,7 +232,7 @@ impl Budgets {
     /// Flows that virtual time has caught up with compete by their finish.
     #[inline]
     fn admit(&mut self) {
-        while let Some(entry) = self.ahead.first(Lanes::All)
+        while let Some(&entry) = self.ahead.first(Lanes::All)
             && !self.virtual_time.is_before(entry.tag)
         {
             self.ahead.remove(entry.flow as usize);
@@ -356,8 +356,10 @@ impl Budgets {
     fn serve_beside(&mut self, turn: Turn, lanes: Lanes) -> Selection {
         self.admit();
         let ready = self.ready.first(lanes);
-        let Some(entry) = ready.or_else(|| self.ahead.first(lanes)) else { return Selection::Nothing };
-        let slot = entry.flow as usize;
+        let is_ready = ready.is_some();
+        let Some(slot) = ready.or_else(|| self.ahead.first(lanes)).map(|entry| entry.flow as usize) else {
+            return Selection::Nothing;
+        };
         let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
         self.in_service = Some(Turn { others: turn.others + cost, ..turn });
         let next = self.staged.first(slot);
@@ -368,9 +370,9 @@ impl Budgets {
         }
         // It pays, and has another place, or none.
         flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
-        match ready {
-            Some(_) => self.ready.remove(slot),
-            None => self.ahead.remove(slot),
+        match is_ready {
+            true => self.ready.remove(slot),
+            false => self.ahead.remove(slot),
         };
         match next {
             Some(_) => self.enqueue(slot),

@@ -196,15 +196,16 @@ impl TimeSlices {
     /// The first flow that may be served. One that has paid for more than a tick since it got its place gets another
     /// first.
     #[inline]
-    fn first(&mut self, lanes: Lanes) -> Option<Entry> {
+    fn first(&mut self, lanes: Lanes) -> Option<usize> {
         loop {
-            let entry = self.heap.first(lanes)?;
-            let used = self.flows.get(entry.flow as usize)?.used;
-            if used.since(entry.tag) <= LEAST_CHARGE_NS as i64 {
-                return Some(entry);
+            let &Entry { tag, flow, .. } = self.heap.first(lanes)?;
+            let flow = flow as usize;
+            let used = self.flows.get(flow)?.used;
+            if used.since(tag) <= LEAST_CHARGE_NS as i64 {
+                return Some(flow);
             }
-            self.heap.remove(entry.flow as usize);
-            let entry = self.entry(entry.flow as usize, used);
+            self.heap.remove(flow);
+            let entry = self.entry(flow, used);
             self.heap.push(entry);
         }
     }
@@ -213,7 +214,7 @@ impl TimeSlices {
     /// one and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
-        let first = self.first(lanes);
+        let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
         let held = last.filter(|&flow| !self.heap.admits(flow, lanes)).and_then(|flow| self.heap.get(flow));
         let next = match (first, held) {
             (Some(first), Some(held)) if held.is_before(&first) => held,
@@ -274,8 +275,7 @@ impl TimeSlices {
     /// While the active flow may not be served, the first that may is.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {
-        let Some(entry) = self.first(lanes) else { return Selection::Nothing };
-        let slot = entry.flow as usize;
+        let Some(slot) = self.first(lanes) else { return Selection::Nothing };
         let Some(job) = self.serve(slot) else { return Selection::Nothing };
         self.division.beside = self.division.beside.wrapping_add(1);
         if let Some(kept) = self.staged.kept_mut(job) {
@@ -305,11 +305,12 @@ impl TimeSlices {
         if now_ns >= slice.ends_ns && (others_wait || !self.staged.is_empty(slice.flow)) {
             return None;
         }
+        let is_held = !self.heap.admits(slice.flow, lanes);
+        if is_held && !self.staged.is_empty(slice.flow) {
+            return Some(self.serve_beside(lanes));
+        }
         let anticipation = self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
         if !self.staged.is_empty(slice.flow) {
-            if !self.heap.admits(slice.flow, lanes) {
-                return Some(self.serve_beside(lanes));
-            }
             if others_wait && anticipation.in_service() >= self.config.quantum {
                 return Some(Selection::Nothing);
             }

@@ -155,7 +155,7 @@ impl Throttled {
         loop {
             let first = self.absent.first(Lanes::All)?;
             if self.expected_until(now_ns, first.flow as usize).is_some() {
-                return Some(first);
+                return Some(*first);
             }
             self.absent.remove(first.flow as usize);
         }
@@ -212,7 +212,7 @@ impl SerialPolicy for Throttled {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let expected = self.first_expected(now_ns);
-        let first = self.heap.first(lanes);
+        let first = self.heap.first(lanes).copied();
         let holder = match (first, expected) {
             (Some(first), Some(expected)) if expected.is_before(&first) => expected,
             (Some(holder), _) | (None, Some(holder)) => holder,

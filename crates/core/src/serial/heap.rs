@@ -107,13 +107,13 @@ impl FlowHeap {
 
     /// The first of those that may be served.
     #[inline]
-    pub fn first(&self, lanes: Lanes) -> Option<Entry> {
+    pub fn first(&self, lanes: Lanes) -> Option<&Entry> {
         let reserved = self.reserved.first();
         if lanes == Lanes::Reserved {
             return reserved;
         }
         match (self.common.first(), reserved) {
-            (Some(common), Some(reserved)) if reserved.is_before(&common) => Some(reserved),
+            (Some(common), Some(reserved)) if reserved.is_before(common) => Some(reserved),
             (common, reserved) => common.or(reserved),
         }
     }
@@ -127,8 +127,8 @@ impl FlowHeap {
     /// Takes out the first of those that may be served.
     #[inline]
     pub fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
-        let first = self.first(lanes)?;
-        self.remove(first.flow as usize)
+        let first = self.first(lanes)?.flow;
+        self.remove(first as usize)
     }
 
     /// Takes a flow out.
@@ -177,12 +177,12 @@ impl Heap {
     }
 
     #[inline]
-    fn first(&self) -> Option<Entry> {
-        let top = self.get(0);
-        if self.latest.flow == Entry::NOBODY.flow {
-            return top;
+    fn first(&self) -> Option<&Entry> {
+        let top = if self.len > 0 { self.entries.first() } else { None };
+        match top {
+            Some(top) if self.latest.flow == Entry::NOBODY.flow || top.is_before(&self.latest) => Some(top),
+            _ => Some(&self.latest).filter(|latest| latest.flow != Entry::NOBODY.flow),
         }
-        top.filter(|top| top.is_before(&self.latest)).or(Some(self.latest))
     }
 
     /// The lesser one of this entry and the latest stays outside.
