@@ -435,16 +435,18 @@ impl SerialPolicy for Budgets {
 
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
-        if let Some(turn) = self.in_service {
+        let mut has_ended = false;
+        loop {
+            let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) else { break };
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
                 Err(why) => self.end(turn, why),
             }
+            if core::mem::replace(&mut has_ended, true) {
+                break;
+            }
         }
-        match self.begin(now_ns, lanes) {
-            Some(turn) => self.within(now_ns, turn, lanes).unwrap_or(Selection::Nothing),
-            None => Selection::Nothing,
-        }
+        Selection::Nothing
     }
 
     #[inline]

@@ -193,10 +193,20 @@ impl TimeSlices {
         Entry { tag, arrival: self.turns, flow: flow as u32 }
     }
 
-    /// The first flow that may be served. One that has paid for more than a tick since it got its place gets another
-    /// first.
+    /// The first flow that may be served.
     #[inline]
     fn first(&mut self, lanes: Lanes) -> Option<usize> {
+        let first = *self.heap.first(lanes)?;
+        let flow = first.flow as usize;
+        match self.flows.get(flow)?.used.since(first.tag) <= LEAST_CHARGE_NS as i64 {
+            true => Some(flow),
+            false => self.first_anew(lanes),
+        }
+    }
+
+    /// One that has paid for more than a tick since it got its place gets another first.
+    #[cold]
+    fn first_anew(&mut self, lanes: Lanes) -> Option<usize> {
         loop {
             let &Entry { tag, flow, .. } = self.heap.first(lanes)?;
             let flow = flow as usize;
@@ -373,17 +383,18 @@ impl SerialPolicy for TimeSlices {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
-        let last = self.active;
-        if let Some(slice) = last {
+        let mut last = None;
+        loop {
+            let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) else { break };
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
             }
             self.expire(now_ns, slice);
+            if last.replace(slice.flow).is_some() {
+                break;
+            }
         }
-        match self.activate(now_ns, lanes, last.map(|slice| slice.flow)) {
-            Some(slice) => self.within(now_ns, slice, lanes).unwrap_or(Selection::Nothing),
-            None => Selection::Nothing,
-        }
+        Selection::Nothing
     }
 
     #[inline]

@@ -146,12 +146,19 @@ impl FlowHeap {
     #[inline]
     pub fn set_lane(&mut self, flow: usize, lane: Lane) {
         let Some(seat) = self.seats.get_mut(flow) else { return };
-        let before = core::mem::replace(&mut seat.lane, lane);
-        if seat.at == NOWHERE || before == lane {
-            return;
+        if seat.at == NOWHERE {
+            seat.lane = lane;
+        } else if seat.lane != lane {
+            self.move_to(flow, lane);
         }
-        let entry = seat.entry;
-        let at = core::mem::replace(&mut seat.at, ASIDE);
+    }
+
+    /// Puts a flow that is here into another lane.
+    #[inline(never)]
+    fn move_to(&mut self, flow: usize, lane: Lane) {
+        let Some(seat) = self.seats.get_mut(flow) else { return };
+        let Seat { entry, at, lane: before } = *seat;
+        (seat.at, seat.lane) = (ASIDE, lane);
         self.leave(before, at);
         match lane {
             Lane::Common => self.common.push(entry, &mut self.seats),
