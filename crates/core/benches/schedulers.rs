@@ -256,8 +256,6 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
 /// The turns that NASS makes a scheduler take where each of many flows may have one request on the device, without NASS.
 struct Turns<S> {
     inner: S,
-    /// Per job, its flow.
-    flows: Vec<usize>,
 }
 
 impl<S: SerialPolicy> SerialPolicy for Turns<S> {
@@ -275,7 +273,6 @@ impl<S: SerialPolicy> SerialPolicy for Turns<S> {
 
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
-        self.flows[arrival.job.0 as usize] = arrival.flow;
         self.inner.insert(now_ns, arrival);
     }
 
@@ -288,16 +285,16 @@ impl<S: SerialPolicy> SerialPolicy for Turns<S> {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let selection = self.inner.select(now_ns, lanes);
-        if let Selection::Serve(job) = selection {
-            self.inner.set_lane(self.flows[job.0 as usize], Lane::Shut);
+        if let Selection::Serve(_, flow) = selection {
+            self.inner.set_lane(flow, Lane::Shut);
         }
         selection
     }
 
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
-        self.inner.completed(now_ns, job, outcome);
-        self.inner.set_lane(self.flows[job.0 as usize], Lane::Common);
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        self.inner.completed(now_ns, job, flow, outcome);
+        self.inner.set_lane(flow, Lane::Common);
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
@@ -329,7 +326,7 @@ fn measure_serial<S: SerialPolicy>(
     });
     measure(criterion, rows, names[1], |ports, flows| {
         let bounds = bounds(ports, flows);
-        let turns = Turns { inner: build(&bounds), flows: vec![0; bounds.jobs()] };
+        let turns = Turns { inner: build(&bounds) };
         Serial::<Turns<S>>::with_policy(turns, &bounds).expect("the bounds are legal")
     });
     let nass = NassConfig { queue_length: SLOTS, ..NassConfig::default() };

@@ -195,7 +195,6 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     cost: u64,
-    flow: u32,
     read: bool,
 }
 
@@ -337,7 +336,7 @@ impl Budgets {
         }
         let (job, cost) = self.serve(turn.flow).ok_or(End::NothingStaged)?;
         self.in_service = Some(Turn { served: turn.served + cost, ..turn });
-        Ok(Selection::Serve(job))
+        Ok(Selection::Serve(job, turn.flow))
     }
 
     /// The first request of a flow leaves for the device, and virtual time moves by what it costs.
@@ -366,7 +365,7 @@ impl Budgets {
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
         flow.beside = flow.beside.saturating_add(cost);
         if next.is_some_and(|next| flow.beside + next.cost <= self.config.least_budget()) {
-            return Selection::Serve(job);
+            return Selection::Serve(job, slot);
         }
         // It pays, and has another place, or none.
         flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
@@ -378,7 +377,7 @@ impl Budgets {
             Some(_) => self.enqueue(slot),
             None => self.busy.remove(flow.weight),
         }
-        Selection::Serve(job)
+        Selection::Serve(job, slot)
     }
 }
 
@@ -405,7 +404,7 @@ impl SerialPolicy for Budgets {
         let slot = arrival.flow;
         let alone = self.staged.is_empty(slot);
         let comes_back = alone && self.in_service.is_none_or(|turn| turn.flow != slot);
-        let kept = JobState { cost: arrival.cost, flow: slot as u32, read: arrival.op == Op::Read };
+        let kept = JobState { cost: arrival.cost, read: arrival.op == Op::Read };
         self.staged.push(slot, arrival.job, kept);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
@@ -436,8 +435,8 @@ impl SerialPolicy for Budgets {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        loop {
-            let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) else { break };
+        // At one place for both turns: what `within` gives is then written where the caller reads it, not copied on the way.
+        while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
                 Err(why) => self.end(turn, why),
@@ -450,8 +449,7 @@ impl SerialPolicy for Budgets {
     }
 
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, _outcome: Outcome) {
-        let flow = self.staged.kept(job).map_or(usize::MAX, |kept| kept.flow as usize);
+    fn completed(&mut self, now_ns: u64, _job: Job, flow: usize, _outcome: Outcome) {
         if let Some(flow) = self.flows.get_mut(flow) {
             flow.anticipation.completed(now_ns);
         }

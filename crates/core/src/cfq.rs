@@ -162,7 +162,6 @@ struct FlowState {
 
 #[derive(Clone, Copy, Default)]
 struct JobState {
-    flow: u32,
     read: bool,
     /// Of a request that is on the device beside the active flow's: what each one had had by then.
     beside: Option<u64>,
@@ -296,7 +295,7 @@ impl TimeSlices {
             let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
             self.busy_weight = self.busy_weight.saturating_sub(weight.into());
         }
-        Selection::Serve(job)
+        Selection::Serve(job, slot)
     }
 
     /// Time on the device passes.
@@ -324,7 +323,7 @@ impl TimeSlices {
             if others_wait && anticipation.in_service() >= self.config.quantum {
                 return Some(Selection::Nothing);
             }
-            return Some(self.serve(slice.flow).map_or(Selection::Nothing, Selection::Serve));
+            return Some(self.serve(slice.flow).map_or(Selection::Nothing, |job| Selection::Serve(job, slice.flow)));
         }
         if !others_wait {
             return Some(Selection::Nothing);
@@ -356,7 +355,7 @@ impl SerialPolicy for TimeSlices {
         let slot = arrival.flow;
         let alone = self.staged.is_empty(slot);
         let is_active = self.active.is_some_and(|slice| slice.flow == slot);
-        let kept = JobState { flow: slot as u32, read: arrival.op == Op::Read, beside: None };
+        let kept = JobState { read: arrival.op == Op::Read, beside: None };
         self.staged.push(slot, arrival.job, kept);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
@@ -384,8 +383,8 @@ impl SerialPolicy for TimeSlices {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        loop {
-            let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) else { break };
+        // At one place for both slices: what `within` gives is then written where the caller reads it, not copied on the way.
+        while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
             }
@@ -398,10 +397,10 @@ impl SerialPolicy for TimeSlices {
     }
 
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, _outcome: Outcome) {
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, _outcome: Outcome) {
         self.divide(now_ns);
         let Some(kept) = self.staged.kept(job) else { return };
-        let Some(flow) = self.flows.get_mut(kept.flow as usize) else { return };
+        let Some(flow) = self.flows.get_mut(flow) else { return };
         flow.anticipation.completed(now_ns);
         let Division { in_service, beside, each, .. } = &mut self.division;
         *in_service = in_service.saturating_sub(1);

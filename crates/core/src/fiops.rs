@@ -155,11 +155,11 @@ impl SerialPolicy for VirtualIops {
             let entry = self.entry(slot, count);
             self.heap.push(entry);
         }
-        Selection::Serve(job)
+        Selection::Serve(job, slot)
     }
 
     #[inline]
-    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {}
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         if self.lift.is_due(now_ns) {

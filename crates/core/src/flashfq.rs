@@ -110,7 +110,6 @@ struct JobState {
     /// What it has grown by since it was tagged, in units.
     grown: u64,
     arrival: u64,
-    flow: u32,
     read: bool,
 }
 
@@ -187,7 +186,7 @@ impl SerialPolicy for Throttled {
         let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
         flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
         let read = arrival.op == Op::Read;
-        let kept = JobState { start, grown: 0, arrival: self.arrivals, flow: slot as u32, read };
+        let kept = JobState { start, grown: 0, arrival: self.arrivals, read };
         self.staged.push(slot, arrival.job, kept);
         if alone {
             self.absent.remove(slot);
@@ -239,12 +238,11 @@ impl SerialPolicy for Throttled {
             }
         }
         self.follow(now_ns, slot);
-        Selection::Serve(job)
+        Selection::Serve(job, slot)
     }
 
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, _outcome: Outcome) {
-        let flow = self.staged.kept(job).map_or(usize::MAX, |kept| kept.flow as usize);
+    fn completed(&mut self, now_ns: u64, _job: Job, flow: usize, _outcome: Outcome) {
         if let Some(flow) = self.flows.get_mut(flow) {
             flow.anticipation.completed(now_ns);
         }

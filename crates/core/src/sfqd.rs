@@ -166,11 +166,11 @@ impl SerialPolicy for StartTime {
             self.heap.push(entry);
         }
         self.in_service = self.in_service.wrapping_add(1);
-        Selection::Serve(Job(job))
+        Selection::Serve(Job(job), slot as usize)
     }
 
     #[inline]
-    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {
         self.in_service = self.in_service.saturating_sub(1);
         if self.in_service == 0 && self.heap.is_empty() {
             self.virtual_time = self.max_finish;
@@ -256,14 +256,14 @@ mod tests {
         }
         assert_eq!(policy.select(0, Lanes::Reserved), Selection::Nothing);
         policy.set_lane(0, Lane::Shut);
-        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(1)));
+        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(1), 1));
         policy.set_lane(1, Lane::Reserved);
-        assert_eq!(policy.select(0, Lanes::Reserved), Selection::Serve(Job(2)));
+        assert_eq!(policy.select(0, Lanes::Reserved), Selection::Serve(Job(2), 1));
         assert_eq!(policy.select(0, Lanes::All), Selection::Nothing);
         assert_eq!(policy.virtual_time(), Some(100));
         policy.set_lane(0, Lane::Common);
         assert_eq!(policy.select(0, Lanes::Reserved), Selection::Nothing);
-        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(0)));
+        assert_eq!(policy.select(0, Lanes::All), Selection::Serve(Job(0), 0));
         assert_eq!(policy.virtual_time(), Some(100), "it does not go back");
         assert_eq!(policy.select(0, Lanes::All), Selection::Nothing);
     }

@@ -18,7 +18,8 @@ use crate::serial::{Arrival, Job, Lane, Lanes, SerialConfig, SerialPolicy};
 pub(super) struct Control {
     pub(super) config: NassConfig,
     pub(super) flows: Box<[FlowState]>,
-    jobs: Box<[JobState]>,
+    /// Per job, what it occupies.
+    channels: Box<[u32]>,
     /// Per flow, and per job; empty where requests are not merged.
     pub(super) sequentiality: Box<[Sequentiality]>,
     lengths: Box<[u32]>,
@@ -80,13 +81,6 @@ impl FlowState {
     }
 }
 
-/// What is kept of a request.
-#[derive(Clone, Copy, Default)]
-struct JobState {
-    flow: u32,
-    channels: u32,
-}
-
 impl Control {
     pub(super) fn new(config: &SerialConfig, nass: &NassConfig) -> Self {
         let sequentiality = nass.sequentiality && config.merge_bytes > 0;
@@ -94,7 +88,7 @@ impl Control {
         Control {
             config: NassConfig { sequentiality, ..*nass },
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            jobs: (0..config.jobs()).map(|_| JobState::default()).collect(),
+            channels: (0..config.jobs()).map(|_| 0).collect(),
             sequentiality: (0..merged(config.flows)).map(|_| Sequentiality::default()).collect(),
             lengths: (0..merged(config.jobs())).map(|_| 0).collect(),
             history: History::new(nass.history),
@@ -132,8 +126,8 @@ impl Control {
     #[inline]
     pub(super) fn arrived<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
         let channels = channels_of(&self.config, arrival.op, arrival.length);
-        if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
-            *job = JobState { flow: arrival.flow as u32, channels };
+        if let Some(place) = self.channels.get_mut(arrival.job.0 as usize) {
+            *place = channels;
         }
         if let Some(length) = self.lengths.get_mut(arrival.job.0 as usize) {
             *length = arrival.length;
@@ -158,8 +152,8 @@ impl Control {
     pub(super) fn grown<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
         let Some(length) = self.lengths.get_mut(arrival.job.0 as usize) else { return };
         *length = length.saturating_add(arrival.length);
-        if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
-            job.channels = channels_of(&self.config, arrival.op, *length);
+        if let Some(channels) = self.channels.get_mut(arrival.job.0 as usize) {
+            *channels = channels_of(&self.config, arrival.op, *length);
         }
         let number = self.remember(arrival.flow, inner);
         if let Some(flow) = self.flows.get_mut(arrival.flow) {
@@ -225,9 +219,8 @@ impl Control {
 
     /// A request enters the device: lines 15 to 30.
     #[inline]
-    pub(super) fn sent<S: SerialPolicy>(&mut self, job: Job, inner: &mut S) {
-        let Some(&JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize) else { return };
-        let slot = slot as usize;
+    pub(super) fn sent<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
+        let Some(&channels) = self.channels.get(job.0 as usize) else { return };
         let Some(flow) = self.flows.get_mut(slot) else { return };
         self.limits.look_up(flow);
         self.served.add(flow, channels);
@@ -245,10 +238,9 @@ impl Control {
 
     /// A request is completed: lines 23 to 30.
     #[inline]
-    pub(super) fn came_back<S: SerialPolicy>(&mut self, job: Job, inner: &mut S) {
+    pub(super) fn came_back<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
         self.limits.completed();
-        let Some(&JobState { flow: slot, channels }) = self.jobs.get(job.0 as usize) else { return };
-        let slot = slot as usize;
+        let Some(&channels) = self.channels.get(job.0 as usize) else { return };
         let Some(flow) = self.flows.get_mut(slot) else { return };
         self.limits.look_up(flow);
         self.served.remove(flow, channels);

@@ -184,16 +184,16 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         let Nass { inner, control } = self;
         let Some(lanes) = control.open() else { return Selection::Nothing };
         let selection = inner.select(now_ns, lanes);
-        if let Selection::Serve(job) = selection {
-            control.sent(job, inner);
+        if let Selection::Serve(job, flow) = selection {
+            control.sent(job, flow, inner);
         }
         selection
     }
 
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
-        self.inner.completed(now_ns, job, outcome);
-        self.control.came_back(job, &mut self.inner);
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        self.inner.completed(now_ns, job, flow, outcome);
+        self.control.came_back(job, flow, &mut self.inner);
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {

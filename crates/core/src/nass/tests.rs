@@ -25,7 +25,7 @@ fn only(aggressiveness: bool, sequentiality: bool, idleness: bool) -> NassConfig
 /// Takes what may be sent. Jobs `100 i..` are flow `i`'s.
 fn send(nass: &mut Limited) -> Vec<u32> {
     let mut sent = Vec::new();
-    while let Selection::Serve(Job(job)) = nass.select(0, Lanes::All) {
+    while let Selection::Serve(Job(job), _) = nass.select(0, Lanes::All) {
         sent.push(job);
     }
     sent
@@ -41,7 +41,7 @@ fn stage(nass: &mut Limited, flow: u32, jobs: core::ops::Range<u32>, length: u32
 }
 
 fn complete(nass: &mut Limited, jobs: &[u32]) {
-    jobs.iter().for_each(|&job| nass.completed(0, Job(job), Outcome::Done));
+    jobs.iter().for_each(|&job| nass.completed(0, Job(job), job as usize / 100, Outcome::Done));
 }
 
 #[test]

@@ -79,8 +79,8 @@ pub struct Arrival {
 /// What a [`SerialPolicy`] wants served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Selection {
-    /// This request, now. It is no longer staged.
-    Serve(Job),
+    /// This request, of the flow in this slot, now. It is no longer staged.
+    Serve(Job, usize),
     /// Requests are staged, but the policy keeps the device for one that it expects, until this time
     /// (nanoseconds) at the latest.
     WaitUntil(u64),
@@ -134,8 +134,8 @@ pub trait SerialPolicy: Send + 'static {
     /// Takes out the request to serve next, among those whose flow may be served. The caller has a slot for it.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
 
-    /// A selected request has been served.
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome);
+    /// A selected request, of the flow in this slot, has been served.
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome);
 
     /// Does periodic work and returns the time of the next, if there is any.
     fn tick(&mut self, now_ns: u64) -> Option<u64>;
@@ -175,8 +175,8 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
         (**self).select(now_ns, lanes)
     }
 
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
-        (**self).completed(now_ns, job, outcome);
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        (**self).completed(now_ns, job, flow, outcome);
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
@@ -424,7 +424,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         *live = Live::Free;
         let shared = &*self.shared;
         let job = shared.job(self.id, tag);
-        shared.core.with(|core| core.completed(now_ns, job, outcome));
+        shared.core.with(|core| core.completed(now_ns, job, slot as usize, outcome));
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, slot as usize);
     }
@@ -484,13 +484,13 @@ impl<S: SerialPolicy> Core<S> {
 
     /// A request is completed; of several that were one, the last one counts.
     #[inline]
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
         let ended = match &mut self.merger {
             None => Some((job, outcome)),
             Some(merger) => merger.completed(job, outcome),
         };
         if let Some((job, outcome)) = ended {
-            self.policy.completed(now_ns, job, outcome);
+            self.policy.completed(now_ns, job, flow, outcome);
             self.free_slot();
         }
     }
@@ -525,7 +525,7 @@ impl<S: SerialPolicy> Core<S> {
         }
         while self.free > 0 {
             let job = match self.policy.select(now_ns, Lanes::All) {
-                Selection::Serve(job) => job,
+                Selection::Serve(job, _) => job,
                 Selection::WaitUntil(time_ns) => {
                     self.throttles = self.throttles.wrapping_add(1);
                     return Turn::WaitUntil(time_ns);

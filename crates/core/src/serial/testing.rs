@@ -45,8 +45,7 @@ pub(crate) fn run<S: SerialPolicy>(
         let mut wait_ns = u64::MAX;
         while device.len() < slots {
             match policy.select(now_ns, Lanes::All) {
-                Selection::Serve(Job(job)) => {
-                    let flow = (job / 64) as usize;
+                Selection::Serve(Job(job), flow) => {
                     served.push(flow);
                     device.push((now_ns + service_ns(loops[flow].length), job));
                 }
@@ -65,7 +64,7 @@ pub(crate) fn run<S: SerialPolicy>(
         };
         device.retain(|&(_, other)| other != job);
         now_ns = done_ns;
-        policy.completed(now_ns, Job(job), Outcome::Done);
+        policy.completed(now_ns, Job(job), (job / 64) as usize, Outcome::Done);
         submit(policy, now_ns + 1, job);
     }
     served

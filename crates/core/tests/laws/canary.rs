@@ -136,10 +136,10 @@ impl SerialPolicy for Naive {
         self.now = self.now.max(queued.start);
         self.max_finish = self.max_finish.max(queued.finish);
         self.in_service += 1;
-        Selection::Serve(queued.job)
+        Selection::Serve(queued.job, queued.flow)
     }
 
-    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {
         self.in_service -= 1;
         if self.in_service == 0 && self.queue.is_empty() {
             self.now = self.max_finish;

@@ -162,8 +162,8 @@ impl SerialPolicy for Stepwise {
         self.step().select(now_ns, lanes)
     }
 
-    fn completed(&mut self, now_ns: u64, job: Job, outcome: Outcome) {
-        self.step().completed(now_ns, job, outcome);
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        self.step().completed(now_ns, job, flow, outcome);
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {

@@ -8,7 +8,8 @@ use fairq_core::{Outcome, Weight};
 /// First in, first out.
 #[derive(Default)]
 pub(crate) struct FirstIn {
-    queue: VecDeque<Job>,
+    /// With their flows.
+    queue: VecDeque<(Job, usize)>,
 }
 
 impl SerialPolicy for FirstIn {
@@ -16,15 +17,15 @@ impl SerialPolicy for FirstIn {
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
-        self.queue.push_back(arrival.job);
+        self.queue.push_back((arrival.job, arrival.flow));
     }
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
-        self.queue.pop_front().map_or(Selection::Nothing, Selection::Serve)
+        self.queue.pop_front().map_or(Selection::Nothing, |(job, flow)| Selection::Serve(job, flow))
     }
-    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {}
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
     fn tick(&mut self, _now_ns: u64) -> Option<u64> {
         None
     }
@@ -36,7 +37,8 @@ impl SerialPolicy for FirstIn {
 /// The largest weight first, and nobody else while it has anything.
 #[derive(Default)]
 pub(crate) struct ByWeight {
-    queue: Vec<(Weight, Job)>,
+    /// With their flows.
+    queue: Vec<(Weight, Job, usize)>,
 }
 
 impl SerialPolicy for ByWeight {
@@ -44,17 +46,18 @@ impl SerialPolicy for ByWeight {
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
-        self.queue.push((arrival.weight, arrival.job));
+        self.queue.push((arrival.weight, arrival.job, arrival.flow));
     }
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
-        let heaviest = self.queue.iter().enumerate().max_by_key(|(_, (weight, _))| *weight);
+        let heaviest = self.queue.iter().enumerate().max_by_key(|(_, (weight, ..))| *weight);
         let Some((at, _)) = heaviest else { return Selection::Nothing };
-        Selection::Serve(self.queue.swap_remove(at).1)
+        let (_, job, flow) = self.queue.swap_remove(at);
+        Selection::Serve(job, flow)
     }
-    fn completed(&mut self, _now_ns: u64, _job: Job, _outcome: Outcome) {}
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
     fn tick(&mut self, _now_ns: u64) -> Option<u64> {
         None
     }
