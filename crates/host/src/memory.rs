@@ -24,6 +24,21 @@ pub const PAGE: usize = 4096;
 /// Single pages kept for the next request.
 const PAGES_KEPT: usize = 64;
 
+/// Pieces of the heap of at least this much go back to the system when they are given back, in bytes.
+#[cfg(target_env = "gnu")]
+const LARGE_PIECE: libc::c_int = 128 << 10;
+
+/// Has the heap give large pieces back to the system as soon as they are given back to it, from now on. The C library does so until one
+/// has been given back, and from then on keeps those up to that size for later, in holes between what is smaller: what a
+/// hundred connections had would stay with the process.
+pub fn give_back_large_pieces() {
+    // SAFETY: a number that the C library looks at when memory is asked for or given back; it accepts being told while threads do so.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_PIECE);
+    }
+}
+
 /// A region of buffers of one owner.
 pub struct Region {
     base: NonNull<u8>,

@@ -26,6 +26,7 @@ use crate::control::{Control, ControlError};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::interference::Served;
+use crate::memory;
 use crate::nbd::conn::Limits;
 use crate::nbd::exports::ExportsError;
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
@@ -204,6 +205,7 @@ pub fn serve(
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     ignore_file_size_signal();
+    memory::give_back_large_pieces();
     let preferred = device.info().preferred_size;
     let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
     let flows = roster.members().iter().map(|member| member.flow).collect();
