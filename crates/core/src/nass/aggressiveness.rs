@@ -96,6 +96,17 @@ impl Served {
         self.channels > config.channels && self.flows > 1 && theirs > part && config.aggressiveness
     }
 
+    /// Whether a flow that has just had the answer to a request which occupied so many `channels` would be aggressive with one more
+    /// request like that here than its limit allows.
+    #[inline]
+    pub(super) fn is_short_for(&self, flow: &FlowState, channels: u32, config: &NassConfig) -> bool {
+        let weight = u64::from(flow.weight.get());
+        let theirs = u64::from(flow.limit + 1) * u64::from(channels);
+        let others = u64::from(self.channels.wrapping_sub(flow.channels));
+        let others_weight = self.weight.saturating_sub(if flow.dispatched > 0 { weight } else { 0 });
+        theirs + others > config.channels.into() && theirs * others_weight > others * weight && config.aggressiveness
+    }
+
     /// How many requests like those that it has here make a flow average.
     #[inline]
     fn average(&self, flow: &FlowState) -> u32 {

@@ -199,7 +199,7 @@ impl Control {
             flow.is_present = false;
             self.limits.weigh(Some(flow.weight), None);
         }
-        flow.is_expected = false;
+        self.reserved.forget(flow);
         flow.settle(slot, &mut self.reserved, inner);
     }
 
@@ -227,11 +227,12 @@ impl Control {
         flow.has_fallen = false;
         flow.staged = flow.staged.wrapping_sub(1);
         if flow.lane == Lane::Reserved {
-            self.reserved.dispatched = self.reserved.dispatched.wrapping_add(1);
             self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
         }
         let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
-        flow.is_expected = sends_little && self.history.holds(flow.arrival) && self.config.idleness;
+        let is_modest = sends_little && flow.dispatched <= self.limits.part(flow.weight);
+        let is_expected = is_modest && self.history.holds(flow.arrival) && self.config.idleness;
+        self.reserved.sent(flow, is_expected);
         self.served.limit(flow, &self.config, &mut self.limits);
         flow.settle(slot, &mut self.reserved, inner);
     }
@@ -245,10 +246,12 @@ impl Control {
         self.limits.look_up(flow);
         self.served.remove(flow, channels);
         flow.has_fallen = true;
-        if flow.lane == Lane::Reserved {
+        if flow.is_expected {
             self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
         }
-        if !self.served.limit(flow, &self.config, &mut self.limits) {
+        let is_aggressive = self.served.limit(flow, &self.config, &mut self.limits);
+        if !is_aggressive && (self.limits.is_due_more(flow) || !self.served.is_short_for(flow, channels, &self.config))
+        {
             flow.limit = (flow.limit + 1).min(self.config.queue_length);
         }
         if (flow.is_idle() || flow.is_expected) && !self.history.holds(flow.arrival) {

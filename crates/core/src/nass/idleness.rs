@@ -15,7 +15,10 @@
 //!   been seen for long. The text wants requests of deceptively idle flows "issued on their arrival", so the limit is not
 //!   for them; and it lasts while there is such a flow other than the one that asks. No room is kept for one that has reached its
 //!   own limit, since it could not use it: else flows that have all they may have on the device stand for idle ones, and with
-//!   256 flows around `cfq` the device has 14 requests where it takes 32.
+//!   256 flows around `cfq` the device has 14 requests where it takes 32. What such a flow has there is not the others' all the same.
+//! - *Who may be expected.* Nobody beyond its part of the queue, by its weight. To be expected is to go before the scheduler's
+//!   order, and of many flows that send eight requests each the first to have all of theirs on the device would stay there: four
+//!   tenants would keep the device and the others starve.
 
 use alloc::boxed::Box;
 
@@ -58,28 +61,45 @@ pub(super) struct Fallen {
     pub(super) arrival: u32,
 }
 
-/// The flows in [`Lane::Reserved`](crate::serial::Lane::Reserved): those that are expected and have not reached their limit.
+/// Flows that are expected.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reserved {
+    /// Those that have not reached their limit, in [`Lane::Reserved`](crate::serial::Lane::Reserved): room is kept for them.
     pub(super) flows: u32,
-    /// Those that have something staged.
+    /// Of these, those that have something staged.
     pub(super) staged: u32,
-    /// Requests on the device.
+    /// Requests on the device, of all that are expected.
     pub(super) dispatched: u32,
 }
 
 impl Reserved {
+    /// A flow has sent a request, and is expected to send more or not.
+    #[inline]
+    pub(super) fn sent(&mut self, flow: &mut FlowState, is_expected: bool) {
+        let before = if flow.is_expected { flow.dispatched.wrapping_sub(1) } else { 0 };
+        let now = if is_expected { flow.dispatched } else { 0 };
+        self.dispatched = self.dispatched.wrapping_sub(before).wrapping_add(now);
+        flow.is_expected = is_expected;
+    }
+
+    /// A flow is expected no more.
+    pub(super) fn forget(&mut self, flow: &mut FlowState) {
+        if core::mem::take(&mut flow.is_expected) {
+            self.dispatched = self.dispatched.wrapping_sub(flow.dispatched);
+        }
+    }
+
+    /// A flow comes into the reserved lane.
     #[inline]
     pub(super) fn add(&mut self, flow: &FlowState) {
         self.flows = self.flows.wrapping_add(1);
         self.staged = self.staged.wrapping_add((flow.staged > 0).into());
-        self.dispatched = self.dispatched.wrapping_add(flow.dispatched);
     }
 
+    /// A flow leaves it.
     #[inline]
     pub(super) fn remove(&mut self, flow: &FlowState) {
         self.flows = self.flows.wrapping_sub(1);
         self.staged = self.staged.wrapping_sub((flow.staged > 0).into());
-        self.dispatched = self.dispatched.wrapping_sub(flow.dispatched);
     }
 }

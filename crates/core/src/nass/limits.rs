@@ -6,9 +6,11 @@
 //! # What the paper leaves open
 //! - *How a limit recovers.* The paper only halves, and sets limits anew when a flow comes; after a burst, a flow would be
 //!   at 1 until then. Here a limit is raised by one with each completion of its flow that finds no cause to halve it; that asks
-//!   for no time and no parameter, and stops where the conflict begins again. A busier flow recovers faster so, but no further
-//!   than to its part. And all limits are set anew, as by a new flow, after two queue lengths of completions, whosever they
-//!   are: of what they were found for nothing is on the device then. (With the first alone, limits that fit one moment's mix
+//!   for no time and no parameter. It is raised to one more than the whole requests of the flow's part, since who has the last
+//!   place is for the scheduler inside to say, and beyond that while one more request would not make the flow aggressive: a limit
+//!   that would be halved as soon as it is used is not one, and with more flows than places each would go from one to two
+//!   and back with each request. And all limits are set anew, as by a new flow, after two queue lengths of completions, whosever
+//!   they are: of what they were found for nothing is on the device then. (With the first alone, limits that fit one moment's mix
 //!   of sizes stay: `flashfq` gets less fair by them where 4 KiB meet 128 KiB, with both fairer. With the second alone shares
 //!   follow noise.) A limit is at least 1, since a flow at 0 would have no completion to recover by, and at most `queue_length`.
 //! - *Weights.* The paper has none. A flow's part is its weight's. A scheduler inside that serves one flow at a time lets others by
@@ -52,11 +54,22 @@ impl Limits {
 
     /// A flow's part of the queue.
     #[inline]
-    fn part(&self, weight: Weight) -> u32 {
-        // Less than weight / 2^32 too much: no more when rounded down, while all weights are 400,000 or less.
-        let part = (self.per_weight * u64::from(weight.get())) >> 32;
+    pub(super) fn part(&self, weight: Weight) -> u32 {
         // Not `clamp`, which would have to know that the queue is not of length 0.
-        part.max(1).min(self.queue_length.into()) as u32
+        self.whole(weight).max(1).min(self.queue_length.into()) as u32
+    }
+
+    /// How many whole requests of the queue it is; 0 where there are more flows than places.
+    #[inline]
+    fn whole(&self, weight: Weight) -> u64 {
+        // Less than weight / 2^32 too much: no more when rounded down, while all weights are 400,000 or less.
+        (self.per_weight * u64::from(weight.get())) >> 32
+    }
+
+    /// Whether a limit may be raised whatever else is on the device.
+    #[inline]
+    pub(super) fn is_due_more(&self, flow: &FlowState) -> bool {
+        u64::from(flow.limit) <= self.whole(flow.weight)
     }
 
     /// One limit was halved.

@@ -158,7 +158,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     /// Nobody waits for it any more.
     fn remove_flow(&mut self, slot: usize) {
         if let Some(flow) = self.control.flows.get_mut(slot) {
-            flow.is_expected = false;
+            self.control.reserved.forget(flow);
             flow.settle(slot, &mut self.control.reserved, &mut self.inner);
         }
         self.inner.remove_flow(slot);

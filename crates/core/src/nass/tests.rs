@@ -175,37 +175,79 @@ fn a_limited_flow_keeps_its_turns() {
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
 }
 
+/// What each flow of `loops` is served, for 5 s of 32 places, with NASS around each scheduler.
+fn served_around_each(loops: &[Loop], service_ns: impl Fn(u32) -> u64) -> [(&'static str, Vec<usize>); 5] {
+    fn served<S: SerialPolicy>(
+        inner: S,
+        config: &SerialConfig,
+        loops: &[Loop],
+        service_ns: impl Fn(u32) -> u64,
+    ) -> Vec<usize> {
+        let mut nass = Nass::new(inner, config, &NassConfig::default()).unwrap();
+        served_counts(&run(&mut nass, loops, 32, 5_000_000_000, service_ns), loops.len())
+    }
+    let config = SerialConfig { flows: loops.len(), tags: loops.len() * 64, ..config(32) };
+    let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
+    // Budgets of 8 MiB are even only over minutes.
+    let bfq = BfqConfig { idle_ns: 0, budget_bytes: 1 << 20, ..BfqConfig::default() };
+    let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
+    [
+        ("cfq", served(TimeSlices::new(&config, &cfq).unwrap(), &config, loops, &service_ns)),
+        ("bfq", served(Budgets::new(&config, &bfq).unwrap(), &config, loops, &service_ns)),
+        ("flashfq", served(Throttled::new(&config, &flashfq).unwrap(), &config, loops, &service_ns)),
+        ("fiops", served(VirtualIops::new(&config), &config, loops, &service_ns)),
+        ("mqfq", served(StartTime::new(&config), &config, loops, &service_ns)),
+    ]
+}
+
+/// Service times of 1 ms on average.
+fn random_service() -> impl Fn(u32) -> u64 {
+    let random = core::cell::Cell::new(1u64);
+    move |_| {
+        random.set(random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+        100_000 + (random.get() >> 33) % 1_800_000
+    }
+}
+
 /// Weights 3:1 count whatever is inside: two flows that both have more to send than the device takes, of requests so large
 /// that channels are always short, on a device of even service times and on one of random ones.
 #[test]
 fn weights_count_where_channels_are_always_short() {
-    fn ratio<S: SerialPolicy>(inner: S, even: bool) -> f64 {
-        let mut nass = Nass::new(inner, &config(32), &NassConfig::default()).unwrap();
-        let loops = [300, 100].map(|weight| Loop { weight, length: 16_384, depth: 64 });
-        let random = core::cell::Cell::new(1u64);
-        let service_ns = |_| {
-            random.set(random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
-            if even { 1_000_000 } else { 100_000 + (random.get() >> 33) % 1_800_000 }
-        };
-        let served = run(&mut nass, &loops, 32, 10_000_000_000, service_ns);
-        let counts = served_counts(&served, 2);
-        counts[0] as f64 / counts[1] as f64
-    }
-    let (cfq, bfq) =
-        (CfqConfig { idle_ns: 0, ..CfqConfig::default() }, BfqConfig { idle_ns: 0, ..BfqConfig::default() });
-    let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
-    let config = config(32);
+    let loops = [300, 100].map(|weight| Loop { weight, length: 16_384, depth: 64 });
     for even in [true, false] {
-        let ratios = [
-            ("cfq", ratio(TimeSlices::new(&config, &cfq).unwrap(), even)),
-            ("bfq", ratio(Budgets::new(&config, &bfq).unwrap(), even)),
-            ("flashfq", ratio(Throttled::new(&config, &flashfq).unwrap(), even)),
-            ("fiops", ratio(VirtualIops::new(&config), even)),
-            ("mqfq", ratio(StartTime::new(&config), even)),
-        ];
-        for (name, ratio) in ratios {
+        let random = random_service();
+        for (name, counts) in served_around_each(&loops, |length| if even { 1_000_000 } else { random(length) }) {
+            let ratio = counts[0] as f64 / counts[1] as f64;
             assert!((2.85..3.15).contains(&ratio), "{name}, even {even}: {ratio}:1");
         }
+    }
+}
+
+/// Sixteen flows that keep four or eight requests each, twice or four times what the device takes: whoever has all of its own
+/// there must not stay there while others wait.
+#[test]
+fn weights_count_among_many_flows_of_a_few_requests() {
+    for depth in [4, 8] {
+        let loops: Vec<Loop> = (0..16).map(|flow| Loop { weight: 100 * (1 + flow % 4), length: 4096, depth }).collect();
+        for (name, counts) in served_around_each(&loops, random_service()) {
+            let total: usize = counts.iter().sum();
+            for (flow, (count, tenant)) in counts.iter().zip(&loops).enumerate() {
+                let of_due = *count as f64 / total as f64 * 4000.0 / f64::from(tenant.weight);
+                assert!((0.8..1.2).contains(&of_due), "{name}, depth {depth}, flow {flow}: {of_due} of its due");
+            }
+        }
+    }
+}
+
+/// Thirty flows that keep two requests each could have the device to themselves.
+#[test]
+fn a_deep_flow_has_its_part_among_many_shallow_ones() {
+    let mut loops = std::vec![Loop { weight: 100, length: 4096, depth: 2 }; 31];
+    loops[0].depth = 32;
+    for (name, counts) in served_around_each(&loops, random_service()) {
+        let total: usize = counts.iter().sum();
+        let of_due = counts[0] as f64 / total as f64 * 31.0;
+        assert!((0.9..2.0).contains(&of_due), "{name}: {of_due} of its due");
     }
 }
 
