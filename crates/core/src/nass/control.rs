@@ -181,10 +181,8 @@ impl Control {
     #[inline]
     fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
         let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
-        if oldest != slot
-            && let Some(flow) = self.flows.get_mut(oldest)
-            && flow.arrival == arrival
-            && (flow.is_idle() || flow.is_expected)
+        if let Some(flow) = self.flows.get_mut(oldest)
+            && (oldest != slot) & (flow.arrival == arrival) & (flow.is_idle() | flow.is_expected)
         {
             self.lose_sight_of(oldest, inner);
         }
