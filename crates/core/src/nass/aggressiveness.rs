@@ -82,8 +82,8 @@ impl Served {
             let limit = (flow.limit / 2).max(self.average(flow)).max(1);
             if limit < flow.limit {
                 limits.halved();
+                flow.limit = limit;
             }
-            flow.limit = limit;
         }
         is_aggressive
     }

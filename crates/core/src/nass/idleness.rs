@@ -76,10 +76,12 @@ impl Reserved {
     /// A flow has sent a request, and is expected to send more or not.
     #[inline]
     pub(super) fn sent(&mut self, flow: &mut FlowState, is_expected: bool) {
-        let before = if flow.is_expected { flow.dispatched.wrapping_sub(1) } else { 0 };
-        let now = if is_expected { flow.dispatched } else { 0 };
-        self.dispatched = self.dispatched.wrapping_sub(before).wrapping_add(now);
-        flow.is_expected = is_expected;
+        if flow.is_expected | is_expected {
+            let before = if flow.is_expected { flow.dispatched.wrapping_sub(1) } else { 0 };
+            let now = if is_expected { flow.dispatched } else { 0 };
+            self.dispatched = self.dispatched.wrapping_sub(before).wrapping_add(now);
+            flow.is_expected = is_expected;
+        }
     }
 
     /// A flow is expected no more.

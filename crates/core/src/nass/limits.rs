@@ -49,7 +49,9 @@ impl Limits {
     /// The flow's limit is of this round from now on.
     #[inline]
     pub(super) fn look_up(&self, flow: &mut FlowState) {
-        (flow.limit, flow.round) = (self.of(flow), self.round);
+        if flow.round != self.round {
+            (flow.limit, flow.round) = (self.part(flow.weight), self.round);
+        }
     }
 
     /// A flow's part of the queue.
