@@ -146,10 +146,19 @@ impl FlowHeap {
     #[inline]
     pub fn set_lane(&mut self, flow: usize, lane: Lane) {
         let Some(seat) = self.seats.get_mut(flow) else { return };
-        if seat.at == NOWHERE {
-            seat.lane = lane;
-        } else if seat.lane != lane {
-            self.move_to(flow, lane);
+        let latest = &mut self.common.latest;
+        match (seat.lane, lane) {
+            (before, lane) if before == lane || seat.at == NOWHERE => seat.lane = lane,
+            // Under a limit it is one of these two as a rule, and nothing moves.
+            (Lane::Common, Lane::Shut) if seat.at == LATEST => {
+                latest.flow = Entry::NOBODY.flow;
+                (seat.at, seat.lane) = (ASIDE, lane);
+            }
+            (Lane::Shut, Lane::Common) if latest.flow == Entry::NOBODY.flow => {
+                *latest = seat.entry;
+                (seat.at, seat.lane) = (LATEST, lane);
+            }
+            _ => self.move_to(flow, lane),
         }
     }
 
