@@ -325,7 +325,7 @@ impl Budgets {
             return Ok(Selection::WaitUntil(until_ns.min(turn.ends_ns)));
         };
         if !self.ready.admits(turn.flow, lanes) {
-            return Ok(self.serve_beside(turn, lanes));
+            return Ok(self.serve_beside(lanes));
         }
         // A turn is at least one request, however large.
         if turn.served > 0 && turn.served + first.cost > turn.budget {
@@ -352,7 +352,7 @@ impl Budgets {
 
     /// While the flow in service may not be served, the first by its finish that may is, or else the one that is least ahead.
     #[inline]
-    fn serve_beside(&mut self, turn: Turn, lanes: Lanes) -> Selection {
+    fn serve_beside(&mut self, lanes: Lanes) -> Selection {
         self.admit();
         let ready = self.ready.first(lanes);
         let is_ready = ready.is_some();
@@ -360,7 +360,9 @@ impl Budgets {
             return Selection::Nothing;
         };
         let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
-        self.in_service = Some(Turn { others: turn.others + cost, ..turn });
+        if let Some(turn) = &mut self.in_service {
+            turn.others += cost;
+        }
         let next = self.staged.first(slot);
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
         flow.beside = flow.beside.saturating_add(cost);
