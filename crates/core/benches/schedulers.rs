@@ -6,7 +6,9 @@
 //! one. A port that is blocked waits until it is woken, and the wait counts. What two threads take *apart*, each with a policy of
 //! its own, is what the machine makes of two threads that share nothing: it is the floor of what they take together.
 //!
-//! After criterion's own report a table gives all medians, with the ratios and the bars that we aim at. Timings
+//! What NASS adds is measured in pairs, the scheduler alone and with it around, one right after the other.
+//!
+//! After criterion's own report a table gives all medians that were taken, with the ratios and the bars that we aim at. Timings
 //! never fail: they belong to the machine, and to what else runs on it.
 
 use std::collections::VecDeque;
@@ -149,6 +151,14 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// A figure, or that it was not taken.
+fn cell(value: f64, width: usize, digits: usize) -> String {
+    match value.is_nan() {
+        true => format!("{:>width$}", "-"),
+        false => format!("{value:>width$.digits$}"),
+    }
+}
+
 /// Builds a policy with all flows and fills its ports.
 fn shards<P: Policy>((policy, ports): (P, Vec<P::Port>), first: usize, flows: usize) -> (P, Vec<Shard<P::Port>>) {
     let ids: Vec<FlowId> = (0..flows)
@@ -236,19 +246,58 @@ fn run<P: Port>(shards: &mut [Shard<P>], count: u64, direct: bool) -> (f64, f64)
 }
 
 fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
+    let taken = |values: &[f64]| values.iter().any(|value| !value.is_nan());
+    if !rows.iter().any(|row| taken(figures(row))) {
+        return;
+    }
     println!("\n{title}");
     println!("{:<16}{:>8}{:>9}{:>9}{:>9}{:>9}{:>11}", "policy", "threads", 2, 16, 256, 4096, "4096 / 16");
-    for row in rows {
+    for row in rows.iter().filter(|row| taken(figures(row))) {
         let ns = figures(row);
-        let cells: String = ns.iter().map(|ns| format!("{ns:>9.1}")).collect();
-        println!("{:<16}{:>8}{cells}{:>11.2}", row.policy, row.threads, ns[3] / ns[1]);
+        let cells: String = ns.iter().map(|&ns| cell(ns, 9, 1)).collect();
+        println!("{:<16}{:>8}{cells}{}", row.policy, row.threads, cell(ns[3] / ns[1], 11, 2));
     }
     for three in rows.chunks(3) {
         let [one, two, apart] = three else { continue };
         for (name, above, below) in [("2 / 1", two, one), ("apart/1", apart, one), ("2/apart", two, apart)] {
-            let ratios = figures(above).iter().zip(figures(below)).map(|(above, below)| above / below);
-            let cells: String = ratios.map(|ratio| format!("{ratio:>9.2}")).collect();
-            println!("{:<16}{name:>8}{cells}", one.policy);
+            let ratios: Vec<f64> =
+                figures(above).iter().zip(figures(below)).map(|(above, below)| above / below).collect();
+            if taken(&ratios) {
+                let cells: String = ratios.iter().map(|&ratio| cell(ratio, 9, 2)).collect();
+                println!("{:<16}{name:>8}{cells}", one.policy);
+            }
+        }
+    }
+}
+
+/// What a scheduler takes with NASS around it, in times of what it takes alone: of each number of flows the ratios of all pairs.
+struct Added {
+    names: [&'static str; 2],
+    ratios: Vec<Vec<f64>>,
+}
+
+impl Added {
+    fn print(all: &[Added]) {
+        if all.iter().all(|added| added.ratios.iter().all(Vec::is_empty)) {
+            return;
+        }
+        println!(
+            "\nwith NASS around, times what it takes alone, on one thread: medians of pairs, and half of the pairs within"
+        );
+        println!("{:<28}{:>20}{:>20}{:>20}{:>20}", "flows", 2, 16, 256, 4096);
+        for Added { names: [alone, with], ratios } in all {
+            let cells: String = ratios.iter().map(|ratios| format!("{:>20}", Self::cell(ratios))).collect();
+            println!("{:<28}{cells}", format!("{with} / {alone}"));
+        }
+    }
+
+    fn cell(ratios: &[f64]) -> String {
+        let mut ratios = ratios.to_vec();
+        ratios.sort_by(f64::total_cmp);
+        let at = |quarter: usize| ratios.get(ratios.len() * quarter / 4).copied();
+        match (at(1), at(2), at(3)) {
+            (Some(low), Some(median), Some(high)) => format!("{median:.2} ({low:.2}-{high:.2})"),
+            _ => "-".into(),
         }
     }
 }
@@ -310,6 +359,7 @@ impl<S: SerialPolicy> SerialPolicy for Turns<S> {
 fn measure_serial<S: SerialPolicy>(
     criterion: &mut Criterion,
     rows: &mut Vec<Row>,
+    added: &mut Vec<Added>,
     names: [&'static str; 3],
     build: impl Fn(&SerialConfig) -> S,
 ) {
@@ -320,20 +370,49 @@ fn measure_serial<S: SerialPolicy>(
         slots: SLOTS,
         ..SerialConfig::default()
     };
-    measure(criterion, rows, names[0], |ports, flows| {
+    let alone = |ports, flows| {
         let bounds = bounds(ports, flows);
         Serial::<S>::with_policy(build(&bounds), &bounds).expect("the bounds are legal")
-    });
-    measure(criterion, rows, names[1], |ports, flows| {
+    };
+    let turns = |ports, flows| {
         let bounds = bounds(ports, flows);
         let turns = Turns { inner: build(&bounds) };
         Serial::<Turns<S>>::with_policy(turns, &bounds).expect("the bounds are legal")
-    });
+    };
     let nass = NassConfig { queue_length: SLOTS, ..NassConfig::default() };
-    measure(criterion, rows, names[2], |ports, flows| {
+    let with = |ports, flows| {
         let bounds = bounds(ports, flows);
         NassOver::<S>::new(build(&bounds), &bounds, &nass).expect("the bounds are legal")
+    };
+    measure(criterion, rows, names[0], alone);
+    measure(criterion, rows, names[1], turns);
+    measure(criterion, rows, names[2], with);
+    added.push(measure_pairs(criterion, [names[0], names[2]], alone, with));
+}
+
+/// Two policies in turn, on one thread.
+fn measure_pairs<A: Policy, B: Policy>(
+    criterion: &mut Criterion,
+    names: [&'static str; 2],
+    alone: impl Fn(usize, usize) -> (A, Vec<A::Port>),
+    with: impl Fn(usize, usize) -> (B, Vec<B::Port>),
+) -> Added {
+    let mut group = criterion.benchmark_group(format!("{} over {}", names[1], names[0]));
+    let ratios = FLOWS.map(|flows| {
+        let (_alone, mut alone) = shards(alone(1, flows), 0, flows);
+        let (_with, mut with) = shards(with(1, flows), 0, flows);
+        let mut ratios = Vec::new();
+        group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
+            bencher.iter_custom(|count| {
+                let (below, above) = (run(&mut alone, count, false).0, run(&mut with, count, false).0);
+                ratios.push(above / below);
+                Duration::from_nanos((above * count as f64) as u64)
+            });
+        });
+        ratios.drain(..ratios.len().saturating_sub(SAMPLES));
+        ratios
     });
+    Added { names, ratios: ratios.to_vec() }
 }
 
 fn mqfq(threads: usize, flows: usize, serial: bool) -> (Mqfq<Native>, Vec<fairq_core::mqfq::MqfqPort<Native>>) {
@@ -354,7 +433,7 @@ fn main() {
         .warm_up_time(Duration::from_millis(400))
         .measurement_time(Duration::from_millis(1200))
         .configure_from_args();
-    let mut rows = Vec::new();
+    let (mut rows, mut added) = (Vec::new(), Vec::new());
     measure(&mut criterion, &mut rows, "none", |threads, flows| {
         NonePolicy::<Native>::new(threads, flows, flows * DEPTH).expect("the bounds are legal")
     });
@@ -363,7 +442,7 @@ fn main() {
         d2fq(threads, flows, TrackerKind::Mindicator)
     });
     measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| d2fq(threads, flows, TrackerKind::Scan));
-    measure_serial(&mut criterion, &mut rows, ["sfqd", "turns+sfqd", "nass+mqfq"], StartTime::new);
+    measure_serial(&mut criterion, &mut rows, &mut added, ["sfqd", "turns+sfqd", "nass+mqfq"], StartTime::new);
     // Without anticipation: time stands still here while a port waits.
     let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
     let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };
@@ -371,10 +450,10 @@ fn main() {
     let slices = |bounds: &SerialConfig| TimeSlices::new(bounds, &cfq).expect("legal");
     let budgets = |bounds: &SerialConfig| Budgets::new(bounds, &bfq).expect("legal");
     let throttled = |bounds: &SerialConfig| Throttled::new(bounds, &flashfq).expect("legal");
-    measure_serial(&mut criterion, &mut rows, ["cfq-na", "turns+cfq", "nass+cfq"], slices);
-    measure_serial(&mut criterion, &mut rows, ["bfq-na", "turns+bfq", "nass+bfq"], budgets);
-    measure_serial(&mut criterion, &mut rows, ["flashfq", "turns+flashfq", "nass+flashfq"], throttled);
-    measure_serial(&mut criterion, &mut rows, ["fiops", "turns+fiops", "nass+fiops"], VirtualIops::new);
+    measure_serial(&mut criterion, &mut rows, &mut added, ["cfq-na", "turns+cfq", "nass+cfq"], slices);
+    measure_serial(&mut criterion, &mut rows, &mut added, ["bfq-na", "turns+bfq", "nass+bfq"], budgets);
+    measure_serial(&mut criterion, &mut rows, &mut added, ["flashfq", "turns+flashfq", "nass+flashfq"], throttled);
+    measure_serial(&mut criterion, &mut rows, &mut added, ["fiops", "turns+fiops", "nass+fiops"], VirtualIops::new);
     measure(&mut criterion, &mut rows, "mqfq", |threads, flows| mqfq(threads, flows, false));
     measure(&mut criterion, &mut rows, "mqfq-serial", |threads, flows| mqfq(threads, flows, true));
     measure(&mut criterion, &mut rows, "kyber", |ports, flows| {
@@ -387,6 +466,7 @@ fn main() {
     });
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| &row.ns);
     print("the same in processor time, for when the machine is shared", &rows, |row| &row.cpu_ns);
+    Added::print(&added);
     println!("\nbars: none at most 15 ns; mqfq at most 80 ns at 256 flows on one thread and 110 ns on two;");
     println!("      nass+ at most 1.3 times what is inside");
     println!("      mqfq with 4096 flows at most 1.5 times what it takes with 16;");
