@@ -53,7 +53,8 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
             holds: Some([before, after].iter().all(|m| m.fairness >= 0.9) && pairs.gain(Fiops, du).abs() <= 0.1),
             note: "FIOPS without and with NASS. It is the first mechanism: without it FV is 1.00 and DU 1.00 again, and the two others change nothing (tried). \
                    Limits on the large requests let the small ones have 0.61 of what they have alone instead of 0.07, as with BFQ; but by \
-                   requests, which FIOPS counts, both had the same before. Under each reading of Algorithm 1 by which limits bind it is so (tried)".into(),
+                   requests, which FIOPS counts, both had the same before. It cannot be otherwise: at every limit of the large requests that leaves them as many as the small \
+                   ones, they occupy more channels than the average whenever one is sent, and Algorithm 1 halves the limit (`no_limit_that_lasts_leaves_fiops_even`)".into(),
         },
         Answer {
             id: "N-9.2",
@@ -91,7 +92,8 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
             id: "N-10.1",
             measured: pairs.gains(&[Cfq, FlashFq, Bfq, Fiops], du),
             holds: Some(all(&utilization, du) && (-0.2..=0.0).contains(&fiops)),
-            note: format!("DU, {CHANGES}. As claimed but for FlashFQ, which here lets the deep tenant go on while it waits for the shallow one").into(),
+            note: format!("DU, {CHANGES}. As claimed but for FlashFQ, which here lets the deep tenant go on while it waits for the shallow one, as FlashFQ's abstract says; \
+                   it would have to leave a quarter of the device idle").into(),
         },
         Answer {
             id: "N-10.2",
@@ -102,7 +104,8 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
                 both(after)
             ),
             holds: Some(all(&fairness, fv) && flashfq),
-            note: format!("FV, {CHANGES}. As claimed but for FlashFQ: without NASS it gives both as many requests, which is all that the shallow tenant has alone and a fifth of what the deep one has, so that it gains").into(),
+            note: format!("FV, {CHANGES}. As claimed but for FlashFQ: without NASS it gives both as many requests, since they cost the same, which is all that the shallow tenant has alone and a fifth of what \
+                   the deep one has; so FV is that of one and five, and rises with whatever gives the deep one more. FV falls, and both BDRs rise, if it gives turns of 2 ms and more instead, charged by the device's time (tried)").into(),
         },
     ];
     let figure = pairs.drawn("n-10", "Fig 10: reads at depth 2 beside depth 32", &["BDR-NON", "BDR-INTEN"]);
