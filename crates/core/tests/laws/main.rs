@@ -31,6 +31,8 @@ const ONE_LENGTH: &[u32] = &[4096];
 /// How long it is waited for flows in scripts, where every verb takes a nanosecond.
 const IDLE_NS: u64 = 50;
 const FEW: Tokens = Tokens(1 << 18);
+/// As it is without being asked.
+const PATIENT: Patient = Patient(FEW, 64);
 
 /// The law for each of the thresholds.
 fn each(thresholds: &[u64], law: impl Fn(u64) -> Result<(), String>) {
@@ -205,6 +207,9 @@ laws! {
     kyber_fair_one_token: Tokens(1), [0] => requests work_conserving;
     kyber_fair_short: Tokens(10_000), [0] => requests work_conserving merging_without_slots;
     kyber_fair_rich: Tokens(1 << 38), [0] => requests work_conserving;
+    /// With patience somebody may wait beside places that are free, for a 64th of the time.
+    kyber_fair_patient: PATIENT, [0] => requests five_to_one_over_two_ports three_to_one_whatever_the_sum
+        merging_without_slots;
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
@@ -249,6 +254,7 @@ fn exempted_with_reason() {
     law_periods::bounded_deviation(&Depths, 1, 1 << 18).unwrap_err();
     law_fairness::holds(&ByIops).unwrap_err();
     law_work::holds(&BySlices { idle_ns: 0 }).unwrap_err();
+    law_idle::two_shards_at_depth_one(&PATIENT, 0).unwrap_err();
     law_work::holds(&AROUND_FIOPS).unwrap_err();
     law_shares::five_to_one_over_two_ports(&BySlices { idle_ns: 0 }, 0).unwrap_err();
     law_idle::two_shards_at_depth_one(&BySlices { idle_ns: IDLE_NS }, 0).unwrap_err();

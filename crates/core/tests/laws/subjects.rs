@@ -153,17 +153,37 @@ impl Subject for Depths {
     }
 }
 
-/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the device is busy with D.
+/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the device is busy with D, and nobody
+/// bears that it has less.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens(pub(crate) u64);
+
+/// The same, with so much patience.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patient(pub(crate) Tokens, pub(crate) u32);
 
 impl Subject for Tokens {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
+        Patient(*self, 0).build(shape)
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+impl Subject for Patient {
+    type Policy = KyberFair;
+    fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
+        let Patient(Tokens(tokens), patience) = *self;
         let config = KyberFairConfig {
             busy: shape.slots,
+            patience,
             cost: shape.cost,
-            tokens: Totals::fixed(self.0),
+            tokens: Totals::fixed(tokens),
             measured_writes: false,
             merge_bytes: shape.merge_bytes,
             ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)

@@ -100,6 +100,9 @@ pub struct KyberFairConfig {
     /// The device counts as busy while at least so many requests are outstanding; if it is not, nobody is throttled.
     /// Default 32.
     pub busy: u32,
+    /// With fewer outstanding, though not none, flows are throttled for one part in so many of what has passed of the period all the same:
+    /// clients that keep many have few for a moment. 0: not at all. Default 64.
+    pub patience: u32,
     /// How many tokens a period may have.
     pub tokens: Totals,
     /// The most bytes of a flow's adjacent requests that a port [merges](crate::serial::merge) to one command; default 0,
@@ -118,6 +121,7 @@ impl KyberFairConfig {
             measured_writes: true,
             period_ns: 100_000_000,
             busy: 32,
+            patience: 64,
             tokens: Totals::default(),
             merge_bytes: 0,
         }
@@ -193,7 +197,7 @@ impl<P: Platform> KyberFair<P> {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             pots: (0..config.flows).map(|_| Pot::new()).collect(),
-            periods: Periods::new(config.period_ns, config.tokens.first),
+            periods: Periods::new(config.period_ns, config.tokens.first, config.patience),
             lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
             planner: P::Mutex::new(planner),

@@ -127,6 +127,8 @@ fn without_a_compare_and_swap_tokens_are_doubled() {
 enum End {
     /// The device runs empty.
     Completion,
+    /// The device has less than it takes, and it stays so.
+    Shortage,
     /// The other flow runs out of tokens, too.
     RunningOut,
     /// It is time.
@@ -148,10 +150,10 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
     check(4, move || {
         let config = KyberFairConfig {
             period_ns: PERIOD_NS,
-            busy: 1,
+            busy: if let End::Shortage = end { 2 } else { 1 },
             tokens: Totals::fixed(64 * 2048),
             measured_writes: false,
-            ..KyberFairConfig::new(2, 2, 2)
+            ..KyberFairConfig::new(2, 2, 3)
         };
         let (policy, ports) = KyberFair::<P>::new(&config).unwrap();
         let policy = Arc::new(policy);
@@ -169,6 +171,10 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         // 65,536 tokens each, by 2048. A has a request on the device.
         submit(&mut ports[0], 0, a, 512);
         assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+        if let End::Shortage = end {
+            submit(&mut ports[0], 2, a, 512);
+            assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+        }
         // B will owe 64,000: more than is left of this period's tokens, less than the next one's.
         submit(&mut ports[1], 0, b, 2048 + 64_000);
         assert!(matches!(ports[1].next(PERIOD_NS, wake), Next::Issue { .. }));
@@ -191,7 +197,7 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         });
         let mut wake = PortSet::EMPTY;
         match end {
-            End::Completion => first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake),
+            End::Completion | End::Shortage => first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake),
             End::RunningOut => _ = first.next(PERIOD_NS, &mut wake),
             End::Tick => _ = policy.tick(2 * PERIOD_NS, &mut wake),
             End::Nothing => {}
@@ -201,9 +207,12 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         while let Some(port) = wake.next() {
             match (port.0, next) {
                 (0, _) => _ = first.next(PERIOD_NS, &mut wake),
-                (_, Next::Blocked) => next = second.next(PERIOD_NS, &mut wake),
+                (_, Next::Blocked | Next::WaitUntil(_)) => next = second.next(PERIOD_NS, &mut wake),
                 _ => {}
             }
+        }
+        if let Next::WaitUntil(time_ns) = next {
+            next = second.next(time_ns, &mut wake);
         }
         assert!(matches!(next, Next::Issue { .. }), "a port was left asleep");
     });
@@ -212,6 +221,11 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
 #[test]
 fn a_completion_wakes_a_sleeper() {
     nobody_is_left_asleep::<Loom>(End::Completion);
+}
+
+#[test]
+fn a_shortage_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::Shortage);
 }
 
 #[test]
@@ -234,6 +248,12 @@ fn without_an_end_a_port_sleeps_on() {
 #[should_panic(expected = "a port was left asleep")]
 fn without_a_total_order_a_completion_is_missed() {
     nobody_is_left_asleep::<NoOrder>(End::Completion);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_a_shortage_is_missed() {
+    nobody_is_left_asleep::<NoOrder>(End::Shortage);
 }
 
 /// Acquire and release would do here: whoever publishes and whoever goes to sleep both exchange the word of the sleepers.

@@ -15,19 +15,27 @@
 //! active flows have run out.
 //!
 //! **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in `sleepers` and *then*
-//! looks (1) whether the period is another by now, (2) whether nothing is unspent, (3) whether fewer than `busy` requests
-//! are outstanding, (4) whether the period's time is over; if any of 2 to 4, it begins the next. On the other side,
+//! looks (1) whether the period is another by now, (2) whether nothing is unspent, (3) whether nothing is outstanding, or for as long as
+//! its patience lasts fewer than `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the
+//! next. On the other side,
 //! 1. whoever publishes a period *then* takes all bits and wakes those ports;
 //! 2. whoever takes the last one off `unspent` *then* reads `sleepers` and wakes one, which does the rest;
 //! 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads `sleepers` and adds up
-//!    the counts of all: if they are below `busy` it wakes one. (While its own count is at least `busy` the sum is, too, and it
-//!    need not look; under load that is always.)
+//!    the counts of all: if they are below `busy` it wakes one, but not while one is known to be waiting out its patience.
+//!    (While its own count is at least `busy` the sum is, too, and it need not look; under load that is always.)
 //! 4. `tick` comes.
 //!
 //! These are sequentially consistent, so in each case one side sees the other. If the claim fails because another
 //! has begun, that one's bits are taken after ours was set, and we are woken. A bit is never assumed to be
 //! still set: a port that stops sets it again, since a late publisher may have taken it.
 //! `P::fence` marks the places.
+//!
+//! **Patience.** Clients that keep many requests outstanding send and receive them by the handful, so for some microseconds there may be next
+//! to none. To end the period for that would give the others tokens that are not theirs. So a port that finds fewer than `busy`
+//! outstanding (but not none: then it acts) writes since when, and asks again when a 64th of what has passed of the period has gone
+//! by; whoever sends the request that makes them enough takes that back. A period lasts as long as its tokens, so the
+//! device is short for no more than a 64th of the time. That word orders nothing: taken back too late, a period ends early, as it would
+//! without patience; and if nobody acts when it is over, the next completion wakes one who will.
 //!
 //! *The number wraps* after 65,536 periods. A flow that slept for exactly that long finds its pot as it left it: it has
 //! what it had not used then instead of a period's tokens, until the next period. As harmless are marks of that age.
@@ -157,8 +165,12 @@ pub(super) struct Periods<P: Platform> {
     /// Number of the period, and how many active flows have tokens left in their pots.
     unspent: CachePadded<P::U64>,
     sleepers: CachePadded<P::U64>,
+    /// Since when too few requests have been seen outstanding in this period; 0 if they are not.
+    short_ns: CachePadded<P::U64>,
     end_ns: P::U64,
     length_ns: u64,
+    /// Patience lasts for one part in so many of what has passed of the period; 0: there is none.
+    patience: u64,
 }
 
 /// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as soon as anybody runs out;
@@ -167,14 +179,16 @@ const NOBODY: u64 = Weight::MAX.get() as u64;
 
 impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
-    pub(super) fn new(length_ns: u64, tokens: u64) -> Self {
+    pub(super) fn new(length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
         Periods {
             word: word(Period::new(0, tokens, NOBODY).0),
             unspent: word(0),
             sleepers: word(0),
+            short_ns: word(0),
             end_ns: P::U64::new(0),
             length_ns,
+            patience: patience.into(),
         }
     }
 
@@ -201,6 +215,40 @@ impl<P: Platform> Periods<P> {
             self.sleepers.fetch_or(bit, Ordering::SeqCst);
         }
         P::fence();
+    }
+
+    /// Whether too few requests are known to be outstanding.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.short_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// They are enough.
+    pub(super) fn is_supplied(&self) {
+        if self.is_short() {
+            self.short_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Too few are outstanding, though not none: gives until when that is borne.
+    fn bear_until_ns(&self, now_ns: u64) -> u64 {
+        if self.patience == 0 {
+            return now_ns;
+        }
+        let since_ns = match self.short_ns.load(Ordering::Relaxed) {
+            0 => {
+                self.short_ns.store(now_ns.max(1), Ordering::Relaxed);
+                now_ns
+            }
+            since_ns => since_ns,
+        };
+        let began_ns = self.end_ns().saturating_sub(self.length_ns);
+        since_ns.saturating_add(since_ns.saturating_sub(began_ns) / self.patience.max(1))
+    }
+
+    /// Whether somebody is to be woken since so many requests, fewer than enough, are outstanding.
+    pub(super) fn calls_for_help(&self, outstanding: u64, now_ns: u64) -> bool {
+        outstanding == 0 || !self.is_short() || self.bear_until_ns(now_ns) <= now_ns
     }
 
     /// A sleeper other than `port`, which has just made it worth its while to look.
@@ -234,10 +282,21 @@ impl<P: Platform> Periods<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// Whether the next period is due, seen by a port that has nothing it may send.
-    pub(super) fn is_due(&self, period: Period, now_ns: u64) -> bool {
-        !period.is_claimed()
-            && (self.periods.all_ran_out(period) || self.outstanding() < self.busy || self.periods.is_over(now_ns))
+    /// When the next period is due, seen by a port that has nothing it may send; `None`: not before something happens.
+    pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
+        let Shared { periods, .. } = self;
+        if period.is_claimed() {
+            return None;
+        }
+        match self.outstanding() {
+            _ if periods.all_ran_out(period) || periods.is_over(now_ns) => Some(now_ns),
+            0 => Some(now_ns),
+            some if some < self.busy => Some(periods.bear_until_ns(now_ns)),
+            _ => {
+                periods.is_supplied();
+                None
+            }
+        }
     }
 
     /// Begins the period after `period`; gives the ports to wake. `None`: another does so, or has.
@@ -261,6 +320,7 @@ impl<P: Platform> Shared<P> {
         }
         periods.unspent.store(u64::from(next) << NUMBER_SHIFT | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);
+        periods.is_supplied();
         let weights = if active == 0 { NOBODY } else { weights };
         // Whoever reads the new number reads all that was written before.
         periods.word.store(Period::new(next, tokens, weights).0, Ordering::SeqCst);

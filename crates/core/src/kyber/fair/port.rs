@@ -162,8 +162,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
             if local.throttled.is_empty() {
                 return Next::Idle;
             }
-            if !local.starve(shared, now_ns, wake) {
-                return Next::Blocked;
+            if let Some(waits) = local.starve(shared, now_ns, wake) {
+                return waits;
             }
         }
     }
@@ -189,10 +189,11 @@ impl<P: Platform> Port for KyberFairPort<P> {
             return;
         }
         line.outstanding.store(local.outstanding, Ordering::SeqCst);
-        if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port)
-            && shared.outstanding() < shared.busy
-        {
-            local.wake(shared, PortSet::only(sleeper), wake);
+        if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port) {
+            let outstanding = shared.outstanding();
+            if outstanding < shared.busy && shared.periods.calls_for_help(outstanding, now_ns) {
+                local.wake(shared, PortSet::only(sleeper), wake);
+            }
         }
     }
 
@@ -293,26 +294,31 @@ impl Local {
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             line.used.store(self.used, Ordering::Relaxed);
         }
+        if shared.periods.is_short() && shared.outstanding() >= shared.busy {
+            shared.periods.is_supplied();
+        }
         next
     }
 
-    /// All that is staged here is out of tokens. Whether there is another period by now.
+    /// All that is staged here is out of tokens. What the port does, unless there is another period by now.
     #[cold]
-    fn starve<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> bool {
+    fn starve<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         shared.periods.enlist(self.port);
         let now = shared.periods.now();
         if now.number() == self.period.number() {
-            let begun = if shared.is_due(now, now_ns) { shared.begin_period(now, now_ns) } else { None };
+            let due_ns = shared.due_ns(now, now_ns);
+            let begun =
+                if due_ns.is_some_and(|due_ns| due_ns <= now_ns) { shared.begin_period(now, now_ns) } else { None };
             let Some(mut sleepers) = begun else {
                 self.blocks += 1;
                 self.show(shared);
-                return false;
+                return Some(due_ns.filter(|&due_ns| due_ns > now_ns).map_or(Next::Blocked, Next::WaitUntil));
             };
             sleepers.remove(self.port);
             self.wake(shared, sleepers, wake);
         }
         self.follow(shared, shared.periods.now());
-        true
+        None
     }
 
     /// Adds the ports to those the caller is to wake.

@@ -109,6 +109,95 @@ fn nobody_waits_beside_an_idle_device() {
     assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
 }
 
+/// a of weight 100 is out of tokens 10 ms into a period; b, which has nearly all, has as many requests outstanding as keep the device
+/// `busy`. Gives a's port and b's.
+fn out_of_tokens_beside(busy: u32, patience: u32) -> (KyberFair, [KyberFairPort; 2], FlowId) {
+    let config = KyberFairConfig {
+        busy,
+        patience,
+        tokens: Totals::fixed(TOKENS),
+        cost: CostModel { min_bytes: 1, ..CostModel::default() },
+        ..KyberFairConfig::new(2, 2, 256)
+    };
+    let (policy, ports) = KyberFair::<Native>::new(&config).unwrap();
+    let flows = [100, 3900].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+    let mut ports: [KyberFairPort; 2] = ports.try_into().ok().unwrap();
+    warm_up(&policy, &mut ports[0], &flows, 100 * MS);
+    (0..busy).for_each(|tag| assert!(submit(&mut ports[1], tag, flows[1], Op::Read, 10).is_ok()));
+    assert_eq!(issue_all(&mut ports[1], 110 * MS).len(), busy as usize);
+    (0..3).for_each(|tag| assert!(submit(&mut ports[0], tag, flows[0], Op::Read, 100).is_ok()));
+    assert_eq!(issue_all(&mut ports[0], 110 * MS), [0], "100 tokens");
+    ports[0].complete(110 * MS, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    assert_eq!(ports[0].next(110 * MS, &mut { PortSet::EMPTY }), Next::Blocked, "b keeps the device busy");
+    (policy, ports, flows[1])
+}
+
+#[test]
+fn a_moment_with_few_outstanding_ends_no_period() {
+    let (policy, [mut first, mut second], b) = out_of_tokens_beside(2, 64);
+    let periods = tokens(&policy).periods;
+    let mut now_ns = 110 * MS;
+    for _ in 0..20 {
+        // One of b's comes back, and its successor goes 100 us later.
+        let wake = &mut { PortSet::EMPTY };
+        second.complete(now_ns, Tag(0), Outcome::Done, wake);
+        assert_eq!(*wake, PortSet::only(PortId(0)));
+        let Next::WaitUntil(until_ns) = first.next(now_ns, &mut { PortSet::EMPTY }) else {
+            panic!("it is to ask again")
+        };
+        assert_eq!(until_ns, now_ns + (now_ns - 100 * MS) / 64);
+        submit(&mut second, 0, b, Op::Read, 10).unwrap();
+        assert_eq!(issue_all(&mut second, now_ns + MS / 10), [0]);
+        assert_eq!(first.next(until_ns, &mut { PortSet::EMPTY }), Next::Blocked);
+        now_ns += 2 * MS;
+    }
+    assert_eq!(tokens(&policy).periods, periods);
+}
+
+#[test]
+fn a_device_that_stays_short_ends_the_period() {
+    let (policy, [mut first, mut second], _) = out_of_tokens_beside(2, 64);
+    let periods = tokens(&policy).periods;
+    let wake = &mut { PortSet::EMPTY };
+    second.complete(110 * MS, Tag(0), Outcome::Done, wake);
+    let due_ns = 110 * MS + 10 * MS / 64;
+    assert_eq!(first.next(110 * MS, &mut { PortSet::EMPTY }), Next::WaitUntil(due_ns));
+    assert_eq!(first.next(due_ns - 1, &mut { PortSet::EMPTY }), Next::WaitUntil(due_ns));
+    assert!(matches!(first.next(due_ns, &mut { PortSet::EMPTY }), Next::Issue { tag: Tag(1), .. }));
+    assert_eq!(tokens(&policy).periods, periods + 1);
+}
+
+#[test]
+fn without_patience_and_beside_an_idle_device_a_period_ends_at_once() {
+    let (policy, [mut first, mut second], _) = out_of_tokens_beside(2, 0);
+    let periods = tokens(&policy).periods;
+    second.complete(110 * MS, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    assert!(matches!(first.next(110 * MS, &mut { PortSet::EMPTY }), Next::Issue { .. }));
+    assert_eq!(tokens(&policy).periods, periods + 1);
+    let (_policy, [mut first, mut second], _) = out_of_tokens_beside(2, 64);
+    second.complete(110 * MS, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    assert!(matches!(first.next(110 * MS, &mut { PortSet::EMPTY }), Next::WaitUntil(_)));
+    let wake = &mut { PortSet::EMPTY };
+    second.complete(110 * MS + 1, Tag(1), Outcome::Done, wake);
+    assert_eq!(*wake, PortSet::only(PortId(0)), "though it is waiting out its patience");
+    assert!(matches!(first.next(110 * MS + 1, &mut { PortSet::EMPTY }), Next::Issue { .. }));
+}
+
+/// While one waits out its patience nobody is woken again; if it does not act when that is over, the next completion wakes one who will.
+#[test]
+fn patience_that_is_over_calls_for_help() {
+    let (_policy, [mut first, mut second], _) = out_of_tokens_beside(6, 64);
+    let due_ns = 110 * MS + 10 * MS / 64;
+    for (tag, now_ns, woken) in [(0, 110 * MS, true), (1, 110 * MS, false), (2, due_ns - 1, false), (3, due_ns, true)] {
+        let wake = &mut { PortSet::EMPTY };
+        second.complete(now_ns, Tag(tag), Outcome::Done, wake);
+        assert_eq!(!wake.is_empty(), woken, "tag {tag}");
+        if tag == 0 {
+            assert_eq!(first.next(now_ns, &mut { PortSet::EMPTY }), Next::WaitUntil(due_ns));
+        }
+    }
+}
+
 #[test]
 fn what_a_request_uses_beyond_its_tokens_is_owed() {
     let (policy, mut ports, [a, b]) = setup([100, 100]);
