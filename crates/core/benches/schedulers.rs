@@ -444,7 +444,8 @@ fn main() {
     measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| d2fq(threads, flows, TrackerKind::Scan));
     measure_serial(&mut criterion, &mut rows, &mut added, ["sfqd", "turns+sfqd", "nass+mqfq"], StartTime::new);
     // Without anticipation: time stands still here while a port waits.
-    let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
+    // NASS takes the place of the quantum.
+    let cfq = CfqConfig { idle_ns: 0, quantum: SLOTS, ..CfqConfig::default() };
     let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
     let slices = |bounds: &SerialConfig| TimeSlices::new(bounds, &cfq).expect("legal");

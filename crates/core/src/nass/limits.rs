@@ -6,10 +6,12 @@
 //! # What the paper leaves open
 //! - *How a limit recovers.* The paper only halves, and sets limits anew when a flow comes; after a burst, a flow would be
 //!   at 1 until then. Here a limit is raised by one with each completion of its flow that finds no cause to halve it; that asks
-//!   for no time and no parameter. It is raised to one more than the whole requests of the flow's part, since who has the last
-//!   place is for the scheduler inside to say, and beyond that while one more request would not make the flow aggressive: a limit
+//!   for no time and no parameter. It is raised to the flow's part, rounded up, since who has the last place where parts are no whole
+//!   requests is for the scheduler inside to say, and beyond that while one more request would not make the flow aggressive: a limit
 //!   that would be halved as soon as it is used is not one, and with more flows than places each would go from one to two
-//!   and back with each request. And all limits are set anew, as by a new flow, after two queue lengths of completions, whosever
+//!   and back with each request. (With one request more than the whole ones of its part, where these are all of it, a flow of weight 100
+//!   has nine of 32 beside one of 300 in each moment in which that one has sent all it had, and 24 for that one are the most: clients whose
+//!   queues run dry now and then share 1:2.8.) And all limits are set anew, as by a new flow, after two queue lengths of completions, whosever
 //!   they are: of what they were found for nothing is on the device then. (With the first alone, limits that fit one moment's mix
 //!   of sizes stay: `flashfq` gets less fair by them where 4 KiB meet 128 KiB, with both fairer. With the second alone shares
 //!   follow noise.) A limit is at least 1, since a flow at 0 would have no completion to recover by, and at most `queue_length`.
@@ -57,21 +59,16 @@ impl Limits {
     /// A flow's part of the queue.
     #[inline]
     pub(super) fn part(&self, weight: Weight) -> u32 {
-        // Not `clamp`, which would have to know that the queue is not of length 0.
-        self.whole(weight).max(1).min(self.queue_length.into()) as u32
-    }
-
-    /// How many whole requests of the queue it is; 0 where there are more flows than places.
-    #[inline]
-    fn whole(&self, weight: Weight) -> u64 {
         // Less than weight / 2^32 too much: no more when rounded down, while all weights are 400,000 or less.
-        (self.per_weight * u64::from(weight.get())) >> 32
+        let whole = (self.per_weight * u64::from(weight.get())) >> 32;
+        // Not `clamp`, which would have to know that the queue is not of length 0.
+        whole.max(1).min(self.queue_length.into()) as u32
     }
 
-    /// Whether a limit may be raised whatever else is on the device.
+    /// Whether a limit is less than its flow's part, so that it may be raised whatever else is on the device.
     #[inline]
     pub(super) fn is_due_more(&self, flow: &FlowState) -> bool {
-        u64::from(flow.limit) <= self.whole(flow.weight)
+        u64::from(flow.limit) * self.present_weight < u64::from(self.queue_length) * u64::from(flow.weight.get())
     }
 
     /// One limit was halved.

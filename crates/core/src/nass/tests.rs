@@ -169,7 +169,8 @@ fn a_limited_flow_keeps_its_turns() {
     // Budgets so small that no turn ends by time.
     let bfq = BfqConfig { budget_bytes: 1 << 20, idle_ns: 0, ..BfqConfig::default() };
     let bfq = ratio(Budgets::new(&config(16), &bfq).unwrap());
-    let cfq = ratio(TimeSlices::new(&config(16), &CfqConfig { idle_ns: 0, ..CfqConfig::default() }).unwrap());
+    let cfq =
+        ratio(TimeSlices::new(&config(16), &CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() }).unwrap());
     assert!((2.9..3.1).contains(&bfq), "bfq 1:{bfq}");
     // Time is what is shared there, three requests to one, and channels are what is limited, 27 requests to one.
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
@@ -187,7 +188,7 @@ fn served_around_each(loops: &[Loop], service_ns: impl Fn(u32) -> u64) -> [(&'st
         served_counts(&run(&mut nass, loops, 32, 5_000_000_000, service_ns), loops.len())
     }
     let config = SerialConfig { flows: loops.len(), tags: loops.len() * 64, ..config(32) };
-    let cfq = CfqConfig { idle_ns: 0, ..CfqConfig::default() };
+    let cfq = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
     // Budgets of 8 MiB are even only over minutes.
     let bfq = BfqConfig { idle_ns: 0, budget_bytes: 1 << 20, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };

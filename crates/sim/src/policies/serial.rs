@@ -77,7 +77,10 @@ impl OneLock {
         let idle = |idle_ns| if self.waits { idle_ns } else { 0 };
         Ok(match self.scheduler {
             Scheduler::Cfq => {
-                let cfq = CfqConfig { idle_ns: idle(CfqConfig::default().idle_ns), ..CfqConfig::default() };
+                let usual = CfqConfig::default();
+                // What a flow may have on the device is for NASS to say, if it is there.
+                let quantum = self.nass.map_or(usual.quantum, |nass| nass.queue_length);
+                let cfq = CfqConfig { idle_ns: idle(usual.idle_ns), quantum, ..usual };
                 Box::new(TimeSlices::new(bounds, &cfq)?)
             }
             Scheduler::Bfq => {

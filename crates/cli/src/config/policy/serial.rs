@@ -24,7 +24,8 @@ pub(crate) struct SerialKnobs {
 
 impl SerialKnobs {
     /// What is said, and defaults for the rest. Whoever does not anticipate has no time to idle: cfq-na, bfq-na, and
-    /// what is inside NASS, which keeps room for a flow instead of waiting for it.
+    /// what is inside NASS, which keeps room for a flow instead of waiting for it. There CFQ has no quantum of its own either: what a
+    /// flow may have on the device is for NASS to say.
     pub(crate) fn new(name: PolicyName, table: &PolicyTable) -> SerialKnobs {
         let defaults = SerialKnobs::default();
         let time = |given: Option<Nanos>, default: u64| given.map_or(default, |Nanos(ns)| ns);
@@ -46,11 +47,12 @@ impl SerialKnobs {
             PolicyName::CfqNa | PolicyName::BfqNa => false,
             _ => !(name.is_limited() && nass.idleness),
         };
+        let quantum = if name.is_limited() { nass.queue_length } else { defaults.cfq.quantum };
         let idle = |default_ns: u64| if anticipates { time(table.idle, default_ns) } else { 0 };
         SerialKnobs {
             cfq: CfqConfig {
                 slice_ns: time(table.slice, defaults.cfq.slice_ns),
-                quantum: table.quantum.unwrap_or(defaults.cfq.quantum),
+                quantum: table.quantum.unwrap_or(quantum),
                 idle_ns: idle(defaults.cfq.idle_ns),
                 target_ns: time(table.target, defaults.cfq.target_ns),
             },

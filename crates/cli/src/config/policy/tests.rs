@@ -102,6 +102,10 @@ fn the_keys_of_the_serial_schedulers_are_read() {
         assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
         assert_eq!(complete(name).unwrap().name.name(), name);
     }
+    assert_eq!(
+        ["cfq", "nass+cfq", "nass+cfq:queue-length=64", "nass+cfq:quantum=4"].map(|text| knobs(text).cfq.quantum),
+        [8, 32, 64, 4]
+    );
     assert_eq!(knobs("nass+mqfq:reserve=3").nass, NassConfig { reserve: 3, ..NassConfig::nvme() });
     let refused = complete("fiops:idle=1ms").unwrap_err();
     assert!(refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"), "{refused}");
