@@ -133,6 +133,22 @@ def test_shares_by_tokens_and_within_limits():
     return "; ".join(said)
 
 
+def test_shares_of_a_shallow_drive():
+    """Two clients of 64 requests each on a drive that takes 32. They send and receive by the handful, so that either has few or none
+    staged for moments: kyber-fair must not hand out tokens at each of these, nor NASS let the other have the place for good; and
+    with NASS around CFQ the drive is used."""
+    need("fio")
+    drive = "nvme-soft,backing=ram,size=512M,profile=intel-530"
+    _, most = share_of("none", drive, "4k", 64, seconds=4)
+    said = []
+    for policy in ("kyber-fair", "nass+bfq", "nass+cfq"):
+        said.append(f"{policy} {entitled(0.08, policy, drive, '4k', 64, seconds=6)}")
+        kept = max(share_of(policy, drive, "4k", 64, seconds=4)[1] for _ in range(2)) / most
+        check(kept > 0.85, f"{policy} keeps {kept:.2f} of what the drive does")
+        said.append(f"{kept:.2f} of none")
+    return ", ".join(said)
+
+
 def p99_ms(job):
     return job["read"]["clat_ns"]["percentile"]["99.000000"] / 1e6
 
