@@ -141,6 +141,7 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
             fair.measured_writes = config.measured_writes;
             fair.period_ns = config.period_ns.unwrap_or(fair.period_ns);
             fair.busy = kyber_fair_busy(config, shape.slots);
+            fair.patience = config.patience.unwrap_or(fair.patience);
             fair.tokens = config.tokens.map_or(fair.tokens, Totals::fixed);
             fair.merge_bytes = config.merge_bytes;
             let (policy, ports) = KyberFair::<P>::new(&fair).map_err(|error| refuse(&error))?;
@@ -186,7 +187,11 @@ fn serial(config: &PolicyConfig, bounds: &SerialConfig) -> Result<Box<dyn Serial
         PolicyName::Fiops | PolicyName::NassFiops => Box::new(VirtualIops::new(bounds)),
         _ => Box::new(StartTime::new(bounds)),
     };
-    Ok(if config.name.is_limited() { Box::new(Nass::new(inner, bounds, nass)?) } else { inner })
+    Ok(if config.name.is_limited() {
+        Box::new(Nass::new(inner, bounds, &nass.of_window(bounds.slots))?)
+    } else {
+        inner
+    })
 }
 
 /// A policy in a few words: `mqfq D=64 T=auto`.

@@ -13,10 +13,15 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use fairq_core::Topology;
+use fairq_core::bfq::{BfqConfig, Budgets};
+use fairq_core::cfq::{CfqConfig, TimeSlices};
+use fairq_core::fiops::VirtualIops;
+use fairq_core::flashfq::{FlashFqConfig, Throttled};
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
-use fairq_core::serial::SerialConfig;
+use fairq_core::nass::{NassConfig, NassOver};
+use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;
 use fairq_core::{
@@ -115,7 +120,9 @@ impl<P: Port> Shard<'_, P> {
                 continue;
             }
             let idle = self.tags.iter().all(Option::is_none);
-            assert!(!idle || last == Next::Idle, "nothing is live, but next says {last:?}");
+            // Who anticipates has any port wait, for another's sake.
+            let is_right = matches!(last, Next::Idle | Next::WaitUntil(_));
+            assert!(!idle || is_right, "nothing is live, but next says {last:?}");
             if idle && self.submitted == REQUESTS && !finished {
                 finished = true;
                 self.house.finished.fetch_add(1, Ordering::SeqCst);
@@ -275,10 +282,52 @@ fn sfqd() {
     stress(PATIENCE, build_sfqd());
 }
 
+fn bounds() -> SerialConfig {
+    SerialConfig { ports: PORTS, flows: CAPACITY, tags: DEPTH, slots: SLOTS as u32, ..SerialConfig::default() }
+}
+
 fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
-    let slots = SLOTS as u32;
-    let config = SerialConfig { ports: PORTS, flows: CAPACITY, tags: DEPTH, slots, ..SerialConfig::default() };
-    Sfqd::new(&config).unwrap()
+    Sfqd::new(&bounds()).unwrap()
+}
+
+/// Alone, and with NASS around.
+fn serial<S: SerialPolicy>(alone: S, inside: S) {
+    stress(PATIENCE, Serial::<S>::with_policy(alone, &bounds()).unwrap());
+    let nass = NassConfig::of_window(SLOTS as u32);
+    stress(PATIENCE, NassOver::<S>::new(inside, &bounds(), &nass).unwrap());
+}
+
+#[test]
+fn cfq() {
+    let build =
+        |idle_ns| TimeSlices::new(&bounds(), &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() }).unwrap();
+    serial(build(20_000), build(0));
+}
+
+#[test]
+fn bfq() {
+    let build = |idle_ns| {
+        Budgets::new(
+            &bounds(),
+            &BfqConfig { budget_bytes: 1 << 16, idle_ns, sync_writes: true, ..BfqConfig::default() },
+        )
+        .unwrap()
+    };
+    serial(build(20_000), build(0));
+}
+
+#[test]
+fn flashfq() {
+    let build = |idle_ns| {
+        Throttled::new(&bounds(), &FlashFqConfig { threshold_bytes: 16_384, idle_ns, ..FlashFqConfig::default() })
+            .unwrap()
+    };
+    serial(build(20_000), build(0));
+}
+
+#[test]
+fn fiops() {
+    serial(VirtualIops::new(&bounds()), VirtualIops::new(&bounds()));
 }
 
 /// A policy that forgets whom to wake: the test must notice.

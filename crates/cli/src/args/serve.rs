@@ -37,7 +37,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na | bfq | bfq-na | flashfq |
-    /// fiops, or nass+ and one of cfq, bfq, flashfq, fiops; then keys
+    /// fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then keys
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
     /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
@@ -46,7 +46,7 @@ pub(crate) struct ServeArgs {
     /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
     /// idle; flashfq: idle, request-cost; nass: channels, sub-request, history, decay, reserve, queue-length,
     /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target,
-    /// read-depth, write-depth; kyber-fair: period, busy, tokens.
+    /// read-depth, write-depth; kyber-fair: period, busy, patience, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times

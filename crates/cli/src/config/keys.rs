@@ -53,7 +53,7 @@ mod tests {
              queue-length=64,aggressiveness=off,sequentiality=on,idleness=false",
             "cfq:slice=7ms,target=61ms,quantum=4294967295",
             "kyber:read-target=1us,write-target=2h,read-depth=1,write-depth=2,merge=off",
-            "kyber-fair:busy=3,tokens=5,period=99ms",
+            "kyber-fair:busy=3,patience=17,tokens=5,period=99ms",
             "flashfq:request-cost=8k",
         ]);
         comes_through::<DeviceTable>(&[

@@ -56,9 +56,9 @@ const PARAMETERS: &[About] = &[
     parameter("timeout", "a duration, 1ns to 1m", "the longest turn while others wait"),
     parameter("request-cost", "bytes, below 4G", "what a request costs beside its length"),
     parameter("channels", "a number, from 1", "eta: channels of the device"),
-    parameter("sub-request", "bytes, 1 to 4G", "what one channel takes of a request"),
+    parameter("sub-request", "bytes, 512 to 1G", "what one channel takes of a request"),
     parameter("history", "requests, from 1", "alpha: how many arrivals are remembered"),
-    parameter("decay", "a number, from 1", "mu: by what sequentiality is divided over time"),
+    parameter("decay", "a number, from 2", "mu: by what sequentiality is divided over time"),
     parameter("reserve", "requests, from 1", "beta: the most on the device while another tenant's request is expected"),
     parameter("queue-length", "requests, from 1", "the most requests on the device"),
     parameter("aggressiveness", "true or false", "whether aggressive tenants are limited"),
@@ -69,6 +69,11 @@ const PARAMETERS: &[About] = &[
     parameter("read-depth", "requests, 1 to 65536", "the most reads on the device"),
     parameter("write-depth", "requests, 1 to 65536", "the most writes on the device"),
     parameter("busy", "requests, 1 to 65536", "with fewer on the device nobody is throttled"),
+    parameter(
+        "patience",
+        "a number; 0: none",
+        "the device may have less than busy for one part in so many of a period",
+    ),
     parameter("tokens", "bytes, 1 to 256G", "what all tenants together may have served in a period"),
     parameter(
         "period",
@@ -86,6 +91,7 @@ pub(crate) fn about(key: &str) -> &'static About {
 pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> String {
     let d2fq = d2fq(config, Topology::flat(1), 1, 1);
     let serial = &config.serial;
+    let nass = serial.nass.of_window(config.slots.unwrap_or(device_slots));
     let ns = |ns: u64| Nanos(ns).to_string();
     let auto = |bytes: Option<u64>| bytes.map_or("auto".into(), exact_size);
     match key {
@@ -136,20 +142,21 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
         "budget" => exact_size(serial.bfq.budget_bytes),
         "timeout" => ns(serial.bfq.timeout_ns),
         "request-cost" => exact_size(serial.flashfq.request_bytes.into()),
-        "channels" => serial.nass.channels.to_string(),
-        "sub-request" => exact_size(serial.nass.sub_request_bytes.into()),
-        "history" => serial.nass.history.to_string(),
-        "decay" => serial.nass.decay.to_string(),
-        "reserve" => serial.nass.reserve.to_string(),
-        "queue-length" => serial.nass.queue_length.to_string(),
-        "aggressiveness" => serial.nass.aggressiveness.to_string(),
-        "sequentiality" => serial.nass.sequentiality.to_string(),
-        "idleness" => serial.nass.idleness.to_string(),
+        "channels" => nass.channels.to_string(),
+        "sub-request" => exact_size(nass.sub_request_bytes.into()),
+        "history" => nass.history.to_string(),
+        "decay" => nass.decay.to_string(),
+        "reserve" => nass.reserve.to_string(),
+        "queue-length" => nass.queue_length.to_string(),
+        "aggressiveness" => nass.aggressiveness.to_string(),
+        "sequentiality" => nass.sequentiality.to_string(),
+        "idleness" => nass.idleness.to_string(),
         "read-target" => ns(kyber_targets(config)[0]),
         "write-target" => ns(kyber_targets(config)[1]),
         "read-depth" => kyber_depths(config)[0].to_string(),
         "write-depth" => kyber_depths(config)[1].to_string(),
         "busy" => kyber_fair_busy(config, device_slots).to_string(),
+        "patience" => config.patience.unwrap_or(KyberFairConfig::new(1, 1, 1).patience).to_string(),
         "tokens" => auto(config.tokens),
         _ => unreachable!("{key} is no parameter"),
     }

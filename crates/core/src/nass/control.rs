@@ -35,6 +35,8 @@ pub(super) struct Control {
 pub(super) struct FlowState {
     pub(super) weight: Weight,
     is_present: bool,
+    /// Its tenant is gone: nothing will come.
+    is_leaving: bool,
     pub(super) is_expected: bool,
     /// Whether its aggressiveness fell when it last changed.
     has_fallen: bool,
@@ -95,6 +97,14 @@ impl Control {
             limits: Limits::new(nass.queue_length),
             served: Served::default(),
             reserved: Reserved::default(),
+        }
+    }
+
+    /// A flow's tenant is gone: nobody expects anything of it any more.
+    pub(super) fn end_life(&mut self, slot: usize) {
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.is_leaving = true;
+            self.reserved.forget(flow);
         }
     }
 
@@ -228,7 +238,7 @@ impl Control {
             self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
         }
         let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
-        let is_modest = sends_little && flow.dispatched <= self.limits.part(flow.weight);
+        let is_modest = sends_little && !flow.is_leaving && flow.dispatched <= self.limits.part(flow.weight);
         let is_expected = is_modest && self.history.holds(flow.arrival) && self.config.idleness;
         self.reserved.sent(flow, is_expected);
         self.served.limit(flow, &self.config, &mut self.limits);

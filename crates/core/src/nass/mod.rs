@@ -20,8 +20,8 @@
 //!
 //! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes far more commands there than
 //! it works on, so the queue's length says nothing; what stands for NCQ's 32 places is the *window*, the number of commands that
-//! the device works on at a time, and `queue_length` is that. [`NassConfig::nvme`] has 64, what MQFQ's authors measured, with
-//! the paper's proportions of channels and reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one
+//! the device works on at a time, and `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
+//! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one
 //! order, by start tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
 //! [`crate::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops the least start tag). The limits
 //! count what is on the device per flow over all ports, which is just what MQFQ does without: they have no lock-free form here.
@@ -99,9 +99,11 @@ impl Default for NassConfig {
 }
 
 impl NassConfig {
-    /// For an NVMe device that works on 64 commands at a time, see the [module's text](self).
-    pub fn nvme() -> Self {
-        NassConfig { channels: 20, reserve: 16, queue_length: 64, ..NassConfig::default() }
+    /// For a device that works on `window` requests at a time, with the paper's proportions of channels and reserve to it (10 and 8 of 32);
+    /// see the [module's text](self).
+    pub fn of_window(window: u32) -> Self {
+        let of_32 = |part: u32| (u64::from(window) * u64::from(part) / 32).max(1) as u32;
+        NassConfig { channels: of_32(10), reserve: of_32(8), queue_length: window.max(1), ..NassConfig::default() }
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -157,8 +159,8 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
 
     /// Nobody waits for it any more.
     fn remove_flow(&mut self, slot: usize) {
+        self.control.end_life(slot);
         if let Some(flow) = self.control.flows.get_mut(slot) {
-            self.control.reserved.forget(flow);
             flow.settle(slot, &mut self.control.reserved, &mut self.inner);
         }
         self.inner.remove_flow(slot);

@@ -125,6 +125,36 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     assert_eq!(counts(&send(&mut nass))[1], 8, "beside eight, to half of the queue");
 }
 
+/// What it had staged when it was removed still goes, and nothing will follow.
+#[test]
+fn no_room_is_kept_for_a_flow_that_is_removed() {
+    let mut nass = nass(only(false, false, true));
+    stage(&mut nass, 0, 0..2, 4096);
+    nass.remove_flow(0);
+    assert_eq!(counts(&send(&mut nass)), [2, 0]);
+    stage(&mut nass, 1, 0..80, 4096);
+    assert_eq!(counts(&send(&mut nass)), [0, 16], "its part, as if nobody were expected");
+    complete(&mut nass, &[0, 1]);
+    nass.add_flow(0, Weight::DEFAULT);
+    assert_eq!(nass.control.reserved.flows, 0);
+    // The slot's next flow is expected as any other.
+    stage(&mut nass, 0, 2..4, 4096);
+    assert_eq!(counts(&send(&mut nass)), [2, 0]);
+    assert_eq!(nass.control.reserved.flows, 1);
+}
+
+/// The variant that the paper calls NM: what merges is neither held back nor let go for it.
+#[test]
+fn without_sequentiality_a_stream_is_not_held_back() {
+    let stream = |sequentiality| {
+        let mut nass = nass(only(false, sequentiality, false));
+        nass.insert(0, &read(0, 0, 100, 4096));
+        (0..10).for_each(|_| nass.grow(0, &read(0, 0, 100, 4096)));
+        nass.limit(0)
+    };
+    assert_eq!((stream(true), stream(false)), (32 - 9, 32));
+}
+
 #[test]
 fn without_idleness_no_room_is_kept() {
     let mut nass = nass(only(false, false, false));
@@ -250,6 +280,15 @@ fn a_deep_flow_has_its_part_among_many_shallow_ones() {
         let of_due = counts[0] as f64 / total as f64 * 31.0;
         assert!((0.9..2.0).contains(&of_due), "{name}: {of_due} of its due");
     }
+}
+
+#[test]
+fn the_papers_parameters_are_those_of_a_window_of_32() {
+    assert_eq!(NassConfig::of_window(32), NassConfig::default());
+    let NassConfig { channels, reserve, queue_length, .. } = NassConfig::of_window(128);
+    assert_eq!((channels, reserve, queue_length), (40, 32, 128));
+    let NassConfig { channels, reserve, queue_length, .. } = NassConfig::of_window(1);
+    assert_eq!((channels, reserve, queue_length), (1, 1, 1));
 }
 
 #[test]

@@ -22,6 +22,23 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 200, check)
 }
 
+/// The weaker law: the device is not idle while something is staged anywhere.
+pub(crate) fn is_never_idle(subject: &impl Subject) -> Result<(), String> {
+    for_all(subject, ANYTHING, 200, |trace| {
+        for (at, event) in trace.events.iter().enumerate() {
+            if let Event::Settled { outstanding: 0, staged: 1.., .. } = *event {
+                return Err(format!("event {at}: nothing outstanding, but something is staged"));
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn catches_an_idle_device() {
+    caught(is_never_idle(&canary::Wrapped(Misbehave::LoseWakeUps)), "nothing outstanding");
+}
+
 #[test]
 fn catches_a_lost_wake_up() {
     caught(holds(&canary::Wrapped(Misbehave::LoseWakeUps)), "outstanding of");

@@ -2,7 +2,8 @@
 //!
 //! Each `law_*` module states one law, checks it for any [`world::Subject`], and shows that it catches a policy that is
 //! [broken on purpose](canary). Here is which law is applied to which [policy](subjects): a row each. A law that is not in a
-//! policy's row it is exempted from, and the row says why; that the exemptions are needed is tested below.
+//! policy's row it is exempted from, and the row says why. That exemptions are needed is tested below, where a law says anything
+//! of such a policy: bounds in virtual time say nothing of one without.
 
 mod canary;
 mod closed;
@@ -97,6 +98,9 @@ mod checks {
     }
     pub(crate) fn the_wrap(of: &impl Subject, _at: &[u64]) {
         law_virtual_time::survives_the_wrap(of).unwrap();
+    }
+    pub(crate) fn never_idle(of: &impl Subject, _at: &[u64]) {
+        law_work::is_never_idle(of).unwrap();
     }
     pub(crate) fn work_conserving(of: &impl Subject, _at: &[u64]) {
         law_work::holds(of).unwrap();
@@ -208,7 +212,7 @@ laws! {
     kyber_fair_short: Tokens(10_000), [0] => requests work_conserving merging_without_slots;
     kyber_fair_rich: Tokens(1 << 38), [0] => requests work_conserving;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
-    kyber_fair_patient: PATIENT, [0] => requests five_to_one_over_two_ports three_to_one_whatever_the_sum
+    kyber_fair_patient: PATIENT, [0] => requests never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
@@ -255,6 +259,7 @@ fn exempted_with_reason() {
     law_fairness::holds(&ByIops).unwrap_err();
     law_work::holds(&BySlices { idle_ns: 0 }).unwrap_err();
     law_idle::two_shards_at_depth_one(&PATIENT, 0).unwrap_err();
+    law_idle::one_at_a_time_beside_a_flood(&FEW, 2, 0).unwrap_err();
     law_work::holds(&AROUND_FIOPS).unwrap_err();
     law_shares::five_to_one_over_two_ports(&BySlices { idle_ns: 0 }, 0).unwrap_err();
     law_idle::two_shards_at_depth_one(&BySlices { idle_ns: IDLE_NS }, 0).unwrap_err();

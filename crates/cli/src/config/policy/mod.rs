@@ -72,6 +72,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) period_ns: Option<u64>,
     /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half of what it takes.
     pub(crate) busy: Option<u32>,
+    /// For kyber-fair: that the device has less is borne for one part in so many of a period; 0: not at all. If not said, its own default.
+    pub(crate) patience: Option<u32>,
     /// For kyber-fair: how many tokens a period has, in bytes; if not said, they follow the rate of service.
     pub(crate) tokens: Option<u64>,
     /// For kyber-fair: whether writes cost what is measured, since nobody says what they cost.
@@ -132,6 +134,7 @@ impl PolicyTable {
             depths: [self.read_depth, self.write_depth],
             period_ns: self.period.map(|Nanos(ns)| ns),
             busy: self.busy,
+            patience: self.patience,
             tokens: self.tokens.map(|Size(bytes)| bytes),
             measured_writes: self.write_cost.is_none(),
         })

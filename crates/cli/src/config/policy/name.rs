@@ -142,7 +142,7 @@ impl PolicyName {
                 "write-cost",
             ],
             PolicyName::Kyber => &["merge", "read-target", "write-target", "read-depth", "write-depth"],
-            PolicyName::KyberFair => &["merge", "period", "busy", "tokens", "read-cost", "write-cost"],
+            PolicyName::KyberFair => &["merge", "period", "busy", "patience", "tokens", "read-cost", "write-cost"],
         }
     }
 }

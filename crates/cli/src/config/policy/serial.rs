@@ -9,6 +9,9 @@ use super::name::PolicyName;
 use super::table::PolicyTable;
 use crate::units::{Nanos, Size};
 
+/// As many requests as a device can have at most.
+const NO_QUANTUM: u32 = 65_536;
+
 /// What each of them is built with; only what the policy's name asks for matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SerialKnobs {
@@ -19,7 +22,29 @@ pub(crate) struct SerialKnobs {
     /// For flashfq.
     pub(crate) flashfq: FlashFqConfig,
     /// For nass+….
-    pub(crate) nass: NassConfig,
+    pub(crate) nass: NassKnobs,
+}
+
+/// The knobs of NASS. Those that are not said follow the device's window.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct NassKnobs {
+    channels: Option<u32>,
+    reserve: Option<u32>,
+    queue_length: Option<u32>,
+    others: NassConfig,
+}
+
+impl NassKnobs {
+    /// NASS before a device that takes so many requests at a time.
+    pub(crate) fn of_window(&self, slots: u32) -> NassConfig {
+        let window = NassConfig::of_window(self.queue_length.unwrap_or(slots));
+        NassConfig {
+            channels: self.channels.unwrap_or(window.channels),
+            reserve: self.reserve.unwrap_or(window.reserve),
+            queue_length: window.queue_length,
+            ..self.others
+        }
+    }
 }
 
 impl SerialKnobs {
@@ -31,23 +56,26 @@ impl SerialKnobs {
         let time = |given: Option<Nanos>, default: u64| given.map_or(default, |Nanos(ns)| ns);
         let bytes = |given: Option<Size>, default: u64| given.map_or(default, |Size(bytes)| bytes);
         let narrow = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-        let nass = if name == PolicyName::NassMqfq { NassConfig::nvme() } else { defaults.nass };
-        let nass = NassConfig {
-            channels: table.channels.unwrap_or(nass.channels),
-            sub_request_bytes: narrow(bytes(table.sub_request, nass.sub_request_bytes.into())),
-            history: table.history.unwrap_or(nass.history),
-            decay: table.decay.unwrap_or(nass.decay),
-            reserve: table.reserve.unwrap_or(nass.reserve),
-            queue_length: table.queue_length.unwrap_or(nass.queue_length),
-            aggressiveness: table.aggressiveness.unwrap_or(nass.aggressiveness),
-            sequentiality: table.sequentiality.unwrap_or(nass.sequentiality),
-            idleness: table.idleness.unwrap_or(nass.idleness),
+        let usual = defaults.nass.others;
+        let nass = NassKnobs {
+            channels: table.channels,
+            reserve: table.reserve,
+            queue_length: table.queue_length,
+            others: NassConfig {
+                sub_request_bytes: narrow(bytes(table.sub_request, usual.sub_request_bytes.into())),
+                history: table.history.unwrap_or(usual.history),
+                decay: table.decay.unwrap_or(usual.decay),
+                aggressiveness: table.aggressiveness.unwrap_or(usual.aggressiveness),
+                sequentiality: table.sequentiality.unwrap_or(usual.sequentiality),
+                idleness: table.idleness.unwrap_or(usual.idleness),
+                ..usual
+            },
         };
         let anticipates = match name {
             PolicyName::CfqNa | PolicyName::BfqNa => false,
-            _ => !(name.is_limited() && nass.idleness),
+            _ => !(name.is_limited() && nass.others.idleness),
         };
-        let quantum = if name.is_limited() { nass.queue_length } else { defaults.cfq.quantum };
+        let quantum = if name.is_limited() { NO_QUANTUM } else { defaults.cfq.quantum };
         let idle = |default_ns: u64| if anticipates { time(table.idle, default_ns) } else { 0 };
         SerialKnobs {
             cfq: CfqConfig {

@@ -56,6 +56,7 @@ pub(crate) struct PolicyTable {
     pub(crate) read_depth: Option<u32>,
     pub(crate) write_depth: Option<u32>,
     pub(crate) busy: Option<u32>,
+    pub(crate) patience: Option<u32>,
     pub(crate) tokens: Option<Size>,
 }
 

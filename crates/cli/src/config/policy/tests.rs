@@ -33,6 +33,7 @@ fn every_key_is_read() {
         depths: [None; 2],
         period_ns: None,
         busy: None,
+        patience: None,
         tokens: None,
         measured_writes: false,
     };
@@ -61,8 +62,11 @@ fn every_key_is_read() {
     assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
     let kyber = complete("kyber:read-target=500us,write-target=5ms,read-depth=9,write-depth=8").unwrap();
     assert_eq!((kyber.targets, kyber.depths), ([Some(500_000), Some(5_000_000)], [Some(9), Some(8)]));
-    let fair = complete("kyber-fair:period=20ms,busy=8,tokens=1M").unwrap();
-    assert_eq!((fair.period_ns, fair.busy, fair.measured_writes), (Some(20_000_000), Some(8), true));
+    let fair = complete("kyber-fair:period=20ms,busy=8,patience=0,tokens=1M").unwrap();
+    assert_eq!(
+        (fair.period_ns, fair.busy, fair.patience, fair.measured_writes),
+        (Some(20_000_000), Some(8), Some(0), true)
+    );
     assert_eq!(fair.tokens, Some(1 << 20));
     assert!(!complete("kyber-fair:write-cost=2").unwrap().measured_writes);
 }
@@ -96,7 +100,7 @@ fn the_keys_of_the_serial_schedulers_are_read() {
         sequentiality: true,
         idleness: false,
     };
-    assert_eq!((limited.nass, limited.bfq.idle_ns), (expected, 3_000_000));
+    assert_eq!((limited.nass.of_window(32), limited.bfq.idle_ns), (expected, 3_000_000));
     for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops", "nass+mqfq"] {
         let SerialKnobs { cfq, bfq, flashfq, .. } = knobs(name);
         assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
@@ -104,9 +108,10 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     }
     assert_eq!(
         ["cfq", "nass+cfq", "nass+cfq:queue-length=64", "nass+cfq:quantum=4"].map(|text| knobs(text).cfq.quantum),
-        [8, 32, 64, 4]
+        [8, 65_536, 65_536, 4]
     );
-    assert_eq!(knobs("nass+mqfq:reserve=3").nass, NassConfig { reserve: 3, ..NassConfig::nvme() });
+    let of_128 = knobs("nass+mqfq:reserve=3").nass.of_window(128);
+    assert_eq!(of_128, NassConfig { reserve: 3, ..NassConfig::of_window(128) });
     let refused = complete("fiops:idle=1ms").unwrap_err();
     assert!(refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"), "{refused}");
     let merged = |text: &str| complete(text).map(|policy| policy.merge_bytes);
@@ -195,7 +200,7 @@ fn refusals_name_the_key_and_the_cure() {
          slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
          read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
          history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \
-         write-target, read-depth, write-depth, busy, tokens)"
+         write-target, read-depth, write-depth, busy, patience, tokens)"
     );
 }
 

@@ -334,7 +334,9 @@ impl<P: Platform> Shared<P> {
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
-            if self.measured_writes && self.periods.is_over(now_ns) {
+            // However early periods end.
+            if self.measured_writes && now_ns.saturating_sub(planner.measured_ns) >= self.periods.length_ns {
+                planner.measured_ns = now_ns;
                 let [reads, writes] = [
                     [self.sum(|line| &line.reads.sum_ns), self.sum(|line| &line.reads.count)],
                     [self.sum(|line| &line.writes.sum_ns), self.sum(|line| &line.writes.count)],

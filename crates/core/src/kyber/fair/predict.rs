@@ -24,7 +24,7 @@
 //!
 //! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a millisecond wide for reads and
 //! 2.5 for writes: on an SSD all are in the first and the ratio is that of the targets, 5. So exact sums are kept instead,
-//! mean over mean, once a period, moved a quarter of the way. Where most of the latency is queueing in the device both kinds
+//! mean over mean, whenever a period's time has passed, moved a quarter of the way. Where most of the latency is queueing in the device both kinds
 //! have it, and the ratio understates; an operator who knows better sets the costs.
 
 use crate::config::ConfigError;

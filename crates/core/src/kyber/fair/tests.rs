@@ -241,6 +241,34 @@ fn writes_cost_the_measured_ratio() {
     assert!((5..=7).contains(&issued.len()), "{issued:?}");
 }
 
+/// Where all always want more than they have no period ever lasts its time: each ends as the last of them runs out.
+#[test]
+fn the_ratio_is_measured_however_early_periods_end() {
+    let (policy, mut ports, [a, b]) = setup([100, 100]);
+    let port = &mut ports[0];
+    warm_up(&policy, port, &[a, b], 100 * MS);
+    let (mut now_ns, periods) = (100 * MS, tokens(&policy).periods);
+    for _ in 0..200 {
+        // More than 2000 tokens of each, and so a period or more each time.
+        (0..30).for_each(|tag| assert!(submit(port, tag, a, Op::Read, 100).is_ok()));
+        (32..62).for_each(|tag| assert!(submit(port, tag, b, Op::Write, 100).is_ok()));
+        let mut issued = 0;
+        while issued < 60 {
+            let tags = issue_all(port, now_ns);
+            assert!(!tags.is_empty(), "{issued} of 60");
+            issued += tags.len();
+            now_ns += MS;
+            for tag in tags {
+                let latency_ns = if tag < 32 { 100_000 } else { 350_000 };
+                port.complete(now_ns - MS + latency_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+            }
+        }
+    }
+    let TokenStats { periods: now, write_percent, .. } = tokens(&policy);
+    assert!(now - periods > 200 && now_ns < (now - periods) * 50 * MS, "{} periods in {now_ns} ns", now - periods);
+    assert_eq!(write_percent, 350);
+}
+
 #[test]
 fn idle_time_saves_up_no_tokens() {
     let (policy, mut ports, [a, b]) = setup([100, 300]);
