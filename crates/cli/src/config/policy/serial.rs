@@ -35,9 +35,11 @@ pub(crate) struct NassKnobs {
 }
 
 impl NassKnobs {
-    /// NASS before a device that takes so many requests at a time.
+    /// NASS before a device that takes so many requests at a time. Before one that takes fewer than the paper's it is as for that one: limits
+    /// are whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside 4 KiB on 16 places).
     pub(crate) fn of_window(&self, slots: u32) -> NassConfig {
-        let window = NassConfig::of_window(self.queue_length.unwrap_or(slots));
+        let least = NassConfig::default().queue_length;
+        let window = NassConfig::of_window(self.queue_length.unwrap_or(slots.max(least)));
         NassConfig {
             channels: self.channels.unwrap_or(window.channels),
             reserve: self.reserve.unwrap_or(window.reserve),

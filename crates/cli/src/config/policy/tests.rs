@@ -112,6 +112,8 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     );
     let of_128 = knobs("nass+mqfq:reserve=3").nass.of_window(128);
     assert_eq!(of_128, NassConfig { reserve: 3, ..NassConfig::of_window(128) });
+    assert_eq!(knobs("nass+bfq").nass.of_window(4), NassConfig::default());
+    assert_eq!(knobs("nass+bfq:queue-length=4").nass.of_window(128), NassConfig::of_window(4));
     let refused = complete("fiops:idle=1ms").unwrap_err();
     assert!(refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"), "{refused}");
     let merged = |text: &str| complete(text).map(|policy| policy.merge_bytes);
