@@ -129,8 +129,8 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
         }
         PolicyName::Kyber => {
             let mut kyber = KyberConfig::new(ports, flows, shape.tags);
-            [kyber.read_target_ns, kyber.write_target_ns] = kyber_targets(config);
-            [kyber.depths[0], kyber.depths[1]] = kyber_depths(config);
+            [kyber.read_target_ns, kyber.write_target_ns, kyber.discard_target_ns] = kyber_targets(config);
+            kyber.depths = kyber_depths(config);
             kyber.merge_bytes = config.merge_bytes;
             let (policy, ports) = Kyber::<P>::new(&kyber).map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
@@ -221,7 +221,7 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
             format!("{name} tau-l={tau_l} hl={ratio}{paper}")
         }
         PolicyName::Kyber => {
-            let [read, write] = kyber_targets(config).map(|ns| show_duration(ns as f64));
+            let [read, write, _] = kyber_targets(config).map(|ns| show_duration(ns as f64));
             format!("{name} read={read} write={write}{merge}")
         }
         PolicyName::KyberFair => {
@@ -238,17 +238,21 @@ pub(crate) fn default_threshold() -> u64 {
     MqfqConfig::new(Topology::flat(1), 1, 1).threshold_bytes
 }
 
-/// The latency targets of reads and writes.
-pub(crate) fn kyber_targets(config: &PolicyConfig) -> [u64; 2] {
+/// The latency targets of reads, writes and discards.
+pub(crate) fn kyber_targets(config: &PolicyConfig) -> [u64; 3] {
     let default = KyberConfig::new(1, 1, 1);
-    let [read, write] = config.targets;
-    [read.unwrap_or(default.read_target_ns), write.unwrap_or(default.write_target_ns)]
+    let [read, write, discard] = config.targets;
+    [
+        read.unwrap_or(default.read_target_ns),
+        write.unwrap_or(default.write_target_ns),
+        discard.unwrap_or(default.discard_target_ns),
+    ]
 }
 
-/// The most reads and writes on the device.
-pub(crate) fn kyber_depths(config: &PolicyConfig) -> [u32; 2] {
-    let [read, write, ..] = KyberConfig::new(1, 1, 1).depths;
-    [config.depths[0].unwrap_or(read), config.depths[1].unwrap_or(write)]
+/// The most reads, writes, discards and others on the device.
+pub(crate) fn kyber_depths(config: &PolicyConfig) -> [u32; 4] {
+    let default = KyberConfig::new(1, 1, 1).depths;
+    std::array::from_fn(|domain| config.depths[domain].unwrap_or(default[domain]))
 }
 
 /// Half of what the device takes: so that tenants who keep no more than that outstanding still get their shares.

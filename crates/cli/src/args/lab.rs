@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use fairq_sim::lab::Shard;
 
 use super::{Policies, parse_policies};
-use crate::config::policy::table;
+use crate::config::policy::name::PolicyName;
 
 /// `fairq lab`.
 #[derive(Debug, Args)]
@@ -77,5 +77,6 @@ pub(crate) struct LabMergeArgs {
 }
 
 fn parse_lab_policies(text: &str) -> Result<Policies, String> {
-    parse_policies(if text == "all" { table::ALL } else { text })
+    let all = PolicyName::ALL.map(PolicyName::name).join(",");
+    parse_policies(if text == "all" { &all } else { text })
 }

@@ -52,9 +52,10 @@ mod tests {
             "nass+bfq:merge=12k,budget=511,timeout=333us,idle=0ns,channels=8,sub-request=4k,history=64,decay=3,reserve=6,\
              queue-length=64,aggressiveness=off,sequentiality=on,idleness=false",
             "cfq:slice=7ms,target=61ms,quantum=4294967295",
-            "kyber:read-target=1us,write-target=2h,read-depth=1,write-depth=2,merge=off",
+            "kyber:read-target=1us,write-target=2h,discard-target=3s,read-depth=1,write-depth=2,discard-depth=3,other-depth=4,merge=off",
             "kyber-fair:busy=3,patience=17,tokens=5,period=99ms",
             "flashfq:request-cost=8k",
+            "bfq:wait-for-equals,sync-writes=off",
         ]);
         comes_through::<DeviceTable>(&[
             "paced,size=1537,iops=12345,bandwidth=1234567/s,latency=81us,parallelism=3",

@@ -54,6 +54,8 @@ const PARAMETERS: &[About] = &[
     parameter("idle", "a duration, up to 1m", "how long a tenant's next request is waited for"),
     parameter("budget", "bytes, 1 to 1T", "the most that a turn may serve"),
     parameter("timeout", "a duration, 1ns to 1m", "the longest turn while others wait"),
+    parameter("wait-for-equals", "true or false", "whether to wait also while all busy tenants have the same weight"),
+    parameter("sync-writes", "true or false", "whether those who write are waited for, too"),
     parameter("request-cost", "bytes, below 4G", "what a request costs beside its length"),
     parameter("channels", "a number, from 1", "eta: channels of the device"),
     parameter("sub-request", "bytes, 512 to 1G", "what one channel takes of a request"),
@@ -66,8 +68,11 @@ const PARAMETERS: &[About] = &[
     parameter("idleness", "true or false", "whether room is kept for tenants that only seem idle"),
     parameter("read-target", "a duration, 1ns to 1h", "the latency that reads should have"),
     parameter("write-target", "a duration, 1ns to 1h", "the latency that writes should have"),
+    parameter("discard-target", "a duration, 1ns to 1h", "the latency that discards should have"),
     parameter("read-depth", "requests, 1 to 65536", "the most reads on the device"),
     parameter("write-depth", "requests, 1 to 65536", "the most writes on the device"),
+    parameter("discard-depth", "requests, 1 to 65536", "the most discards on the device"),
+    parameter("other-depth", "requests, 1 to 65536", "the most flushes and writes of zeroes on the device"),
     parameter("busy", "requests, 1 to 65536", "with fewer on the device nobody is throttled"),
     parameter(
         "patience",
@@ -141,6 +146,8 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
         "idle" => ns(config.idle_ns()),
         "budget" => exact_size(serial.bfq.budget_bytes),
         "timeout" => ns(serial.bfq.timeout_ns),
+        "wait-for-equals" => serial.bfq.waits_for_equals.to_string(),
+        "sync-writes" => serial.bfq.sync_writes.to_string(),
         "request-cost" => exact_size(serial.flashfq.request_bytes.into()),
         "channels" => nass.channels.to_string(),
         "sub-request" => exact_size(nass.sub_request_bytes.into()),
@@ -153,8 +160,11 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
         "idleness" => nass.idleness.to_string(),
         "read-target" => ns(kyber_targets(config)[0]),
         "write-target" => ns(kyber_targets(config)[1]),
+        "discard-target" => ns(kyber_targets(config)[2]),
         "read-depth" => kyber_depths(config)[0].to_string(),
         "write-depth" => kyber_depths(config)[1].to_string(),
+        "discard-depth" => kyber_depths(config)[2].to_string(),
+        "other-depth" => kyber_depths(config)[3].to_string(),
         "busy" => kyber_fair_busy(config, device_slots).to_string(),
         "patience" => config.patience.unwrap_or(KyberFairConfig::new(1, 1, 1).patience).to_string(),
         "tokens" => auto(config.tokens),
@@ -165,12 +175,12 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::policy::table::{ALL, PolicyTable, parse_list};
+    use crate::config::policy::table::PolicyTable;
 
     #[test]
     fn every_parameter_is_told_as_it_can_be_given() {
-        for table in parse_list(ALL).unwrap() {
-            let config = table.complete().unwrap();
+        for name in PolicyName::ALL {
+            let config = PolicyTable { name: Some(name), ..PolicyTable::default() }.complete().unwrap();
             for key in config.name.keys() {
                 let value = present(key, &config, 64);
                 assert!(!about(key).takes.is_empty() && !about(key).summary.is_empty());

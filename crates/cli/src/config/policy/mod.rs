@@ -64,10 +64,10 @@ pub(crate) struct PolicyConfig {
     pub(crate) cost: CostModel,
     /// For the schedulers behind one lock.
     pub(crate) serial: SerialKnobs,
-    /// For kyber: the latencies that reads and writes should have, in nanoseconds.
-    pub(crate) targets: [Option<u64>; 2],
-    /// For kyber: the most reads and writes on the device.
-    pub(crate) depths: [Option<u32>; 2],
+    /// For kyber: the latencies that reads, writes and discards should have, in nanoseconds.
+    pub(crate) targets: [Option<u64>; 3],
+    /// For kyber: the most reads, writes, discards and others on the device.
+    pub(crate) depths: [Option<u32>; 4],
     /// For kyber-fair: the longest period, in nanoseconds.
     pub(crate) period_ns: Option<u64>,
     /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half of what it takes.
@@ -130,8 +130,9 @@ impl PolicyTable {
                 write_percent: percent(self.write_cost, cost.write_percent),
                 ..cost
             },
-            targets: [self.read_target, self.write_target].map(|target| target.map(|Nanos(ns)| ns)),
-            depths: [self.read_depth, self.write_depth],
+            targets: [self.read_target, self.write_target, self.discard_target]
+                .map(|target| target.map(|Nanos(ns)| ns)),
+            depths: [self.read_depth, self.write_depth, self.discard_depth, self.other_depth],
             period_ns: self.period.map(|Nanos(ns)| ns),
             busy: self.busy,
             patience: self.patience,
@@ -167,10 +168,11 @@ impl PolicyTable {
         let keys = name.keys();
         let Some(key) = keys::foreign(self, "name", &keys) else { return Ok(()) };
         let takes = if keys.is_empty() { "no keys at all".into() } else { keys.join(", ") };
+        let others: Vec<_> = PolicyName::ALL.into_iter().filter(|other| other.keys().contains(&key.as_str())).collect();
         Err(Refusal::new(format!(
-            "policy: {} takes no `{key}` (it takes: {takes}): leave it out, or use {}",
+            "policy: {} takes no `{key}` (it takes: {takes}): leave it out; it is for {}",
             name.name(),
-            if PolicyName::Mqfq.keys().contains(&key.as_str()) { "mqfq" } else { "d2fq" },
+            others.iter().map(|other| other.name()).collect::<Vec<_>>().join(", "),
         )))
     }
 }

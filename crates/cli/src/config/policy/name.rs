@@ -51,6 +51,28 @@ pub(crate) enum PolicyName {
 }
 
 impl PolicyName {
+    /// All of them.
+    pub(crate) const ALL: [PolicyName; 18] = [
+        PolicyName::None,
+        PolicyName::Sfqd,
+        PolicyName::Mqfq,
+        PolicyName::MqfqSerial,
+        PolicyName::D2fq,
+        PolicyName::Cfq,
+        PolicyName::CfqNa,
+        PolicyName::Bfq,
+        PolicyName::BfqNa,
+        PolicyName::FlashFq,
+        PolicyName::Fiops,
+        PolicyName::NassCfq,
+        PolicyName::NassBfq,
+        PolicyName::NassFlashFq,
+        PolicyName::NassFiops,
+        PolicyName::NassMqfq,
+        PolicyName::Kyber,
+        PolicyName::KyberFair,
+    ];
+
     /// The name as it is written.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -114,9 +136,17 @@ impl PolicyName {
             PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
             PolicyName::Cfq | PolicyName::NassCfq => &["slots", "merge", "slice", "target", "quantum", "idle"],
             PolicyName::CfqNa => &["slots", "merge", "slice", "target", "quantum"],
-            PolicyName::Bfq | PolicyName::NassBfq => {
-                &["slots", "merge", "budget", "timeout", "idle", "read-cost", "write-cost"]
-            }
+            PolicyName::Bfq | PolicyName::NassBfq => &[
+                "slots",
+                "merge",
+                "budget",
+                "timeout",
+                "idle",
+                "wait-for-equals",
+                "sync-writes",
+                "read-cost",
+                "write-cost",
+            ],
             PolicyName::BfqNa => &["slots", "merge", "budget", "timeout", "read-cost", "write-cost"],
             PolicyName::FlashFq | PolicyName::NassFlashFq => {
                 &["slots", "merge", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
@@ -141,7 +171,16 @@ impl PolicyName {
                 "read-cost",
                 "write-cost",
             ],
-            PolicyName::Kyber => &["merge", "read-target", "write-target", "read-depth", "write-depth"],
+            PolicyName::Kyber => &[
+                "merge",
+                "read-target",
+                "write-target",
+                "discard-target",
+                "read-depth",
+                "write-depth",
+                "discard-depth",
+                "other-depth",
+            ],
             PolicyName::KyberFair => &["merge", "period", "busy", "patience", "tokens", "read-cost", "write-cost"],
         }
     }

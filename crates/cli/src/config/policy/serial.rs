@@ -50,9 +50,9 @@ impl NassKnobs {
 }
 
 impl SerialKnobs {
-    /// What is said, and defaults for the rest. Whoever does not anticipate has no time to idle: cfq-na, bfq-na, and
-    /// what is inside NASS, which keeps room for a flow instead of waiting for it. There CFQ has no quantum of its own either: what a
-    /// flow may have on the device is for NASS to say.
+    /// What is said, and defaults for the rest. Whoever does not anticipate has no time to idle: cfq-na, bfq-na, and, unless it is
+    /// said, what is inside NASS, which keeps room for a flow instead of waiting for it. There CFQ has no quantum of its own either:
+    /// what a flow may have on the device is for NASS to say.
     pub(crate) fn new(name: PolicyName, table: &PolicyTable) -> SerialKnobs {
         let defaults = SerialKnobs::default();
         let time = |given: Option<Nanos>, default: u64| given.map_or(default, |Nanos(ns)| ns);
@@ -78,7 +78,7 @@ impl SerialKnobs {
             _ => !(name.is_limited() && nass.others.idleness),
         };
         let quantum = if name.is_limited() { NO_QUANTUM } else { defaults.cfq.quantum };
-        let idle = |default_ns: u64| if anticipates { time(table.idle, default_ns) } else { 0 };
+        let idle = |default_ns: u64| time(table.idle, if anticipates { default_ns } else { 0 });
         SerialKnobs {
             cfq: CfqConfig {
                 slice_ns: time(table.slice, defaults.cfq.slice_ns),
@@ -90,7 +90,8 @@ impl SerialKnobs {
                 budget_bytes: bytes(table.budget, defaults.bfq.budget_bytes),
                 timeout_ns: time(table.timeout, defaults.bfq.timeout_ns),
                 idle_ns: idle(defaults.bfq.idle_ns),
-                ..defaults.bfq
+                waits_for_equals: table.wait_for_equals.unwrap_or(defaults.bfq.waits_for_equals),
+                sync_writes: table.sync_writes.unwrap_or(defaults.bfq.sync_writes),
             },
             flashfq: FlashFqConfig {
                 threshold_bytes: bytes(table.threshold, defaults.flashfq.threshold_bytes),

@@ -41,6 +41,8 @@ pub(crate) struct PolicyTable {
     pub(crate) idle: Option<Nanos>,
     pub(crate) budget: Option<Size>,
     pub(crate) timeout: Option<Nanos>,
+    pub(crate) wait_for_equals: Option<bool>,
+    pub(crate) sync_writes: Option<bool>,
     pub(crate) request_cost: Option<Size>,
     pub(crate) channels: Option<u32>,
     pub(crate) sub_request: Option<Size>,
@@ -53,8 +55,11 @@ pub(crate) struct PolicyTable {
     pub(crate) idleness: Option<bool>,
     pub(crate) read_target: Option<Nanos>,
     pub(crate) write_target: Option<Nanos>,
+    pub(crate) discard_target: Option<Nanos>,
     pub(crate) read_depth: Option<u32>,
     pub(crate) write_depth: Option<u32>,
+    pub(crate) discard_depth: Option<u32>,
+    pub(crate) other_depth: Option<u32>,
     pub(crate) busy: Option<u32>,
     pub(crate) patience: Option<u32>,
     pub(crate) tokens: Option<Size>,
@@ -70,10 +75,6 @@ impl FromStr for PolicyTable {
         pairs::read(list)
     }
 }
-
-/// Every policy, with the knobs that it has by default.
-pub(crate) const ALL: &str = "none,sfqd,mqfq,mqfq-serial,d2fq,cfq,cfq-na,bfq,bfq-na,flashfq,fiops,nass+cfq,nass+bfq,\
-                              nass+flashfq,nass+fiops,nass+mqfq,kyber,kyber-fair";
 
 /// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before it belongs
 /// to the policy before it.

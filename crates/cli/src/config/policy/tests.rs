@@ -1,6 +1,6 @@
 //! How policies are read, completed and refused.
 
-use super::table::{ALL, parse_list};
+use super::table::parse_list;
 use super::values::MERGE_BYTES;
 use super::*;
 use fairq_core::bfq::BfqConfig;
@@ -29,8 +29,8 @@ fn every_key_is_read() {
         d2fq: D2fqKeys::default(),
         cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
         serial: complete("mqfq:T=256k").unwrap().serial,
-        targets: [None; 2],
-        depths: [None; 2],
+        targets: [None; 3],
+        depths: [None; 4],
         period_ns: None,
         busy: None,
         patience: None,
@@ -61,7 +61,9 @@ fn every_key_is_read() {
     assert_eq!(complete("none").unwrap().cost, CostModel::default());
     assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
     let kyber = complete("kyber:read-target=500us,write-target=5ms,read-depth=9,write-depth=8").unwrap();
-    assert_eq!((kyber.targets, kyber.depths), ([Some(500_000), Some(5_000_000)], [Some(9), Some(8)]));
+    assert_eq!((kyber.targets, kyber.depths), ([Some(500_000), Some(5_000_000), None], [Some(9), Some(8), None, None]));
+    let others = complete("kyber:discard-target=1s,discard-depth=7,other-depth=6").unwrap();
+    assert_eq!((others.targets, others.depths), ([None, None, Some(1_000_000_000)], [None, None, Some(7), Some(6)]));
     let fair = complete("kyber-fair:period=20ms,busy=8,patience=0,tokens=1M").unwrap();
     assert_eq!(
         (fair.period_ns, fair.busy, fair.patience, fair.measured_writes),
@@ -82,6 +84,8 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     let usual = BfqConfig::default();
     let expected = BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000, ..usual };
     assert_eq!((bfq, knobs("bfq-na").bfq.idle_ns), (expected, 0));
+    assert_eq!(knobs("bfq:wait-for-equals").bfq, BfqConfig { waits_for_equals: true, ..usual });
+    assert_eq!(knobs("bfq:sync-writes").bfq, BfqConfig { sync_writes: true, ..usual });
     let flashfq = knobs("flashfq:T=64k,idle=1ms,request-cost=8k").flashfq;
     let expected = FlashFqConfig { threshold_bytes: 65_536, idle_ns: 1_000_000, request_bytes: 8192 };
     assert_eq!(flashfq, expected);
@@ -104,6 +108,10 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops", "nass+mqfq"] {
         let SerialKnobs { cfq, bfq, flashfq, .. } = knobs(name);
         assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
+    }
+    assert_eq!(knobs("nass+bfq:idle=3ms").bfq.idle_ns, 3_000_000, "unless it is told to");
+    assert_eq!(knobs("nass+bfq:idleness=off").bfq.idle_ns, usual.idle_ns, "it keeps no room");
+    for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops", "nass+mqfq"] {
         assert_eq!(complete(name).unwrap().name.name(), name);
     }
     assert_eq!(
@@ -143,14 +151,9 @@ fn a_list_gives_each_key_to_the_policy_before_it() {
 
 #[test]
 fn all_are_all() {
-    let names: Vec<_> = parse_list(ALL).unwrap().iter().map(|policy| policy.name.unwrap().name()).collect();
     let refusal = complete("mqf").unwrap_err();
     let allowed = refusal.split("allowed: ").nth(1).unwrap().trim_end_matches(')');
-    let mut allowed: Vec<_> = allowed.split(", ").collect();
-    let mut names = names;
-    allowed.sort_unstable();
-    names.sort_unstable();
-    assert_eq!(names, allowed);
+    assert_eq!(allowed.split(", ").collect::<Vec<_>>(), PolicyName::ALL.map(PolicyName::name));
 }
 
 #[test]
@@ -163,16 +166,18 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("none:slots=4"),
-        "policy: none takes no `slots` (it takes: no keys at all): leave it out, or use mqfq"
+        "policy: none takes no `slots` (it takes: no keys at all): leave it out; it is for sfqd, mqfq, mqfq-serial, cfq, \
+         cfq-na, bfq, bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, nass+mqfq"
     );
     assert_eq!(
         refusal("sfqd:T=4k"),
-        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave it out, or use mqfq"
+        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave it out; it is for mqfq, \
+         mqfq-serial, flashfq, nass+flashfq"
     );
     assert!(refusal("d2fq:slots=4").starts_with("policy: d2fq takes no `slots` (it takes: tau-l, tau-m,"));
     assert_eq!(
         refusal("none:hl=static-3"),
-        "policy: none takes no `hl` (it takes: no keys at all): leave it out, or use d2fq"
+        "policy: none takes no `hl` (it takes: no keys at all): leave it out; it is for d2fq"
     );
     assert_eq!(
         refusal("d2fq:hl=static-300"),
@@ -200,9 +205,9 @@ fn refusals_name_the_key_and_the_cure() {
         refusal("mqfq:threshhold=4k"),
         "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, threshold, virtual-time, \
          slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
-         read-cost, write-cost, slice, target, quantum, idle, budget, timeout, request-cost, channels, sub-request, \
+         read-cost, write-cost, slice, target, quantum, idle, budget, timeout, wait-for-equals, sync-writes, request-cost, channels, sub-request, \
          history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \
-         write-target, read-depth, write-depth, busy, patience, tokens)"
+         write-target, discard-target, read-depth, write-depth, discard-depth, other-depth, busy, patience, tokens)"
     );
 }
 
