@@ -104,7 +104,8 @@ impl FromStr for Job {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Job, String> {
-        let (name, rest) = match text.find(['=', ':']) {
+        // `db,weight=300` is as good as `db=weight:300`: it is what `serve` takes.
+        let (name, rest) = match text.find(['=', ':', ',']) {
             Some(at) => (&text[..at], &text[at + 1..]),
             None => (text, ""),
         };
@@ -238,6 +239,12 @@ mod tests {
         assert_eq!(guest.summary(), "4k random read, depth 32, from 10.0 s, until 20.0 s");
         let limited: Job = "db=iops:1k,rw=write".parse().unwrap();
         assert_eq!((limited.rate, limited.read_percent, limited.random), (Some(4_096_000), 0, false));
+    }
+
+    #[test]
+    fn keys_are_written_as_for_serve_too() {
+        let [usual, too] = ["db=weight:300,bs:64k", "db,weight=300,bs=64k"].map(|text| text.parse::<Job>().unwrap());
+        assert_eq!(usual, too);
     }
 
     #[test]
