@@ -10,7 +10,7 @@ import threading
 import time
 
 import rig
-from nbd import READ, REQUEST, WRITE, Client, Gone
+from nbd import NO_HOLE, READ, REQUEST, WRITE, ZEROES, Client, Gone
 from rig import MI, PACED, check
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
@@ -79,11 +79,11 @@ class Operated:
 
 
 @contextlib.contextmanager
-def operated(*args):
+def operated(*args, device=PACED):
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")
         tenants = ["--tenant", "good=64M", "--tenant", "bad=64M", "--tenant", "small=1M"]
-        with rig.serve("--device", PACED, *tenants, "--control", control, *args) as server:
+        with rig.serve("--device", device, *tenants, "--control", control, *args) as server:
             yield Operated(server, control)
 
 
@@ -226,6 +226,38 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
         grown = rigged.resident() - resident
         check(grown < 96 * MI, f"{grown >> 20} MiB more in use than before")
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
+
+
+def zeroes(rigged):
+    """Zeroes all it has, 128 times at once."""
+
+    def work(stop, _):
+        client = rigged.connect(timeout=60)
+        for _ in range(128):
+            client.send(ZEROES, 0, 64 * MI, flags=NO_HOLE)
+        while not stop.is_set():
+            client.receive()
+            client.send(ZEROES, 0, 64 * MI, flags=NO_HOLE)
+        client.s.close()
+
+    return Many(1, work)
+
+
+def test_zeroes_that_have_to_be_written_are_no_free_ride():
+    """tmpfs cannot zero a range that is to stay allocated. A few bytes on the wire are 64 MiB to write then, and cost that. How much
+    the others keep is for the CPUs to say, but it is not next to nothing."""
+    if not os.path.isdir("/dev/shm"):
+        raise rig.Skip("no /dev/shm")
+    with rig.tempfile.TemporaryDirectory(prefix="fairq-", dir="/dev/shm") as folder:
+        with operated(device=f"{folder}/disk,size=256M,create") as rigged, rigged.good_load(60):
+            rigged.measure()
+            calm, _, usual = rigged.measure()
+            with zeroes(rigged):
+                time.sleep(0.5)
+                rate, _, slow = rigged.measure()
+    check(rate >= 0.1 * calm, f"{rate / MI:.1f} MiB/s of {calm / MI:.1f}")
+    check(slow <= 2 * usual + PATIENCE, f"512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
+    return f"{rate / calm:.2f} of the calm rate, 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}"
 
 
 def test_large_requests_leave_short_queues_their_part():

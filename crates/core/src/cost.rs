@@ -13,14 +13,22 @@ pub struct CostModel {
     pub min_bytes: u32,
     /// Cost of a flush, in bytes; default 4096. A flush moves no data of its own but occupies the device.
     pub flush_bytes: u32,
-    /// Cost of a discard or of writing zeroes, whatever its length, in bytes; default 4096: both are
-    /// done by changing the device's or file system's map.
+    /// The least a discard costs, in bytes; default 4096. It changes the device's or the file system's map and writes nothing.
     pub discard_bytes: u32,
+    /// A discard costs a byte for each so many of its length, 0 for none; default 256: maps are long, too.
+    pub discard_part: u32,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
-        CostModel { read_percent: 100, write_percent: 100, min_bytes: 512, flush_bytes: 4096, discard_bytes: 4096 }
+        CostModel {
+            read_percent: 100,
+            write_percent: 100,
+            min_bytes: 512,
+            flush_bytes: 4096,
+            discard_bytes: 4096,
+            discard_part: 256,
+        }
     }
 }
 
@@ -37,9 +45,9 @@ impl CostModel {
         };
         let cost = match op {
             Op::Read => scaled(self.read_percent),
-            Op::Write => scaled(self.write_percent),
+            Op::Write | Op::WriteZeroes => scaled(self.write_percent),
             Op::Flush => u64::from(self.flush_bytes),
-            Op::Discard | Op::WriteZeroes => u64::from(self.discard_bytes),
+            Op::Discard => u64::from(length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes)),
         };
         cost.clamp(1, Self::MAX_COST)
     }
@@ -55,7 +63,10 @@ mod tests {
         assert_eq!(model.cost(Op::Read, 4096), 4096);
         assert_eq!(model.cost(Op::Write, 1), 512);
         assert_eq!(model.cost(Op::Flush, 0), 4096);
-        assert_eq!(model.cost(Op::Discard, 1 << 30), 4096);
+        assert_eq!(model.cost(Op::Discard, 1 << 20), 4096);
+        assert_eq!(model.cost(Op::Discard, 1 << 30), 4 << 20);
+        assert_eq!(CostModel { discard_part: 0, ..model }.cost(Op::Discard, 1 << 30), 4096);
+        assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "nobody knows a shorter way");
         let writes_cost_triple = CostModel { write_percent: 300, ..model };
         assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);
         assert_eq!(writes_cost_triple.cost(Op::Read, 4096), 4096);
@@ -63,8 +74,14 @@ mod tests {
 
     #[test]
     fn cost_is_never_zero_and_never_too_large() {
-        let free =
-            CostModel { read_percent: 0, write_percent: u32::MAX, min_bytes: 0, flush_bytes: 0, discard_bytes: 0 };
+        let free = CostModel {
+            read_percent: 0,
+            write_percent: u32::MAX,
+            min_bytes: 0,
+            flush_bytes: 0,
+            discard_bytes: 0,
+            discard_part: 0,
+        };
         assert_eq!(free.cost(Op::Read, 4096), 1);
         assert_eq!(free.cost(Op::Flush, 0), 1);
         assert_eq!(free.cost(Op::Write, u32::MAX), CostModel::MAX_COST);

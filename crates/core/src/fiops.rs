@@ -99,8 +99,8 @@ impl VirtualIops {
     fn units(&self, op: Op) -> u64 {
         let percent = match op {
             Op::Read => self.cost.read_percent,
-            Op::Write => self.cost.write_percent,
-            Op::Flush | Op::Discard | Op::WriteZeroes => 100,
+            Op::Write | Op::WriteZeroes => self.cost.write_percent,
+            Op::Flush | Op::Discard => 100,
         };
         (u64::from(percent) * IO_UNITS / 100).max(1)
     }

@@ -46,9 +46,10 @@ pub enum Op {
     Write,
     /// Puts completed writes on stable storage.
     Flush,
-    /// Tells the device that the range is no longer needed.
+    /// Tells the device that the range is no longer needed; or any change of the device's map alone, such as zeroing where
+    /// nothing is written for it.
     Discard,
-    /// Makes the range read as zeroes.
+    /// Makes the range read as zeroes, by writing them as far as anybody knows.
     WriteZeroes,
 }
 

@@ -261,13 +261,23 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
+    /// See [`Device::zeroes_by_map`].
+    pub fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
+        self.device.zeroes_by_map(file, no_hole)
+    }
+
     /// Takes an order. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
     /// The order's memory must stay valid and untouched until the order comes back from [`Self::finished`].
     pub unsafe fn submit(&mut self, now_ns: u64, ring: &mut Ring, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the front end asked has_room first");
-        let request = Request { tag, flow: order.flow, op: order.op, offset: order.offset, length: order.length };
+        // Whose device zeroes by its map is charged for that.
+        let op = match order.op {
+            Op::WriteZeroes if self.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
+            op => op,
+        };
+        let request = Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };
         if order.fua {
             self.port.barrier(order.flow);
         }

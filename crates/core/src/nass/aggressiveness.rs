@@ -28,7 +28,9 @@ const MOST_CHANNELS: u32 = u16::MAX as u32;
 pub(super) fn channels_of(config: &NassConfig, op: Op, length: u32) -> u32 {
     let size = config.sub_request_bytes;
     match op {
-        Op::Read | Op::Write if length > size => (length.checked_div(size).unwrap_or(0) + 1).min(MOST_CHANNELS),
+        Op::Read | Op::Write | Op::WriteZeroes if length > size => {
+            (length.checked_div(size).unwrap_or(0) + 1).min(MOST_CHANNELS)
+        }
         _ => 1,
     }
 }

@@ -175,6 +175,10 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.has_fixed_buffers())
     }
 
+    fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
+        each!(AnyDevice, self, device => device.zeroes_by_map(file, no_hole))
+    }
+
     fn source(&self, file: u16) -> Option<Source> {
         each!(AnyDevice, self, device => device.source(file))
     }

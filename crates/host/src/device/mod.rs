@@ -153,6 +153,12 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
+    /// Whether zeroing a range of a file changes a map alone and writes nothing, as far as is known by now. The scheduler charges it
+    /// by that, and it is done in small pieces where it is writing.
+    fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
+        true
+    }
+
     /// The file to send from what reads have left in place; none if they never do there.
     fn source(&self, _file: u16) -> Option<Source> {
         None

@@ -161,23 +161,29 @@ impl Store {
         if length == 0 {
             return;
         }
-        for page in offset / PAGE..=(offset + length - 1) / PAGE {
-            let (word, bit) = self.word(page);
-            if word.load(Ordering::Relaxed) & bit == 0 {
-                word.fetch_or(bit, Ordering::AcqRel);
+        self.for_each_word(offset / PAGE, (offset + length).div_ceil(PAGE), |word, mask| {
+            if word.load(Ordering::Relaxed) & mask != mask {
+                word.fetch_or(mask, Ordering::AcqRel);
             }
-        }
+        });
     }
 
     /// Notes that the pages `first..last` hold nothing.
     fn clear(&self, first: u64, last: u64) {
+        self.for_each_word(first, last, |word, mask| {
+            if word.load(Ordering::Relaxed) & mask != 0 {
+                word.fetch_and(!mask, Ordering::AcqRel);
+            }
+        });
+    }
+
+    /// The words of the pages `first..last`, each with the bits of those among its own.
+    #[inline]
+    fn for_each_word(&self, first: u64, last: u64, act: impl Fn(&AtomicUsize, usize)) {
         let mut page = first;
         while page < last {
             let until = (page / BITS * BITS + BITS).min(last);
-            let mask = usize::MAX >> (BITS - (until - page)) << (page % BITS);
-            if self.word(page).0.load(Ordering::Relaxed) & mask != 0 {
-                self.word(page).0.fetch_and(!mask, Ordering::AcqRel);
-            }
+            act(self.word(page).0, usize::MAX >> (BITS - (until - page)) << (page % BITS));
             page = until;
         }
     }

@@ -48,8 +48,8 @@ use crate::ring::{Asker, Ring, UserData};
 pub const CHUNK: u32 = 64 << 10;
 /// Chunks of the longest read.
 const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
-/// The longest order made of a discard or zeroing, in bytes.
-const DATALESS_CHUNK: u64 = 1 << 30;
+/// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where zeroes are written it is [`CHUNK`].
+const DATALESS_CHUNK: u64 = 32 << 20;
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
 /// A payload of at least this much is received straight into its buffer, and then just the header that follows it; a
@@ -475,7 +475,14 @@ impl Conn {
                 self.settle(index);
                 continue;
             }
-            let order = next_order(op, &self.volume, &self.in_place, cookie(self.index, index, op.submitted));
+            let zeroes = op.request.command == Command::WriteZeroes;
+            let no_hole = op.request.flags.contains(CommandFlags::NO_HOLE);
+            let longest = match zeroes && !path.zeroes_by_map(self.volume.file, no_hole) {
+                true => u64::from(CHUNK),
+                false => DATALESS_CHUNK,
+            };
+            let cookie = cookie(self.index, index, op.submitted);
+            let order = next_order(op, &self.volume, &self.in_place, longest, cookie);
             // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until the order is
             // finished (`finished` counts `outstanding` down to 0 before the op goes on).
             match unsafe { path.submit(now_ns, ring, &order) } {
@@ -819,7 +826,7 @@ fn own_pages(base: u64, size: u64, file: u64) -> Range<u64> {
 }
 
 /// Makes the next order of a submittable op.
-fn next_order(op: &mut Op, volume: &Volume, own_pages: &Range<u64>, cookie: u64) -> Order {
+fn next_order(op: &mut Op, volume: &Volume, own_pages: &Range<u64>, longest: u64, cookie: u64) -> Order {
     let request = &op.request;
     let (core_op, at, length, memory) = match request.command {
         Command::Read | Command::Write => {
@@ -836,7 +843,8 @@ fn next_order(op: &mut Op, volume: &Volume, own_pages: &Range<u64>, cookie: u64)
         _ => {
             let core_op = if request.command == Command::Trim { CoreOp::Discard } else { CoreOp::WriteZeroes };
             let at = op.submitted;
-            let length = (request.length - at).min(DATALESS_CHUNK);
+            // It ends at a multiple of that in the file: no block is cut.
+            let length = (request.length - at).min(longest - (volume.base + request.offset + at) % longest);
             op.submitted += length;
             (core_op, at, length as u32, Memory::NONE)
         }

@@ -169,6 +169,10 @@ impl Device for FileDevice {
         extents_of(&backing, offset, end, most.max(1))
     }
 
+    fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
+        self.shared.files.get(file).is_some_and(|backing| backing.zeroes_by_map(no_hole))
+    }
+
     fn source(&self, file: u16) -> Option<Source> {
         self.shared.files.get(file).filter(|backing| backing.gives_pages).map(Source::of)
     }

@@ -11,7 +11,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
@@ -71,10 +71,39 @@ pub(super) struct Backing {
     pub(super) preferred_size: u32,
     /// Reads may leave data in place; see `in_place`.
     pub(super) gives_pages: bool,
-    /// Punching holes has turned out not to be supported.
-    pub(super) no_punch: AtomicBool,
-    /// Zeroing a range has turned out not to be supported.
-    pub(super) no_zero_range: AtomicBool,
+    /// Whether holes can be punched.
+    pub(super) punch: Support,
+    /// Whether a range can be zeroed that stays allocated.
+    pub(super) zero_range: Support,
+}
+
+/// Whether a file system or device can do something, which only trying shows.
+#[derive(Default)]
+pub(super) struct Support {
+    works: AtomicBool,
+    is_refused: AtomicBool,
+}
+
+impl Support {
+    /// It has been done.
+    pub(super) fn note_done(&self) {
+        if !self.works() {
+            self.works.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// It has turned out not to be supported.
+    pub(super) fn note_refused(&self) {
+        self.is_refused.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn works(&self) -> bool {
+        self.works.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
+    }
 }
 
 /// The kernel may have the file for a moment longer than anybody here; its lock goes at once.
@@ -85,6 +114,14 @@ impl Drop for Backing {
 }
 
 impl Backing {
+    /// Whether zeroing writes nothing: where it has been seen to work. The kernel zeroes a range of a block device by writing if the
+    /// device has no command for it, and does not say so; where it has one, holes can be punched as well.
+    pub(super) fn zeroes_by_map(&self, no_hole: bool) -> bool {
+        let punches = self.punch.works();
+        let is_asked_to_punch = !no_hole && !self.punch.is_refused();
+        if is_asked_to_punch { punches } else { self.zero_range.works() && (punches || !self.is_block_device) }
+    }
+
     /// Whether it is what one finds under this path now.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         let identity = |metadata: Metadata| match self.is_block_device {
@@ -179,8 +216,8 @@ impl Backing {
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
             gives_pages: block == 1 && memory_align == 1 && !is_block_device && in_place::is_possible(&file, size),
-            no_punch: AtomicBool::new(false),
-            no_zero_range: AtomicBool::new(false),
+            punch: Support::default(),
+            zero_range: Support::default(),
             file,
         })
     }

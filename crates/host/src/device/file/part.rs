@@ -2,8 +2,6 @@
 //!
 //! A pure function of the command, how far it has come, and the file.
 
-use std::sync::atomic::Ordering;
-
 use fairq_core::Op;
 
 use crate::device::Command;
@@ -86,8 +84,7 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
     }
     if command.op == Op::Discard {
         // Shrunk to whole blocks when it came.
-        let is_idle = backing.no_punch.load(Ordering::Relaxed);
-        return if is_idle { Next::End(0) } else { Next::Part { step: Step::Punch, length: rest } };
+        return if backing.punch.is_refused() { Next::End(0) } else { Next::Part { step: Step::Punch, length: rest } };
     }
     let block = if command.op == Op::WriteZeroes { backing.zero_block } else { backing.block };
     let misalignment = (at % u64::from(block)) as u32;
@@ -121,9 +118,9 @@ fn is_memory_aligned(backing: &Backing, command: &Command, done: u32) -> bool {
 fn zero(backing: &Backing, command: &Command, length: u32) -> Next {
     // The kernel zeroes a block device that cannot do it itself by writing, which is not what `fast_only` asks for.
     let can_be_slow = command.fast_only && backing.is_block_device;
-    if !command.no_hole && !backing.no_punch.load(Ordering::Relaxed) {
+    if !command.no_hole && !backing.punch.is_refused() {
         Next::Part { step: Step::Punch, length }
-    } else if !can_be_slow && !backing.no_zero_range.load(Ordering::Relaxed) {
+    } else if !can_be_slow && !backing.zero_range.is_refused() {
         Next::Part { step: Step::ZeroRange, length }
     } else if command.fast_only {
         Next::End(libc::EOPNOTSUPP)

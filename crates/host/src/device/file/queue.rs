@@ -27,7 +27,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
@@ -668,11 +667,11 @@ impl Operation {
         match -result {
             libc::EAGAIN | libc::EINTR => return Verdict::Again,
             libc::EOPNOTSUPP if self.step == Step::Punch => {
-                backing.no_punch.store(true, Ordering::Relaxed);
+                backing.punch.note_refused();
                 return Verdict::Otherwise;
             }
             libc::EOPNOTSUPP if self.step == Step::ZeroRange => {
-                backing.no_zero_range.store(true, Ordering::Relaxed);
+                backing.zero_range.note_refused();
                 return Verdict::Otherwise;
             }
             errno if errno > 0 => return Verdict::Failed(errno),
@@ -686,7 +685,14 @@ impl Operation {
                 self.is_synced = true;
                 Verdict::Part
             }
-            Step::Punch | Step::ZeroRange => Verdict::Part,
+            Step::Punch => {
+                backing.punch.note_done();
+                Verdict::Part
+            }
+            Step::ZeroRange => {
+                backing.zero_range.note_done();
+                Verdict::Part
+            }
             _ if self.is_read() => self.has_read(backing, result as u32),
             _ => self.has_written(backing, result as u32),
         }

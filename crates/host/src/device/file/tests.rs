@@ -266,11 +266,16 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     let (device, mut driver) = open(&path, 1 << 20, Direct::Auto);
     driver.write(0, &vec![7; 1 << 20]);
     let zero = Command { no_hole: true, fua: true, ..command(Op::WriteZeroes, 1001, 300_000) };
+    let known = || [false, true].map(|no_hole| device.zeroes_by_map(0, no_hole));
+    assert_eq!(known(), [false, false], "not before it has been seen");
     assert_eq!(driver.run(Command { fast_only: true, ..zero }, &[]).errno, libc::EOPNOTSUPP);
     assert_eq!(driver.run(zero, &[]).errno, 0);
+    assert_eq!(known(), [false, false]);
+    assert_eq!(driver.run(command(Op::Discard, 1 << 19, 1 << 19), &[]).errno, 0);
+    assert_eq!(known(), [true, false], "holes are no writing");
     assert_eq!(driver.read(200_000, 200_000), [vec![0; 101_001], vec![7; 98_999]].concat());
     assert_eq!(driver.read(1000, 2), [7, 0]);
-    assert!(device.extents(0, 0, 1 << 20, 9).unwrap().iter().all(|extent| !extent.is_hole));
+    assert!(device.extents(0, 0, 1 << 19, 9).unwrap().iter().all(|extent| !extent.is_hole));
 }
 
 /// Those of one turn are one system call as long as each begins where the one before it ends.
@@ -418,6 +423,7 @@ fn a_block_device_works_is_exclusive_and_passes_errors_on() {
         }
         let careful = Command { no_hole: true, fast_only: true, ..command(Op::WriteZeroes, 0, 4096) };
         assert_eq!(driver.run(careful, &[]).errno, libc::EOPNOTSUPP);
+        assert!(device.zeroes_by_map(0, false) && device.zeroes_by_map(0, true), "it has a command for both");
         assert_eq!(driver.run(command(Op::Discard, 1 << 20, 1 << 20), &[]).errno, 0);
         assert_eq!(driver.run(command(Op::Flush, 0, 0), &[]).errno, 0);
         assert_eq!(device.extents(0, 0, 4 << 20, 9).unwrap(), [Extent { length: 4 << 20, is_hole: false }]);

@@ -290,6 +290,13 @@ impl Device for NvmeSoft {
         matches!(&self.shared.backing, Backing::File(device) if device.has_fixed_buffers())
     }
 
+    fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
+        match &self.shared.backing {
+            Backing::Null | Backing::Ram(_) => true,
+            Backing::File(device) => device.zeroes_by_map(file, no_hole),
+        }
+    }
+
     fn is_polled(&self) -> bool {
         // Files answer by events on the ring of who polls the controller.
         self.shared.poller == Poller::Core || !matches!(self.shared.backing, Backing::File(_))
