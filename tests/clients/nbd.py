@@ -7,9 +7,9 @@ import struct
 OPTS = struct.unpack(">Q", b"IHAVEOPT")[0]
 OPT_REPLY = 0x3E889045565A9
 REQUEST, SIMPLE, STRUCTURED = 0x25609513, 0x67446698, 0x668E33EF
-OPT_ABORT, OPT_LIST, OPT_STRUCTURED, OPT_GO = 2, 3, 8, 7
+OPT_ABORT, OPT_LIST, OPT_STRUCTURED, OPT_GO, OPT_CONTEXT = 2, 3, 8, 7, 10
 REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
-READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES = range(7)
+READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
 FUA, NO_HOLE = 1, 2
 HAS_FLUSH, HAS_FUA, READ_ONLY, MULTI_CONN = 1 << 2, 1 << 3, 1 << 1, 1 << 8
 
@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Client:
-    def __init__(self, address, export=None, structured=False, timeout=30):
+    def __init__(self, address, export=None, structured=False, timeout=30, context=None):
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.s = socket.socket(family)
         self.s.settimeout(timeout)
@@ -34,8 +34,12 @@ class Client:
         assert opts == OPTS and flags & 1, "not a fixed newstyle server"
         self.no_zeroes = flags & 2
         self.s.sendall(struct.pack(">I", flags & 3))
-        if structured:
+        if structured or context:
             self._option(OPT_STRUCTURED, b"")
+        if context:
+            name, context = export.encode(), context.encode()
+            queries = struct.pack(">II", 1, len(context)) + context
+            self._option(OPT_CONTEXT, struct.pack(">I", len(name)) + name + queries)
         if export is not None:
             self._go(export)
 

@@ -210,9 +210,25 @@ fn set_slice(slice_ns: u64) -> io::Result<()> {
         return Ok(());
     }
     attributes.sched_runtime = slice_ns;
+    set_attributes(&attributes)
+}
+
+fn set_attributes(attributes: &libc::sched_attr) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as the structure says that it has.
-    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const attributes, 0) };
+    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const *attributes, 0) };
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How much less of a CPU than a shard's [`step_back`] asks for: a tenth where both compute.
+const BEHIND: i32 = 10;
+
+/// Makes this thread stand behind the shards wherever they want the same CPU, however those have been started: for what may take long.
+pub(crate) fn step_back() -> io::Result<()> {
+    let mut attributes = own_attributes()?;
+    attributes.sched_policy = libc::SCHED_OTHER as u32;
+    attributes.sched_priority = 0;
+    attributes.sched_nice = (attributes.sched_nice + BEHIND).min(19);
+    set_attributes(&attributes)
 }
 
 /// The calling thread, for the kernel.
@@ -243,6 +259,19 @@ impl Drop for AbortOnPanic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_steps_back_is_behind_however_the_process_was_started() {
+        let (before, after) = std::thread::spawn(|| {
+            let before = own_attributes().unwrap();
+            step_back().unwrap();
+            (before, own_attributes().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!(after.sched_policy, libc::SCHED_OTHER as u32);
+        assert_eq!(after.sched_nice, (before.sched_nice + BEHIND).min(19));
+    }
 
     #[test]
     fn a_short_slice_is_all_that_changes() {

@@ -24,6 +24,7 @@ use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
 use fairq_host::nbd::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
+use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Regimes, Shards, regimes};
 use fairq_host::wakers::Wakers;
@@ -140,7 +141,8 @@ impl Rig {
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
-        let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone()));
+        let surveyor = Surveyor::start(&common).unwrap();
+        let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)));
         let shards = Shards::start(ports, &common, &[], front).unwrap();
         Rig { shards, policy, served, flows, counts, clock: common.clock }
     }

@@ -39,6 +39,7 @@ use crate::nbd::proto::{
     Command, CommandFlags, MAX_PAYLOAD, NbdError, Negotiated, Request, parse_request, request_len, validate,
 };
 use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
+use crate::nbd::survey::{Answer, Question, SurveyDesk};
 use crate::nbd::wire::{Incoming, Outbox, Progress};
 use crate::path::{DataPath, Finished, Order};
 use crate::ring::{Asker, Ring, UserData};
@@ -261,6 +262,9 @@ pub struct Conn {
     free: Vec<u16>,
     /// Ops with orders that are yet to be submitted.
     to_submit: VecDeque<u16>,
+    /// Ops that are questions of what a range holds, and whether one has been put.
+    to_ask: VecDeque<u16>,
+    is_asking: bool,
     /// Ops whose reply is ready.
     ready: VecDeque<u16>,
     outbox: Outbox,
@@ -318,6 +322,8 @@ impl Conn {
             ops: (0..limits.depth).map(|_| Op::idle()).collect(),
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
+            to_ask: VecDeque::new(),
+            is_asking: false,
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
             outbox: Outbox::new(pipe),
             are_late: false,
@@ -327,22 +333,29 @@ impl Conn {
     }
 
     /// Takes in and submits as much as there is and as there is room for, then asks for more.
-    pub fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
-        while self.state == State::Open && self.take_in(path.device()) {
+    pub fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        desk: &mut SurveyDesk,
+    ) {
+        while self.state == State::Open && self.take_in() {
             self.submit(now_ns, ring, path);
         }
         self.submit(now_ns, ring, path);
+        self.ask(desk);
         self.receive(ring);
     }
 
     /// Takes one step through the stream of requests; false if it cannot go on now.
-    fn take_in<D: Device>(&mut self, device: &D) -> bool {
+    fn take_in(&mut self) -> bool {
         match std::mem::replace(&mut self.intake, Intake::Header) {
             Intake::Header => match parse_request(self.incoming.bytes(), self.negotiated.extended) {
                 Ok(None) => self.incoming.refill(),
                 Ok(Some((request, header))) => {
                     self.incoming.consume(header);
-                    self.begin(device, request)
+                    self.begin(request)
                 }
                 Err(error) => {
                     tracing::warn!(connection = self.index, %error, "malformed request: closing the connection");
@@ -350,14 +363,14 @@ impl Conn {
                     false
                 }
             },
-            Intake::Stalled(request) => self.begin(device, request),
+            Intake::Stalled(request) => self.begin(request),
             Intake::Payload { op } => self.take_payload(op),
             Intake::Refused { request, error, skip } => self.skip(request, error, skip),
         }
     }
 
     /// Starts a request; false if it has to wait for room.
-    fn begin<D: Device>(&mut self, device: &D, request: Request) -> bool {
+    fn begin(&mut self, request: Request) -> bool {
         if request.command == Command::Disconnect {
             self.state = State::Draining;
             return false;
@@ -389,7 +402,7 @@ impl Conn {
             }
             // Reading ahead is advice that a server with direct I/O has no use for.
             Command::Cache => self.answer(index, Reply::Header(self.style.done(&request))),
-            Command::BlockStatus => self.block_status(device, index),
+            Command::BlockStatus => self.to_ask.push_back(index),
             _ => self.enqueue(index),
         }
         true
@@ -438,11 +451,26 @@ impl Conn {
         skip > 0 && self.incoming.refill()
     }
 
-    /// Answers a block status request on the spot: a question to the file system's map.
-    fn block_status<D: Device>(&mut self, device: &D, index: u16) {
-        let request = self.ops[usize::from(index)].request;
-        let most = if request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
-        let extents = device.extents(self.volume.file, self.volume.base + request.offset, request.length, most);
+    /// Puts the next question of what a range holds, if the last has been answered.
+    fn ask(&mut self, desk: &mut SurveyDesk) {
+        if self.is_asking || self.state == State::Dead {
+            return;
+        }
+        let Some(index) = self.to_ask.pop_front() else { return };
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding = 1;
+        self.is_asking = true;
+        let most = if op.request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
+        let (file, offset) = (self.volume.file, self.volume.base + op.request.offset);
+        desk.ask(Question { conn: self.index, op: index, file, offset, length: op.request.length, most });
+    }
+
+    /// Takes the answer to a question, and makes it a reply.
+    pub(super) fn surveyed(&mut self, Answer { op: index, extents, .. }: Answer) {
+        self.is_asking = false;
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding = 0;
+        let request = op.request;
         let reply = extents.ok().and_then(|extents| {
             let context = self.negotiated.base_allocation?;
             let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
@@ -582,9 +610,9 @@ impl Conn {
         self.state == State::Open && waits && self.free.len() > free
     }
 
-    /// Whether it has orders that the shard had no room for.
+    /// Whether it has orders that the shard had no room for, or questions that it has not put.
     pub fn has_unsubmitted(&self) -> bool {
-        !self.to_submit.is_empty()
+        !self.to_submit.is_empty() || !self.to_ask.is_empty()
     }
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
@@ -780,6 +808,7 @@ impl Conn {
             op.errno = libc::ECONNRESET;
             self.settle(index);
         }
+        self.ready.append(&mut self.to_ask);
         while let Some(index) = self.ready.pop_front() {
             self.release(index);
         }
@@ -794,7 +823,7 @@ impl Conn {
             self.abandon_payload();
         }
         let unanswered = self.state == State::Draining
-            && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
+            && !(self.ready.is_empty() && !self.has_unsubmitted() && !self.incoming.has_output());
         let all_free = self.free.len() == self.ops.len();
         if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring.is_some() {
             return false;

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::memory::Region;
 use crate::nbd::conn::{self, Conn, Limits, Volume};
 use crate::nbd::proto::Negotiated;
+use crate::nbd::survey::SurveyDesk;
 use crate::nbd::wipe::{Wipe, is_wipe};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Event, Ring};
@@ -52,6 +53,8 @@ pub struct NbdFront {
     conns: Vec<Option<Conn>>,
     /// Ranges that are being zeroed.
     wipes: Vec<Wipe>,
+    /// Where connections ask what their ranges hold.
+    desk: SurveyDesk,
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
@@ -64,11 +67,12 @@ pub struct NbdFront {
 }
 
 impl NbdFront {
-    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them over shards.
-    pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>) -> NbdFront {
+    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them over shards; `desk` is the shard's.
+    pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>, desk: SurveyDesk) -> NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
             wipes: Vec::new(),
+            desk,
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
             first: 0,
@@ -156,11 +160,16 @@ impl Front for NbdFront {
     }
 
     fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+        while let Some(answer) = self.desk.answer() {
+            if let Some(conn) = self.touch(answer.conn as usize) {
+                conn.surveyed(answer);
+            }
+        }
         self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
         let (later, sooner) = self.active.split_at(self.first);
         for &index in sooner.iter().chain(later) {
             if let Some(conn) = &mut self.conns[index as usize] {
-                conn.arrivals(now_ns, ring, path);
+                conn.arrivals(now_ns, ring, path, &mut self.desk);
             }
         }
         self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));

@@ -22,6 +22,7 @@ pub(crate) mod pace;
 mod pipe;
 pub mod proto;
 pub mod reply;
+pub mod survey;
 pub mod tls;
 pub mod wipe;
 mod wire;

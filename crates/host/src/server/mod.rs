@@ -31,6 +31,7 @@ use crate::nbd::conn::Limits;
 use crate::nbd::exports::ExportsError;
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::HandshakeOptions;
+use crate::nbd::survey::Surveyor;
 use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
 use crate::wakers::Wakers;
@@ -219,7 +220,10 @@ pub fn serve(
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
-    let front = |shard: usize| Ok(NbdFront::new(config.connections, config.limits, counts[shard].clone()));
+    let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
+    let front = |shard: usize| {
+        Ok(NbdFront::new(config.connections, config.limits, counts[shard].clone(), surveyor.desk(shard)))
+    };
     let control = Control::start(policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front).map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -252,6 +256,7 @@ pub fn serve(
         Some(server) => server.shards.stop(),
         None => unreachable!("the runtime and its tasks are gone"),
     }
+    surveyor.end();
     device.sync().map_err(system("cannot flush the device at the end"))?;
     result
 }
