@@ -228,34 +228,29 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
 
 
-def zeroes(rigged):
-    """Zeroes all it has, 128 times at once."""
+def flood(rigged, command, flags=0, **more):
+    """One small request about all it has, 128 times at once."""
 
     def work(stop, _):
-        client = rigged.connect(timeout=60)
+        client = rigged.connect(timeout=60, **more)
         for _ in range(128):
-            client.send(ZEROES, 0, 64 * MI, flags=NO_HOLE)
+            client.send(command, 0, 64 * MI, flags=flags)
         while not stop.is_set():
             client.receive()
-            client.send(ZEROES, 0, 64 * MI, flags=NO_HOLE)
+            client.send(command, 0, 64 * MI, flags=flags)
         client.s.close()
 
     return Many(1, work)
+
+
+def zeroes(rigged):
+    """Zeroes it."""
+    return flood(rigged, ZEROES, flags=NO_HOLE)
 
 
 def questions(rigged):
-    """Asks where its holes are, 128 times at once."""
-
-    def work(stop, _):
-        client = rigged.connect(timeout=60, context="base:allocation")
-        for _ in range(128):
-            client.send(STATUS, 0, 64 * MI)
-        while not stop.is_set():
-            client.receive()
-            client.send(STATUS, 0, 64 * MI)
-        client.s.close()
-
-    return Many(1, work)
+    """Asks where its holes are."""
+    return flood(rigged, STATUS, context="base:allocation")
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():

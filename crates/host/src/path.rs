@@ -261,11 +261,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// See [`Device::zeroes_by_map`].
-    pub fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
-        self.device.zeroes_by_map(file, no_hole)
-    }
-
     /// Takes an order. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
@@ -274,7 +269,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let tag = self.free.pop().expect("the front end asked has_room first");
         // Whose device zeroes by its map is charged for that.
         let op = match order.op {
-            Op::WriteZeroes if self.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
+            Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
             op => op,
         };
         let request = Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };

@@ -394,3 +394,24 @@ fn structured_and_extended_replies_carry_data_and_map() {
         .collect();
     assert_eq!(extents, [(1 << 20, 3), (8192, 0), (SIZE - (1 << 20) - 8192, 3)], "holes read as zeroes");
 }
+
+/// Each connection has one question with the surveyor at a time, and the rest wait their turn.
+#[test]
+fn all_questions_before_a_disconnect_are_answered_and_none_of_a_lost_connection_stays() {
+    let rig = Rig::new(1);
+    let negotiated = || Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
+    let [mut client, mut lost] = [0, 1].map(|tenant| rig.connect_as(0, tenant, negotiated()));
+    for cookie in 0..50 {
+        lost.request(Command::BlockStatus, 0, cookie, 0, SIZE);
+        client.request(Command::BlockStatus, 0, cookie, 0, SIZE);
+    }
+    drop(lost);
+    client.request(Command::Disconnect, 0, 0, 0, 0);
+    let mut answers = Vec::new();
+    client.stream.read_to_end(&mut answers).unwrap();
+    // A header, the context and the count of extents, and one extent.
+    let cookies: Vec<u64> =
+        answers.chunks(32 + 8 + 16).map(|answer| u64::from_be_bytes(answer[8..16].try_into().unwrap())).collect();
+    assert_eq!(cookies, (0..50).collect::<Vec<_>>());
+    rig.wait_until_empty();
+}

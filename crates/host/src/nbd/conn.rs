@@ -9,7 +9,7 @@
 //! request stays where it is (`Intake::Stalled`), nothing more is read from this socket, and the client feels
 //! it; no other connection does.
 //!
-//! **Chunks.** A long read or write is cut into orders of at most [`CHUNK`] bytes, so that the scheduler decides about
+//! **Chunks.** A long read or write is cut into orders of at most 64 KiB, so that the scheduler decides about
 //! small pieces and one client's 32 MiB do not stand before another's 512 bytes. Operations without data (discard,
 //! zeroes) run one piece at a time.
 //!
@@ -25,41 +25,29 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use fairq_core::{FlowId, Op as CoreOp, Port};
+use fairq_core::{FlowId, Port};
 use io_uring::{opcode, types};
 use rustix::net::AddressFamily;
 
 use crate::device::Device;
 use crate::device::file::{LARGEST, Source};
-use crate::memory::{Buffer, Memory, Region};
+use crate::memory::Region;
 use crate::nbd::front::Connect;
+use crate::nbd::op::{CHUNK, CHUNKS, Op, Reply};
 use crate::nbd::pace::{PATIENCE, Pace};
 use crate::nbd::pipe::Pipe;
-use crate::nbd::proto::{
-    Command, CommandFlags, MAX_PAYLOAD, NbdError, Negotiated, Request, parse_request, request_len, validate,
-};
-use crate::nbd::reply::{BlockStatus, HeaderBuf, ReplyStyle, STATE_HOLE, STATE_ZERO};
+use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate};
+use crate::nbd::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::nbd::survey::{Answer, Question, SurveyDesk};
 use crate::nbd::wire::{Incoming, Outbox, Progress};
-use crate::path::{DataPath, Finished, Order};
+use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Ring, UserData};
 
-/// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth with a few, short enough
-/// that one delays others by a fraction of a millisecond, and is in the cache from the device to the socket.
-pub const CHUNK: u32 = 64 << 10;
-/// Chunks of the longest read.
-const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
-/// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where zeroes are written it is [`CHUNK`].
-const DATALESS_CHUNK: u64 = 32 << 20;
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
 /// A payload of at least this much is received straight into its buffer, and then just the header that follows it; a
 /// smaller one goes through `inbuf` with whatever follows it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
-/// The shortest read whose data may stay in the file. To look for its pages and to give them to the socket takes as much as to copy 4 KiB twice,
-/// and a client that reads pages which nobody has just copied has to get them from farther away: measured, 4 KiB lose a fifth of their
-/// throughput, 8 KiB a tenth, and from 16 KiB on it is all gain.
-const IN_PLACE: u64 = 16 << 10;
 /// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been received is then still in a cache
 /// when the device takes it.
 const PAYLOAD_PART: usize = 8 * CHUNK as usize;
@@ -100,123 +88,6 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits { depth: 512, memory: Self::MIN_MEMORY }
-    }
-}
-
-/// What an op answers.
-enum Reply {
-    /// Not known yet.
-    Pending,
-    /// A header alone.
-    Header(HeaderBuf),
-    /// A header and the data.
-    Data(HeaderBuf),
-    /// A reply of its own making.
-    Bytes(Box<[u8]>),
-}
-
-/// A request in flight.
-struct Op {
-    request: Request,
-    /// All data of a read or write.
-    buffer: Option<Buffer>,
-    /// Bytes of the data that are there, so that chunks of them may be submitted.
-    filled: u32,
-    /// Chunks submitted (for requests without data: bytes submitted).
-    submitted: u64,
-    outstanding: u32,
-    errno: i32,
-    /// Chunks of a read whose data have stayed in the file, one bit each.
-    in_place: [u64; CHUNKS / 64],
-    reply: Reply,
-    /// It stands in `to_submit`.
-    queued: bool,
-}
-
-impl Op {
-    fn idle() -> Op {
-        let request = Request { flags: CommandFlags(0), command: Command::Disconnect, cookie: 0, offset: 0, length: 0 };
-        Op {
-            request,
-            buffer: None,
-            filled: 0,
-            submitted: 0,
-            outstanding: 0,
-            errno: 0,
-            in_place: [0; CHUNKS / 64],
-            reply: Reply::Pending,
-            queued: false,
-        }
-    }
-
-    fn has_data(&self) -> bool {
-        matches!(self.request.command, Command::Read | Command::Write)
-    }
-
-    /// How many chunks its data make.
-    fn chunks(&self) -> u64 {
-        self.request.length.div_ceil(u64::from(CHUNK))
-    }
-
-    /// Where in the data a chunk begins and ends.
-    fn chunk(&self, index: u64) -> Range<u32> {
-        let start = index * u64::from(CHUNK);
-        start as u32..(start + u64::from(CHUNK)).min(self.request.length) as u32
-    }
-
-    fn is_in_place(&self, chunk: u64) -> bool {
-        self.in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0
-    }
-
-    /// Its data, in pieces that are as long as they can be: whether they are in the file.
-    fn runs(&self) -> impl Iterator<Item = (Range<u32>, bool)> {
-        let mut next = 0;
-        std::iter::from_fn(move || {
-            let first = next;
-            if first == self.chunks() {
-                return None;
-            }
-            let in_place = self.is_in_place(first);
-            while next < self.chunks() && self.is_in_place(next) == in_place {
-                next += 1;
-            }
-            Some((self.chunk(first).start..self.chunk(next - 1).end, in_place))
-        })
-    }
-
-    /// How many pieces its reply has at most.
-    fn pieces(&self) -> usize {
-        if self.has_data() { 1 + self.chunks() as usize } else { 1 }
-    }
-
-    /// The data that are yet to come, which nobody else has.
-    fn unfilled(&mut self) -> &mut [u8] {
-        let rest = self.filled..self.request.length as u32;
-        self.buffer.as_mut().map_or(&mut [], |buffer| buffer.part_mut(rest))
-    }
-
-    /// Whether another order can be submitted now.
-    fn is_submittable(&self) -> bool {
-        if self.errno != 0 {
-            return false;
-        }
-        match self.request.command {
-            Command::Read | Command::Write => {
-                self.submitted < self.chunks() && self.chunk(self.submitted).end <= self.filled
-            }
-            Command::Flush => self.submitted == 0,
-            _ => self.outstanding == 0 && self.submitted < self.request.length,
-        }
-    }
-
-    /// Whether nothing more will happen to it.
-    fn is_finished(&self) -> bool {
-        let all = match self.request.command {
-            Command::Read | Command::Write => self.submitted == self.chunks(),
-            Command::Flush => self.submitted == 1,
-            _ => self.submitted == self.request.length,
-        };
-        self.outstanding == 0 && (all || self.errno != 0)
     }
 }
 
@@ -503,14 +374,8 @@ impl Conn {
                 self.settle(index);
                 continue;
             }
-            let zeroes = op.request.command == Command::WriteZeroes;
-            let no_hole = op.request.flags.contains(CommandFlags::NO_HOLE);
-            let longest = match zeroes && !path.zeroes_by_map(self.volume.file, no_hole) {
-                true => u64::from(CHUNK),
-                false => DATALESS_CHUNK,
-            };
             let cookie = cookie(self.index, index, op.submitted);
-            let order = next_order(op, &self.volume, &self.in_place, longest, cookie);
+            let order = op.next_order(&self.volume, &self.in_place, path.device(), cookie);
             // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until the order is
             // finished (`finished` counts `outstanding` down to 0 before the op goes on).
             match unsafe { path.submit(now_ns, ring, &order) } {
@@ -596,7 +461,7 @@ impl Conn {
                     break;
                 }
                 self.ready.pop_front();
-                add_reply(op, &self.volume, &mut self.outbox, self.incoming.tls());
+                op.add_reply(&self.volume, &mut self.outbox, self.incoming.tls());
                 self.outbox.sending.push(index);
             }
             self.outbox.seal(self.incoming.tls());
@@ -610,9 +475,9 @@ impl Conn {
         self.state == State::Open && waits && self.free.len() > free
     }
 
-    /// Whether it has orders that the shard had no room for, or questions that it has not put.
+    /// Whether it has orders that the shard had no room for.
     pub fn has_unsubmitted(&self) -> bool {
-        !self.to_submit.is_empty() || !self.to_ask.is_empty()
+        !self.to_submit.is_empty()
     }
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
@@ -823,7 +688,7 @@ impl Conn {
             self.abandon_payload();
         }
         let unanswered = self.state == State::Draining
-            && !(self.ready.is_empty() && !self.has_unsubmitted() && !self.incoming.has_output());
+            && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
         let all_free = self.free.len() == self.ops.len();
         if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring.is_some() {
             return false;
@@ -854,77 +719,6 @@ fn own_pages(base: u64, size: u64, file: u64) -> Range<u64> {
     base.next_multiple_of(LARGEST)..if end >= file { end } else { end / LARGEST * LARGEST }
 }
 
-/// Makes the next order of a submittable op.
-fn next_order(op: &mut Op, volume: &Volume, own_pages: &Range<u64>, longest: u64, cookie: u64) -> Order {
-    let request = &op.request;
-    let (core_op, at, length, memory) = match request.command {
-        Command::Read | Command::Write => {
-            let chunk = op.chunk(op.submitted);
-            let core_op = if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
-            let memory = op.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
-            op.submitted += 1;
-            (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
-        }
-        Command::Flush => {
-            op.submitted = 1;
-            (CoreOp::Flush, 0, 0, Memory::NONE)
-        }
-        _ => {
-            let core_op = if request.command == Command::Trim { CoreOp::Discard } else { CoreOp::WriteZeroes };
-            let at = op.submitted;
-            // It ends at a multiple of that in the file: no block is cut.
-            let length = (request.length - at).min(longest - (volume.base + request.offset + at) % longest);
-            op.submitted += length;
-            (core_op, at, length as u32, Memory::NONE)
-        }
-    };
-    let offset = volume.base + request.offset + at;
-    let in_place = core_op == CoreOp::Read
-        && request.length >= IN_PLACE
-        && own_pages.start <= offset
-        && offset + u64::from(length) <= own_pages.end;
-    Order {
-        tenant: volume.tenant,
-        flow: volume.flow,
-        op: core_op,
-        file: volume.file,
-        offset,
-        length,
-        fua: request.fua() && core_op != CoreOp::Read,
-        no_hole: request.flags.contains(CommandFlags::NO_HOLE),
-        fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
-        in_place,
-        memory,
-        cookie,
-    }
-}
-
-/// Puts an op's reply in the outbox.
-fn add_reply(op: &Op, volume: &Volume, outbox: &mut Outbox, mut tls: Option<&mut rustls::ServerConnection>) {
-    let tls = &mut tls;
-    match &op.reply {
-        Reply::Pending => unreachable!("an op without a reply is not ready"),
-        Reply::Header(header) => outbox.add(header.as_bytes(), tls),
-        Reply::Bytes(bytes) => outbox.add(bytes, tls),
-        Reply::Data(header) => {
-            outbox.add(header.as_bytes(), tls);
-            let Some(buffer) = &op.buffer else { return };
-            if op.in_place == [0; CHUNKS / 64] {
-                return outbox.add(buffer.bytes(), tls);
-            }
-            for (run, in_place) in op.runs() {
-                match in_place {
-                    true => {
-                        let offset = volume.base + op.request.offset + u64::from(run.start);
-                        outbox.add_in_file(buffer.memory_of(&run), offset);
-                    }
-                    false => outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls),
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -936,16 +730,5 @@ mod tests {
         assert_eq!(own_pages(mib(3), mib(10), mib(64)), mib(4)..mib(12));
         assert_eq!(own_pages(mib(3), mib(10), mib(13)), mib(4)..mib(13), "nobody has what is behind the file's end");
         assert!(own_pages(mib(3), mib(2), mib(64)).is_empty());
-    }
-
-    #[test]
-    fn runs_are_as_long_as_they_can_be() {
-        let mut op = Op::idle();
-        (op.request.command, op.request.length) = (Command::Read, 70 * u64::from(CHUNK) - 5);
-        op.in_place = [1 << 1 | 1 << 2 | 1 << 63, 0b11, 0, 0, 0, 0, 0, 0];
-        let runs: Vec<_> =
-            op.runs().map(|(run, in_place)| (run.start / CHUNK, run.end.div_ceil(CHUNK), in_place)).collect();
-        assert_eq!(runs, [(0, 1, false), (1, 3, true), (3, 63, false), (63, 66, true), (66, 70, false)]);
-        assert_eq!(op.runs().last().unwrap().0.end, 70 * CHUNK - 5);
     }
 }

@@ -17,6 +17,7 @@ pub mod conn;
 pub mod exports;
 pub mod front;
 pub mod handshake;
+mod op;
 pub mod option;
 pub(crate) mod pace;
 mod pipe;
