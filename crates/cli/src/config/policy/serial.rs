@@ -2,15 +2,13 @@
 
 use fairq_core::bfq::BfqConfig;
 use fairq_core::cfq::CfqConfig;
+use fairq_core::config::MAX_SLOTS;
 use fairq_core::flashfq::FlashFqConfig;
 use fairq_core::nass::NassConfig;
 
 use super::name::PolicyName;
 use super::table::PolicyTable;
 use crate::units::{Nanos, Size};
-
-/// As many requests as a device can have at most.
-const NO_QUANTUM: u32 = 65_536;
 
 /// What each of them is built with; only what the policy's name asks for matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -77,7 +75,7 @@ impl SerialKnobs {
             PolicyName::CfqNa | PolicyName::BfqNa => false,
             _ => !(name.is_limited() && nass.others.idleness),
         };
-        let quantum = if name.is_limited() { NO_QUANTUM } else { defaults.cfq.quantum };
+        let quantum = if name.is_limited() { MAX_SLOTS } else { defaults.cfq.quantum };
         let idle = |default_ns: u64| time(table.idle, if anticipates { default_ns } else { 0 });
         SerialKnobs {
             cfq: CfqConfig {
