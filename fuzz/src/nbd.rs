@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use fairq_host::nbd::option::{opt, rep};
 use fairq_host::nbd::proto::{
-    BlockSizes, Command, EXTENDED_REQUEST_LEN, MAX_PAYLOAD, Malformed, NbdError, Negotiated, Request, parse_request,
-    validate,
+    BlockSizes, Command, EXTENDED_REQUEST_LEN, MAX_PAYLOAD, Malformed, NbdError, Negotiated,
+    Request, parse_request, validate,
 };
 use fairq_host::nbd::reply::{BlockStatus, HEADER_MAX, ReplyStyle};
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode, handshake as perform,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode,
+    handshake as perform,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -37,8 +38,9 @@ pub fn handshake(data: &[u8]) {
     play(Setting { tls: first & 3, has_default: first & 4 != 0, step }, script);
 }
 
-/// Plays a script to a server. Whatever it is, the handshake ends; every option that was read in full has one
-/// final answer, in order; nothing opens that must not; and the bytes after the last option are not touched.
+/// Plays a script to a server. Whatever it is, the handshake ends; every option that was read in
+/// full has one final answer, in order; nothing opens that must not; and the bytes after the last
+/// option are not touched.
 pub fn play(setting: Setting, script: &[u8]) {
     let exports = exports(setting.has_default);
     let tls = match setting.tls {
@@ -49,9 +51,15 @@ pub fn play(setting: Setting, script: &[u8]) {
     let options = HandshakeOptions { tls, timeout: Duration::from_secs(60) };
     let read = Rc::new(Cell::new(0));
     let sent = Rc::new(RefCell::new(Vec::new()));
-    let stream = Script { bytes: script, read: Rc::clone(&read), sent: Rc::clone(&sent), step: setting.step };
+    let stream = Script {
+        bytes: script,
+        read: Rc::clone(&read),
+        sent: Rc::clone(&sent),
+        step: setting.step,
+    };
     // Dropped at the end so that no timer of one script is seen by the next.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let result = runtime.block_on(perform(stream, &exports, &options));
     let (read, sent) = (&script[..read.get()], sent.borrow());
     let answers = sent.strip_prefix(b"NBDMAGICIHAVEOPT\0\x03").expect("the greeting comes first");
@@ -66,7 +74,10 @@ pub fn play(setting: Setting, script: &[u8]) {
         }
         Err(HandshakeError::Tls(_)) => {
             assert!(matches!(setting.tls, 1 | 2), "TLS is off");
-            let start = expected.iter().position(|found| *found == (opt::STARTTLS, 0)).expect("it was asked for");
+            let start = expected
+                .iter()
+                .position(|found| *found == (opt::STARTTLS, 0))
+                .expect("it was asked for");
             // What the client sent after it went to TLS, whatever it was.
             expected.truncate(start + 1);
         }
@@ -99,13 +110,15 @@ fn check_negotiated(setting: Setting, exports: &Exports, negotiated: &Negotiated
     assert_eq!(negotiated.identity, None);
 }
 
-/// The options in what the server has read, with the lengths of their data, and how many bytes they and the
-/// client's flags are.
+/// The options in what the server has read, with the lengths of their data, and how many bytes they
+/// and the client's flags are.
 fn options_in(read: &[u8]) -> (Vec<(u32, usize)>, usize) {
     let Some(mut rest) = read.get(4..) else { return (Vec::new(), read.len()) };
     let mut found = Vec::new();
-    while let Some(([b'I', b'H', b'A', b'V', b'E', b'O', b'P', b'T', o0, o1, o2, o3, l0, l1, l2, l3], data)) =
-        rest.split_first_chunk::<16>()
+    while let Some((
+        [b'I', b'H', b'A', b'V', b'E', b'O', b'P', b'T', o0, o1, o2, o3, l0, l1, l2, l3],
+        data,
+    )) = rest.split_first_chunk::<16>()
     {
         let length = u32::from_be_bytes([*l0, *l1, *l2, *l3]) as usize;
         let Some(after) = data.get(length..) else { break };
@@ -119,7 +132,9 @@ fn options_in(read: &[u8]) -> (Vec<(u32, usize)>, usize) {
 fn final_answers(mut answers: &[u8]) -> (Vec<u32>, &[u8]) {
     let mut finals = Vec::new();
     while let Some((header, data)) = answers.split_first_chunk::<20>() {
-        let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let word = |at: usize| {
+            u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
         if (word(0), word(4)) != (0x0003_e889, 0x0455_65a9) {
             break;
         }
@@ -133,7 +148,8 @@ fn final_answers(mut answers: &[u8]) -> (Vec<u32>, &[u8]) {
 }
 
 fn exports(has_default: bool) -> Exports {
-    let mut list = vec![Export::new("db", 1 << 30), Export::new("ro", 4096), Export::new("mine", 1)];
+    let mut list =
+        vec![Export::new("db", 1 << 30), Export::new("ro", 4096), Export::new("mine", 1)];
     list[0].description = "the database".into();
     list[1].read_only = true;
     list[1].blocks.min = 512;
@@ -147,7 +163,8 @@ fn tls() -> Tls {
     let make = || {
         let dir = tempfile::tempdir().expect("a directory");
         let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
-        let issued = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
+        let issued =
+            rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
         std::fs::write(&certificate, issued.cert.pem()).expect("a file");
         std::fs::write(&key, issued.signing_key.serialize_pem()).expect("a file");
         Tls::load(&certificate, &key, None).expect("a server's half of TLS")
@@ -165,7 +182,11 @@ struct Script<'a> {
 }
 
 impl AsyncRead for Script<'_> {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let rest = &self.bytes[self.read.get()..];
         let count = rest.len().min(buf.remaining()).min(self.step);
         buf.put_slice(&rest[..count]);
@@ -175,7 +196,11 @@ impl AsyncRead for Script<'_> {
 }
 
 impl AsyncWrite for Script<'_> {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let count = bytes.len().min(self.step);
         self.sent.borrow_mut().extend_from_slice(&bytes[..count]);
         Poll::Ready(Ok(count))
@@ -190,10 +215,11 @@ impl AsyncWrite for Script<'_> {
     }
 }
 
-/// The transmission phase: the first two bytes are what was negotiated, the rest is what the client sends.
+/// The transmission phase: the first two bytes are what was negotiated, the rest is what the client
+/// sends.
 ///
-/// Every header is either read in full, with its payload after it, or ends the connection; what is granted lies
-/// inside the export; and every reply has the length that its header says.
+/// Every header is either read in full, with its payload after it, or ends the connection; what is
+/// granted lies inside the export; and every reply has the length that its header says.
 pub fn transmission(data: &[u8]) {
     let Some((&[bits, sizes], mut stream)) = data.split_first_chunk::<2>() else { return };
     let negotiated = negotiated(bits, sizes);
@@ -208,7 +234,11 @@ pub fn transmission(data: &[u8]) {
             Err(error) => return check_malformed(error, stream, extended),
         };
         for cut in 0..header {
-            assert_eq!(parse_request(&stream[..cut], extended), Ok(None), "a part of a header is not one");
+            assert_eq!(
+                parse_request(&stream[..cut], extended),
+                Ok(None),
+                "a part of a header is not one"
+            );
         }
         let mut again = [0; EXTENDED_REQUEST_LEN];
         let length = request.encode(extended, &mut again);
@@ -234,7 +264,11 @@ fn negotiated(bits: u8, sizes: u8) -> Negotiated {
         extended,
         base_allocation: (structured && has(4)).then_some(1),
         no_zeroes: has(5),
-        blocks: BlockSizes { min, preferred: min.max(4096), max_payload: MAX_PAYLOAD >> (bits >> 6) },
+        blocks: BlockSizes {
+            min,
+            preferred: min.max(4096),
+            max_payload: MAX_PAYLOAD >> (bits >> 6),
+        },
         blocks_agreed: has(5),
         identity: None,
     }
@@ -272,15 +306,35 @@ fn check_answer(negotiated: &Negotiated, request: &Request, what_follows: &[u8])
         Command::Read => {
             assert!(request.length <= u64::from(negotiated.blocks.max_payload));
             let length = request.length as u32;
-            check_reply(style, request, style.data(request, request.offset, length, true).as_bytes(), length);
-            check_reply(style, request, style.error_at(request, NbdError::Io, request.offset).as_bytes(), 0);
+            check_reply(
+                style,
+                request,
+                style.data(request, request.offset, length, true).as_bytes(),
+                length,
+            );
+            check_reply(
+                style,
+                request,
+                style.error_at(request, NbdError::Io, request.offset).as_bytes(),
+                0,
+            );
             if negotiated.structured {
-                check_reply(style, request, style.hole(request, request.offset, length, false).as_bytes(), 0);
+                check_reply(
+                    style,
+                    request,
+                    style.hole(request, request.offset, length, false).as_bytes(),
+                    0,
+                );
                 check_reply(style, request, style.end(request).as_bytes(), 0);
             }
         }
         Command::BlockStatus => {
-            let mut out = vec![0; BlockStatus::buffer_len(usize::from(what_follows.first().copied().unwrap_or(0)) + 1)];
+            let mut out = vec![
+                0;
+                BlockStatus::buffer_len(
+                    usize::from(what_follows.first().copied().unwrap_or(0)) + 1
+                )
+            ];
             let mut status = BlockStatus::new(style, request, 1, &mut out);
             for extent in what_follows.chunks_exact(9) {
                 let (flags, length) = extent.split_first_chunk::<1>().expect("nine bytes");
@@ -297,7 +351,8 @@ fn check_answer(negotiated: &Negotiated, request: &Request, what_follows: &[u8])
     }
 }
 
-/// A reply without `data` bytes of data that follow it: its header names the request and its own length.
+/// A reply without `data` bytes of data that follow it: its header names the request and its own
+/// length.
 fn check_reply(style: ReplyStyle, request: &Request, reply: &[u8], data: u32) {
     let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_be_bytes(reply[at..at + 8].try_into().expect("eight bytes"));

@@ -1,4 +1,5 @@
-//! Driver for the software NVMe controller: arbitrary entries, registers and memory, and laws that hold whatever they are.
+//! Driver for the software NVMe controller: arbitrary entries, registers and memory, and laws that
+//! hold whatever they are.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ const SQE: usize = 64;
 ///   1  an entry of I/O queue `where`      3  memory: the 64 bytes, at 64 times the first two
 /// ```
 ///
-/// An entry of an I/O queue goes to the memory at which the seeds create that queue. Whatever they are, nothing panics, and
-/// a reset ends in a controller that works.
+/// An entry of an I/O queue goes to the memory at which the seeds create that queue. Whatever they
+/// are, nothing panics, and a reset ends in a controller that works.
 pub fn controller(data: &[u8]) {
     let options = Options {
         namespaces: Arc::new(vec![1 << 30, 1 << 20].into()),
@@ -41,13 +42,18 @@ pub fn controller(data: &[u8]) {
             0 | 1 => {
                 let queue = if what == 0 { 0 } else { 1 + place % 4 };
                 let tail = &mut tails[queue as usize];
-                controller.dma().write(BUS + u64::from(queue) * 0x2000 + u64::from(*tail) * SQE as u64, bytes);
+                controller
+                    .dma()
+                    .write(BUS + u64::from(queue) * 0x2000 + u64::from(*tail) * SQE as u64, bytes);
                 *tail = (*tail + 1) % ENTRIES;
                 controller.write32(register::DOORBELLS + queue * 8, (*tail).into());
             }
             2 => {
                 let offset = u32::from(bytes[0]) | u32::from(bytes[1]) << 8;
-                controller.write32(offset & 0x10ff, u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]));
+                controller.write32(
+                    offset & 0x10ff,
+                    u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]),
+                );
             }
             _ => {
                 let at = u64::from(u16::from_le_bytes([bytes[0], bytes[1]])) * 64;

@@ -1,4 +1,5 @@
-//! Drivers for the lab: traces and scenarios from strangers. The tests of `fairq-sim` use the same code.
+//! Drivers for the lab: traces and scenarios from strangers. The tests of `fairq-sim` use the same
+//! code.
 
 use fairq_core::Op;
 use fairq_device::profile::BUILT_IN;
@@ -8,8 +9,8 @@ use fairq_sim::scenario::{Access, Burst, Faults, Job, Replay, Scenario, Tenant, 
 use fairq_sim::trace::{Format, LARGEST, Trace};
 use fairq_sim::{Machine, swarm};
 
-/// A trace: the first byte says in which format, and whether only one volume counts. What is read makes sense: times do not
-/// go back, each request has a length and an end.
+/// A trace: the first byte says in which format, and whether only one volume counts. What is read
+/// makes sense: times do not go back, each request has a length and an end.
 pub(crate) fn trace(data: &[u8]) {
     let Some((&first, text)) = data.split_first() else { return };
     let (_, format) = Format::ALL[usize::from(first & 7)];
@@ -21,17 +22,23 @@ pub(crate) fn trace(data: &[u8]) {
     for asked in asked {
         assert!(matches!(asked.op, Op::Read | Op::Write));
         assert!((1..=LARGEST).contains(&u64::from(asked.length)));
-        assert!(asked.offset.checked_add(u64::from(asked.length)).is_some_and(|end| end <= i64::MAX as u64));
+        assert!(
+            asked
+                .offset
+                .checked_add(u64::from(asked.length))
+                .is_some_and(|end| end <= i64::MAX as u64)
+        );
     }
 }
 
-/// A scenario, whether there can be such a one or not: it is refused, or it runs to its end with every check content, and twice the
-/// same.
+/// A scenario, whether there can be such a one or not: it is refused, or it runs to its end with
+/// every check content, and twice the same.
 pub(crate) fn scenario(data: &[u8]) {
     let bytes = &mut Bytes(data);
     let scenario = drawn(bytes);
     let seed = u64::from(bytes.byte());
-    let policy = if bytes.one_in_two() { swarm::scenario(seed).1 } else { swarm::older_policy(seed) };
+    let policy =
+        if bytes.one_in_two() { swarm::scenario(seed).1 } else { swarm::older_policy(seed) };
     let refused = scenario.check().is_err();
     match policy.run(&scenario) {
         Err(_) => {}
@@ -91,13 +98,17 @@ fn drawn(bytes: &mut Bytes<'_>) -> Scenario {
     scenario.series_ns = bytes.maybe(Bytes::number);
     scenario.wake_ns = bytes.number();
     // Placing threads anew costs as much as a request.
-    scenario.moves_ns =
-        bytes.maybe(Bytes::number).map(|moves_ns| if moves_ns == 0 { 0 } else { moves_ns.max(10 * US) });
+    scenario.moves_ns = bytes
+        .maybe(Bytes::number)
+        .map(|moves_ns| if moves_ns == 0 { 0 } else { moves_ns.max(10 * US) });
     scenario.state = if bytes.one_in_two() { State::Fresh } else { State::Steady };
-    scenario.host =
-        bytes.maybe(machine).filter(|machine| machine.sockets > 0 && machine.cores > 0).map(|it| it.host(ports));
+    scenario.host = bytes
+        .maybe(machine)
+        .filter(|machine| machine.sockets > 0 && machine.cores > 0)
+        .map(|it| it.host(ports));
     let stall = |bytes: &mut Bytes<'_>| (bytes.number() % (100 * US), bytes.number() % (300 * US));
-    scenario.faults = Faults { errors_per_million: bytes.number() as u32, stalls: bytes.some(2, stall) };
+    scenario.faults =
+        Faults { errors_per_million: bytes.number() as u32, stalls: bytes.some(2, stall) };
     scenario
 }
 
@@ -126,7 +137,13 @@ fn job(bytes: &mut Bytes<'_>) -> Job {
 
 fn replay(bytes: &mut Bytes<'_>) -> Option<Replay> {
     let line = |bytes: &mut Bytes<'_>| {
-        format!("{} 0 {} {} {}\n", bytes.number(), bytes.number() >> 12, bytes.byte(), bytes.byte() & 1)
+        format!(
+            "{} 0 {} {} {}\n",
+            bytes.number(),
+            bytes.number() >> 12,
+            bytes.byte(),
+            bytes.byte() & 1
+        )
     };
     let text = bytes.some(20, line).concat();
     let trace = Trace::read(Format::Mqsim, text.as_bytes(), None).ok()?;
@@ -152,7 +169,13 @@ fn machine(bytes: &mut Bytes<'_>) -> Machine {
             complete: cycles(),
             reap: cycles(),
         },
-        cycles: Cycles { load: cycles(), store: cycles(), atomic: cycles(), verb: cycles(), send: cycles() },
+        cycles: Cycles {
+            load: cycles(),
+            store: cycles(),
+            atomic: cycles(),
+            verb: cycles(),
+            send: cycles(),
+        },
         sockets: cycles() as u16,
         cores: cycles() as u16,
         threads: cycles() as u16,

@@ -1,10 +1,11 @@
-//! What a program needs that has no operating system library: an entry point, two system calls, and the
-//! memory functions that the compiler calls. x86-64 Linux.
+//! What a program needs that has no operating system library: an entry point, two system calls, and
+//! the memory functions that the compiler calls. x86-64 Linux.
 
 use core::arch::{asm, global_asm};
 
 // The stack is aligned as a function expects it, and `main` never returns.
-global_asm!(".globl _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {main}", "ud2", main = sym crate::main);
+global_asm!(".globl \
+ _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {main}", "ud2", main = sym crate::main);
 
 /// Ends the process.
 pub(crate) fn exit(code: i32) -> ! {
@@ -15,8 +16,8 @@ pub(crate) fn exit(code: i32) -> ! {
 /// Writes to standard output; what cannot be written is lost.
 #[allow(dead_code)]
 pub(crate) fn print(text: &str) {
-    // SAFETY: write (1) reads `len` bytes from a live string and touches no memory of ours; the system call
-    // overwrites rcx and r11.
+    // SAFETY: write (1) reads `len` bytes from a live string and touches no memory of ours; the
+    // system call overwrites rcx and r11.
     unsafe {
         asm!("syscall", inlateout("rax") 1usize => _, in("rdi") 1, in("rsi") text.as_ptr(), in("rdx") text.len(),
             lateout("rcx") _, lateout("r11") _, options(nostack, readonly))
@@ -29,7 +30,8 @@ pub(crate) fn print(text: &str) {
 /// `to` and `from` are valid for `count` bytes and do not overlap.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
-    // SAFETY: the caller's promise is what `rep movsb` needs; the direction flag is clear by the calling convention.
+    // SAFETY: the caller's promise is what `rep movsb` needs; the direction flag is clear by the
+    // calling convention.
     unsafe {
         asm!("rep movsb", inout("rcx") count => _, inout("rdi") to => _, inout("rsi") from => _,
             options(nostack, preserves_flags))
@@ -44,12 +46,15 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= count {
-        // SAFETY: `to` is before `from` or beyond its end, so copying upwards reads each byte before it is overwritten.
+        // SAFETY: `to` is before `from` or beyond its end, so copying upwards reads each byte
+        // before it is overwritten.
         return unsafe { memcpy(to, from, count) };
     }
-    // SAFETY: backwards, from the last byte on; `count` is not 0 here, so both last bytes exist. The flag is restored.
+    // SAFETY: backwards, from the last byte on; `count` is not 0 here, so both last bytes exist.
+    // The flag is restored.
     unsafe {
-        asm!("std", "rep movsb", "cld", inout("rcx") count => _, inout("rdi") to.add(count - 1) => _,
+        asm!("std", "rep \
+         movsb", "cld", inout("rcx") count => _, inout("rdi") to.add(count - 1) => _,
             inout("rsi") from.add(count - 1) => _, options(nostack))
     }
     to

@@ -1,4 +1,5 @@
-//! `fairq bench`: policies one after the other under the same load, and what each tenant gets from each.
+//! `fairq bench`: policies one after the other under the same load, and what each tenant gets from
+//! each.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -22,7 +23,9 @@ use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::PolicyConfig;
 use crate::config::policy::name::PolicyName;
 use crate::config::policy::table::PolicyTable;
-use crate::engine::{Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy};
+use crate::engine::{
+    Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy,
+};
 use crate::files::Output;
 use crate::fiojob;
 use crate::job::Job;
@@ -31,7 +34,8 @@ use crate::report::{Got, Report, Run};
 use crate::series::{Life, Series};
 use crate::units::{Nanos, exact_size, show_duration, show_percent, show_size};
 
-/// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more than there is.
+/// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
+/// than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
 /// How finely a run is cut if tenants come and go in it and nobody says.
 const LIFE_INTERVAL: Duration = Duration::from_millis(10);
@@ -41,7 +45,8 @@ const INTERVALS_MAX: u128 = 1_000_000;
 const MEMORY_MAX: u64 = 8 << 30;
 /// Memory that is taken between two looks at the progress.
 const MEMORY_AT_ONCE: u64 = 32 << 20;
-/// The part of the time that shards may wait for their CPUs without a word: a machine always has something else to do.
+/// The part of the time that shards may wait for their CPUs without a word: a machine always has
+/// something else to do.
 const MUCH_WAITING: f64 = 0.05;
 
 /// What to run and for how long, complete.
@@ -64,8 +69,13 @@ impl Plan {
         match &self.place {
             Place::Server { .. } => "connect".into(),
             Place::Device { device, .. } => {
-                let namesakes = self.policies.iter().filter(|other| other.name == policy.name).count();
-                if namesakes > 1 { describe_policy(policy, device.default_slots()) } else { policy.name.name().into() }
+                let namesakes =
+                    self.policies.iter().filter(|other| other.name == policy.name).count();
+                if namesakes > 1 {
+                    describe_policy(policy, device.default_slots())
+                } else {
+                    policy.name.name().into()
+                }
             }
         }
     }
@@ -91,7 +101,8 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         write_out(&introduction(&plan))?;
     }
     bench.take_memory(&plan.jobs)?;
-    let alone = if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
+    let alone =
+        if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
     for policy in &plan.policies {
         let label = plan.label(policy);
@@ -128,11 +139,18 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     }
     if jobs.is_empty() {
         let usual: &[&str] = if args.connect.is_some() { &["load"] } else { &DEMO };
-        jobs.extend(usual.iter().map(|text| text.parse::<Job>().expect("the usual tenants are well formed")));
+        jobs.extend(
+            usual
+                .iter()
+                .map(|text| text.parse::<Job>().expect("the usual tenants are well formed")),
+        );
     }
     check_jobs(&jobs)?;
     let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
-        given.map(|Nanos(ns)| Duration::from_nanos(ns)).or(file).unwrap_or(Duration::from_secs(usual))
+        given
+            .map(|Nanos(ns)| Duration::from_nanos(ns))
+            .or(file)
+            .unwrap_or(Duration::from_secs(usual))
     };
     let (warmup, measured) = (duration(args.warmup, ramp, 1), duration(args.seconds, runtime, 10));
     let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
@@ -140,10 +158,17 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         return Err(Refusal::new("seconds: less than 10 ms says nothing: write --seconds 10, say"));
     }
     if let Some(uri) = &args.connect {
-        let target = client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
+        let target =
+            client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
         check_connect(args, &jobs)?;
-        let once = PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
-        return Ok(Plan { place: Place::Server { target, uri: uri.clone() }, policies: vec![once], jobs, times });
+        let once =
+            PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
+        return Ok(Plan {
+            place: Place::Server { target, uri: uri.clone() },
+            policies: vec![once],
+            jobs,
+            times,
+        });
     }
     let device = args.device.clone().unwrap_or_default().complete(Kind::Paced)?;
     if matches!(device, DeviceConfig::File { file: None, .. }) {
@@ -153,8 +178,11 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let usual = || vec![Policies::usual()];
     let lists = if args.policy.is_empty() { usual() } else { args.policy.clone() };
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
-    let policies: Vec<_> =
-        lists.into_iter().flat_map(|list| list.0).map(PolicyTable::complete).collect::<Result<_, _>>()?;
+    let policies: Vec<_> = lists
+        .into_iter()
+        .flat_map(|list| list.0)
+        .map(PolicyTable::complete)
+        .collect::<Result<_, _>>()?;
     let path = path(args.path.unwrap_or_default(), &device, &policies)?;
     let interval = args.moves.map(|interval| interval.unwrap_or(Nanos(MOVES_NS)));
     let moves = interval.map(|interval| moves(interval, &jobs)).transpose()?;
@@ -165,13 +193,16 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
 fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     if interval_ns < 1_000_000 {
         return Err(Refusal::new(
-            "moves: less than 1 ms is shorter than what a request may take: write --moves 120ms, say",
+            "moves: less than 1 ms is shorter than what a request may take: write --moves 120ms, \
+             say",
         ));
     }
     match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --moves a job starts afresh on each shard, where its place in a sequence, its rate and its \
-             pauses are not known: use rw:randread or rw:randwrite without rate and think, or leave out --moves",
+            "tenant {}: with --moves a job starts afresh on each shard, where its place in a \
+             sequence, its rate and its \
+             pauses are not known: use rw:randread or rw:randwrite without rate and think, or \
+             leave out --moves",
             job.name
         ))),
         None => Ok(Duration::from_nanos(interval_ns)),
@@ -183,26 +214,35 @@ fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<lo
     if way == Way::Shards {
         return Ok(load::Path::Shards);
     }
-    let stages = |policy: &&PolicyConfig| !matches!(policy.name, PolicyName::None | PolicyName::D2fq);
+    let stages =
+        |policy: &&PolicyConfig| !matches!(policy.name, PolicyName::None | PolicyName::D2fq);
     if let Some(policy) = policies.iter().find(stages) {
         return Err(Refusal::new(format!(
-            "path: the direct path needs a policy that never holds a request back, and {} does: use --policy none,d2fq, \
+            "path: the direct path needs a policy that never holds a request back, and {} does: \
+             use --policy none,d2fq, \
              or --path shards",
             policy.name.name()
         )));
     }
     if !device.is_polled() {
         return Err(Refusal::new(format!(
-            "path: the direct path polls for completions, and those of {} come as events: use --device \
-             nvme-soft,backing=ram, say, or add poller=core to nvme-soft over a file, or use --path shards",
+            "path: the direct path polls for completions, and those of {} come as events: use \
+             --device \
+             nvme-soft,backing=ram, say, or add poller=core to nvme-soft over a file, or use \
+             --path shards",
             device.describe()
         )));
     }
     Ok(load::Path::Direct)
 }
 
-/// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in 10 ms.
-fn interval(args: &BenchArgs, jobs: &[Job], measured: Duration) -> Result<Option<Duration>, Refusal> {
+/// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in
+/// 10 ms.
+fn interval(
+    args: &BenchArgs,
+    jobs: &[Job],
+    measured: Duration,
+) -> Result<Option<Duration>, Refusal> {
     let Some(Nanos(ns)) = args.series else {
         let comes_or_goes = |job: &Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
         return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
@@ -210,7 +250,8 @@ fn interval(args: &BenchArgs, jobs: &[Job], measured: Duration) -> Result<Option
     let interval = Duration::from_nanos(ns);
     if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
         return Err(Refusal::new(format!(
-            "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, 10ms say",
+            "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, \
+             10ms say",
             show_duration(measured.as_nanos() as f64),
             show_duration(ns as f64)
         )));
@@ -224,7 +265,8 @@ fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
             return Err(Refusal::new(format!("tenant {} is given twice: rename one", job.name)));
         }
     }
-    let memory: u64 = jobs.iter().map(|job| u64::from(job.outstanding()) * u64::from(job.block)).sum();
+    let memory: u64 =
+        jobs.iter().map(|job| u64::from(job.outstanding()) * u64::from(job.block)).sum();
     if memory > MEMORY_MAX {
         return Err(Refusal::new(format!(
             "the tenants' requests in flight need {}, more than {}: lower depth, jobs or bs",
@@ -247,12 +289,15 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         ("--moves", args.moves.is_some()),
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
-        return Err(Refusal::new(format!("{flag} is the server's matter with --connect: leave it out")));
+        return Err(Refusal::new(format!(
+            "{flag} is the server's matter with --connect: leave it out"
+        )));
     }
     let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
     match jobs.iter().find(comes_or_goes) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --connect every tenant is there all the time: leave out start and stop",
+            "tenant {}: with --connect every tenant is there all the time: leave out start and \
+             stop",
             job.name
         ))),
         None => Ok(()),
@@ -264,7 +309,8 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
     let Some(file) = device.shared_file() else { return Ok(()) };
     match jobs.iter().find(|job| job.read_percent < 100) {
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
-            "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or use rw:randread",
+            "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
+             use rw:randread",
             job.name,
             file.path.display()
         ))),
@@ -280,15 +326,17 @@ fn introduction(plan: &Plan) -> String {
             let describe = |policy| describe_policy(policy, device.default_slots());
             let policies: Vec<_> = plan.policies.iter().map(describe).collect();
             let way = if *path == load::Path::Direct { " on the direct path" } else { "" };
-            let moves =
-                moves.map(|interval| format!(", jobs placed anew every {}", show_duration(interval.as_nanos() as f64)));
+            let moves = moves.map(|interval| {
+                format!(", jobs placed anew every {}", show_duration(interval.as_nanos() as f64))
+            });
             let shards = shards_in_words(cpus.len()) + &moves.unwrap_or_default();
             format!("{} · {shards}{way} · {}\n", device.describe(), policies.join(", "))
         }
     };
     let width = plan.jobs.iter().map(|job| job.name.len()).max().unwrap_or(0);
     for job in &plan.jobs {
-        text += &format!("  {:<width$}  weight {:>5}  {}\n", job.name, job.weight.get(), job.summary());
+        text +=
+            &format!("  {:<width$}  weight {:>5}  {}\n", job.name, job.weight.get(), job.summary());
     }
     text
 }
@@ -319,12 +367,18 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Has a device in memory take what the jobs will write to before anything is measured, so that the first policy does not
-    /// pay for it alone: a virtual machine may wait milliseconds for each 2 MiB of its host.
+    /// Has a device in memory take what the jobs will write to before anything is measured, so that
+    /// the first policy does not pay for it alone: a virtual machine may wait milliseconds for each
+    /// 2 MiB of its host.
     fn take_memory(&self, jobs: &[Job]) -> anyhow::Result<()> {
         let Target::Device { device, .. } = &self.target else { return Ok(()) };
         let ranges = ranges(jobs, &device.info().sizes)?;
-        let written = || jobs.iter().zip(&ranges).filter(|(job, _)| job.read_percent < 100).map(|(_, &range)| range);
+        let written = || {
+            jobs.iter()
+                .zip(&ranges)
+                .filter(|(job, _)| job.read_percent < 100)
+                .map(|(_, &range)| range)
+        };
         let total: u64 = written().map(|(_, size)| size).sum();
         if total > memory_available() / 2 {
             return Ok(());
@@ -335,7 +389,9 @@ impl Bench {
             for at in (base..base + size).step_by(MEMORY_AT_ONCE as usize) {
                 progress.show(taken as f64 / total as f64);
                 let length = MEMORY_AT_ONCE.min(base + size - at);
-                device.take_memory(0, at, length).context("cannot take the memory that the tenants write to")?;
+                device
+                    .take_memory(0, at, length)
+                    .context("cannot take the memory that the tenants write to")?;
                 taken += length;
             }
         }
@@ -344,7 +400,8 @@ impl Bench {
 
     /// Each tenant's bytes a second when it has the device for itself.
     fn alone(&self, jobs: &[Job], times: Times) -> anyhow::Result<Vec<Option<f64>>> {
-        let none = PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
+        let none =
+            PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
             // The others are there but silent, so that it works on the range that it has later.
@@ -373,16 +430,19 @@ impl Bench {
         match &self.target {
             Target::Server(target) => {
                 let connections = connections(jobs, target);
-                client::run(&connections, times, |part| progress.show(part)).context("cannot run the load")
+                client::run(&connections, times, |part| progress.show(part))
+                    .context("cannot run the load")
             }
             Target::Device { device, cpus, slots, path, moves } => {
                 let ranges = ranges(jobs, &device.info().sizes)?;
                 let hands = deal(jobs, cpus.len());
-                let depths =
-                    |hand: &Vec<(usize, u16)>| hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum();
+                let depths = |hand: &Vec<(usize, u16)>| {
+                    hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum()
+                };
                 let tags: Vec<usize> = hands.iter().map(depths).collect();
                 // All jobs may come together.
-                let tags = if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
+                let tags =
+                    if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
                 let common = Common {
                     device: device.clone(),
                     wakers: Arc::new(Wakers::new(cpus.len())?),
@@ -392,7 +452,12 @@ impl Bench {
                     served: Arc::new(Served::new(cpus.len())),
                     fixed_buffers: 0,
                 };
-                let shape = Shape { topology: topology(cpus), flows: jobs.len(), tags: common.tags, slots: *slots };
+                let shape = Shape {
+                    topology: topology(cpus),
+                    flows: jobs.len(),
+                    tags: common.tags,
+                    slots: *slots,
+                };
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name.name();
@@ -400,8 +465,10 @@ impl Bench {
                     .with_context(|| format!("cannot run the load under {name}"))?;
                 if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
                     eprintln!(
-                        "fairq: under {label} shards waited for their CPUs {} of the time, since others have them: give \
-                         fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a machine without other work",
+                        "fairq: under {label} shards waited for their CPUs {} of the time, since \
+                         others have them: give \
+                         fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
+                         machine without other work",
                         show_percent(part)
                     );
                 }
@@ -411,8 +478,8 @@ impl Bench {
     }
 }
 
-/// The connections of a load on an NBD server. A tenant's export is the one it names, else the address's, else, if there
-/// are several tenants, the one of its own name.
+/// The connections of a load on an NBD server. A tenant's export is the one it names, else the
+/// address's, else, if there are several tenants, the one of its own name.
 fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::Job> {
     let export = |job: &Job| match &job.export {
         Some(export) => export.clone(),
@@ -431,8 +498,9 @@ fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::Job> {
         size: job.size,
         seed: seed(tenant, copy),
     };
-    let copies =
-        |(tenant, job): (usize, &Job)| -> Vec<_> { (0..job.jobs).map(|copy| connection(tenant, job, copy)).collect() };
+    let copies = |(tenant, job): (usize, &Job)| -> Vec<_> {
+        (0..job.jobs).map(|copy| connection(tenant, job, copy)).collect()
+    };
     jobs.iter().enumerate().flat_map(copies).collect()
 }
 
@@ -461,7 +529,8 @@ impl WithPolicy for Load<'_> {
     where
         L::Port: 'static,
     {
-        let flows: Vec<FlowId> = self.jobs.iter().map(|job| policy.add_flow(job.weight)).collect::<Result<_, _>>()?;
+        let flows: Vec<FlowId> =
+            self.jobs.iter().map(|job| policy.add_flow(job.weight)).collect::<Result<_, _>>()?;
         let job = |&(tenant, copy): &(usize, u16)| {
             expand(&self.jobs[tenant], copy, tenant, flows[tenant], self.ranges[tenant])
         };
@@ -471,12 +540,19 @@ impl WithPolicy for Load<'_> {
     }
 }
 
-/// One of a tenant's jobs as the load generator takes it. Random jobs share the tenant's range; sequential ones have a
-/// part of it each, so that they do not do the same.
-fn expand(job: &Job, copy: u16, tenant: usize, flow: FlowId, (base, size): (u64, u64)) -> load::Job {
+/// One of a tenant's jobs as the load generator takes it. Random jobs share the tenant's range;
+/// sequential ones have a part of it each, so that they do not do the same.
+fn expand(
+    job: &Job,
+    copy: u16,
+    tenant: usize,
+    flow: FlowId,
+    (base, size): (u64, u64),
+) -> load::Job {
     let (block, copies) = (u64::from(job.block), u64::from(job.jobs.max(1)));
     let part = size / copies / block * block;
-    let (start, size) = if job.random || part == 0 { (0, size) } else { (u64::from(copy) * part, part) };
+    let (start, size) =
+        if job.random || part == 0 { (0, size) } else { (u64::from(copy) * part, part) };
     load::Job {
         tenant: tenant as u16,
         flow,
@@ -495,15 +571,20 @@ fn expand(job: &Job, copy: u16, tenant: usize, flow: FlowId, (base, size): (u64,
     }
 }
 
-/// Deals the jobs to the shards in turn, over all tenants, so that none has much more to do than another.
+/// Deals the jobs to the shards in turn, over all tenants, so that none has much more to do than
+/// another.
 fn deal(jobs: &[Job], shards: usize) -> Vec<Vec<(usize, u16)>> {
     let mut hands = vec![Vec::new(); shards];
-    let all = jobs.iter().enumerate().flat_map(|(tenant, job)| (0..job.jobs).map(move |copy| (tenant, copy)));
+    let all = jobs
+        .iter()
+        .enumerate()
+        .flat_map(|(tenant, job)| (0..job.jobs).map(move |copy| (tenant, copy)));
     all.enumerate().for_each(|(turn, card)| hands[turn % shards].push(card));
     hands
 }
 
-/// What each tenant works on, as offset and size: what it asks for, or an equal part of what the others leave.
+/// What each tenant works on, as offset and size: what it asks for, or an equal part of what the
+/// others leave.
 fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
     let device = sizes.first().copied().unwrap_or(0);
     let asked: u64 = jobs.iter().filter_map(|job| job.size).sum();
@@ -519,7 +600,8 @@ fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
         let size = wanted.min(left) / block * block;
         if size == 0 || job.size.is_some_and(|size| size > left) {
             return Err(Refusal::new(format!(
-                "tenant {}: too little is left of the device's {}: make it larger, or the tenants' sizes smaller",
+                "tenant {}: too little is left of the device's {}: make it larger, or the tenants' \
+                 sizes smaller",
                 job.name,
                 exact_size(device)
             )));
@@ -531,7 +613,13 @@ fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
 }
 
 /// What a run gave each tenant.
-fn outcome(label: &str, jobs: &[Job], times: Times, measured: &Measured, alone: &[Option<f64>]) -> Run {
+fn outcome(
+    label: &str,
+    jobs: &[Job],
+    times: Times,
+    measured: &Measured,
+    alone: &[Option<f64>],
+) -> Run {
     let nothing = TenantStats::default();
     let got: Vec<Got> = jobs
         .iter()
@@ -560,16 +648,18 @@ fn outcome(label: &str, jobs: &[Job], times: Times, measured: &Measured, alone: 
         most: job.rate.map_or(f64::INFINITY, |rate| rate as f64),
     };
     let lives: Vec<(String, Life)> = jobs.iter().map(|job| (job.name.clone(), life(job))).collect();
-    let series =
-        times.interval.map(|interval| Series::new(interval, measured.series.clone(), &lives, &measured.class_weights));
+    let series = times.interval.map(|interval| {
+        Series::new(interval, measured.series.clone(), &lives, &measured.class_weights)
+    });
     Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got, series)
 }
 
 /// Bytes that programs may take without others losing theirs; 0 if the kernel does not tell.
 fn memory_available() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib =
-        meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let kib = meminfo.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok()
+    });
     kib.unwrap_or(0u64) << 10
 }
 
@@ -619,7 +709,9 @@ mod tests {
 
     #[test]
     fn ranges_are_whole_blocks_and_fit() {
-        let ranges = |specs: &[&str], size| ranges(&jobs(specs), &[size]).map_err(|refusal| refusal.to_string());
+        let ranges = |specs: &[&str], size| {
+            ranges(&jobs(specs), &[size]).map_err(|refusal| refusal.to_string())
+        };
         assert_eq!(ranges(&["a", "b"], 1 << 20), Ok(vec![(0, 512 << 10), (512 << 10, 512 << 10)]));
         assert_eq!(
             ranges(&["a=size:100k", "b=bs:64k"], 1 << 20),
@@ -628,7 +720,8 @@ mod tests {
         );
         assert_eq!(
             ranges(&["a=size:1M", "b"], 1 << 20).unwrap_err(),
-            "tenant b: too little is left of the device's 1M: make it larger, or the tenants' sizes smaller"
+            "tenant b: too little is left of the device's 1M: make it larger, or the tenants' \
+             sizes smaller"
         );
     }
 
@@ -642,7 +735,11 @@ mod tests {
         };
         assert_eq!(place("a=jobs:4,rw:read", 3), (768 << 10, 256 << 10));
         assert_eq!(place("a=jobs:4,rw:randread", 3), (0, 1 << 20));
-        assert_eq!(place("a=jobs:4,rw:read,bs:512k", 3), (0, 1 << 20), "less than a block for each");
+        assert_eq!(
+            place("a=jobs:4,rw:read,bs:512k", 3),
+            (0, 1 << 20),
+            "less than a block for each"
+        );
         let limited = expand(&"a=jobs:4,rate:4M".parse().unwrap(), 0, 0, flow, (0, 1 << 20));
         assert_eq!(limited.rate, Some(1 << 20));
     }

@@ -1,13 +1,14 @@
 //! `fairq calibrate`: the D and T that suit a device (MQFQ, Section 3.4).
 //!
-//! **D.** With no policy in the way, the number of outstanding requests is raised from 1 until the device gives no more. D
-//! is the smallest number that gives (nearly) the most: less would leave the device idle, more would only add unfairness.
-//! Each size of request is swept by itself and the one that needs most decides. The powers of two are tried, and then
-//! the middle between the last that is too small and the first that is enough.
+//! **D.** With no policy in the way, the number of outstanding requests is raised from 1 until the
+//! device gives no more. D is the smallest number that gives (nearly) the most: less would leave
+//! the device idle, more would only add unfairness. Each size of request is swept by itself and the
+//! one that needs most decides. The powers of two are tried, and then the middle between the last
+//! that is too small and the first that is enough.
 //!
-//! **T.** With that D, small requests from every shard, each with a tenant of its own, are the worst case: the shards
-//! throttle each other most often. T is the smallest that still gives (nearly) what no throttling at all gives; more would
-//! only let tenants run further ahead.
+//! **T.** With that D, small requests from every shard, each with a tenant of its own, are the
+//! worst case: the shards throttle each other most often. T is the smallest that still gives
+//! (nearly) what no throttling at all gives; more would only let tenants run further ahead.
 //!
 //! *Nearly* is 98 % unless said otherwise, so that noise does not double the result.
 
@@ -33,10 +34,11 @@ const THRESHOLDS: [u64; 10] =
     [0, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 /// A T that throttles nobody, for practical purposes: what the others are compared with.
 const FREE: u64 = 1 << 30;
-/// Each point is measured so many times for a part of its time, and the best counts: what disturbs a measurement only ever
-/// takes from it.
+/// Each point is measured so many times for a part of its time, and the best counts: what disturbs
+/// a measurement only ever takes from it.
 const ROUNDS: u32 = 3;
-/// Requests in flight of each shard when T is sought, as a multiple of D: enough that none runs dry.
+/// Requests in flight of each shard when T is sought, as a multiple of D: enough that none runs
+/// dry.
 const PRESSURE: u32 = 2;
 /// Columns of the longest bar.
 const BAR: f64 = 48.0;
@@ -122,30 +124,47 @@ pub(crate) fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let threshold = enough.unwrap_or(THRESHOLDS[THRESHOLDS.len() - 1]);
     let recommend = format!("mqfq:slots={slots},threshold={}", exact_size(threshold));
     let device = device.describe();
-    let found = Calibration { device, shards, sweeps, unthrottled_iops, thresholds, slots, threshold, recommend };
+    let found = Calibration {
+        device,
+        shards,
+        sweeps,
+        unthrottled_iops,
+        thresholds,
+        slots,
+        threshold,
+        recommend,
+    };
     if args.json {
         return write_out(&serde_json::to_string_pretty(&found)?);
     }
     write_out(&found.threshold_picture(smallest))?;
     if enough.is_none() {
-        let text = "No T was enough: shards lose by throttling, or something else kept the machine busy. Try again, or";
+        let text = "No T was enough: shards lose by throttling, or something else kept the machine \
+         busy. Try again, or";
         write_out(&format!("{text} give each point more --seconds.\n"))?;
     }
-    write_out(&format!("D = {slots}, T = {}\n\n  --policy {}", exact_size(threshold), found.recommend))
+    write_out(&format!(
+        "D = {slots}, T = {}\n\n  --policy {}",
+        exact_size(threshold),
+        found.recommend
+    ))
 }
 
 fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
     match device {
         DeviceConfig::Null { .. }
-        | DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::Null { .. }, profile: None, .. }) => Err(Refusal::new(
-            "the null device has no parallelism to find, it completes everything at once: name another",
+        | DeviceConfig::NvmeSoft(NvmeConfig {
+            backing: Backing::Null { .. }, profile: None, ..
+        }) => Err(Refusal::new(
+            "the null device has no parallelism to find, it completes everything at once: name \
+             another",
         )),
         DeviceConfig::File { file: None, .. } => {
             Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"))
         }
-        _ if args.seconds.0 < 10_000_000 => {
-            Err(Refusal::new("seconds: less than 10 ms a point says nothing: write --seconds 1, say"))
-        }
+        _ if args.seconds.0 < 10_000_000 => Err(Refusal::new(
+            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+        )),
         _ => Ok(()),
     }
 }
@@ -189,8 +208,9 @@ impl Gauge {
     fn point(&self, none: &PolicyConfig, block: u64, outstanding: u32) -> anyhow::Result<Point> {
         let shards = (self.shards as u32).min(outstanding);
         let part = |shard: u32| outstanding / shards + u32::from(shard < outstanding % shards);
-        let jobs: Vec<Job> =
-            (0..shards).map(|shard| self.job(&format!("s{shard}"), block, part(shard))).collect::<Result<_, _>>()?;
+        let jobs: Vec<Job> = (0..shards)
+            .map(|shard| self.job(&format!("s{shard}"), block, part(shard)))
+            .collect::<Result<_, _>>()?;
         let label = format!("{} × {outstanding}", exact_size(block));
         let (all, seconds) = self.best(none, &jobs, &label)?;
         Ok(Point {
@@ -203,7 +223,12 @@ impl Gauge {
     }
 
     /// What the best round gave, and how long it was, in seconds.
-    fn best(&self, policy: &PolicyConfig, jobs: &[Job], label: &str) -> anyhow::Result<(TenantStats, f64)> {
+    fn best(
+        &self,
+        policy: &PolicyConfig,
+        jobs: &[Job],
+        label: &str,
+    ) -> anyhow::Result<(TenantStats, f64)> {
         let mut best = (TenantStats::default(), 1.0);
         for _ in 0..ROUNDS {
             let measured = self.bench.measure(policy, jobs, self.times, label)?;
@@ -218,11 +243,17 @@ impl Gauge {
     /// Requests a second with nobody throttled, and with each T.
     fn thresholds(&self, slots: u32, block: u64) -> anyhow::Result<(f64, Vec<Trial>)> {
         let depth = (slots * PRESSURE).div_ceil(self.shards as u32).clamp(8, 4096);
-        let jobs: Vec<Job> =
-            (0..self.shards).map(|shard| self.job(&format!("s{shard}"), block, depth)).collect::<Result<_, _>>()?;
+        let jobs: Vec<Job> = (0..self.shards)
+            .map(|shard| self.job(&format!("s{shard}"), block, depth))
+            .collect::<Result<_, _>>()?;
         let trial = |threshold: u64| -> anyhow::Result<Trial> {
-            let table = PolicyTable { slots: Some(slots), threshold: Some(Size(threshold)), ..PolicyTable::default() };
-            let best = self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
+            let table = PolicyTable {
+                slots: Some(slots),
+                threshold: Some(Size(threshold)),
+                ..PolicyTable::default()
+            };
+            let best =
+                self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
             Ok(Trial { threshold, iops: rate(&best) })
         };
         let free = trial(FREE)?.iops;
@@ -257,7 +288,11 @@ fn enough(points: &[Point], part: f64) -> Option<&Point> {
 /// The number halfway between the last that is too small and the first that is enough.
 fn middle(points: &[Point], part: f64) -> Option<u32> {
     let first = enough(points, part)?.outstanding;
-    let before = points.iter().map(|point| point.outstanding).filter(|&outstanding| outstanding < first).max()?;
+    let before = points
+        .iter()
+        .map(|point| point.outstanding)
+        .filter(|&outstanding| outstanding < first)
+        .max()?;
     let middle = before.midpoint(first);
     (middle > before).then_some(middle)
 }
@@ -276,7 +311,8 @@ fn bar(part: f64) -> String {
 
 impl Sweep {
     fn picture(&self, pattern: Pattern) -> String {
-        let most = self.points.iter().map(|point| point.iops).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+        let most =
+            self.points.iter().map(|point| point.iops).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
         let what = if pattern == Pattern::RandWrite { "random writes" } else { "random reads" };
         let mut table = plain_table();
         table.set_header(["outstanding", "IOPS", "bandwidth", "p50", "p99", ""]);
@@ -306,7 +342,11 @@ impl Calibration {
             let bar = format!("{}{mark}", bar(trial.iops / most));
             table.add_row([exact_size(trial.threshold), show_count(trial.iops), bar]);
         }
-        table.add_row(["none".into(), show_count(self.unthrottled_iops), bar(self.unthrottled_iops / most)]);
+        table.add_row([
+            "none".into(),
+            show_count(self.unthrottled_iops),
+            bar(self.unthrottled_iops / most),
+        ]);
         format!(
             "\n{} requests from {}, a tenant each, D = {}\n{}\n",
             exact_size(block),
@@ -335,13 +375,27 @@ mod tests {
     use super::*;
 
     fn points(values: &[(u32, f64)]) -> Vec<Point> {
-        let point = |&(outstanding, iops)| Point { outstanding, iops, bytes_per_s: 0.0, p50_ns: 0, p99_ns: 0 };
+        let point = |&(outstanding, iops)| Point {
+            outstanding,
+            iops,
+            bytes_per_s: 0.0,
+            p50_ns: 0,
+            p99_ns: 0,
+        };
         values.iter().map(point).collect()
     }
 
     #[test]
     fn enough_is_the_first_that_reaches_the_part() {
-        let points = points(&[(1, 11.0), (2, 22.0), (4, 44.0), (8, 88.0), (16, 99.0), (32, 100.0), (64, 99.5)]);
+        let points = points(&[
+            (1, 11.0),
+            (2, 22.0),
+            (4, 44.0),
+            (8, 88.0),
+            (16, 99.0),
+            (32, 100.0),
+            (64, 99.5),
+        ]);
         assert_eq!(enough(&points, 0.98).unwrap().outstanding, 16);
         assert_eq!(enough(&points, 1.0).unwrap().outstanding, 32);
         assert_eq!(middle(&points, 0.98), Some(12));
@@ -353,7 +407,10 @@ mod tests {
     fn every_larger_threshold_must_do_as_well() {
         let trial = |(threshold, iops)| Trial { threshold, iops };
         let trials = |values: &[(u64, f64)]| values.iter().copied().map(trial).collect::<Vec<_>>();
-        assert_eq!(enough_threshold(&trials(&[(0, 50.0), (4, 90.0), (8, 99.0), (16, 100.0)]), 98.0), Some(8));
+        assert_eq!(
+            enough_threshold(&trials(&[(0, 50.0), (4, 90.0), (8, 99.0), (16, 100.0)]), 98.0),
+            Some(8)
+        );
         let lucky = trials(&[(0, 99.0), (4, 90.0), (8, 99.0), (16, 100.0)]);
         assert_eq!(enough_threshold(&lucky, 98.0), Some(8), "0 was luck");
         assert_eq!(enough_threshold(&trials(&[(0, 100.0), (4, 100.0)]), 98.0), Some(0));

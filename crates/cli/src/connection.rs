@@ -22,7 +22,8 @@ pub(crate) struct Connection {
     calls: u64,
 }
 
-/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the service's.
+/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the
+/// service's.
 pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
     let usual = || {
         let (usual, service) = (listen::default_control(), PathBuf::from(SERVICE));
@@ -35,7 +36,10 @@ impl Connection {
     /// Connects to a server.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Connection> {
         let stream = UnixStream::connect(path).with_context(|| {
-            format!("no server answers at {}: start it with --control {0}, or say --control PATH here", path.display())
+            format!(
+                "no server answers at {}: start it with --control {0}, or say --control PATH here",
+                path.display()
+            )
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -45,14 +49,17 @@ impl Connection {
     /// Calls a method.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
         self.calls += 1;
-        let request = json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
-        writeln!(self.stream.get_mut(), "{request}").context("the server does not take the request")?;
+        let request =
+            json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
+        writeln!(self.stream.get_mut(), "{request}")
+            .context("the server does not take the request")?;
         let mut line = String::new();
         self.stream.read_line(&mut line).context("the server does not answer")?;
         if line.is_empty() {
             bail!("the server ended the connection: only its own user and root may control it");
         }
-        let mut answer: Value = serde_json::from_str(&line).context("what answers there is no fairq server")?;
+        let mut answer: Value =
+            serde_json::from_str(&line).context("what answers there is no fairq server")?;
         match answer.get("error") {
             Some(error) if error["code"] == json!(-32602) => {
                 Err(Refusal::new(error["message"].as_str().unwrap_or_default()).into())

@@ -23,7 +23,10 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
-    if matches!(args.command, CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }) {
+    if matches!(
+        args.command,
+        CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }
+    ) {
         wait_for_policy(&mut server)?;
     }
     if matches!(args.command, CtlCommand::Add { .. }) {
@@ -50,7 +53,8 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
         if let Some(errno) = preparing["errno"].as_i64() {
             let error = std::io::Error::from_raw_os_error(errno as i32);
             bail!(
-                "tenant {name} stays closed, since its range cannot be zeroed: {error}: see to the device, remove it and add it again"
+                "tenant {name} stays closed, since its range cannot be zeroed: {error}: see to the \
+                 device, remove it and add it again"
             );
         }
         if told.elapsed() > Duration::from_secs(1) {
@@ -67,7 +71,10 @@ fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
     let deadline = Instant::now() + CHANGE;
     while !server.call("policy", json!({}))?["state"]["changing_s"].is_null() {
         if Instant::now() > deadline {
-            bail!("the policy before has not finished its requests in {CHANGE:?}: the new one follows it when it has");
+            bail!(
+                "the policy before has not finished its requests in {CHANGE:?}: the new one \
+                 follows it when it has"
+            );
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -81,7 +88,9 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Tenants => ("tenants", json!({})),
         CtlCommand::Add { tenant } => ("add", json!({ "tenant": tenant })),
         CtlCommand::Remove { tenant } => ("remove", json!({ "tenant": tenant })),
-        CtlCommand::Weight { tenant, weight } => ("weight", json!({ "tenant": tenant, "weight": weight })),
+        CtlCommand::Weight { tenant, weight } => {
+            ("weight", json!({ "tenant": tenant, "weight": weight }))
+        }
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
             let policy = match keys.join(",") {
@@ -102,7 +111,9 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Call { method, params } => {
             let params = params.as_deref().unwrap_or("{}");
             let params = serde_json::from_str(params).map_err(|error| {
-                Refusal::new(format!("the parameters are not JSON: {error}: write {{\"tenant\": \"db\"}}"))
+                Refusal::new(format!(
+                    "the parameters are not JSON: {error}: write {{\"tenant\": \"db\"}}"
+                ))
             })?;
             return Ok((method.clone(), params));
         }
@@ -116,10 +127,14 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Status => status(result),
         CtlCommand::Tenants => tenants(result),
         CtlCommand::Policy { name: None, .. } => policy(result),
-        CtlCommand::Policy { .. } => format!("{} -> {}\n", string(&result["from"]), string(&result["to"])),
+        CtlCommand::Policy { .. } => {
+            format!("{} -> {}\n", string(&result["from"]), string(&result["to"]))
+        }
         CtlCommand::Params { params: None } => parameters(result),
         CtlCommand::Interference => interference(result),
-        CtlCommand::Config { command: ConfigCommand::Dump } => result.as_str().unwrap_or_default().to_owned(),
+        CtlCommand::Config { command: ConfigCommand::Dump } => {
+            result.as_str().unwrap_or_default().to_owned()
+        }
         CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
         CtlCommand::Add { .. } => format!(
             "added {}: {} at {}\n",
@@ -129,11 +144,20 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         ),
         CtlCommand::Remove { .. } => format!("removed {}\n", string(&result["tenant"])),
         CtlCommand::Weight { .. } => {
-            format!("{}: weight {} -> {}\n", string(&result["tenant"]), result["from"], result["to"])
+            format!(
+                "{}: weight {} -> {}\n",
+                string(&result["tenant"]),
+                result["from"],
+                result["to"]
+            )
         }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
-        CtlCommand::Unlisten { .. } => format!("listens no more on {}\n", string(&result["address"])),
-        CtlCommand::Drain { .. } => format!("draining: {} left\n", connections(&result["connections"])),
+        CtlCommand::Unlisten { .. } => {
+            format!("listens no more on {}\n", string(&result["address"]))
+        }
+        CtlCommand::Drain { .. } => {
+            format!("draining: {} left\n", connections(&result["connections"]))
+        }
         CtlCommand::Trace(_) | CtlCommand::Call { .. } => format!("{result:#}\n"),
     }
 }
@@ -165,7 +189,10 @@ fn status(result: &Value) -> String {
             "policy",
             match state["changing_s"].as_f64() {
                 None => string(&result["policy"]),
-                Some(s) => format!("{}, for {s:.1} s waiting for the one before to finish", string(&result["policy"])),
+                Some(s) => format!(
+                    "{}, for {s:.1} s waiting for the one before to finish",
+                    string(&result["policy"])
+                ),
             },
         ),
         ("tenants", result["tenants"].to_string()),
@@ -177,10 +204,14 @@ fn status(result: &Value) -> String {
     }
     if !state["class_weights"].is_null() {
         let weights = &state["class_weights"];
-        lines
-            .push(("classes", format!("high {} medium {} low {}", weights["high"], weights["medium"], weights["low"])));
+        lines.push((
+            "classes",
+            format!("high {} medium {} low {}", weights["high"], weights["medium"], weights["low"]),
+        ));
     }
-    for (index, shard) in result["shards"].as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate() {
+    for (index, shard) in
+        result["shards"].as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate()
+    {
         let operations = show_count(number(&shard["operations"]));
         let text = format!(
             "shard {index} on CPU {}: {}, {operations} requests",
@@ -222,7 +253,11 @@ fn tenants(result: &Value) -> String {
             when(show_bandwidth(number(&last["bytes_per_s"]))),
             when(show_duration(number(&last["p50_ns"]))),
             when(show_duration(number(&last["p99_ns"]))),
-            format!("{}+{}", tenant["staged"], number(&tenant["in_flight"]) - number(&tenant["staged"])),
+            format!(
+                "{}+{}",
+                tenant["staged"],
+                number(&tenant["in_flight"]) - number(&tenant["staged"])
+            ),
             tenant["errors"].to_string(),
             exact_size(tenant["size"].as_u64().unwrap_or(0)),
         ]);
@@ -233,12 +268,14 @@ fn tenants(result: &Value) -> String {
 
 fn policy(result: &Value) -> String {
     let written = result["params"].as_object().into_iter().flatten();
-    let written: Vec<String> = written.map(|(key, value)| format!("{key}={}", string(value))).collect();
+    let written: Vec<String> =
+        written.map(|(key, value)| format!("{key}={}", string(value))).collect();
     let mut text = format!("policy       {}\n", string(&result["description"]));
     if !written.is_empty() {
         text += &format!("given        {}\n", written.join(" "));
     }
-    let state = result["state"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let state =
+        result["state"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     for (key, value) in state {
         text += &format!("{:<12} {}\n", key.replace('_', " "), string(value));
     }
@@ -262,7 +299,12 @@ fn changes(result: &Value) -> String {
     let side = |value: &Value| if value.is_null() { "(nothing)".to_owned() } else { string(value) };
     let line = |change: &Value| {
         let done = if change["done"] == json!(true) { "" } else { "   needs a restart" };
-        format!("{}: {} -> {}{done}\n", string(&change["key"]), side(&change["from"]), side(&change["to"]))
+        format!(
+            "{}: {} -> {}{done}\n",
+            string(&change["key"]),
+            side(&change["from"]),
+            side(&change["to"])
+        )
     };
     changes.iter().map(line).collect()
 }
@@ -271,14 +313,21 @@ fn interference(result: &Value) -> String {
     let rows = result.as_object().into_iter().flatten();
     let mut text = String::new();
     for (victim, others) in rows {
-        let mut parts: Vec<(&String, f64)> =
-            others.as_object().into_iter().flatten().map(|(name, part)| (name, number(part))).collect();
+        let mut parts: Vec<(&String, f64)> = others
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, part)| (name, number(part)))
+            .collect();
         parts.sort_by(|a, b| b.1.total_cmp(&a.1));
         let part = |(name, part): &(&String, f64)| {
             let name = if *name == victim { "itself" } else { name.as_str() };
             format!("{name} {}", show_percent(*part))
         };
-        text += &format!("{victim} waited for: {}\n", parts.iter().map(part).collect::<Vec<_>>().join(", "));
+        text += &format!(
+            "{victim} waited for: {}\n",
+            parts.iter().map(part).collect::<Vec<_>>().join(", ")
+        );
     }
     if text.is_empty() { "nobody waited in the last ten seconds\n".into() } else { text }
 }

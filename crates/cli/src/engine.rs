@@ -22,7 +22,9 @@ use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
 use fairq_host::device::paced::Pace;
 
-use crate::config::device::{Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile};
+use crate::config::device::{
+    Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile,
+};
 use crate::config::policy::PolicyConfig;
 use crate::config::policy::name::PolicyName;
 use crate::config::policy::serial::SerialKnobs;
@@ -33,7 +35,8 @@ use crate::units::{exact_size, show_count, show_duration};
 
 /// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.
 const DEFAULT_SLOTS: u32 = 64;
-/// Flows for which a policy has room at least: a server's tenants and those that may be added to them.
+/// Flows for which a policy has room at least: a server's tenants and those that may be added to
+/// them.
 pub(crate) const FLOWS_MIN: usize = 64;
 
 /// What to do with a policy once it is built; a trait, because each policy is a type of its own.
@@ -68,7 +71,9 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
     let flows = shape.flows.max(FLOWS_MIN);
     let slots = config.slots.unwrap_or(shape.slots);
     let ports = shape.topology.ports();
-    let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("policy {}: {error}", config.name.name()));
+    let refuse = |error: &dyn std::fmt::Display| {
+        Refusal::new(format!("policy {}: {error}", config.name.name()))
+    };
     match config.name {
         PolicyName::None => {
             let built = NonePolicy::<P>::new(ports, flows, shape.tags);
@@ -95,7 +100,8 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
                 cost: config.cost,
                 merge_bytes: config.merge_bytes,
             };
-            let built = serial(config, &bounds).and_then(|scheduler| Serial::<_, P>::with_policy(scheduler, &bounds));
+            let built = serial(config, &bounds)
+                .and_then(|scheduler| Serial::<_, P>::with_policy(scheduler, &bounds));
             let (policy, ports) = built.map_err(|error| refuse(&error))?;
             Ok(with.run(policy, ports))
         }
@@ -129,7 +135,8 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
         }
         PolicyName::Kyber => {
             let mut kyber = KyberConfig::new(ports, flows, shape.tags);
-            [kyber.read_target_ns, kyber.write_target_ns, kyber.discard_target_ns] = kyber_targets(config);
+            [kyber.read_target_ns, kyber.write_target_ns, kyber.discard_target_ns] =
+                kyber_targets(config);
             kyber.depths = kyber_depths(config);
             kyber.merge_bytes = config.merge_bytes;
             let (policy, ports) = Kyber::<P>::new(&kyber).map_err(|error| refuse(&error))?;
@@ -151,7 +158,12 @@ pub(crate) fn with_policy<P: Platform, W: WithPolicy>(
 }
 
 /// D2FQ as it is configured.
-pub(crate) fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: usize) -> D2fqConfig {
+pub(crate) fn d2fq(
+    config: &PolicyConfig,
+    ports: Topology,
+    flows: usize,
+    tags: usize,
+) -> D2fqConfig {
     let keys = &config.d2fq;
     let defaults = D2fqConfig::new(ports, flows, tags);
     D2fqConfig {
@@ -178,11 +190,18 @@ pub(crate) fn d2fq(config: &PolicyConfig, ports: Topology, flows: usize, tags: u
 }
 
 /// The scheduler that is to run behind one lock.
-fn serial(config: &PolicyConfig, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+fn serial(
+    config: &PolicyConfig,
+    bounds: &SerialConfig,
+) -> Result<Box<dyn SerialPolicy>, ConfigError> {
     let SerialKnobs { cfq, bfq, flashfq, nass } = &config.serial;
     let inner: Box<dyn SerialPolicy> = match config.name {
-        PolicyName::Cfq | PolicyName::CfqNa | PolicyName::NassCfq => Box::new(TimeSlices::new(bounds, cfq)?),
-        PolicyName::Bfq | PolicyName::BfqNa | PolicyName::NassBfq => Box::new(Budgets::new(bounds, bfq)?),
+        PolicyName::Cfq | PolicyName::CfqNa | PolicyName::NassCfq => {
+            Box::new(TimeSlices::new(bounds, cfq)?)
+        }
+        PolicyName::Bfq | PolicyName::BfqNa | PolicyName::NassBfq => {
+            Box::new(Budgets::new(bounds, bfq)?)
+        }
         PolicyName::FlashFq | PolicyName::NassFlashFq => Box::new(Throttled::new(bounds, flashfq)?),
         PolicyName::Fiops | PolicyName::NassFiops => Box::new(VirtualIops::new(bounds)),
         _ => Box::new(StartTime::new(bounds)),
@@ -205,7 +224,10 @@ pub(crate) fn describe_policy(config: &PolicyConfig, device_slots: u32) -> Strin
     match config.name {
         PolicyName::None => name.into(),
         PolicyName::FlashFq | PolicyName::NassFlashFq => {
-            format!("{name} D={slots} T={}{merge}", exact_size(config.serial.flashfq.threshold_bytes))
+            format!(
+                "{name} D={slots} T={}{merge}",
+                exact_size(config.serial.flashfq.threshold_bytes)
+            )
         }
         PolicyName::Mqfq | PolicyName::MqfqSerial => {
             format!("{name} D={slots} T={}", config.threshold.map_or("auto".into(), exact_size))
@@ -255,7 +277,8 @@ pub(crate) fn kyber_depths(config: &PolicyConfig) -> [u32; 4] {
     std::array::from_fn(|domain| config.depths[domain].unwrap_or(default[domain]))
 }
 
-/// Half of what the device takes: so that tenants who keep no more than that outstanding still get their shares.
+/// Half of what the device takes: so that tenants who keep no more than that outstanding still get
+/// their shares.
 pub(crate) fn kyber_fair_busy(config: &PolicyConfig, device_slots: u32) -> u32 {
     config.busy.unwrap_or((device_slots / 2).max(1))
 }
@@ -276,7 +299,8 @@ pub(crate) fn topology(cpus: &[usize]) -> Topology {
 /// The CPUs that this process may use.
 pub(crate) fn available_cpus() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-    let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
@@ -286,7 +310,10 @@ pub(crate) fn shards_in_words(count: usize) -> String {
 }
 
 /// The CPU of each shard, as flags say.
-pub(crate) fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<Vec<usize>, Refusal> {
+pub(crate) fn shard_cpus(
+    shards: Option<u32>,
+    cpus: Option<&CpuList>,
+) -> Result<Vec<usize>, Refusal> {
     complete_cpus(shards, cpus, &available_cpus())
 }
 
@@ -295,7 +322,9 @@ pub(crate) fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
     if !file.create && !file.path.exists() {
         let size = if file.size.is_some() { "" } else { " and size=10G, say," };
         let path = file.path.display();
-        return Err(Refusal::new(format!("{path}: there is no such file: add create{size} to have it made, sparse")));
+        return Err(Refusal::new(format!(
+            "{path}: there is no such file: add create{size} to have it made, sparse"
+        )));
     }
     Ok(FileSpec { path: file.path, create_size: file.size })
 }
@@ -313,7 +342,10 @@ fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, 
         &Backing::Null { size } => BackingSpec::Null { size },
         &Backing::Ram { size } => BackingSpec::Ram { size },
         Backing::File { file, direct } => {
-            let files = std::iter::once(file.clone()).chain(own).map(file_spec).collect::<Result<_, _>>()?;
+            let files = std::iter::once(file.clone())
+                .chain(own)
+                .map(file_spec)
+                .collect::<Result<_, _>>()?;
             BackingSpec::File { files, direct: pass_by(*direct) }
         }
     };
@@ -338,7 +370,9 @@ impl DeviceConfig {
     pub(crate) fn shared_file(&self) -> Option<&FileConfig> {
         match self {
             DeviceConfig::File { file, .. } => file.as_ref(),
-            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { file, .. }, .. }) => Some(file),
+            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { file, .. }, .. }) => {
+                Some(file)
+            }
             _ => None,
         }
     }
@@ -348,11 +382,14 @@ impl DeviceConfig {
         !matches!(self, DeviceConfig::File { file: None, .. })
     }
 
-    /// Whether polling is all that its completions need, as [`fairq_host::device::Device::is_polled`] says of it when it is open.
+    /// Whether polling is all that its completions need, as
+    /// [`fairq_host::device::Device::is_polled`] says of it when it is open.
     pub(crate) fn is_polled(&self) -> bool {
         match self {
             DeviceConfig::File { .. } => false,
-            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { .. }, poller, .. }) => *poller == Poller::Core,
+            DeviceConfig::NvmeSoft(NvmeConfig {
+                backing: Backing::File { .. }, poller, ..
+            }) => *poller == Poller::Core,
             _ => true,
         }
     }
@@ -369,10 +406,13 @@ impl DeviceConfig {
             }
             DeviceConfig::File { file, direct } => {
                 let shared = file.iter().cloned().collect::<Vec<_>>();
-                let files = shared.into_iter().chain(own).map(file_spec).collect::<Result<_, _>>()?;
+                let files =
+                    shared.into_iter().chain(own).map(file_spec).collect::<Result<_, _>>()?;
                 DeviceSpec::File { files, direct: pass_by(*direct) }
             }
-            DeviceConfig::NvmeSoft(config) => DeviceSpec::NvmeSoft(Box::new(nvme_spec(config, own)?)),
+            DeviceConfig::NvmeSoft(config) => {
+                DeviceSpec::NvmeSoft(Box::new(nvme_spec(config, own)?))
+            }
         };
         Ok(Arc::new(spec.open()?))
     }
@@ -415,7 +455,10 @@ impl DeviceConfig {
                     Backing::Ram { size } => format!("ram {}", exact_size(*size)),
                     Backing::File { file, .. } => format!("file {}", file.path.display()),
                 };
-                let like = config.profile.as_ref().map_or(String::new(), |(name, _)| format!(" like {name}"));
+                let like = config
+                    .profile
+                    .as_ref()
+                    .map_or(String::new(), |(name, _)| format!(" like {name}"));
                 let arbiter = if config.wrr { "weighted round robin" } else { "round robin" };
                 format!("nvme-soft over {backing}{like} (window {}, {arbiter})", config.window)
             }

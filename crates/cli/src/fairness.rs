@@ -9,15 +9,16 @@ pub(crate) struct Demand {
     pub(crate) most: f64,
 }
 
-/// The fraction of `total` that is due to each: in proportion to the weights, except that who asks for less
-/// gets what it asks for and the others share the rest (weighted max-min fairness).
+/// The fraction of `total` that is due to each: in proportion to the weights, except that who asks
+/// for less gets what it asks for and the others share the rest (weighted max-min fairness).
 pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
     let mut due = vec![None; demands.len()];
-    let (mut left, mut weights): (f64, f64) = (total, demands.iter().map(|demand| demand.weight).sum());
+    let (mut left, mut weights): (f64, f64) =
+        (total, demands.iter().map(|demand| demand.weight).sum());
     // Each round settles at least one, or is the last.
-    while let Some(index) = (0..demands.len())
-        .find(|&index| due[index].is_none() && demands[index].most < left * demands[index].weight / weights)
-    {
+    while let Some(index) = (0..demands.len()).find(|&index| {
+        due[index].is_none() && demands[index].most < left * demands[index].weight / weights
+    }) {
         due[index] = Some(demands[index].most);
         left -= demands[index].most;
         weights -= demands[index].weight;
@@ -26,14 +27,17 @@ pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
         .iter()
         .zip(demands)
         .map(|(due, demand)| {
-            due.unwrap_or_else(|| if total > 0.0 { left * demand.weight / weights } else { demand.weight })
+            due.unwrap_or_else(|| {
+                if total > 0.0 { left * demand.weight / weights } else { demand.weight }
+            })
         })
         .collect();
     let sum: f64 = due.iter().sum();
     due.iter().map(|due| due / sum).collect()
 }
 
-/// Jain's index: the square of the sum over n times the sum of the squares. 1 when all are alike, 1/n when one has all.
+/// Jain's index: the square of the sum over n times the sum of the squares. 1 when all are alike,
+/// 1/n when one has all.
 pub(crate) fn jain(values: impl Iterator<Item = f64>) -> f64 {
     let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
     for value in values {
@@ -50,11 +54,16 @@ mod tests {
 
     #[test]
     fn who_asks_for_less_is_entitled_to_less() {
-        // 25 a second for 10 s of 1000: c is due 333 by weight but asks for 250, so a and b have 750 to share.
+        // 25 a second for 10 s of 1000: c is due 333 by weight but asks for 250, so a and b have
+        // 750 to share.
         let demand = |weight, most| Demand { weight, most };
-        let due = entitled(&[demand(1.0, f64::INFINITY), demand(1.0, f64::INFINITY), demand(1.0, 250.0)], 1000.0);
+        let due = entitled(
+            &[demand(1.0, f64::INFINITY), demand(1.0, f64::INFINITY), demand(1.0, 250.0)],
+            1000.0,
+        );
         assert_eq!(due, [0.375, 0.375, 0.25]);
-        let two = entitled(&[demand(1.0, 100.0), demand(2.0, 600.0), demand(1.0, f64::INFINITY)], 1000.0);
+        let two =
+            entitled(&[demand(1.0, 100.0), demand(2.0, 600.0), demand(1.0, f64::INFINITY)], 1000.0);
         assert_eq!(two, [0.1, 0.6, 0.3]);
         // More was measured than was asked for: noise, not somebody's due.
         assert_eq!(entitled(&[demand(1.0, 100.0), demand(1.0, 300.0)], 410.0), [0.25, 0.75]);

@@ -1,7 +1,8 @@
 //! Files that a person names on the command line.
 //!
-//! What is read is text of a bounded size, so that a disk that is named in a configuration's place is refused and not printed. What
-//! will be written is opened before the work for it begins: minutes of measuring are no time to learn that a folder is missing.
+//! What is read is text of a bounded size, so that a disk that is named in a configuration's place
+//! is refused and not printed. What will be written is opened before the work for it begins:
+//! minutes of measuring are no time to learn that a folder is missing.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,11 +19,17 @@ const MOST: u64 = 1 << 20;
 pub(crate) fn read_text(path: &Path) -> Result<String, Refusal> {
     let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes))
-        .map_err(|error| refuse(format!("cannot be read: {error}: check the path, and that this user may read it")))?;
+    File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(
+        |error| {
+            refuse(format!(
+                "cannot be read: {error}: check the path, and that this user may read it"
+            ))
+        },
+    )?;
     if bytes.len() as u64 > MOST {
-        return Err(refuse("is longer than 1M: that is no file for people: name the one that was meant".into()));
+        return Err(refuse(
+            "is longer than 1M: that is no file for people: name the one that was meant".into(),
+        ));
     }
     let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
     text.ok_or_else(|| refuse("is not text: name the file that was meant".into()))
@@ -43,7 +50,9 @@ impl Output {
         let file = File::options().write(true).create(true).truncate(false).open(path);
         let refuse = |error| {
             let path = path.display();
-            Refusal::new(format!("cannot write {path}: {error}: name a place in a folder that this user may write to"))
+            Refusal::new(format!(
+                "cannot write {path}: {error}: name a place in a folder that this user may write to"
+            ))
         };
         Ok(Output { path: path.into(), file: file.map_err(refuse)?, is_new })
     }
@@ -54,7 +63,10 @@ impl Output {
     }
 
     /// Writes it, in place of what was there.
-    pub(crate) fn write(mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> anyhow::Result<()> {
+    pub(crate) fn write(
+        mut self,
+        write: impl FnOnce(&mut File) -> std::io::Result<()>,
+    ) -> anyhow::Result<()> {
         self.is_new = false;
         let done = self.cut().and_then(|()| write(&mut self.file));
         done.with_context(|| format!("cannot write {}", self.path.display()))

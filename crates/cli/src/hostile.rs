@@ -1,13 +1,16 @@
-//! What strangers and tired operators write, against laws: configuration files, policies, tenants, job files, lines on the
-//! control socket. Anything is taken or refused with a reason, and nothing ends the program; what is taken means the same
-//! when it is dumped and read again, gives no tenant a byte of another's, and makes a policy that serves.
+//! What strangers and tired operators write, against laws: configuration files, policies, tenants,
+//! job files, lines on the control socket. Anything is taken or refused with a reason, and nothing
+//! ends the program; what is taken means the same when it is dumped and read again, gives no tenant
+//! a byte of another's, and makes a policy that serves.
 //!
-//! The texts are made from what the documentation shows (each key of the example file, with values that belong to
-//! it or to another), since random bytes get no further than the first line.
+//! The texts are made from what the documentation shows (each key of the example file, with values
+//! that belong to it or to another), since random bytes get no further than the first line.
 
 use std::sync::LazyLock;
 
-use fairq_core::{Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight};
+use fairq_core::{
+    Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -92,7 +95,8 @@ static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let line = |line: &'static str| {
         let line = line.trim_start_matches(['#', ' ']);
         let key = line.split_once(" = ").map_or(line, |(key, _)| key);
-        let plain = key.trim_matches(['[', ']']).chars().all(|c| c.is_ascii_lowercase() || c == '-');
+        let plain =
+            key.trim_matches(['[', ']']).chars().all(|c| c.is_ascii_lowercase() || c == '-');
         (plain && (line.contains(" = ") || line.starts_with('['))).then_some(line)
     };
     text.lines().filter_map(line).collect()
@@ -100,7 +104,11 @@ static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
 
 /// The keys of the example file's policy table.
 static KNOBS: LazyLock<Vec<&str>> = LazyLock::new(|| {
-    let table = LINES.iter().skip_while(|line| **line != "[policy]").skip(1).take_while(|line| !line.starts_with('['));
+    let table = LINES
+        .iter()
+        .skip_while(|line| **line != "[policy]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['));
     table.filter_map(|line| Some(line.split_once(" = ")?.0)).filter(|key| *key != "name").collect()
 });
 
@@ -127,15 +135,16 @@ const POLICIES: &[&str] = &[
 
 /// A line as the example has it, or with another's value.
 fn line() -> impl Strategy<Value = String> {
-    (select(LINES.as_slice()), proptest::option::of(select(VALUES))).prop_map(|(line, value)| {
-        match (line.split_once(" = "), value) {
+    (select(LINES.as_slice()), proptest::option::of(select(VALUES))).prop_map(
+        |(line, value)| match (line.split_once(" = "), value) {
             (Some((key, _)), Some(value)) => format!("{key} = {value}\n"),
             _ => format!("{line}\n"),
-        }
-    })
+        },
+    )
 }
 
-/// A configuration that may be right: a device, a policy, tenants; and up to two lines anywhere that may be wrong.
+/// A configuration that may be right: a device, a policy, tenants; and up to two lines anywhere
+/// that may be wrong.
 fn configuration() -> impl Strategy<Value = String> {
     let devices = [
         "ram",
@@ -145,10 +154,21 @@ fn configuration() -> impl Strategy<Value = String> {
         "nvme-soft,profile=z-ssd",
         "nvme-soft,backing=/x,window=8",
     ];
-    let limits = prop_oneof![Just(""), Just("limits = { connections = 3, memory-per-connection = \"64M\" }\n")];
-    let parts = (select(devices.to_vec()), policy(), limits, vec(tenant(), 1..6), vec((any::<bool>(), line()), 0..3));
+    let limits = prop_oneof![
+        Just(""),
+        Just("limits = { connections = 3, memory-per-connection = \"64M\" }\n")
+    ];
+    let parts = (
+        select(devices.to_vec()),
+        policy(),
+        limits,
+        vec(tenant(), 1..6),
+        vec((any::<bool>(), line()), 0..3),
+    );
     parts.prop_map(|(device, policy, limits, tenants, lines)| {
-        let at = |is_first| lines.iter().filter(move |(first, _)| *first == is_first).map(|(_, line)| line.as_str());
+        let at = |is_first| {
+            lines.iter().filter(move |(first, _)| *first == is_first).map(|(_, line)| line.as_str())
+        };
         let tenants = tenants.iter().enumerate().map(|(at, keys)| {
             let keys = keys
                 .split(',')
@@ -157,7 +177,12 @@ fn configuration() -> impl Strategy<Value = String> {
             format!("[[tenant]]\nname = \"t{at}\"\n{}", keys.collect::<String>())
         });
         let head = format!("device = \"{device}\"\npolicy = \"{policy}\"\n{limits}");
-        at(true).map(str::to_owned).chain([head]).chain(tenants).chain(at(false).map(str::to_owned)).collect()
+        at(true)
+            .map(str::to_owned)
+            .chain([head])
+            .chain(tenants)
+            .chain(at(false).map(str::to_owned))
+            .collect()
     })
 }
 
@@ -171,7 +196,8 @@ fn policy() -> impl Strategy<Value = String> {
     })
 }
 
-/// Serves two flows on two ports with a device that is done after a while, until all has been served.
+/// Serves two flows on two ports with a device that is done after a while, until all has been
+/// served.
 struct Serve;
 
 impl WithPolicy for Serve {
@@ -206,7 +232,9 @@ impl WithPolicy for Serve {
                 loop {
                     match port.next(now_ns, &mut wake) {
                         Next::Issue { tag, .. } | Next::Join { tag } => device.push((at, tag)),
-                        Next::WaitUntil(time) => break until = Some(until.map_or(time, |until| until.min(time))),
+                        Next::WaitUntil(time) => {
+                            break until = Some(until.map_or(time, |until| until.min(time)));
+                        }
                         Next::Blocked | Next::Idle => break,
                     }
                 }
@@ -217,7 +245,10 @@ impl WithPolicy for Serve {
                     ports[at].complete(now_ns, tag, Outcome::Done, &mut wake);
                     served += 1;
                 }
-                None => now_ns = now_ns.max(until.expect("requests wait, none is out, and no time is named")),
+                None => {
+                    now_ns =
+                        now_ns.max(until.expect("requests wait, none is out, and no time is named"))
+                }
             }
             assert!(now_ns < 3_600_000_000_000, "an hour for 48 requests: {served} served");
         }
@@ -229,8 +260,7 @@ fn tenant() -> impl Strategy<Value = String> {
         Just(String::new()),
         (1..9_u32, select(&["k", "M", "G"][..])).prop_map(|(n, unit)| format!(",size={n}{unit}"))
     ];
-    let offset =
-        prop_oneof![2 => Just(String::new()), 1 => (0..4000_u64).prop_map(|n| format!(",offset={}", n * 4096))];
+    let offset = prop_oneof![2 => Just(String::new()), 1 => (0..4000_u64).prop_map(|n| format!(",offset={}", n * 4096))];
     (size, offset).prop_map(|(size, offset)| size + &offset)
 }
 
@@ -274,7 +304,8 @@ proptest! {
         prop_assert_eq!(ranges.len(), tenants.len());
         for (tenant, range) in tenants.iter().zip(&ranges) {
             prop_assert!(tenant.size.is_none_or(|size| size == range.size), "{tenant:?} {range:?}");
-            prop_assert!(tenant.offset.is_none_or(|offset| offset == range.offset), "{tenant:?} {range:?}");
+            prop_assert!(tenant.offset.is_none_or(|offset| offset == range.offset), "{tenant:?} \
+             {range:?}");
             prop_assert!(range.file == 0 && range.size > 0 && range.offset % SECTOR == 0 && range.size % SECTOR == 0, "{range:?}");
         }
         ranges.sort_by_key(|range| range.offset);

@@ -1,6 +1,8 @@
-//! What one tenant of `fairq bench` does: `--tenant NAME=weight:300,bs:4k,depth:128,jobs:4,rw:randread`.
+//! What one tenant of `fairq bench` does:
+//! `--tenant NAME=weight:300,bs:4k,depth:128,jobs:4,rw:randread`.
 //!
-//! The words and their meanings are fio's: `depth` is for each of `jobs`; a rate is for the tenant as a whole.
+//! The words and their meanings are fio's: `depth` is for each of `jobs`; a rate is for the tenant
+//! as a whole.
 
 use std::str::FromStr;
 
@@ -123,7 +125,10 @@ impl JobTable {
         let refuse = |text: String| Err(Refusal::new(format!("tenant {}: {text}", self.name)));
         let Size(block) = self.bs.unwrap_or(Size(4096));
         if !BLOCK.contains(&block) || block % 512 != 0 {
-            return refuse(format!("bs {} is not a multiple of 512 from 512 to 32M", exact_size(block)));
+            return refuse(format!(
+                "bs {} is not a multiple of 512 from 512 to 32M",
+                exact_size(block)
+            ));
         }
         let Count(depth) = self.depth.unwrap_or(Count(32));
         if !DEPTH.contains(&depth) {
@@ -135,30 +140,46 @@ impl JobTable {
         }
         let pattern = self.rw.unwrap_or(Pattern::RandRead);
         let read_percent = match (pattern, self.rwmix) {
-            (_, Some(Count(percent))) if percent > 100 => return refuse(format!("rwmix {percent} is more than 100 %")),
+            (_, Some(Count(percent))) if percent > 100 => {
+                return refuse(format!("rwmix {percent} is more than 100 %"));
+            }
             (pattern, Some(_)) if !pattern.is_mixed() => {
-                return refuse("rwmix is for both reads and writes: say rw:rw or rw:randrw, too".into());
+                return refuse(
+                    "rwmix is for both reads and writes: say rw:rw or rw:randrw, too".into(),
+                );
             }
             (Pattern::Read | Pattern::RandRead, _) => 100,
             (Pattern::Write | Pattern::RandWrite, _) => 0,
             (Pattern::Rw | Pattern::RandRw, mix) => mix.map_or(50, |Count(percent)| percent as u8),
         };
         let rate = match (self.rate, self.iops) {
-            (Some(_), Some(_)) => return refuse("rate and iops are two words for one limit: leave one out".into()),
-            (Some(Bandwidth(0)), None) => return refuse("rate 0 would do nothing: leave the tenant out".into()),
-            (None, Some(Count(0))) => return refuse("iops 0 would do nothing: leave the tenant out".into()),
+            (Some(_), Some(_)) => {
+                return refuse("rate and iops are two words for one limit: leave one out".into());
+            }
+            (Some(Bandwidth(0)), None) => {
+                return refuse("rate 0 would do nothing: leave the tenant out".into());
+            }
+            (None, Some(Count(0))) => {
+                return refuse("iops 0 would do nothing: leave the tenant out".into());
+            }
             (None, Some(Count(iops))) => Some(iops.saturating_mul(block)),
             (rate, None) => rate.map(|Bandwidth(bytes)| bytes),
         };
         if let Some(Size(size)) = self.size
             && size < block
         {
-            return refuse(format!("size {} is less than one block of {}", exact_size(size), exact_size(block)));
+            return refuse(format!(
+                "size {} is less than one block of {}",
+                exact_size(size),
+                exact_size(block)
+            ));
         }
         let starts_ns = self.start.map_or(0, |Nanos(ns)| ns);
         let stops_ns = self.stop.map_or(u64::MAX, |Nanos(ns)| ns);
         if stops_ns <= starts_ns {
-            return refuse("it would stop before it starts: give a stop that is later than start".into());
+            return refuse(
+                "it would stop before it starts: give a stop that is later than start".into(),
+            );
         }
         Ok(Job {
             name: self.name,
@@ -193,15 +214,23 @@ impl Job {
             percent => format!("{percent} % read"),
         };
         let jobs = if self.jobs > 1 { format!("{} × ", self.jobs) } else { String::new() };
-        let rate = self.rate.map(|rate| format!(", at most {}/s", exact_size(rate))).unwrap_or_default();
-        let from =
-            if self.starts_ns > 0 { format!(", from {}", show_duration(self.starts_ns as f64)) } else { String::new() };
+        let rate =
+            self.rate.map(|rate| format!(", at most {}/s", exact_size(rate))).unwrap_or_default();
+        let from = if self.starts_ns > 0 {
+            format!(", from {}", show_duration(self.starts_ns as f64))
+        } else {
+            String::new()
+        };
         let until = if self.stops_ns < u64::MAX {
             format!(", until {}", show_duration(self.stops_ns as f64))
         } else {
             String::new()
         };
-        format!("{} {order} {what}, depth {jobs}{}{rate}{from}{until}", exact_size(self.block.into()), self.depth)
+        format!(
+            "{} {order} {what}, depth {jobs}{}{rate}{from}{until}",
+            exact_size(self.block.into()),
+            self.depth
+        )
     }
 }
 
@@ -238,12 +267,16 @@ mod tests {
         let guest: Job = "db=start:10s,stop:20s".parse().unwrap();
         assert_eq!(guest.summary(), "4k random read, depth 32, from 10.0 s, until 20.0 s");
         let limited: Job = "db=iops:1k,rw=write".parse().unwrap();
-        assert_eq!((limited.rate, limited.read_percent, limited.random), (Some(4_096_000), 0, false));
+        assert_eq!(
+            (limited.rate, limited.read_percent, limited.random),
+            (Some(4_096_000), 0, false)
+        );
     }
 
     #[test]
     fn keys_are_written_as_for_serve_too() {
-        let [usual, too] = ["db=weight:300,bs:64k", "db,weight=300,bs=64k"].map(|text| text.parse::<Job>().unwrap());
+        let [usual, too] = ["db=weight:300,bs:64k", "db,weight=300,bs=64k"]
+            .map(|text| text.parse::<Job>().unwrap());
         assert_eq!(usual, too);
     }
 
@@ -252,15 +285,20 @@ mod tests {
         let refusal = |text: &str| text.parse::<Job>().unwrap_err();
         assert_eq!(
             refusal("db=dept:3"),
-            "unknown key `dept`; did you mean `depth`? (allowed: name, weight, bs, depth, jobs, rw, rwmix, rate, iops, \
+            "unknown key `dept`; did you mean `depth`? (allowed: name, weight, bs, depth, jobs, \
+             rw, rwmix, rate, iops, \
              think, start, stop, size, export)"
         );
-        assert_eq!(refusal("db=bs:1000"), "tenant db: bs 1000 is not a multiple of 512 from 512 to 32M");
+        assert_eq!(
+            refusal("db=bs:1000"),
+            "tenant db: bs 1000 is not a multiple of 512 from 512 to 32M"
+        );
         assert_eq!(refusal("db=depth:0"), "tenant db: depth 0 is not in 1..4096");
         assert_eq!(refusal("db=jobs:1k"), "tenant db: jobs 1000 is not in 1..256");
         assert_eq!(
             refusal("db=rw:random"),
-            "rw: unknown value `random`; did you mean `randrw`? (allowed: read, write, randread, randwrite, readwrite, rw, \
+            "rw: unknown value `random`; did you mean `randrw`? (allowed: read, write, randread, \
+             randwrite, readwrite, rw, \
              randrw)"
         );
         assert_eq!(
@@ -275,7 +313,10 @@ mod tests {
             refusal("db=start:2s,stop:1s"),
             "tenant db: it would stop before it starts: give a stop that is later than start"
         );
-        assert_eq!(refusal("db=size:4k,bs:64k"), "tenant db: size 4k is less than one block of 64k");
+        assert_eq!(
+            refusal("db=size:4k,bs:64k"),
+            "tenant db: size 4k is less than one block of 64k"
+        );
         assert_eq!(refusal("=bs:4k"), "a tenant needs a name, as in db=10G,weight=300");
     }
 }

@@ -15,30 +15,38 @@ use crate::unread::{self, Lost};
 /// What was lost since the last line that was written.
 static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 
-/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or as JSON.
+/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or
+/// as JSON.
 pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
     // Under inetd standard error may be the client's connection, into which nobody must write.
     let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
     if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
         return Ok(());
     }
-    let level = level.or_else(|| std::env::var("FAIRQ_LOG").ok()).unwrap_or_else(|| usual.to_owned());
+    let level =
+        level.or_else(|| std::env::var("FAIRQ_LOG").ok()).unwrap_or_else(|| usual.to_owned());
     let refuse = |what: &str| {
         Refusal::new(format!(
-            "log: {what}: write error, warn, info, debug, trace or off, or for a part, info,fairq_host=debug"
+            "log: {what}: write error, warn, info, debug, trace or off, or for a part, \
+             info,fairq_host=debug"
         ))
     };
-    // A word alone would be taken for the name of a part of the program, and nothing would be logged.
+    // A word alone would be taken for the name of a part of the program, and nothing would be
+    // logged.
     let is_word = |part: &&str| !part.contains('=') && part.parse::<LevelFilter>().is_err();
     if let Some(word) = level.split(',').find(is_word) {
         return Err(refuse(&format!("`{word}` is not a level")));
     }
     // The allocator tells each step at level debug.
     let directives = format!("offset_allocator=warn,{level}");
-    let filter = EnvFilter::builder().parse(directives).map_err(|error| refuse(&format!("`{level}`: {error}")))?;
+    let filter = EnvFilter::builder()
+        .parse(directives)
+        .map_err(|error| refuse(&format!("`{level}`: {error}")))?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(move || LogWriter { is_json });
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(move || LogWriter { is_json });
     if is_json {
         log.json().flatten_event(true).init()
     } else {

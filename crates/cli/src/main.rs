@@ -1,8 +1,8 @@
 //! `fairq`: share one fast SSD between tenants by weight.
 //!
-//! The only place that knows about arguments, configuration files and terminals; the work is done in `fairq-host`
-//! and `fairq-core`. Exit status: 0 when all went well, 1 when something failed while running, 2 when the command line or
-//! the configuration cannot be used.
+//! The only place that knows about arguments, configuration files and terminals; the work is done
+//! in `fairq-host` and `fairq-core`. Exit status: 0 when all went well, 1 when something failed
+//! while running, 2 when the command line or the configuration cannot be used.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -56,7 +56,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let said = in_words(&error);
-            if !is_json || (!tracing::dispatcher::has_been_set() && logging::start(None, "error", true).is_err()) {
+            if !is_json
+                || (!tracing::dispatcher::has_been_set()
+                    && logging::start(None, "error", true).is_err())
+            {
                 eprintln!("fairq: {said}");
             } else {
                 tracing::error!("{said}");
@@ -86,7 +89,8 @@ fn in_words(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whether it is the command line or the configuration that cannot be used: trying again is in vain.
+/// Whether it is the command line or the configuration that cannot be used: trying again is in
+/// vain.
 fn is_refusal(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let inner = cause.downcast_ref().and_then(std::io::Error::get_ref);

@@ -28,7 +28,9 @@ pub(crate) fn pages(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
-    let page = Man::new(command.clone()).source(concat!("fairq ", env!("CARGO_PKG_VERSION"))).manual("fairq");
+    let page = Man::new(command.clone())
+        .source(concat!("fairq ", env!("CARGO_PKG_VERSION")))
+        .manual("fairq");
     let mut text = Vec::new();
     page.render_title(&mut text)?;
     page.render_name_section(&mut text)?;
@@ -44,14 +46,17 @@ fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     command.get_subcommands().try_for_each(|command| write_pages(command, folder))
 }
 
-/// What stands at the end of a help, paragraph by paragraph; what is indented there is to stay as it is.
+/// What stands at the end of a help, paragraph by paragraph; what is indented there is to stay as
+/// it is.
 fn sections(closing: &str) -> Roff {
     let mut roff = Roff::new();
     for paragraph in closing.split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
         let (heading, text) = match paragraph.split_once(": ") {
             Some(("Exit status", text)) => ("EXIT STATUS", text),
             _ if paragraph.starts_with("Sizes") => ("UNITS", paragraph),
-            _ => paragraph.strip_prefix("Examples:\n").map_or(("NOTES", paragraph), |text| ("EXAMPLES", text)),
+            _ => paragraph
+                .strip_prefix("Examples:\n")
+                .map_or(("NOTES", paragraph), |text| ("EXAMPLES", text)),
         };
         roff.control("SH", [heading]);
         let mut is_filled = true;

@@ -1,14 +1,16 @@
 //! `key=value,key=value`: what follows a name in `--device`, `--tenant` and `--policy`.
 //!
-//! The same structures that are read from TOML tables are read from such a list, so a key has one meaning, one
-//! spelling and one set of error messages. A key ends at the first `=` or `:`; a key alone means `true`; a comma in
-//! a value is written twice.
+//! The same structures that are read from TOML tables are read from such a list, so a key has one
+//! meaning, one spelling and one set of error messages. A key ends at the first `=` or `:`; a key
+//! alone means `true`; a comma in a value is written twice.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use serde::de::value::{Error as ValueError, StrDeserializer};
-use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
+};
 
 /// One `key=value`; a key alone has no value.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,7 +32,8 @@ impl Pair {
     }
 }
 
-/// The key as it is spelled in tables; `read_only` is as good as `read-only`. What has a `/` is a path.
+/// The key as it is spelled in tables; `read_only` is as good as `read-only`. What has a `/` is a
+/// path.
 fn key(text: &str) -> String {
     if text.contains('/') { text.trim().to_owned() } else { text.trim().replace('_', "-") }
 }
@@ -77,8 +80,10 @@ pub(crate) fn explain(message: &str) -> String {
         _ if message.starts_with("missing field") => return format!("`{given}` is missing"),
         _ => return message.to_owned(),
     };
-    let close = |candidate: &&&str| strsim::damerau_levenshtein(given, candidate) <= 1 + given.len() / 4;
-    let nearest = allowed.iter().filter(close).min_by_key(|word| strsim::damerau_levenshtein(given, word));
+    let close =
+        |candidate: &&&str| strsim::damerau_levenshtein(given, candidate) <= 1 + given.len() / 4;
+    let nearest =
+        allowed.iter().filter(close).min_by_key(|word| strsim::damerau_levenshtein(given, word));
     let guess = nearest.map(|word| format!("; did you mean `{word}`?")).unwrap_or_default();
     format!("unknown {what} `{given}`{guess} (allowed: {})", allowed.join(", "))
 }
@@ -104,18 +109,25 @@ impl<'de> Deserializer<'de> for Pairs {
 impl<'de> MapAccess<'de> for Pairs {
     type Error = ValueError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ValueError> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, ValueError> {
         self.current = self.left.pop_front();
         let Some(pair) = &self.current else { return Ok(None) };
         let key: StrDeserializer<'_, ValueError> = pair.key.as_str().into_deserializer();
         seed.deserialize(key).map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ValueError> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(
+        &mut self,
+        seed: V,
+    ) -> Result<V::Value, ValueError> {
         let pair = self.current.take().expect("a value is asked for after its key");
         let value = Value(pair.value.as_deref());
-        seed.deserialize(value)
-            .map_err(|error| de::Error::custom(format_args!("{}: {}", pair.key, explain(&error.to_string()))))
+        seed.deserialize(value).map_err(|error| {
+            de::Error::custom(format_args!("{}: {}", pair.key, explain(&error.to_string())))
+        })
     }
 }
 
@@ -144,7 +156,9 @@ impl<'de> Deserializer<'de> for Value<'_> {
         match self.0.map(str::trim) {
             None | Some("true" | "yes" | "on" | "1") => visitor.visit_bool(true),
             Some("false" | "no" | "off" | "0") => visitor.visit_bool(false),
-            Some(text) => Err(de::Error::custom(format_args!("`{text}` is neither true nor false"))),
+            Some(text) => {
+                Err(de::Error::custom(format_args!("`{text}` is neither true nor false")))
+            }
         }
     }
 
@@ -222,14 +236,22 @@ mod tests {
         let refusal = |text: &str| parse(text).unwrap_err();
         assert_eq!(
             refusal("sise=4k"),
-            "unknown key `sise`; did you mean `size`? (allowed: kind, size, parallelism, read-only, path)"
+            "unknown key `sise`; did you mean `size`? (allowed: kind, size, parallelism, \
+             read-only, path)"
         );
-        assert_eq!(refusal("colour=4k"), "unknown key `colour` (allowed: kind, size, parallelism, read-only, path)");
-        assert_eq!(refusal("kind=pacd"), "kind: unknown value `pacd`; did you mean `paced`? (allowed: paced, file)");
+        assert_eq!(
+            refusal("colour=4k"),
+            "unknown key `colour` (allowed: kind, size, parallelism, read-only, path)"
+        );
+        assert_eq!(
+            refusal("kind=pacd"),
+            "kind: unknown value `pacd`; did you mean `paced`? (allowed: paced, file)"
+        );
         assert_eq!(refusal("size=4k,size=8k"), "`size` is given twice");
         assert_eq!(
             refusal("size=big"),
-            "size: `big` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k = 1024)"
+            "size: `big` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k \
+             = 1024)"
         );
         assert_eq!(refusal("size"), "size: a value must follow, after `=`");
         assert_eq!(refusal("parallelism=-1"), "parallelism: `-1` is not a whole number");

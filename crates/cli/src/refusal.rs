@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with status 2.
+/// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with
+/// status 2.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal(String);
 

@@ -79,9 +79,15 @@ pub(crate) struct Got {
 }
 
 impl Run {
-    /// Derives shares, rates and the index from what was measured. What is due to whom comes from the series, which
-    /// knows who was there when, if there is one.
-    pub(crate) fn new(policy: &str, seconds: f64, cpu_ns: f64, got: &[Got], series: Option<Series>) -> Run {
+    /// Derives shares, rates and the index from what was measured. What is due to whom comes from
+    /// the series, which knows who was there when, if there is one.
+    pub(crate) fn new(
+        policy: &str,
+        seconds: f64,
+        cpu_ns: f64,
+        got: &[Got],
+        series: Option<Series>,
+    ) -> Run {
         let operations: u64 = got.iter().map(|flow| flow.operations).sum();
         let bytes: u64 = got.iter().map(|flow| flow.bytes).sum();
         let demands: Vec<Demand> = got
@@ -91,8 +97,12 @@ impl Run {
                 most: flow.rate.map_or(f64::INFINITY, |rate| rate as f64 * seconds),
             })
             .collect();
-        let entitled = series.as_ref().and_then(Series::entitled).unwrap_or_else(|| entitled(&demands, bytes as f64));
-        let fraction = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let entitled = series
+            .as_ref()
+            .and_then(Series::entitled)
+            .unwrap_or_else(|| entitled(&demands, bytes as f64));
+        let fraction =
+            |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let flows: Vec<Flow> = got
             .iter()
             .zip(&entitled)
@@ -108,7 +118,10 @@ impl Run {
                     p50_ns: flow.p50_ns,
                     p99_ns: flow.p99_ns,
                     p999_ns: flow.p999_ns,
-                    slowdown: flow.alone.filter(|_| flow.bytes > 0).map(|alone| alone / bytes_per_s),
+                    slowdown: flow
+                        .alone
+                        .filter(|_| flow.bytes > 0)
+                        .map(|alone| alone / bytes_per_s),
                 }
             })
             .collect();
@@ -139,7 +152,9 @@ impl Report {
 
     /// Each policy's throughput beside that of the first: bytes, since requests may differ in size.
     fn comparison(&self, name_width: usize) -> String {
-        let Some((first, others)) = self.runs.split_first().filter(|(first, _)| first.bytes_per_s > 0.0) else {
+        let Some((first, others)) =
+            self.runs.split_first().filter(|(first, _)| first.bytes_per_s > 0.0)
+        else {
             return String::new();
         };
         let line = |run: &Run| {
@@ -176,7 +191,17 @@ impl Run {
     fn table(&self) -> Table {
         let with_slowdown = self.flows.iter().any(|flow| flow.slowdown.is_some());
         let mut table = plain_table();
-        let mut header = vec!["tenant", "weight", "entitled", "share", "IOPS", "bandwidth", "p50", "p99", "p99.9"];
+        let mut header = vec![
+            "tenant",
+            "weight",
+            "entitled",
+            "share",
+            "IOPS",
+            "bandwidth",
+            "p50",
+            "p99",
+            "p99.9",
+        ];
         if with_slowdown {
             header.push("slowdown");
         }
@@ -264,10 +289,14 @@ mod tests {
 
     #[test]
     fn a_run_in_which_nothing_was_done_has_finite_numbers() {
-        let run = Run::new("mqfq", 10.0, 1e9, &[got("a", 100, None, 0), got("b", 100, None, 0)], None);
+        let run =
+            Run::new("mqfq", 10.0, 1e9, &[got("a", 100, None, 0), got("b", 100, None, 0)], None);
         assert_eq!((run.jain_weighted, run.cpu_ns_per_io), (0.0, 0.0));
         let json = serde_json::to_string(&run).unwrap();
-        assert!(!json.contains("null,") && serde_json::from_str::<Run>(&json).unwrap() == run, "{json}");
+        assert!(
+            !json.contains("null,") && serde_json::from_str::<Run>(&json).unwrap() == run,
+            "{json}"
+        );
     }
 
     #[test]
@@ -275,17 +304,30 @@ mod tests {
         let alone = Got { alone: Some(600_000.0), ..got("gold", 300, None, 3_000_000) };
         let run = Run::new("mqfq", 10.0, 2e6, &[alone, got("silver", 100, None, 1_000_000)], None);
         let json = serde_json::to_value(Report { runs: vec![run] }).unwrap();
-        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
         let sorted = |mut names: Vec<&str>| {
             names.sort_unstable();
             names.iter().map(|name| name.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(keys(&json), ["runs"]);
         let run = &json["runs"][0];
-        let expected = ["policy", "seconds", "iops", "bytes_per_s", "jain_weighted", "cpu_ns_per_io", "flows"];
-        assert_eq!(keys(run), sorted(expected.to_vec()));
         let expected =
-            ["name", "weight", "entitled", "share", "iops", "bytes_per_s", "p50_ns", "p99_ns", "p999_ns", "slowdown"];
+            ["policy", "seconds", "iops", "bytes_per_s", "jain_weighted", "cpu_ns_per_io", "flows"];
+        assert_eq!(keys(run), sorted(expected.to_vec()));
+        let expected = [
+            "name",
+            "weight",
+            "entitled",
+            "share",
+            "iops",
+            "bytes_per_s",
+            "p50_ns",
+            "p99_ns",
+            "p999_ns",
+            "slowdown",
+        ];
         assert_eq!(keys(&run["flows"][0]), sorted(expected.to_vec()));
         assert_eq!(run["flows"][0]["slowdown"], 2.0);
         assert_eq!(run["flows"][1]["slowdown"], serde_json::Value::Null);
@@ -294,10 +336,20 @@ mod tests {
     #[test]
     fn the_table_stands_in_columns() {
         let run = |policy: &str, gold, silver| {
-            Run::new(policy, 10.0, 1e9, &[got("gold", 300, None, gold), got("silver", 100, None, silver)], None)
+            Run::new(
+                policy,
+                10.0,
+                1e9,
+                &[got("gold", 300, None, gold), got("silver", 100, None, silver)],
+                None,
+            )
         };
-        let report =
-            Report { runs: vec![run("none", 2_048_000_000, 2_048_000_000), run("mqfq", 3_040_000_000, 1_015_808_000)] };
+        let report = Report {
+            runs: vec![
+                run("none", 2_048_000_000, 2_048_000_000),
+                run("mqfq", 3_040_000_000, 1_015_808_000),
+            ],
+        };
         let expected = "\
 none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  tenant   weight   entitled    share     IOPS   bandwidth       p50      p99     p99.9 
@@ -306,6 +358,10 @@ none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  silver      100     25.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
 ";
         assert!(report.text().starts_with(expected), "{}", report.text());
-        assert!(report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"), "{}", report.text());
+        assert!(
+            report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"),
+            "{}",
+            report.text()
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! What tenants get over time: a run cut into intervals, and into phases where tenants come and go.
 //!
-//! A phase is the time between two changes of who is there. In each, those who are there are due their shares of what
-//! the device gave in it; what is due to a tenant of the whole run is the sum over its phases.
+//! A phase is the time between two changes of who is there. In each, those who are there are due
+//! their shares of what the device gave in it; what is due to a tenant of the whole run is the sum
+//! over its phases.
 
 use std::time::Duration;
 
@@ -88,7 +89,9 @@ impl Series {
         let mut edges: Vec<usize> = lives
             .iter()
             .flat_map(|(_, life)| [life.starts_ns, life.stops_ns])
-            .map(|edge_ns| ((edge_ns.saturating_add(interval_ns / 2) / interval_ns) as usize).min(intervals))
+            .map(|edge_ns| {
+                ((edge_ns.saturating_add(interval_ns / 2) / interval_ns) as usize).min(intervals)
+            })
             .chain([0, intervals])
             .collect();
         edges.sort_unstable();
@@ -101,14 +104,20 @@ impl Series {
             medium: weights.medium,
             low: weights.low,
         };
-        Series { interval_ns, bytes, phases, class_weights: class_weights.iter().map(wanted).collect() }
+        Series {
+            interval_ns,
+            bytes,
+            phases,
+            class_weights: class_weights.iter().map(wanted).collect(),
+        }
     }
 
     /// The fraction of all bytes that is due to each tenant; `None` if nobody got anything.
     pub(crate) fn entitled(&self) -> Option<Vec<f64>> {
         let total: u64 = self.phases.iter().map(|phase| phase.bytes).sum();
         let due = |index: usize| {
-            let due = self.phases.iter().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
+            let due =
+                self.phases.iter().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
             due.sum::<f64>() / total as f64
         };
         (total > 0).then(|| (0..self.bytes.len()).map(due).collect())
@@ -146,7 +155,13 @@ impl Series {
 }
 
 impl Phase {
-    fn new(from: usize, to: usize, interval_ns: u64, bytes: &[Vec<u64>], lives: &[(String, Life)]) -> Phase {
+    fn new(
+        from: usize,
+        to: usize,
+        interval_ns: u64,
+        bytes: &[Vec<u64>],
+        lives: &[(String, Life)],
+    ) -> Phase {
         let (from_ns, to_ns) = (from as u64 * interval_ns, to as u64 * interval_ns);
         let total_of = |at: usize| -> u64 { bytes.iter().map(|bytes| bytes[at]).sum() };
         let totals: Vec<u64> = (from..to).map(total_of).collect();
@@ -167,7 +182,8 @@ impl Phase {
             let bytes = &bytes[from..to];
             let got: u64 = bytes.iter().sum();
             let shares = bytes.iter().zip(&totals).filter(|(_, total)| **total > 0);
-            let shares: Vec<f64> = shares.map(|(&bytes, &total)| bytes as f64 / total as f64).collect();
+            let shares: Vec<f64> =
+                shares.map(|(&bytes, &total)| bytes as f64 / total as f64).collect();
             let share = if total == 0 { 0.0 } else { got as f64 / total as f64 };
             PhaseFlow { name: name.clone(), entitled, share, share_cv: cv(&shares) }
         };
@@ -196,7 +212,10 @@ mod tests {
 
     #[test]
     fn a_guest_is_due_its_share_of_the_time_it_is_there() {
-        let lives = [("base".into(), life(0, u64::MAX, 1.0)), ("guest".into(), life(SECOND, 2 * SECOND, 3.0))];
+        let lives = [
+            ("base".into(), life(0, u64::MAX, 1.0)),
+            ("guest".into(), life(SECOND, 2 * SECOND, 3.0)),
+        ];
         let bytes = vec![vec![100, 25, 100], vec![0, 75, 0]];
         let series = Series::new(Duration::from_secs(1), bytes, &lives, &[]);
         assert_eq!(series.phases.len(), 3);
@@ -211,7 +230,9 @@ mod tests {
     fn a_steady_share_does_not_vary_and_an_alternating_one_does() {
         let lives = [("a".into(), life(0, u64::MAX, 1.0)), ("b".into(), life(0, u64::MAX, 1.0))];
         let of = |a: Vec<u64>, b: Vec<u64>| {
-            Series::new(Duration::from_millis(10), vec![a, b], &lives, &[]).phases[0].flows[0].share_cv.unwrap()
+            Series::new(Duration::from_millis(10), vec![a, b], &lives, &[]).phases[0].flows[0]
+                .share_cv
+                .unwrap()
         };
         assert_eq!(of(vec![50; 8], vec![50; 8]), 0.0);
         assert_eq!(of(vec![100, 0, 100, 0], vec![0, 100, 0, 100]), 1.0);
@@ -228,10 +249,17 @@ mod tests {
 
     #[test]
     fn the_text_shows_phases_and_the_way_of_the_ratio() {
-        let lives = [("base".into(), life(0, u64::MAX, 1.0)), ("guest".into(), life(SECOND, u64::MAX, 3.0))];
+        let lives = [
+            ("base".into(), life(0, u64::MAX, 1.0)),
+            ("guest".into(), life(SECOND, u64::MAX, 3.0)),
+        ];
         let weights = |high, medium, low| ClassWeights { high, medium, low };
-        let wanted = [(Duration::ZERO, weights(256, 16, 1)), (Duration::from_secs(1), weights(255, 170, 85))];
-        let series = Series::new(Duration::from_secs(1), vec![vec![100, 25], vec![0, 75]], &lives, &wanted);
+        let wanted = [
+            (Duration::ZERO, weights(256, 16, 1)),
+            (Duration::from_secs(1), weights(255, 170, 85)),
+        ];
+        let series =
+            Series::new(Duration::from_secs(1), vec![vec![100, 25], vec![0, 75]], &lives, &wanted);
         let expected = " phase       tenant   entitled     share   CV in 1.00 s 
 ────────────────────────────────────────────────────────
  0.0–1.0 s     base    100.0 %   100.0 %          0.0 % 

@@ -14,7 +14,8 @@ use crate::config::policy::PolicyConfig;
 use crate::config::tenant::{Range, Tenant, layout};
 use crate::config::{self, Plan, Settings, Source, Surroundings};
 use crate::engine::{
-    FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology, with_policy,
+    FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology,
+    with_policy,
 };
 use crate::operate::{Console, Given};
 use crate::refusal::Refusal;
@@ -54,7 +55,12 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let flows = config.most_tenants;
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let shape = Shape { topology: topology(&plan.cpus), flows, tags: config.tags, slots: plan.device.default_slots() };
+    let shape = Shape {
+        topology: topology(&plan.cpus),
+        flows,
+        tags: config.tags,
+        slots: plan.device.default_slots(),
+    };
     let policy = build_policy(&plan.policy, &shape)?;
     let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
     server::serve(policy, device, config, &mut console)?;
@@ -82,15 +88,17 @@ pub(crate) fn build_policy(config: &PolicyConfig, shape: &Shape) -> Result<Built
 
 /// The sockets that the service manager passed to this process.
 fn inherited_sockets() -> usize {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
+    let number =
+        |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id() as usize);
     number("LISTEN_FDS").filter(|_| ours).unwrap_or(0)
 }
 
 /// The files of tenants that have one of their own.
 fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
-    let file =
-        |tenant: &Tenant| Some(FileConfig { path: tenant.path.clone()?, size: tenant.size, create: tenant.create });
+    let file = |tenant: &Tenant| {
+        Some(FileConfig { path: tenant.path.clone()?, size: tenant.size, create: tenant.create })
+    };
     tenants.iter().filter_map(file).collect()
 }
 
@@ -118,7 +126,11 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
     }
 }
 
-fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Result<server::Config> {
+fn server_config(
+    plan: &Plan,
+    ranges: &[Range],
+    inherited: usize,
+) -> anyhow::Result<server::Config> {
     let mut listen: Vec<server::Listen> = Vec::new();
     match &plan.source {
         Source::Stdio => listen.push(server::Listen::Stdio),
@@ -134,14 +146,24 @@ fn server_config(plan: &Plan, ranges: &[Range], inherited: usize) -> anyhow::Res
         Some(config) => {
             let keys = tls::Tls::load(&config.cert, &config.key, config.client_ca.as_deref())
                 .map_err(|error| Refusal::new(format!("tls: {error}")))?;
-            if config.is_required { tls::TlsMode::Required(keys) } else { tls::TlsMode::Optional(keys) }
+            if config.is_required {
+                tls::TlsMode::Required(keys)
+            } else {
+                tls::TlsMode::Optional(keys)
+            }
         }
     };
-    let memory = usize::try_from(plan.limits.memory_per_connection).context("memory-per-connection")?;
+    let memory =
+        usize::try_from(plan.limits.memory_per_connection).context("memory-per-connection")?;
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
     let connections = (plan.limits.connections as usize).div_ceil(plan.cpus.len());
     Ok(server::Config {
-        tenants: plan.tenants.iter().zip(ranges).map(|(tenant, range)| server_tenant(tenant, range)).collect(),
+        tenants: plan
+            .tenants
+            .iter()
+            .zip(ranges)
+            .map(|(tenant, range)| server_tenant(tenant, range))
+            .collect(),
         most_tenants: plan.tenants.len() + FLOWS_MIN,
         listen,
         control: plan.control.clone(),
@@ -177,7 +199,8 @@ impl Welcome {
             shards_in_words(cpus.len()),
             cpus.join(","),
         );
-        let addresses: Vec<Listen> = listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
+        let addresses: Vec<Listen> =
+            listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
         let with_tls = plan.tls.as_ref().is_some_and(|tls| tls.is_required);
         text += &self.tenant_table(&addresses, with_tls);
         if let (Some(address), Some(tenant)) = (addresses.first(), plan.tenants.first()) {
@@ -187,12 +210,18 @@ impl Welcome {
     }
 
     fn tenant_table(&self, addresses: &[Listen], with_tls: bool) -> String {
-        let total: f64 = self.plan.tenants.iter().map(|tenant| f64::from(tenant.weight.get())).sum();
+        let total: f64 =
+            self.plan.tenants.iter().map(|tenant| f64::from(tenant.weight.get())).sum();
         let mut table = plain_table();
         table.set_header(["tenant", "weight", "entitled", "size", "at"]);
         for (tenant, range) in self.plan.tenants.iter().zip(&self.ranges) {
-            let uris: Vec<String> = addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
-            let size = if tenant.read_only { format!("{} ro", exact_size(range.size)) } else { exact_size(range.size) };
+            let uris: Vec<String> =
+                addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
+            let size = if tenant.read_only {
+                format!("{} ro", exact_size(range.size))
+            } else {
+                exact_size(range.size)
+            };
             table.add_row([
                 tenant.name.clone(),
                 tenant.weight.get().to_string(),
@@ -221,7 +250,8 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
     let mut text = format!("\nAttach with, for example:\n  nbdinfo '{uri}'\n");
     if !with_tls {
         text += &format!(
-            "  fio --name={name} --ioengine=nbd --uri='{uri}' --rw={rw} --bs=4k --iodepth=32 --time_based --runtime=30\n  \
+            "  fio --name={name} --ioengine=nbd --uri='{uri}' --rw={rw} --bs=4k --iodepth=32 \
+             --time_based --runtime=30\n  \
              nbd-client {connect} /dev/nbd0 -N {name}\n"
         );
     }

@@ -1,11 +1,11 @@
-//! The status of `fairq serve`, once a second: on a terminal a table that is redrawn in place, otherwise (if
-//! asked for) one line for each tenant.
+//! The status of `fairq serve`, once a second: on a terminal a table that is redrawn in place,
+//! otherwise (if asked for) one line for each tenant.
 //!
-//! A tenant is *active* in a second in which it completed something or has something in flight. Entitled is its
-//! part among those that are active, so it says what is due to it now.
+//! A tenant is *active* in a second in which it completed something or has something in flight.
+//! Entitled is its part among those that are active, so it says what is due to it now.
 //!
-//! Nobody waits for a reader: lines that find no room are lost, and counted in the next one ([`unread`]), and a terminal
-//! that was stopped keeps the table that it shows.
+//! Nobody waits for a reader: lines that find no room are lost, and counted in the next one
+//! ([`unread`]), and a terminal that was stopped keeps the table that it shows.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,7 +41,11 @@ pub(crate) struct Now {
 }
 
 /// Derives each tenant's row from what was counted in `seconds`.
-pub(crate) fn rows(tenants: &[(String, u16)], counted: &[Arc<TenantStats>], seconds: f64) -> Vec<Row> {
+pub(crate) fn rows(
+    tenants: &[(String, u16)],
+    counted: &[Arc<TenantStats>],
+    seconds: f64,
+) -> Vec<Row> {
     let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
     let active = || tenants.iter().zip(counted).filter(|(_, stats)| is_active(stats));
     let weights: f64 = active().map(|((_, weight), _)| f64::from(*weight)).sum();
@@ -93,7 +97,9 @@ pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
     // Widths that stay from one second to the next keep the eye still.
     for (column, width) in [0, 8, 7, 7, 9, 8].into_iter().enumerate().skip(1) {
         if let Some(column) = table.column_mut(column) {
-            column.set_constraint(comfy_table::ColumnConstraint::LowerBoundary(comfy_table::Width::Fixed(width + 2)));
+            column.set_constraint(comfy_table::ColumnConstraint::LowerBoundary(
+                comfy_table::Width::Fixed(width + 2),
+            ));
         }
     }
     let more = if hidden > 0 { format!("… and {hidden} more") } else { String::new() };
@@ -109,7 +115,8 @@ pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
 pub(crate) fn lines(rows: &[Row], elapsed: Duration) -> String {
     let line = |row: &Row| match row.now {
         Some(now) => format!(
-            "status seconds={} tenant={} entitled={:.4} share={:.4} iops={:.0} bytes_per_s={:.0} p99_us={:.0}\n",
+            "status seconds={} tenant={} entitled={:.4} share={:.4} iops={:.0} bytes_per_s={:.0} \
+             p99_us={:.0}\n",
             elapsed.as_secs(),
             row.name,
             now.entitled,
@@ -129,7 +136,9 @@ static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 /// Writes lines.
 pub(crate) fn write(lines: &str) -> io::Result<()> {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
-    unread::deliver(&mut io::stdout(), lines.as_bytes(), &mut lost, |lines| format!("status lost_lines={lines}"))
+    unread::deliver(&mut io::stdout(), lines.as_bytes(), &mut lost, |lines| {
+        format!("status lost_lines={lines}")
+    })
 }
 
 /// Lines of the table that stand on the terminal now, below which the cursor is.
@@ -147,14 +156,16 @@ pub(crate) fn redraw(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What replaces `drawn` lines by `text`: up, then each line anew with the rest of the old one erased.
+/// What replaces `drawn` lines by `text`: up, then each line anew with the rest of the old one
+/// erased.
 fn frame(drawn: usize, text: &str) -> String {
     let up = if drawn > 0 { format!("\x1b[{drawn}A") } else { String::new() };
     let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();
     format!("\r{up}{lines}\x1b[J")
 }
 
-/// Takes the table away before something else is written to the terminal; the next second draws it below that.
+/// Takes the table away before something else is written to the terminal; the next second draws it
+/// below that.
 pub(crate) fn take_away() -> io::Result<()> {
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     if *drawn > 0 {
@@ -191,7 +202,8 @@ mod tests {
     }
 
     fn three() -> Vec<Row> {
-        let tenants = [("gold", 300), ("silver", 100), ("lead", 100)].map(|(name, weight)| (name.to_owned(), weight));
+        let tenants = [("gold", 300), ("silver", 100), ("lead", 100)]
+            .map(|(name, weight)| (name.to_owned(), weight));
         rows(&tenants, &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)].map(Arc::new), 0.5)
     }
 
@@ -199,7 +211,10 @@ mod tests {
     fn an_idle_tenant_leaves_its_part_to_the_others() {
         let rows = three();
         let gold = rows[0].now.unwrap();
-        assert_eq!((gold.entitled, gold.share, gold.iops, gold.bytes_per_s), (0.75, 0.75, 1200.0, 4_915_200.0));
+        assert_eq!(
+            (gold.entitled, gold.share, gold.iops, gold.bytes_per_s),
+            (0.75, 0.75, 1200.0, 4_915_200.0)
+        );
         assert!((89_000..=91_000).contains(&gold.p99_ns), "{}", gold.p99_ns);
         assert_eq!(rows[2].now, None);
         let mut waiting = stats(0, 0);
@@ -223,7 +238,10 @@ mod tests {
         let expected = expected.join("\n");
         assert_eq!(text, expected, "\n{text}");
         let text = table(&three(), 1, "");
-        assert!(text.contains("gold") && !text.contains("silver") && text.ends_with("\n … and 2 more"), "\n{text}");
+        assert!(
+            text.contains("gold") && !text.contains("silver") && text.ends_with("\n … and 2 more"),
+            "\n{text}"
+        );
     }
 
     #[test]
@@ -231,11 +249,10 @@ mod tests {
         let text = lines(&three(), Duration::from_millis(12_345));
         let mut lines = text.lines();
         let gold = lines.next().unwrap();
-        assert!(
-            gold.starts_with(
-                "status seconds=12 tenant=gold entitled=0.7500 share=0.7500 iops=1200 bytes_per_s=4915200"
-            )
-        );
+        assert!(gold.starts_with(
+            "status seconds=12 tenant=gold entitled=0.7500 share=0.7500 iops=1200 \
+                 bytes_per_s=4915200"
+        ));
         assert_eq!(lines.nth(1), Some("status seconds=12 tenant=lead idle"));
     }
 

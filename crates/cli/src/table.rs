@@ -1,6 +1,8 @@
 //! Tables for the eye.
 
-use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
+use comfy_table::{
+    CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle,
+};
 
 /// A table without a frame.
 pub(crate) fn plain_table() -> Table {

@@ -1,4 +1,5 @@
-//! `fairq ctl trace`: what a running server's scheduler decided, and the numbers that it decided by.
+//! `fairq ctl trace`: what a running server's scheduler decided, and the numbers that it decided
+//! by.
 //!
 //! | format | for |
 //! |---|---|
@@ -23,7 +24,8 @@ use crate::units::show_duration;
 mod perfetto;
 
 /// The columns of the CSV form; `fairq_sim::trace` reads it.
-const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why";
+const COLUMNS: &str =
+    "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why";
 /// A name for tenants that were removed meanwhile.
 const GONE: &str = "(gone)";
 
@@ -93,18 +95,22 @@ pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<(
 /// Says on standard error how much it is, and whether it is all.
 fn tell(recorded: &Recorded, path: Option<&Path>) {
     let Recorded { rows, lost, .. } = recorded;
-    let span_ns = rows.last().map_or(0, |(_, last)| last.at_ns) - rows.first().map_or(0, |(_, first)| first.at_ns);
+    let span_ns = rows.last().map_or(0, |(_, last)| last.at_ns)
+        - rows.first().map_or(0, |(_, first)| first.at_ns);
     let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
     eprintln!("{place}{} decisions within {}", rows.len(), show_duration(span_ns as f64));
     if *lost > 0 {
-        eprintln!("{lost} earlier ones found no room: --events keeps more, a shorter --seconds needs less");
+        eprintln!(
+            "{lost} earlier ones found no room: --events keeps more, a shorter --seconds needs less"
+        );
     }
 }
 
 /// Takes the recording from the server.
 fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
     let other = "the server is of another version than this program";
-    let stopped: Stopped = serde_json::from_value(server.call("trace.stop", json!({}))?).context(other)?;
+    let stopped: Stopped =
+        serde_json::from_value(server.call("trace.stop", json!({}))?).context(other)?;
     let mut rows = Vec::new();
     for (shard, StoppedShard { events, .. }) in stopped.shards.iter().enumerate() {
         let mut from = 0;
@@ -122,7 +128,12 @@ fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
     // Stable: what a shard did in one moment stays in its order.
     rows.sort_by_key(|(_, row)| row.at_ns);
     let lost = stopped.shards.iter().map(|shard| shard.lost).sum();
-    Ok(Recorded { rows, shards: stopped.shards.len(), lost, tenants: stopped.tenants.into_iter().collect() })
+    Ok(Recorded {
+        rows,
+        shards: stopped.shards.len(),
+        lost,
+        tenants: stopped.tenants.into_iter().collect(),
+    })
 }
 
 fn write(recorded: &Recorded, format: TraceFormat, mut out: impl Write) -> io::Result<()> {
@@ -149,8 +160,11 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     for (shard, row) in &recorded.rows {
         let Row { at_ns, kind, tag, op, offset, length, class, .. } = row;
         let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-        let (free, now, start) =
-            (number(row.free_slots.map(u64::from)), number(row.virtual_time), number(row.start_tag));
+        let (free, now, start) = (
+            number(row.free_slots.map(u64::from)),
+            number(row.virtual_time),
+            number(row.start_tag),
+        );
         let why = row.why.as_deref().unwrap_or_default();
         if kind == "held" {
             writeln!(out, "{at_ns},{shard},held,,,,,,,{free},{now},{start},{why}")?;
@@ -175,7 +189,8 @@ struct Life {
 
 fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
-    let width = recorded.tenants.values().map(|name| name.chars().count()).max().unwrap_or(0).clamp(6, 24);
+    let width =
+        recorded.tenants.values().map(|name| name.chars().count()).max().unwrap_or(0).clamp(6, 24);
     let mut lives: HashMap<(usize, u32), Life> = HashMap::new();
     writeln!(out, "{:>12}  shard  {:<8}  {:<width$}  what", "time/us", "event", "tenant")?;
     for (shard, row) in &recorded.rows {
@@ -190,8 +205,11 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             }
             "issue" => {
                 life.issued_ns = Some(row.at_ns);
-                let waited = since(life.arrived_ns).map(|time| format!(", staged for {time}")).unwrap_or_default();
-                let free = row.free_slots.map(|free| format!(", {free} slots free")).unwrap_or_default();
+                let waited = since(life.arrived_ns)
+                    .map(|time| format!(", staged for {time}"))
+                    .unwrap_or_default();
+                let free =
+                    row.free_slots.map(|free| format!(", {free} slots free")).unwrap_or_default();
                 format!("{request}: class {}{free}{}{waited}", row.class, numbers(row))
             }
             "held" => match row.why.as_deref() {
@@ -200,8 +218,12 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                 _ => format!("the policy waits{}", numbers(row)),
             },
             _ => {
-                let device = since(life.issued_ns).map(|time| format!(": {time} on the device")).unwrap_or_default();
-                let whole = since(life.arrived_ns).map(|time| format!(", {time} in all")).unwrap_or_default();
+                let device = since(life.issued_ns)
+                    .map(|time| format!(": {time} on the device"))
+                    .unwrap_or_default();
+                let whole = since(life.arrived_ns)
+                    .map(|time| format!(", {time} in all"))
+                    .unwrap_or_default();
                 format!("{request}{device}{whole}")
             }
         };
@@ -215,7 +237,10 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
 fn numbers(row: &Row) -> String {
     match (row.start_tag, row.virtual_time) {
         (Some(start), Some(now)) => {
-            format!(", start tag {start}, {:+} of virtual time {now}", i128::from(start) - i128::from(now))
+            format!(
+                ", start tag {start}, {:+} of virtual time {now}",
+                i128::from(start) - i128::from(now)
+            )
         }
         (None, Some(now)) => format!(", virtual time {now}"),
         _ => String::new(),
@@ -253,7 +278,12 @@ mod tests {
             (0, row(9500, "complete", 0, 5)),
             (0, row(9600, "arrive", 7, 5)),
         ];
-        Recorded { rows, shards: 2, lost: 0, tenants: HashMap::from([(0, "db".into()), (1, "web, two".into())]) }
+        Recorded {
+            rows,
+            shards: 2,
+            lost: 0,
+            tenants: HashMap::from([(0, "db".into()), (1, "web, two".into())]),
+        }
     }
 
     fn written(format: TraceFormat) -> String {
@@ -267,12 +297,18 @@ mod tests {
         let expected = [
             "     time/us  shard  event     tenant    what",
             "       0.000      1  complete  db        read 4096 at 8192 (tag 9)",
-            "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
-            "       0.100      0  held                the next is too far ahead, start tag 900, +400 of virtual time 500",
-            "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, 3 slots free, start tag 900, +400 of virtual time 500",
-            "       2.600      0  issue     db        read 4096 at 8192 (tag 5): class medium, 3 slots free, start tag 900, +400 of virtual time 500, staged for 2.50 µs",
-            "       8.600      0  complete  db        read 4096 at 8192 (tag 5): 6.00 µs on the device, 8.50 µs in all",
-            "       8.700      0  arrive    (gone)    read 4096 at 8192 (tag 5), start tag 900, +400 of virtual time 500",
+            "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, \
+             +400 of virtual time 500",
+            "       0.100      0  held                the next is too far ahead, start tag 900, \
+             +400 of virtual time 500",
+            "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, 3 \
+             slots free, start tag 900, +400 of virtual time 500",
+            "       2.600      0  issue     db        read 4096 at 8192 (tag 5): class medium, 3 \
+             slots free, start tag 900, +400 of virtual time 500, staged for 2.50 µs",
+            "       8.600      0  complete  db        read 4096 at 8192 (tag 5): 6.00 µs on the \
+             device, 8.50 µs in all",
+            "       8.700      0  arrive    (gone)    read 4096 at 8192 (tag 5), start tag 900, \
+             +400 of virtual time 500",
         ];
         assert_eq!(written(TraceFormat::Text).lines().collect::<Vec<_>>(), expected);
     }
@@ -291,7 +327,11 @@ mod tests {
     fn perfetto_is_told_whole_slices() {
         let read = perfetto::reader::read(&written(TraceFormat::Perfetto));
         let slice = |process: &str, name: &str, us: f64| (process.to_owned(), name.to_owned(), us);
-        let rounded: Vec<_> = read.slices.iter().map(|(process, name, us)| slice(process, name, us.round())).collect();
+        let rounded: Vec<_> = read
+            .slices
+            .iter()
+            .map(|(process, name, us)| slice(process, name, us.round()))
+            .collect();
         let expected = [
             slice("tenant db", "staged", 3.0),
             slice("tenant db", "on the device", 6.0),
@@ -300,7 +340,8 @@ mod tests {
             slice("tenant web, two", "on the device", 7.0),
         ];
         assert_eq!(rounded, expected);
-        let count = |shard: &str| read.counters[&(shard.to_owned(), "on the device requests".to_owned())];
+        let count =
+            |shard: &str| read.counters[&(shard.to_owned(), "on the device requests".to_owned())];
         assert_eq!((count("shard 0"), count("shard 1")), (0.0, 1.0));
         assert_eq!(read.counters[&("shard 0".to_owned(), "free slots slots".to_owned())], 3.0);
         assert_eq!(read.instants.iter().filter(|instant| instant.1 == "held: ahead").count(), 1);
@@ -310,14 +351,28 @@ mod tests {
     /// A ring that was full has lost the ends of requests whose tags are used again.
     #[test]
     fn perfetto_is_told_whole_slices_of_what_has_gaps() {
-        let rows =
-            [("arrive", 5), ("issue", 5), ("arrive", 5), ("arrive", 5), ("issue", 6), ("issue", 6), ("complete", 6)];
-        let rows = rows.iter().zip(0..).map(|(&(kind, tag), at)| (0, row(at * 1000, kind, 0, tag))).collect();
+        let rows = [
+            ("arrive", 5),
+            ("issue", 5),
+            ("arrive", 5),
+            ("arrive", 5),
+            ("issue", 6),
+            ("issue", 6),
+            ("complete", 6),
+        ];
+        let rows = rows
+            .iter()
+            .zip(0..)
+            .map(|(&(kind, tag), at)| (0, row(at * 1000, kind, 0, tag)))
+            .collect();
         let recorded = Recorded { rows, shards: 1, lost: 9, tenants: HashMap::new() };
         let mut out = Vec::new();
         write(&recorded, TraceFormat::Perfetto, &mut out).unwrap();
         let read = perfetto::reader::read(&String::from_utf8(out).unwrap());
         assert_eq!(read.slices.len(), 6);
-        assert_eq!(read.counters[&("shard 0".to_owned(), "on the device requests".to_owned())], 0.0);
+        assert_eq!(
+            read.counters[&("shard 0".to_owned(), "on the device requests".to_owned())],
+            0.0
+        );
     }
 }

@@ -8,8 +8,9 @@
 //! | duration | `500ns`, `80us`, `1.5ms`, `10s` | the unit is never guessed |
 //! | factor | `1`, `2.5`, `250%` | kept in hundredths |
 //!
-//! What is read never goes through floating point; a fraction of a unit is rounded down. Each type reads itself from a
-//! flag's text, a TOML string or a TOML number, so a value is written the same way everywhere.
+//! What is read never goes through floating point; a fraction of a unit is rounded down. Each type
+//! reads itself from a flag's text, a TOML string or a TOML number, so a value is written the same
+//! way everywhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,7 +59,8 @@ quantity!(
 );
 quantity!(
     /// Bytes a second.
-    Bandwidth(u64), parse_bandwidth, "a bandwidth such as \"1G/s\" or \"500M/s\"", |bytes| format!("{}/s", exact_size(bytes))
+    Bandwidth(u64), parse_bandwidth, "a bandwidth such as \"1G/s\" or \
+     \"500M/s\"", |bytes| format!("{}/s", exact_size(bytes))
 );
 quantity!(
     /// A number of things, or of things a second.
@@ -70,7 +72,8 @@ quantity!(
 );
 quantity!(
     /// Hundredths.
-    Factor(u32), parse_factor, "a factor such as 1, 2.5 or \"250%\"", |hundredths: u32| format!("{hundredths}%")
+    Factor(u32), parse_factor, "a factor such as 1, 2.5 or \
+     \"250%\"", |hundredths: u32| format!("{hundredths}%")
 );
 
 /// Takes text, or a number as if it had been written as text.
@@ -101,7 +104,8 @@ impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for TextOrNumber<F> {
 
 /// Splits `10.5GiB` into its number and its suffix; the number is not empty.
 fn split(text: &str) -> Option<(&str, &str)> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
+    let end =
+        text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     number.starts_with(|c: char| c.is_ascii_digit()).then_some((number, suffix.trim()))
 }
@@ -120,8 +124,12 @@ fn scale(number: &str, unit: u64) -> Option<u64> {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let refuse =
-        || format!("`{text}` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k = 1024)");
+    let refuse = || {
+        format!(
+            "`{text}` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k = \
+             1024)"
+        )
+    };
     let (number, suffix) = split(text).ok_or_else(refuse)?;
     let suffix = suffix.to_ascii_lowercase();
     let letter = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
@@ -140,15 +148,21 @@ fn parse_size(text: &str) -> Result<u64, String> {
 fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let size = text.strip_suffix("/s").unwrap_or(text);
     match parse_size(size) {
-        Err(_) => {
-            Err(format!("`{text}` is not a bandwidth: write bytes a second, as in 1G/s, 500MiB/s, 100M (1k = 1024)"))
-        }
+        Err(_) => Err(format!(
+            "`{text}` is not a bandwidth: write bytes a second, as in 1G/s, 500MiB/s, 100M (1k = \
+             1024)"
+        )),
         bandwidth => bandwidth,
     }
 }
 
 fn parse_count(text: &str) -> Result<u64, String> {
-    let refuse = || format!("`{text}` is not a number: write it plainly or with decimal units, as in 5000, 100k, 1.2M");
+    let refuse = || {
+        format!(
+            "`{text}` is not a number: write it plainly or with decimal units, as in 5000, 100k, \
+             1.2M"
+        )
+    };
     let (number, suffix) = split(text).ok_or_else(refuse)?;
     let unit = match suffix {
         "" => 1,
@@ -161,7 +175,12 @@ fn parse_count(text: &str) -> Result<u64, String> {
 }
 
 fn parse_duration(text: &str) -> Result<u64, String> {
-    let refuse = || format!("`{text}` is not a duration: write a number and its unit, as in 500ns, 80us, 1ms, 10s, 5m");
+    let refuse = || {
+        format!(
+            "`{text}` is not a duration: write a number and its unit, as in 500ns, 80us, 1ms, 10s, \
+             5m"
+        )
+    };
     let (number, suffix) = split(text).ok_or_else(refuse)?;
     let unit = match suffix {
         "ns" => 1,
@@ -178,14 +197,18 @@ fn parse_duration(text: &str) -> Result<u64, String> {
 }
 
 fn parse_factor(text: &str) -> Result<u32, String> {
-    let refuse = || format!("`{text}` is not a factor from 0.01 to 1000: write it as in 1, 2.5 or 250%");
+    let refuse =
+        || format!("`{text}` is not a factor from 0.01 to 1000: write it as in 1, 2.5 or 250%");
     let (number, suffix) = split(text).ok_or_else(refuse)?;
     let hundredths = match suffix {
         "" | "x" => scale(number, 100),
         "%" => scale(number, 1),
         _ => None,
     };
-    hundredths.filter(|hundredths| (1..=100_000).contains(hundredths)).map(|h| h as u32).ok_or_else(refuse)
+    hundredths
+        .filter(|hundredths| (1..=100_000).contains(hundredths))
+        .map(|h| h as u32)
+        .ok_or_else(refuse)
 }
 
 /// A size as it could be read back, exact: `10G`, `1536M`, `4096`.
@@ -288,7 +311,10 @@ mod tests {
         for text in ["", "k", "4x", "-4k", "4k4", "1.2.3k", "99999999P", "4ib", ".5k", "1e9"] {
             assert_eq!(
                 size(text).unwrap_err(),
-                format!("`{text}` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k = 1024)")
+                format!(
+                    "`{text}` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, \
+                     2T (1k = 1024)"
+                )
             );
         }
     }
@@ -303,11 +329,13 @@ mod tests {
         assert_eq!("1k".parse(), Ok(Bandwidth(1024)));
         assert_eq!(
             "fast".parse::<Bandwidth>().unwrap_err(),
-            "`fast` is not a bandwidth: write bytes a second, as in 1G/s, 500MiB/s, 100M (1k = 1024)"
+            "`fast` is not a bandwidth: write bytes a second, as in 1G/s, 500MiB/s, 100M (1k = \
+             1024)"
         );
         assert_eq!(
             "100kiops".parse::<Count>().unwrap_err(),
-            "`100kiops` is not a number: write it plainly or with decimal units, as in 5000, 100k, 1.2M"
+            "`100kiops` is not a number: write it plainly or with decimal units, as in 5000, 100k, \
+             1.2M"
         );
     }
 
@@ -332,14 +360,18 @@ mod tests {
         for text in ["0", "0.001", "1001", "two"] {
             assert_eq!(
                 text.parse::<Factor>().unwrap_err(),
-                format!("`{text}` is not a factor from 0.01 to 1000: write it as in 1, 2.5 or 250%")
+                format!(
+                    "`{text}` is not a factor from 0.01 to 1000: write it as in 1, 2.5 or 250%"
+                )
             );
         }
     }
 
     #[test]
     fn exact_sizes_can_be_read_back() {
-        for bytes in [0, 1, 512, 4096, 10 << 30, (1 << 30) + 512, 1536 << 20, 3 << 40, i64::MAX as u64] {
+        for bytes in
+            [0, 1, 512, 4096, 10 << 30, (1 << 30) + 512, 1536 << 20, 3 << 40, i64::MAX as u64]
+        {
             assert_eq!(size(&exact_size(bytes)), Ok(bytes));
         }
         assert_eq!(exact_size(1536 << 20), "1536M");

@@ -1,9 +1,10 @@
 //! Output whose reader nobody waits for: the log, and status lines.
 //!
-//! **Problem.** The control thread of a server writes both, and a pipe that nobody reads is full after some hundred lines. A write to it would
-//! wait for ever, and with it all that is asked of the server.
-//! **Model.** Lines are written as far as there is room; those that find none within [`PATIENCE`] are lost, and so is what follows, without
-//! waiting, until there is room again. Then it is told how many were lost. What is too long for one write is divided where a line ends if it
+//! **Problem.** The control thread of a server writes both, and a pipe that nobody reads is full
+//! after some hundred lines. A write to it would wait for ever, and with it all that is asked of
+//! the server. **Model.** Lines are written as far as there is room; those that find none within
+//! [`PATIENCE`] are lost, and so is what follows, without waiting, until there is room again. Then
+//! it is told how many were lost. What is too long for one write is divided where a line ends if it
 //! can be, so that only a very long line is ever cut.
 
 use std::io::{self, Write};
@@ -32,7 +33,8 @@ impl Lost {
     }
 }
 
-/// Writes lines if their reader makes room, after a line in which `say` tells how many were `lost` before them.
+/// Writes lines if their reader makes room, after a line in which `say` tells how many were `lost`
+/// before them.
 pub(crate) fn deliver(
     out: &mut (impl Write + AsFd),
     text: &[u8],
@@ -118,7 +120,10 @@ mod tests {
         // Without a reader it fails as any write does.
         let (reader, mut writer) = io::pipe().unwrap();
         drop(reader);
-        assert_eq!(deliver(&mut writer, b"x", &mut lost, said).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            deliver(&mut writer, b"x", &mut lost, said).unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
     }
 
     #[test]
@@ -137,7 +142,10 @@ mod tests {
         reader.read_exact(&mut read).unwrap();
         deliver(&mut writer, b"status line=last\n", &mut lost, said).unwrap();
         let all = String::from_utf8(read).unwrap() + &rest_of(reader, writer);
-        assert!(all.lines().all(|line| line.starts_with("status line=") || line == said(before)), "{all}");
+        assert!(
+            all.lines().all(|line| line.starts_with("status line=") || line == said(before)),
+            "{all}"
+        );
         assert_eq!(all.lines().count() as u64, wrote - before + 2);
         assert!(all.ends_with(&format!("lost={before}\nstatus line=last\n")));
     }

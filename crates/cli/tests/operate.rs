@@ -1,4 +1,5 @@
-//! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading, metrics.
+//! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading,
+//! metrics.
 
 mod common;
 
@@ -55,7 +56,15 @@ impl Server {
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("fairq.toml"), config).unwrap();
         let listen = format!("unix:{}", path("sock"));
-        let args = ["serve", "--config", &path("fairq.toml"), "--listen", &listen, "--control", &path("ctl")];
+        let args = [
+            "serve",
+            "--config",
+            &path("fairq.toml"),
+            "--listen",
+            &listen,
+            "--control",
+            &path("ctl"),
+        ];
         let mut command = fairq(&[&args, flags].concat());
         let process = command.stdout(output).stderr(Stdio::piped()).spawn().unwrap();
         let server = Server { process, folder };
@@ -90,7 +99,12 @@ impl Server {
         let number = |tenant: &Value, key: &str| tenant[key].as_u64().unwrap();
         let one = |tenant: &Value| {
             let name = tenant["name"].as_str().unwrap().to_owned();
-            (name, number(tenant, "weight"), number(tenant, "offset") >> 20, number(tenant, "size") >> 20)
+            (
+                name,
+                number(tenant, "weight"),
+                number(tenant, "offset") >> 20,
+                number(tenant, "size") >> 20,
+            )
         };
         list.as_array().unwrap().iter().map(one).collect()
     }
@@ -103,7 +117,18 @@ impl Server {
     fn load(&self, tenant: &str, seconds: &str) -> Child {
         let uri = format!("nbd+unix:///{tenant}?socket={}", self.path("sock").display());
         let job = format!("{tenant}=depth:8");
-        let args = ["bench", "--connect", &uri, "--tenant", &job, "--seconds", seconds, "--warmup", "0s", "--json"];
+        let args = [
+            "bench",
+            "--connect",
+            &uri,
+            "--tenant",
+            &job,
+            "--seconds",
+            seconds,
+            "--warmup",
+            "0s",
+            "--json",
+        ];
         fairq(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
@@ -133,7 +158,10 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     assert_eq!(server.said(&["weight", "web", "400"]), "web: weight 100 -> 400\n");
     assert_eq!(server.said(&["remove", "db"]), "removed db\n");
     assert_eq!(server.said(&["add", "db=4M"]), "added db: 4M at 0\n");
-    assert_eq!(server.tenants(), [tenant("web", 400, 16, 16), tenant("batch", 50, 32, 8), tenant("db", 100, 0, 4)]);
+    assert_eq!(
+        server.tenants(),
+        [tenant("web", 400, 16, 16), tenant("batch", 50, 32, 8), tenant("db", 100, 0, 4)]
+    );
     assert!(server.said(&["tenants"]).contains("batch"));
     assert!(server.said(&["status"]).contains("mqfq D=64 T=64k"));
 
@@ -142,7 +170,10 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     let (code, text) = server.refused(&["add", "huge=1G"]);
     assert!(code == 1 && text.contains("tenant huge wants 1G, but"), "{code} {text}");
     let (code, text) = server.refused(&["add", "x,wieght=3"]);
-    assert!(code == 2 && text.contains("unknown key `wieght`; did you mean `weight`?"), "{code} {text}");
+    assert!(
+        code == 2 && text.contains("unknown key `wieght`; did you mean `weight`?"),
+        "{code} {text}"
+    );
     let (code, text) = server.refused(&["weight", "nobody", "7"]);
     assert!(code == 1 && text == "fairq: there is no tenant nobody\n", "{code} {text}");
     let (code, text) = server.refused(&["weight", "web", "0"]);
@@ -153,10 +184,12 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
 
     // What is in force could be given to another server.
     let dump = server.said(&["config", "dump"]);
-    let mut other = Server::start(&dump.replace(&*server.path("").to_string_lossy(), "/nowhere/"), &[]);
+    let mut other =
+        Server::start(&dump.replace(&*server.path("").to_string_lossy(), "/nowhere/"), &[]);
     assert_eq!(other.tenants(), server.tenants());
-    let in_force =
-        |server: &Server| server.said(&["config", "dump"]).replace(&*server.path("").to_string_lossy(), "/nowhere/");
+    let in_force = |server: &Server| {
+        server.said(&["config", "dump"]).replace(&*server.path("").to_string_lossy(), "/nowhere/")
+    };
     assert_eq!(in_force(&other), in_force(&server), "what it starts is its equal");
     other.signal(Signal::TERM);
     assert_eq!(other.end(), 0);
@@ -178,7 +211,10 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     // The slot is another's now, and nothing of the old tenant is counted for it.
     server.said(&["add", "new=16M"]);
     let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
-    assert_eq!((&list[1]["name"], &list[1]["reads"], &list[1]["in_flight"]), (&json!("new"), &json!(0), &json!(0)));
+    assert_eq!(
+        (&list[1]["name"], &list[1]["reads"], &list[1]["in_flight"]),
+        (&json!("new"), &json!(0), &json!(0))
+    );
     assert!(list[0]["reads"].as_u64().unwrap() > 0);
     let mut new = server.load("new", "200ms");
     assert!(until("its client ends", || new.try_wait().unwrap()).success());
@@ -190,8 +226,7 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
     let mut server = Server::start(CONFIG, &[]);
     let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
     for weight in 1..2000 {
-        let call =
-            json!({ "jsonrpc": "2.0", "id": 1, "method": "weight", "params": { "tenant": "db", "weight": weight } });
+        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "weight", "params": { "tenant": "db", "weight": weight } });
         writeln!(stream.get_mut(), "{call}").unwrap();
         let mut answer = String::new();
         stream.read_line(&mut answer).unwrap();
@@ -212,10 +247,13 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
     });
 }
 
-/// Fifty tenants make some 2 KiB of lines a second, and a pipe whose writer has set it to one page holds two seconds of them.
+/// Fifty tenants make some 2 KiB of lines a second, and a pipe whose writer has set it to one page
+/// holds two seconds of them.
 #[test]
 fn status_lines_that_nobody_reads_keep_nobody_waiting() {
-    let tenants: String = (0..50).map(|tenant| format!("[[tenant]]\nname = \"t{tenant}\"\nsize = \"1M\"\n")).collect();
+    let tenants: String = (0..50)
+        .map(|tenant| format!("[[tenant]]\nname = \"t{tenant}\"\nsize = \"1M\"\n"))
+        .collect();
     let config = format!("device = \"ram,size=64M\"\nstatus = true\n{tenants}");
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
@@ -226,18 +264,26 @@ fn status_lines_that_nobody_reads_keep_nobody_waiting() {
         std::thread::sleep(Duration::from_millis(200));
     }
     // Whoever reads it now is told how many there were.
-    let mut lines = BufReader::new(reader).lines().map(Result::unwrap).filter(|line| line.starts_with("status "));
-    let lost = lines.find_map(|line| Some(line.strip_prefix("status lost_lines=")?.parse::<u32>().unwrap())).unwrap();
+    let mut lines = BufReader::new(reader)
+        .lines()
+        .map(Result::unwrap)
+        .filter(|line| line.starts_with("status "));
+    let lost = lines
+        .find_map(|line| Some(line.strip_prefix("status lost_lines=")?.parse::<u32>().unwrap()))
+        .unwrap();
     assert!(lost > 50, "{lost}");
     assert!(lines.next().unwrap().starts_with("status seconds="));
 }
 
-/// A thousand tenants with files of their own come and go beside others' load, some of them with clients: nothing of them
-/// stays, and a file that a tenant left is the next one's at once.
+/// A thousand tenants with files of their own come and go beside others' load, some of them with
+/// clients: nothing of them stays, and a file that a tenant left is the next one's at once.
 #[test]
 fn the_file_of_a_removed_tenant_is_closed() {
-    let devices =
-        [("file,path=", "", 1000), ("nvme-soft,backing=", "", 60), ("nvme-soft,backing=", ",poller=core", 20)];
+    let devices = [
+        ("file,path=", "", 1000),
+        ("nvme-soft,backing=", "", 60),
+        ("nvme-soft,backing=", ",poller=core", 20),
+    ];
     for (kind, more, rounds) in devices {
         let disk = tempfile::tempdir().unwrap();
         let device = format!("{kind}{}/disk,size=64M,create{more}", disk.path().display());
@@ -259,14 +305,16 @@ fn the_file_of_a_removed_tenant_is_closed() {
         let descriptors = || {
             let open = std::fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap();
             let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-            let (own, all) = targets
-                .fold((0, 0), |(own, all), target| (own + usize::from(target.starts_with(disk.path())), all + 1));
+            let (own, all) = targets.fold((0, 0), |(own, all), target| {
+                (own + usize::from(target.starts_with(disk.path())), all + 1)
+            });
             (own, all)
         };
         // The connection has been accepted when it is answered.
         ask("add", &spec(0));
         ask("remove", "guest");
-        let before = until("its file is closed", || Some(descriptors()).filter(|(own, _)| *own == 1));
+        let before =
+            until("its file is closed", || Some(descriptors()).filter(|(own, _)| *own == 1));
         for round in 0..rounds {
             ask("add", &spec(round));
             let client = (round % 50 == 7).then(|| {
@@ -280,7 +328,10 @@ fn the_file_of_a_removed_tenant_is_closed() {
                 ask("remove", "guest");
             }
             if let Some(mut client) = client {
-                assert!(!until("the removed tenant's client ends", || client.try_wait().unwrap()).success());
+                assert!(
+                    !until("the removed tenant's client ends", || client.try_wait().unwrap())
+                        .success()
+                );
             }
             if round % 20 == 0 {
                 until("its file is closed", || (descriptors() == before).then_some(()));
@@ -306,11 +357,20 @@ fn the_policy_changes_under_load_and_a_bad_one_does_not() {
         server.said(&["policy", "kyber-fair:period=20ms"]),
         "mqfq D=8 T=32k -> kyber-fair period=20.0 ms busy=32\n"
     );
-    assert_eq!(server.said(&["policy", "nass+bfq", "D=16"]), "kyber-fair period=20.0 ms busy=32 -> nass+bfq D=16\n");
+    assert_eq!(
+        server.said(&["policy", "nass+bfq", "D=16"]),
+        "kyber-fair period=20.0 ms busy=32 -> nass+bfq D=16\n"
+    );
     let (code, text) = server.refused(&["policy", "d2fq"]);
-    assert!(code == 1 && text.contains("the device (ram") && text.contains("or another policy"), "{code} {text}");
+    assert!(
+        code == 1 && text.contains("the device (ram") && text.contains("or another policy"),
+        "{code} {text}"
+    );
     let (code, text) = server.refused(&["policy", "mqf"]);
-    assert!(code == 2 && text.contains("unknown value `mqf`; did you mean `mqfq`?"), "{code} {text}");
+    assert!(
+        code == 2 && text.contains("unknown value `mqf`; did you mean `mqfq`?"),
+        "{code} {text}"
+    );
     let (code, text) = server.refused(&["policy", "mqfq:T=9P"]);
     assert!(code != 0 && text.contains("a threshold of"), "{code} {text}");
     let (code, text) = server.refused(&["policy", "cfq", "slice=2h"]);
@@ -325,14 +385,18 @@ fn the_policy_changes_under_load_and_a_bad_one_does_not() {
     assert!(until("its client ends", || new.try_wait().unwrap()).success());
     let [db, web] = &mut clients;
     assert!(!until("the removed tenant's client ends", || web.try_wait().unwrap()).success());
-    assert!(until("the other's client ends", || db.try_wait().unwrap()).success(), "its connection was kept");
+    assert!(
+        until("the other's client ends", || db.try_wait().unwrap()).success(),
+        "its connection was kept"
+    );
     let dump = server.said(&["config", "dump"]);
     assert!(dump.contains("name = \"cfq\""), "{dump}");
 }
 
 #[test]
 fn a_device_with_classes_takes_d2fq_and_gives_it_back() {
-    let server = Server::start(CONFIG, &["--device", "nvme-soft,backing=ram,size=64M", "--policy", "mqfq"]);
+    let server =
+        Server::start(CONFIG, &["--device", "nvme-soft,backing=ram,size=64M", "--policy", "mqfq"]);
     let mut client = server.load("db", "3s");
     until("it is connected", || (server.connections() >= 1).then_some(()));
     server.said(&["policy", "d2fq", "hl=static-8"]);
@@ -344,7 +408,8 @@ fn a_device_with_classes_takes_d2fq_and_gives_it_back() {
     let said = server.said(&["params", "hl=static-4,tau-l=1M,period=200ms"]);
     assert_eq!(
         said,
-        "policy.hl: static-8 -> static-4\npolicy.period: (nothing) -> 200ms\npolicy.tau-l: (nothing) -> 1M\n"
+        "policy.hl: static-8 -> static-4\npolicy.period: (nothing) -> 200ms\npolicy.tau-l: \
+         (nothing) -> 1M\n"
     );
     assert_eq!(classes()["low"], json!(256 / 4));
     let (code, text) = server.refused(&["params", "tau-m=2M"]);
@@ -366,9 +431,14 @@ fn parameters_change_all_or_none() {
     let (code, text) = server.refused(&["params", "threshold=1M,slots=0"]);
     assert!(code == 2 && text.contains("slots 0 is not in 1..65536"), "{code} {text}");
     assert!(server.said(&["policy"]).contains("T=128k"), "nothing was changed");
-    assert_eq!(server.said(&["params", "slot-kind=bitmap"]), "policy.slot-kind: (nothing) -> bitmap\n");
+    assert_eq!(
+        server.said(&["params", "slot-kind=bitmap"]),
+        "policy.slot-kind: (nothing) -> bitmap\n"
+    );
     let list = server.said(&["params"]);
-    let has = |key: &str, value: &str| list.lines().any(|line| line.split_whitespace().take(2).eq([key, value]));
+    let has = |key: &str, value: &str| {
+        list.lines().any(|line| line.split_whitespace().take(2).eq([key, value]))
+    };
     assert!(has("threshold", "128k") && has("slots", "8") && has("slot-kind", "bitmap"), "{list}");
     // Not in place: bitmaps are built for their size.
     assert_eq!(server.said(&["params", "slots=9"]), "policy.slots: 8 -> 9\n");
@@ -414,13 +484,20 @@ fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
     assert_eq!(server.tenants(), [tenant("db", 200, 0, 16), tenant("mail", 100, 16, 8)]);
     assert!(server.said(&["policy"]).contains("mqfq D=8 T=32k"));
-    std::fs::write(&file, new.replace("mqfq:T=32k,D=8", "d2fq").replace("weight = 200", "weight = 1")).unwrap();
+    std::fs::write(
+        &file,
+        new.replace("mqfq:T=32k,D=8", "d2fq").replace("weight = 200", "weight = 1"),
+    )
+    .unwrap();
     let (code, text) = server.refused(&["config", "reload"]);
     assert!(code == 1 && text.contains("the device (ram"), "{code} {text}");
     assert_eq!(server.weight("db"), 200, "what cannot be is refused as a whole");
     std::fs::write(&file, new.replace("mqfq:T=32k,D=8", "sfqd:D=3")).unwrap();
     let said = server.said(&["config", "reload"]);
-    assert!(said.contains("policy.name: mqfq -> sfqd\n") && said.contains("policy.slots: 8 -> 3\n"), "{said}");
+    assert!(
+        said.contains("policy.name: mqfq -> sfqd\n") && said.contains("policy.slots: 8 -> 3\n"),
+        "{said}"
+    );
     assert!(server.said(&["status"]).contains("sfqd D=3"));
     std::fs::write(&file, new.replace("weight = 200", "weight = 250")).unwrap();
     server.signal(Signal::HUP);
@@ -430,7 +507,9 @@ fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
 #[test]
 fn a_weight_follows_a_cgroup() {
     let cgroup = tempfile::tempdir().unwrap();
-    let weight = |weight: &str| std::fs::write(cgroup.path().join("io.weight"), format!("default {weight}\n")).unwrap();
+    let weight = |weight: &str| {
+        std::fs::write(cgroup.path().join("io.weight"), format!("default {weight}\n")).unwrap()
+    };
     weight("250");
     let server = Server::start(CONFIG, &[]);
     let source = format!("cgroup:{}", cgroup.path().display());
@@ -452,7 +531,10 @@ fn a_server_that_drains_ends_with_its_last_client() {
     until("it takes no more connections", || UnixStream::connect(server.path("sock")).err());
     assert!(until("the client ends", || client.try_wait().unwrap()).success());
     assert_eq!(server.end(), 0);
-    assert!(!server.path("ctl").exists() && !server.path("sock").exists(), "sockets vanish with the server");
+    assert!(
+        !server.path("ctl").exists() && !server.path("sock").exists(),
+        "sockets vanish with the server"
+    );
     let mut idle = Server::start(CONFIG, &[]);
     idle.said(&["drain", "--now"]);
     assert_eq!(idle.end(), 0);
@@ -465,9 +547,18 @@ fn listeners_come_and_go() {
     server.said(&["listen", &address]);
     assert!(UnixStream::connect(server.path("second")).is_ok());
     let chosen = server.said(&["listen", "tcp:127.0.0.1:0"]);
-    let port = chosen.trim().rsplit(':').next().unwrap().parse::<u16>().expect("it says which port was chosen");
+    let port = chosen
+        .trim()
+        .rsplit(':')
+        .next()
+        .unwrap()
+        .parse::<u16>()
+        .expect("it says which port was chosen");
     let dump = server.said(&["config", "dump"]);
-    let listen = format!("\"unix:{}\", \"{address}\", \"tcp:127.0.0.1:{port}\"", server.path("sock").display());
+    let listen = format!(
+        "\"unix:{}\", \"{address}\", \"tcp:127.0.0.1:{port}\"",
+        server.path("sock").display()
+    );
     let written: String = dump.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(written.contains(&listen), "{dump}");
     assert!(dump.contains(&format!("control = \"{}\"", server.path("ctl").display())), "{dump}");
@@ -495,7 +586,11 @@ fn the_control_socket_speaks_json_rpc_to_its_user_only() {
     let document = ask(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.discover"}"#);
     let methods = document["result"]["methods"].as_array().unwrap().clone();
     // What is listed is there, whatever it says to a call without parameters. `drain` would end it.
-    for method in methods.iter().map(|method| method["name"].as_str().unwrap()).filter(|name| *name != "drain") {
+    for method in methods
+        .iter()
+        .map(|method| method["name"].as_str().unwrap())
+        .filter(|name| *name != "drain")
+    {
         let answer = ask(&json!({ "jsonrpc": "2.0", "id": method, "method": method }).to_string());
         assert_ne!(answer["error"]["code"], json!(-32601), "{method}");
         assert_eq!(answer["id"], json!(method));
@@ -505,7 +600,10 @@ fn the_control_socket_speaks_json_rpc_to_its_user_only() {
     assert_eq!(typo["error"]["code"], json!(-32602));
     let absent = fairq(&["ctl", "--control", "/nonexistent", "status"]).output().unwrap();
     let text = String::from_utf8(absent.stderr).unwrap();
-    assert!(text.starts_with("fairq: no server answers at /nonexistent: start it with --control"), "{text}");
+    assert!(
+        text.starts_with("fairq: no server answers at /nonexistent: start it with --control"),
+        "{text}"
+    );
 }
 
 /// The body of a page.
@@ -526,24 +624,36 @@ fn sample(metrics: &str, name: &str) -> Option<f64> {
 #[test]
 fn metrics_are_what_prometheus_expects() {
     // A free port: bound once, so that the system does not give it to others right away.
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let server = Server::start(CONFIG, &["--metrics", &format!("tcp:{address}"), "--device", "ram,size=64M"]);
+    let address =
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let server = Server::start(
+        CONFIG,
+        &["--metrics", &format!("tcp:{address}"), "--device", "ram,size=64M"],
+    );
     let mut client = server.load("db", "1500ms");
     assert!(until("the client ends", || client.try_wait().unwrap()).success());
     let (head, metrics) = get(&address, "/metrics");
-    assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("text/plain; version=0.0.4"), "{head}");
-    let db = |name: &str, rest: &str| sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram 64M\"{rest}}}"));
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK") && head.contains("text/plain; version=0.0.4"),
+        "{head}"
+    );
+    let db = |name: &str, rest: &str| {
+        sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram 64M\"{rest}}}"))
+    };
     let reads = db("fairq_tenant_operations_total", ",op=\"read\"").unwrap();
     assert!(reads > 0.0);
     assert_eq!(db("fairq_tenant_read_bytes_total", ""), Some(reads * 4096.0));
     assert_eq!(db("fairq_tenant_latency_seconds_count", ""), Some(reads));
     assert_eq!(db("fairq_tenant_latency_seconds_bucket", ",le=\"+Inf\""), Some(reads));
     assert_eq!(db("fairq_tenant_weight", ""), Some(300.0));
-    let by_shard =
-        ["0", "1"].map(|shard| sample(&metrics, &format!("fairq_shard_operations_total{{shard=\"{shard}\"}}")));
+    let by_shard = ["0", "1"].map(|shard| {
+        sample(&metrics, &format!("fairq_shard_operations_total{{shard=\"{shard}\"}}"))
+    });
     assert_eq!(by_shard.map(Option::unwrap).iter().sum::<f64>(), reads);
     if std::fs::exists("/proc/thread-self/schedstat").unwrap() {
-        let seconds = |name: &str| sample(&metrics, &format!("fairq_shard_cpu_{name}_total{{shard=\"0\"}}")).unwrap();
+        let seconds = |name: &str| {
+            sample(&metrics, &format!("fairq_shard_cpu_{name}_total{{shard=\"0\"}}")).unwrap()
+        };
         assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
     }
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
@@ -571,7 +681,8 @@ fn metrics_are_what_prometheus_expects() {
         let top = fairq(&["top", "--control", &control, "--json"]).output().unwrap();
         let (head, look) = get(&address, "/look.json");
         assert!(head.contains("fairq-write: off"), "{head}");
-        let [page, top] = [look.as_bytes(), &top.stdout].map(|text| serde_json::from_slice::<Value>(text).unwrap());
+        let [page, top] = [look.as_bytes(), &top.stdout]
+            .map(|text| serde_json::from_slice::<Value>(text).unwrap());
         assert_eq!(page["tenants"][0]["name"], json!("db"));
         (page == top).then_some(())
     });
@@ -584,28 +695,48 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     let (db, web) = (server.load("db", "60s"), server.load("web", "60s"));
     until("both move", || {
         let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
-        list.as_array().unwrap().iter().all(|tenant| tenant["reads"].as_u64() > Some(50)).then_some(())
+        list.as_array()
+            .unwrap()
+            .iter()
+            .all(|tenant| tenant["reads"].as_u64() > Some(50))
+            .then_some(())
     });
     let file = |name: &str| server.path(name).display().to_string();
     let record = |format: &str, path: &str| {
         let said = server.ctl(&["trace", "--seconds", "0.4", "--format", format, "-o", path]);
         let said = (said.status.success(), String::from_utf8(said.stderr).unwrap());
-        assert!(said.0 && said.1.contains(" decisions within ") && !said.1.contains("found no room"), "{said:?}");
+        assert!(
+            said.0 && said.1.contains(" decisions within ") && !said.1.contains("found no room"),
+            "{said:?}"
+        );
         std::fs::read_to_string(path).unwrap()
     };
     let csv = record("csv", &file("trace.csv"));
     let rows: Vec<Vec<&str>> = csv.lines().skip(1).map(|line| line.split(',').collect()).collect();
-    let of = |event: &str, tenant: &str| rows.iter().filter(|row| row[2] == event && row[3] == tenant).count();
+    let of = |event: &str, tenant: &str| {
+        rows.iter().filter(|row| row[2] == event && row[3] == tenant).count()
+    };
     for tenant in ["db", "web"] {
         let counts = ["arrive", "issue", "complete"].map(|event| of(event, tenant));
-        assert!(counts.iter().all(|count| *count > 50 && count.abs_diff(counts[0]) <= 8), "{tenant}: {counts:?}");
+        assert!(
+            counts.iter().all(|count| *count > 50 && count.abs_diff(counts[0]) <= 8),
+            "{tenant}: {counts:?}"
+        );
     }
     for row in rows.iter().filter(|row| row[2] == "issue") {
         let [free, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
-        assert!(free < 64 && start <= now + 2 * 65_536, "no request goes that is more than T ahead: {row:?}");
+        assert!(
+            free < 64 && start <= now + 2 * 65_536,
+            "no request goes that is more than T ahead: {row:?}"
+        );
     }
     let text = record("text", &file("trace.txt"));
-    assert!(text.contains("  issue  ") && text.contains(" of virtual time ") && text.contains(" in all"), "{text}");
+    assert!(
+        text.contains("  issue  ")
+            && text.contains(" of virtual time ")
+            && text.contains(" in all"),
+        "{text}"
+    );
     let perfetto: Value = serde_json::from_str(&record("perfetto", &file("trace.json"))).unwrap();
     let events = perfetto["traceEvents"].as_array().unwrap();
     let named = |name: &str| events.iter().any(|event| event["args"]["name"] == json!(name));
@@ -620,7 +751,10 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         client.wait().unwrap();
     }
     let scenario = ["db", "web"].map(|tenant| {
-        format!("[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \"fairq\"\nvolume = \"{tenant}\"\n")
+        format!(
+            "[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \
+         \"fairq\"\nvolume = \"{tenant}\"\n"
+        )
     });
     std::fs::write(
         server.path("replay.toml"),
@@ -687,15 +821,27 @@ fn top_shows_what_there_is() {
     let control = server.path("ctl").display().to_string();
     let top = |args: &[&str]| {
         let output = fairq(&[&["top", "--control", &control], args].concat()).output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+        (
+            output.status.code().unwrap(),
+            String::from_utf8([output.stdout, output.stderr].concat()).unwrap(),
+        )
     };
     let (code, text) = top(&["--once"]);
-    assert!(code == 0 && text.contains("db           300 idle") && !text.contains("q quit"), "{text}");
+    assert!(
+        code == 0 && text.contains("db           300 idle") && !text.contains("q quit"),
+        "{text}"
+    );
     let (code, text) = top(&["--json"]);
     let look: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((code, &look["tenants"][1]["name"], &look["status"]["device"]), (0, &json!("web"), &json!("ram 64M")));
+    assert_eq!(
+        (code, &look["tenants"][1]["name"], &look["status"]["device"]),
+        (0, &json!("web"), &json!("ram 64M"))
+    );
     let (code, text) = top(&[]);
-    assert!(code == 2 && text.contains("standard output is no terminal: say --once or --json"), "{text}");
+    assert!(
+        code == 2 && text.contains("standard output is no terminal: say --once or --json"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -711,12 +857,20 @@ fn the_service_manager_is_told() {
     };
     let listen = format!("unix:{}", folder.path().join("sock").display());
     let mut command = fairq(&["serve", "--device", "ram,size=8M", "--listen", &listen]);
-    let process = command.env("NOTIFY_SOCKET", &path).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let process = command
+        .env("NOTIFY_SOCKET", &path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut server = Server { process, folder: tempfile::tempdir().unwrap() };
     assert_eq!(said(), format!("READY=1\nSTATUS=serving 2 tenants at {listen}"));
     assert_eq!(said(), "WATCHDOG=1");
     server.signal(Signal::TERM);
-    assert_eq!(until("it says so", || Some(said()).filter(|said| said != "WATCHDOG=1")), "STOPPING=1");
+    assert_eq!(
+        until("it says so", || Some(said()).filter(|said| said != "WATCHDOG=1")),
+        "STOPPING=1"
+    );
     assert_eq!(server.end(), 0);
 }
 
@@ -791,8 +945,14 @@ fn the_files_for_prometheus_are_sound() {
     for name in used {
         assert!(source.contains(&format!("\"{name}\"")), "{name} is not there");
     }
-    match Command::new("promtool").args(["check", "rules"]).arg(root.join("prometheus/fairq.rules.yml")).output() {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+    match Command::new("promtool")
+        .args(["check", "rules"])
+        .arg(root.join("prometheus/fairq.rules.yml"))
+        .output()
+    {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr))
+        }
         Err(_) => eprintln!("no promtool: the rules were not checked by it"),
     }
 }

@@ -1,15 +1,19 @@
 //! What a scheduler costs: nanoseconds per request, that is one submit, one next and one complete.
 //!
-//! Closed loop: every flow keeps 8 requests of 4 KiB live on every port, weights 100 to 400; a port keeps up to 32 of its
-//! requests on the device and completes the oldest when it has that many. With two threads, each has its port, all
-//! flows are on both, and the time is per thread: if threads did not disturb each other it would be that of
-//! one. A port that is blocked waits until it is woken, and the wait counts. What two threads take *apart*, each with a policy of
-//! its own, is what the machine makes of two threads that share nothing: it is the floor of what they take together.
+//! Closed loop: every flow keeps 8 requests of 4 KiB live on every port, weights 100 to 400; a port
+//! keeps up to 32 of its requests on the device and completes the oldest when it has that many.
+//! With two threads, each has its port, all flows are on both, and the time is per thread: if
+//! threads did not disturb each other it would be that of one. A port that is blocked waits until
+//! it is woken, and the wait counts. What two threads take *apart*, each with a policy of its own,
+//! is what the machine makes of two threads that share nothing: it is the floor of what they take
+//! together.
 //!
-//! What NASS adds is measured in pairs, the scheduler alone and with it around, one right after the other.
+//! What NASS adds is measured in pairs, the scheduler alone and with it around, one right after the
+//! other.
 //!
-//! After criterion's own report a table gives all medians that were taken, with the ratios and the bars that we aim at. Timings
-//! never fail: they belong to the machine, and to what else runs on it.
+//! After criterion's own report a table gives all medians that were taken, with the ratios and the
+//! bars that we aim at. Timings never fail: they belong to the machine, and to what else runs on
+//! it.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -31,9 +35,13 @@ use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
-use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy};
+use fairq_core::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
+};
 use fairq_core::sfqd::StartTime;
-use fairq_core::{FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight};
+use fairq_core::{
+    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight,
+};
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
 const DEPTH: usize = 8;
@@ -95,14 +103,17 @@ impl<P: Port> Shard<P> {
         }
     }
 
-    /// Serves requests until `count` are done here or a thread is done; gives how many, and how long it took.
+    /// Serves requests until `count` are done here or a thread is done; gives how many, and how
+    /// long it took.
     fn run(&mut self, count: u64, direct: bool, shared: &Shared) -> Sample {
         shared.start.wait();
         let (start, cpu) = (Instant::now(), cpu_ns());
         let (mut done, mut spins) = (0, 0);
         while done < count && !(done % 64 == 0 && shared.over.load(Ordering::Relaxed)) {
             let woken = &shared.woken[self.index];
-            if self.blocked && !(woken.load(Ordering::Relaxed) && woken.swap(false, Ordering::Acquire)) {
+            if self.blocked
+                && !(woken.load(Ordering::Relaxed) && woken.swap(false, Ordering::Acquire))
+            {
                 // Only a completion here or elsewhere can help.
                 match self.device.is_empty() {
                     false => self.turn_over(shared),
@@ -160,9 +171,17 @@ fn cell(value: f64, width: usize, digits: usize) -> String {
 }
 
 /// Builds a policy with all flows and fills its ports.
-fn shards<P: Policy>((policy, ports): (P, Vec<P::Port>), first: usize, flows: usize) -> (P, Vec<Shard<P::Port>>) {
+fn shards<P: Policy>(
+    (policy, ports): (P, Vec<P::Port>),
+    first: usize,
+    flows: usize,
+) -> (P, Vec<Shard<P::Port>>) {
     let ids: Vec<FlowId> = (0..flows)
-        .map(|flow| policy.add_flow(Weight::new(100 * (1 + flow as u16 % 4)).expect("legal")).expect("it fits"))
+        .map(|flow| {
+            policy
+                .add_flow(Weight::new(100 * (1 + flow as u16 % 4)).expect("legal"))
+                .expect("it fits")
+        })
         .collect();
     let shared = Shared::new(first + ports.len());
     let fill = |(id, port)| {
@@ -170,7 +189,16 @@ fn shards<P: Policy>((policy, ports): (P, Vec<P::Port>), first: usize, flows: us
         let tags = flows.len();
         let on_device = ON_DEVICE.min(tags / 2);
         let device = VecDeque::with_capacity(tags);
-        let mut shard = Shard { port, index: first + id, id, now_ns: 0, flows, device, on_device, blocked: false };
+        let mut shard = Shard {
+            port,
+            index: first + id,
+            id,
+            now_ns: 0,
+            flows,
+            device,
+            on_device,
+            blocked: false,
+        };
         (0..tags).for_each(|tag| shard.submit(Tag(tag as u32), &shared));
         shard
     };
@@ -212,7 +240,8 @@ fn measure<P: Policy>(
             let mut samples: Vec<(f64, f64)> = Vec::new();
             group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
                 bencher.iter_custom(|count| {
-                    let per_request = run(&mut shards, count, policy == "none" || policy.starts_with("d2fq"));
+                    let per_request =
+                        run(&mut shards, count, policy == "none" || policy.starts_with("d2fq"));
                     samples.push(per_request);
                     Duration::from_nanos((per_request.0 * count as f64) as u64)
                 });
@@ -251,7 +280,10 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
         return;
     }
     println!("\n{title}");
-    println!("{:<16}{:>8}{:>9}{:>9}{:>9}{:>9}{:>11}", "policy", "threads", 2, 16, 256, 4096, "4096 / 16");
+    println!(
+        "{:<16}{:>8}{:>9}{:>9}{:>9}{:>9}{:>11}",
+        "policy", "threads", 2, 16, 256, 4096, "4096 / 16"
+    );
     for row in rows.iter().filter(|row| taken(figures(row))) {
         let ns = figures(row);
         let cells: String = ns.iter().map(|&ns| cell(ns, 9, 1)).collect();
@@ -259,9 +291,14 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
     for three in rows.chunks(3) {
         let [one, two, apart] = three else { continue };
-        for (name, above, below) in [("2 / 1", two, one), ("apart/1", apart, one), ("2/apart", two, apart)] {
-            let ratios: Vec<f64> =
-                figures(above).iter().zip(figures(below)).map(|(above, below)| above / below).collect();
+        for (name, above, below) in
+            [("2 / 1", two, one), ("apart/1", apart, one), ("2/apart", two, apart)]
+        {
+            let ratios: Vec<f64> = figures(above)
+                .iter()
+                .zip(figures(below))
+                .map(|(above, below)| above / below)
+                .collect();
             if taken(&ratios) {
                 let cells: String = ratios.iter().map(|&ratio| cell(ratio, 9, 2)).collect();
                 println!("{:<16}{name:>8}{cells}", one.policy);
@@ -270,7 +307,8 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
 }
 
-/// What a scheduler takes with NASS around it, in times of what it takes alone: of each number of flows the ratios of all pairs.
+/// What a scheduler takes with NASS around it, in times of what it takes alone: of each number of
+/// flows the ratios of all pairs.
 struct Added {
     names: [&'static str; 2],
     ratios: Vec<Vec<f64>>,
@@ -282,11 +320,13 @@ impl Added {
             return;
         }
         println!(
-            "\nwith NASS around, times what it takes alone, on one thread: medians of pairs, and half of the pairs within"
+            "\nwith NASS around, times what it takes alone, on one thread: medians of pairs, and \
+             half of the pairs within"
         );
         println!("{:<28}{:>20}{:>20}{:>20}{:>20}", "flows", 2, 16, 256, 4096);
         for Added { names: [alone, with], ratios } in all {
-            let cells: String = ratios.iter().map(|ratios| format!("{:>20}", Self::cell(ratios))).collect();
+            let cells: String =
+                ratios.iter().map(|ratios| format!("{:>20}", Self::cell(ratios))).collect();
             println!("{:<28}{cells}", format!("{with} / {alone}"));
         }
     }
@@ -302,7 +342,8 @@ impl Added {
     }
 }
 
-/// The turns that NASS makes a scheduler take where each of many flows may have one request on the device, without NASS.
+/// The turns that NASS makes a scheduler take where each of many flows may have one request on the
+/// device, without NASS.
 struct Turns<S> {
     inner: S,
 }
@@ -404,7 +445,8 @@ fn measure_pairs<A: Policy, B: Policy>(
         let mut ratios = Vec::new();
         group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
             bencher.iter_custom(|count| {
-                let (below, above) = (run(&mut alone, count, false).0, run(&mut with, count, false).0);
+                let (below, above) =
+                    (run(&mut alone, count, false).0, run(&mut with, count, false).0);
                 ratios.push(above / below);
                 Duration::from_nanos((above * count as f64) as u64)
             });
@@ -415,15 +457,24 @@ fn measure_pairs<A: Policy, B: Policy>(
     Added { names, ratios: ratios.to_vec() }
 }
 
-fn mqfq(threads: usize, flows: usize, serial: bool) -> (Mqfq<Native>, Vec<fairq_core::mqfq::MqfqPort<Native>>) {
+fn mqfq(
+    threads: usize,
+    flows: usize,
+    serial: bool,
+) -> (Mqfq<Native>, Vec<fairq_core::mqfq::MqfqPort<Native>>) {
     let mut config = MqfqConfig::new(Topology::flat(threads), flows, flows * DEPTH);
     config.slots = SLOTS;
     config.serial = serial;
     Mqfq::new(config).expect("the bounds are legal")
 }
 
-fn d2fq(threads: usize, flows: usize, tracker: TrackerKind) -> (D2fq<Native>, Vec<fairq_core::d2fq::D2fqPort<Native>>) {
-    let config = D2fqConfig { tracker, ..D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH) };
+fn d2fq(
+    threads: usize,
+    flows: usize,
+    tracker: TrackerKind,
+) -> (D2fq<Native>, Vec<fairq_core::d2fq::D2fqPort<Native>>) {
+    let config =
+        D2fqConfig { tracker, ..D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH) };
     D2fq::new(config).expect("the bounds are legal")
 }
 
@@ -437,12 +488,22 @@ fn main() {
     measure(&mut criterion, &mut rows, "none", |threads, flows| {
         NonePolicy::<Native>::new(threads, flows, flows * DEPTH).expect("the bounds are legal")
     });
-    measure(&mut criterion, &mut rows, "d2fq", |threads, flows| d2fq(threads, flows, TrackerKind::Sloppy));
+    measure(&mut criterion, &mut rows, "d2fq", |threads, flows| {
+        d2fq(threads, flows, TrackerKind::Sloppy)
+    });
     measure(&mut criterion, &mut rows, "d2fq-mindicator", |threads, flows| {
         d2fq(threads, flows, TrackerKind::Mindicator)
     });
-    measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| d2fq(threads, flows, TrackerKind::Scan));
-    measure_serial(&mut criterion, &mut rows, &mut added, ["sfqd", "turns+sfqd", "nass+mqfq"], StartTime::new);
+    measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| {
+        d2fq(threads, flows, TrackerKind::Scan)
+    });
+    measure_serial(
+        &mut criterion,
+        &mut rows,
+        &mut added,
+        ["sfqd", "turns+sfqd", "nass+mqfq"],
+        StartTime::new,
+    );
     // Without anticipation: time stands still here while a port waits.
     // NASS takes the place of the quantum.
     let cfq = CfqConfig { idle_ns: 0, quantum: SLOTS, ..CfqConfig::default() };
@@ -451,30 +512,64 @@ fn main() {
     let slices = |bounds: &SerialConfig| TimeSlices::new(bounds, &cfq).expect("legal");
     let budgets = |bounds: &SerialConfig| Budgets::new(bounds, &bfq).expect("legal");
     let throttled = |bounds: &SerialConfig| Throttled::new(bounds, &flashfq).expect("legal");
-    measure_serial(&mut criterion, &mut rows, &mut added, ["cfq-na", "turns+cfq", "nass+cfq"], slices);
-    measure_serial(&mut criterion, &mut rows, &mut added, ["bfq-na", "turns+bfq", "nass+bfq"], budgets);
-    measure_serial(&mut criterion, &mut rows, &mut added, ["flashfq", "turns+flashfq", "nass+flashfq"], throttled);
-    measure_serial(&mut criterion, &mut rows, &mut added, ["fiops", "turns+fiops", "nass+fiops"], VirtualIops::new);
+    measure_serial(
+        &mut criterion,
+        &mut rows,
+        &mut added,
+        ["cfq-na", "turns+cfq", "nass+cfq"],
+        slices,
+    );
+    measure_serial(
+        &mut criterion,
+        &mut rows,
+        &mut added,
+        ["bfq-na", "turns+bfq", "nass+bfq"],
+        budgets,
+    );
+    measure_serial(
+        &mut criterion,
+        &mut rows,
+        &mut added,
+        ["flashfq", "turns+flashfq", "nass+flashfq"],
+        throttled,
+    );
+    measure_serial(
+        &mut criterion,
+        &mut rows,
+        &mut added,
+        ["fiops", "turns+fiops", "nass+fiops"],
+        VirtualIops::new,
+    );
     measure(&mut criterion, &mut rows, "mqfq", |threads, flows| mqfq(threads, flows, false));
     measure(&mut criterion, &mut rows, "mqfq-serial", |threads, flows| mqfq(threads, flows, true));
     measure(&mut criterion, &mut rows, "kyber", |ports, flows| {
-        Kyber::<Native>::new(&KyberConfig::new(ports, flows, flows * DEPTH)).expect("the bounds are legal")
+        Kyber::<Native>::new(&KyberConfig::new(ports, flows, flows * DEPTH))
+            .expect("the bounds are legal")
     });
     measure(&mut criterion, &mut rows, "kyber-fair", |ports, flows| {
         let busy = ON_DEVICE as u32 / 2;
         let config = KyberFairConfig { busy, ..KyberFairConfig::new(ports, flows, flows * DEPTH) };
         KyberFair::<Native>::new(&config).expect("the bounds are legal")
     });
-    print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| &row.ns);
+    print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {
+        &row.ns
+    });
     print("the same in processor time, for when the machine is shared", &rows, |row| &row.cpu_ns);
     Added::print(&added);
-    println!("\nbars: none at most 15 ns; mqfq at most 80 ns at 256 flows on one thread and 110 ns on two;");
+    println!(
+        "\nbars: none at most 15 ns; mqfq at most 80 ns at 256 flows on one thread and 110 ns on \
+         two;"
+    );
     println!("      nass+ at most 1.3 times what is inside");
     println!("      mqfq with 4096 flows at most 1.5 times what it takes with 16;");
     println!(
-        "      d2fq at most 25 ns more than none on one thread, 60 ns at 256 flows on two, 0.55 of mqfq, and with"
+        "      d2fq at most 25 ns more than none on one thread, 60 ns at 256 flows on two, 0.55 of \
+         mqfq, and with"
     );
     println!("      4096 flows at most 1.3 times what it takes with 16;");
-    println!("      kyber-fair at most 60 ns at 256 flows on one thread, and no more than 1.2 times that on two");
+    println!(
+        "      kyber-fair at most 60 ns at 256 flows on one thread, and no more than 1.2 times \
+         that on two"
+    );
     criterion.final_summary();
 }

@@ -1,11 +1,12 @@
-//! A storage server of one's own around a scheduler of fairq, in the least code that does all a caller owes
-//! ([`fairq_core::port`]): two threads serve, four others read a file for them, and two tenants of weights 300 and 100, who
-//! both always have more to ask for, get three bytes to one.
+//! A storage server of one's own around a scheduler of fairq, in the least code that does all a
+//! caller owes ([`fairq_core::port`]): two threads serve, four others read a file for them, and two
+//! tenants of weights 300 and 100, who both always have more to ask for, get three bytes to one.
 //!
 //!     cargo run --release -p fairq-core --example embed [FILE]
 //!
-//! Where a real server differs: its requests come from connections instead of being made up by `Shard::ask`, and it has
-//! something faster than channels and a pool (`fairq-host` has io_uring, and eventfds for wake-ups).
+//! Where a real server differs: its requests come from connections instead of being made up by
+//! `Shard::ask`, and it has something faster than channels and a pool (`fairq-host` has io_uring,
+//! and eventfds for wake-ups).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,11 +18,15 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort};
-use fairq_core::{FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight};
+use fairq_core::{
+    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology,
+    Weight,
+};
 
 /// Serving threads, each with a port of its own.
 const PORTS: usize = 2;
-/// Requests that each tenant has at each port: their sum is above D, or weights would have nothing to decide.
+/// Requests that each tenant has at each port: their sum is above D, or weights would have nothing
+/// to decide.
 const DEPTH: u32 = 32;
 const LENGTH: u32 = 4096;
 const TENANTS: [(&str, u16); 2] = [("gold", 300), ("silver", 100)];
@@ -88,7 +93,9 @@ impl Shard {
 
     /// The next event, or none if the time at which to ask the port again has come.
     fn wait(&self, until: Option<u64>) -> Option<Event> {
-        let Some(until) = until else { return Some(self.events.recv().expect("this thread holds a sender")) };
+        let Some(until) = until else {
+            return Some(self.events.recv().expect("this thread holds a sender"));
+        };
         match self.events.recv_timeout(Duration::from_nanos(until.saturating_sub(self.now_ns()))) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
@@ -96,12 +103,14 @@ impl Shard {
         }
     }
 
-    /// A tenant asks for one more block; where a server would have read a request from a connection.
+    /// A tenant asks for one more block; where a server would have read a request from a
+    /// connection.
     fn ask(&mut self, tag: Tag, tenant: usize, wake: &mut PortSet) {
         self.asked += 1;
         let block = self.asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.blocks;
         let offset = block * u64::from(LENGTH);
-        let request = Request { tag, flow: self.flows[tenant], op: Op::Read, offset, length: LENGTH };
+        let request =
+            Request { tag, flow: self.flows[tenant], op: Op::Read, offset, length: LENGTH };
         self.requests[tag.0 as usize] = Some(request);
         match self.port.submit(self.now_ns(), &request, wake) {
             Ok(Submitted::Staged) => {}
@@ -114,13 +123,16 @@ impl Shard {
     /// A request has been carried out; gives its tenant, to whom a server would reply.
     fn finish(&mut self, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> usize {
         self.port.complete(self.now_ns(), tag, outcome, wake);
-        let request = self.requests[tag.0 as usize].take().expect("each request is carried out once");
-        let tenant = self.flows.iter().position(|flow| *flow == request.flow).expect("its own flow");
+        let request =
+            self.requests[tag.0 as usize].take().expect("each request is carried out once");
+        let tenant =
+            self.flows.iter().position(|flow| *flow == request.flow).expect("its own flow");
         self.served[tenant].fetch_add(u64::from(request.length), Ordering::Relaxed);
         tenant
     }
 
-    /// Starts all that may go, and wakes whom the verbs have unblocked. Gives the time at which to ask again.
+    /// Starts all that may go, and wakes whom the verbs have unblocked. Gives the time at which to
+    /// ask again.
     fn dispatch(&mut self, wake: &mut PortSet) -> Option<u64> {
         let until = loop {
             match self.port.next(self.now_ns(), wake) {
@@ -163,8 +175,9 @@ fn serve(file: &File, bytes: u64) -> io::Result<[u64; TENANTS.len()]> {
     let config = MqfqConfig { slots: 16, ..MqfqConfig::new(Topology::flat(PORTS), 16, tags) };
     let (policy, ports) = Mqfq::<Native>::new(config).map_err(io::Error::other)?;
     // Tenants may also be added, re-weighted and removed while the threads serve.
-    let flows =
-        TENANTS.map(|(_, weight)| policy.add_flow(Weight::new(weight).expect("1 to 10000")).expect("room for 16"));
+    let flows = TENANTS.map(|(_, weight)| {
+        policy.add_flow(Weight::new(weight).expect("1 to 10000")).expect("room for 16")
+    });
     let served: Arc<[AtomicU64; TENANTS.len()]> = Arc::default();
     let (pool, reads) = channel();
     let reads = Mutex::new(reads);
@@ -176,14 +189,27 @@ fn serve(file: &File, bytes: u64) -> io::Result<[u64; TENANTS.len()]> {
             let (requests, shards, pool) = (vec![None; tags], shards.clone(), pool.clone());
             let served = served.clone();
             let (asked, flows) = (own as u64, flows);
-            let shard = Shard { port, requests, events, shards, own, pool, flows, served, blocks, asked, started };
+            let shard = Shard {
+                port,
+                requests,
+                events,
+                shards,
+                own,
+                pool,
+                flows,
+                served,
+                blocks,
+                asked,
+                started,
+            };
             scope.spawn(|| shard.serve());
         }
         drop(pool);
         for _ in 0..4 {
             scope.spawn(|| read_all(file, &reads));
         }
-        // The control side: any one thread does the policy's periodic work, and wakes whom that unblocks.
+        // The control side: any one thread does the policy's periodic work, and wakes whom that
+        // unblocks.
         while served.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum::<u64>() < bytes {
             thread::sleep(Duration::from_millis(1));
             let mut wake = PortSet::EMPTY;
@@ -202,13 +228,16 @@ fn serve(file: &File, bytes: u64) -> io::Result<[u64; TENANTS.len()]> {
 }
 
 fn main() -> io::Result<()> {
-    let path = env::args_os().nth(1).map_or_else(env::current_exe, |path| Ok(PathBuf::from(path)))?;
+    let path =
+        env::args_os().nth(1).map_or_else(env::current_exe, |path| Ok(PathBuf::from(path)))?;
     let received = serve(&File::open(&path)?, 1 << 30)?;
-    let (bytes, weights): (u64, u16) = (received.iter().sum(), TENANTS.iter().map(|(_, weight)| weight).sum());
+    let (bytes, weights): (u64, u16) =
+        (received.iter().sum(), TENANTS.iter().map(|(_, weight)| weight).sum());
     println!("tenant  entitled  received");
     for ((name, weight), received) in TENANTS.iter().zip(received) {
         let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
-        let (entitled, share) = (percent((*weight).into(), weights.into()), percent(received, bytes));
+        let (entitled, share) =
+            (percent((*weight).into(), weights.into()), percent(received, bytes));
         println!("{name:<8}{entitled:>6.1} %{share:>8.1} %");
     }
     Ok(())

@@ -1,42 +1,50 @@
 //! `bfq`: the device to one flow at a time, for budgets of bytes; budgets are scheduled by B-WF2Q+.
 //!
-//! **Problem.** Slices of time share what a flow makes of them: a stream gets more bytes out of its slice than random
-//! reads do. Whoever promises bandwidth has to count bytes, and still serve each flow for long enough at a time.
+//! **Problem.** Slices of time share what a flow makes of them: a stream gets more bytes out of its
+//! slice than random reads do. Whoever promises bandwidth has to count bytes, and still serve each
+//! flow for long enough at a time.
 //!
-//! **Model.** The flow *in service* is the only one served until its budget is used up, or its time, or it has nothing
-//! staged. Then the next is chosen by B-WF2Q+. A flow has a start `S` and, with budget `B`, a finish `F = S + B / weight`;
-//! virtual time `V` moves by `served / (weights of all that are busy)`. Of the flows that are not ahead (`S <= V`) the one
-//! with the least `F` is next; where all are ahead, `V` moves up to the first. When its turn ends, a flow's `S` moves by
-//! what it was really served, per weight: that is what the B stands for, since how much of a budget will be used
-//! is not known before. A flow that comes back after a pause has `S = max(V, S)`: it has saved nothing up.
+//! **Model.** The flow *in service* is the only one served until its budget is used up, or its
+//! time, or it has nothing staged. Then the next is chosen by B-WF2Q+. A flow has a start `S` and,
+//! with budget `B`, a finish `F = S + B / weight`; virtual time `V` moves by
+//! `served / (weights of all that are busy)`. Of the flows that are not ahead (`S <= V`) the one
+//! with the least `F` is next; where all are ahead, `V` moves up to the first. When its turn ends,
+//! a flow's `S` moves by what it was really served, per weight: that is what the B stands for,
+//! since how much of a budget will be used is not known before. A flow that comes back after a
+//! pause has `S = max(V, S)`: it has saved nothing up.
 //!
-//! - *Budgets* follow what flows do with them: one that was used up is doubled, at most to `budget_bytes`; one that
-//!   was not shrinks to what was used, at least to a 32nd of that. So flows that want little get it soon.
-//! - *Time.* A turn ends after `timeout_ns` when others wait. If it served less than half of what such turns were seen to serve, it
-//!   is charged as much as that: a flow that makes little of its time pays for the time. Any other pays for its bytes, as in Linux:
-//!   turns differ by what a device happens to do and by the last request, and where budgets are never used up since the device is
-//!   slow, the shares would, too (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s). What is seen is the most, forgotten by a 64th
-//!   each time; Linux has the device's peak rate for that.
-//! - *Idling.* When the flow in service has nothing staged but is [expected][anticipation] to, the device waits,
-//!   at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not waited for; and nobody is while all busy
-//!   flows have the same weight, as in Linux on a device that queues: such a device is kept busy, and the flow that has the
-//!   deeper queue gets more.
-//! - *A flow that may not be served* keeps its turn, and the others go on beside it, in their order, in turns of the least
-//!   budget, which they pay for as ever; of its turn's time its flow pays its part. (Were the turn to end, a flow that may only
-//!   have one request on the device would get that one for each full budget of the others'.)
+//! - *Budgets* follow what flows do with them: one that was used up is doubled, at most to
+//!   `budget_bytes`; one that was not shrinks to what was used, at least to a 32nd of that. So
+//!   flows that want little get it soon.
+//! - *Time.* A turn ends after `timeout_ns` when others wait. If it served less than half of what
+//!   such turns were seen to serve, it is charged as much as that: a flow that makes little of its
+//!   time pays for the time. Any other pays for its bytes, as in Linux: turns differ by what a
+//!   device happens to do and by the last request, and where budgets are never used up since the
+//!   device is slow, the shares would, too (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s). What
+//!   is seen is the most, forgotten by a 64th each time; Linux has the device's peak rate for that.
+//! - *Idling.* When the flow in service has nothing staged but is [expected][anticipation] to, the
+//!   device waits, at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not
+//!   waited for; and nobody is while all busy flows have the same weight, as in Linux on a device
+//!   that queues: such a device is kept busy, and the flow that has the deeper queue gets more.
+//! - *A flow that may not be served* keeps its turn, and the others go on beside it, in their
+//!   order, in turns of the least budget, which they pay for as ever; of its turn's time its flow
+//!   pays its part. (Were the turn to end, a flow that may only have one request on the device
+//!   would get that one for each full budget of the others'.)
 //!
 //! **Fairness.** Counted at dispatch, two backlogged flows' services per weight differ by at most
-//! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by time.
+//! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by
+//! time.
 //!
-//! **Left out**: raised weights for interactive and soft real-time flows, merging of queues, injection of other flows'
-//! requests while idling, and groups.
+//! **Left out**: raised weights for interactive and soft real-time flows, merging of queues,
+//! injection of other flows' requests while idling, and groups.
 //!
-//! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for BFQ-NA): Linux's
-//! defaults. `waits_for_equals` and `sync_writes`: whom it waits for besides. `slots` (D, requests); the cost model.
+//! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for
+//! BFQ-NA): Linux's defaults. `waits_for_equals` and `sync_writes`: whom it waits for besides.
+//! `slots` (D, requests); the cost model.
 //!
-//! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution, IEEE Transactions on
-//! Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing algorithms, SIGCOMM 1996 (WF2Q+). Linux,
-//! Documentation/block/bfq-iosched.rst.
+//! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution,
+//! IEEE Transactions on Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing
+//! algorithms, SIGCOMM 1996 (WF2Q+). Linux, Documentation/block/bfq-iosched.rst.
 //!
 //! [anticipation]: crate::serial::anticipation
 
@@ -50,7 +58,9 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use crate::vtime::{Lift, Normalizer, VTime};
 
 /// The least budget is this part of the largest.
@@ -69,12 +79,14 @@ pub struct BfqConfig {
     pub budget_bytes: u64,
     /// The longest turn while others wait, in nanoseconds; default 125 ms.
     pub timeout_ns: u64,
-    /// How long to wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA; default 8 ms.
+    /// How long to wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA;
+    /// default 8 ms.
     pub idle_ns: u64,
-    /// Whether to wait also while all busy flows have the same weight, as Linux does where flows are control groups. Default: no.
+    /// Whether to wait also while all busy flows have the same weight, as Linux does where flows
+    /// are control groups. Default: no.
     pub waits_for_equals: bool,
-    /// Whether those who write wait for their answers (as with `O_DIRECT`, which is synchronous to Linux), and are waited for
-    /// like those who read. Default: no.
+    /// Whether those who write wait for their answers (as with `O_DIRECT`, which is synchronous to
+    /// Linux), and are waited for like those who read. Default: no.
     pub sync_writes: bool,
 }
 
@@ -104,7 +116,10 @@ impl BfqConfig {
 
 impl<P: Platform> Serial<Budgets, P> {
     /// The policy and its ports.
-    pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<(Self, Vec<BfqPort<P>>), ConfigError> {
+    pub fn new(
+        config: &SerialConfig,
+        bfq: &BfqConfig,
+    ) -> Result<(Self, Vec<BfqPort<P>>), ConfigError> {
         Serial::with_policy(Budgets::new(config, bfq)?, config)
     }
 }
@@ -155,7 +170,8 @@ impl Busy {
         self.squares = self.squares.saturating_sub(weight * weight);
     }
 
-    /// Whether all have the same weight: then, and only then, the mean of the squares is the square of the mean.
+    /// Whether all have the same weight: then, and only then, the mean of the squares is the square
+    /// of the mean.
     #[inline]
     fn is_even(&self) -> bool {
         self.flows * self.squares == self.weight * self.weight
@@ -254,10 +270,12 @@ impl Budgets {
             self.virtual_time = self.virtual_time.max(first.tag);
             self.admit();
         }
-        let first = self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
+        let first =
+            self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
         let flow = self.flows.get_mut(first)?;
         // Paid for apart: it is none of what this turn serves in its time.
-        flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
+        flow.start =
+            flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         let budget = flow.budget;
         let ends_ns = now_ns.saturating_add(self.config.timeout_ns);
         let turn = Turn { flow: first, served: 0, budget, ends_ns, others: 0 };
@@ -315,7 +333,8 @@ impl Budgets {
             if !others_wait {
                 return Ok(Selection::Nothing);
             }
-            let anticipation = self.flows.get(turn.flow).map(|flow| flow.anticipation).unwrap_or_default();
+            let anticipation =
+                self.flows.get(turn.flow).map(|flow| flow.anticipation).unwrap_or_default();
             let waits = self.config.waits_for_equals || !self.busy.is_even();
             let idle_ns = if waits { self.config.idle_ns } else { 0 };
             let until_ns = anticipation.until(now_ns, idle_ns).ok_or(End::NothingStaged)?;
@@ -344,19 +363,25 @@ impl Budgets {
     fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
         let (job, kept) = self.staged.pop(flow)?;
         if let Some(flow) = self.flows.get_mut(flow) {
-            flow.anticipation.served(if kept.read || self.config.sync_writes { Op::Read } else { Op::Write });
+            flow.anticipation.served(if kept.read || self.config.sync_writes {
+                Op::Read
+            } else {
+                Op::Write
+            });
         }
         self.advance(kept.cost);
         Some((job, kept.cost))
     }
 
-    /// While the flow in service may not be served, the first by its finish that may is, or else the one that is least ahead.
+    /// While the flow in service may not be served, the first by its finish that may is, or else
+    /// the one that is least ahead.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {
         self.admit();
         let ready = self.ready.first(lanes);
         let is_ready = ready.is_some();
-        let Some(slot) = ready.or_else(|| self.ahead.first(lanes)).map(|entry| entry.flow as usize) else {
+        let Some(slot) = ready.or_else(|| self.ahead.first(lanes)).map(|entry| entry.flow as usize)
+        else {
             return Selection::Nothing;
         };
         let Some((job, cost)) = self.serve(slot) else { return Selection::Nothing };
@@ -370,7 +395,8 @@ impl Budgets {
             return Selection::Serve(job, slot);
         }
         // It pays, and has another place, or none.
-        flow.start = flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
+        flow.start =
+            flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         match is_ready {
             true => self.ready.remove(slot),
             false => self.ahead.remove(slot),
@@ -437,7 +463,8 @@ impl SerialPolicy for Budgets {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        // At one place for both turns: what `within` gives is then written where the caller reads it, not copied on the way.
+        // At one place for both turns: what `within` gives is then written where the caller reads
+        // it, not copied on the way.
         while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
@@ -488,14 +515,20 @@ mod tests {
     fn bfq(idle_ns: u64) -> Budgets {
         Budgets::new(
             &config(8),
-            &BfqConfig { budget_bytes: BUDGET, timeout_ns: FOR_EVER, idle_ns, ..BfqConfig::default() },
+            &BfqConfig {
+                budget_bytes: BUDGET,
+                timeout_ns: FOR_EVER,
+                idle_ns,
+                ..BfqConfig::default()
+            },
         )
         .unwrap()
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
-        /// The bound of the header, at every moment and for every pair of flows that are always backlogged.
+        /// The bound of the header, at every moment and for every pair of flows that are always
+        /// backlogged.
         #[test]
         fn lag_is_bounded_by_budgets(
             flows in prop::collection::vec((20u16..1000, prop::sample::select(&[512u32, 4096, 65_536, 1 << 20][..])), 2..6)
@@ -520,7 +553,8 @@ mod tests {
         }
     }
 
-    /// One that waits for its answers keeps its share of the bytes if it is waited for: where weights differ.
+    /// One that waits for its answers keeps its share of the bytes if it is waited for: where
+    /// weights differ.
     #[test]
     fn idling_keeps_a_shallow_flows_share() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };
@@ -538,10 +572,12 @@ mod tests {
     #[test]
     fn turns_that_take_too_long_end() {
         let timeout_ns = 10_000_000;
-        let knobs = BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0, ..BfqConfig::default() };
+        let knobs =
+            BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0, ..BfqConfig::default() };
         let mut policy = Budgets::new(&config(8), &knobs).unwrap();
         let tenant = |length| Loop { weight: 100, length, depth: 32 };
-        let served = run(&mut policy, &[tenant(4096), tenant(65_536)], 8, 1_000_000_000, |_| 100_000);
+        let served =
+            run(&mut policy, &[tenant(4096), tenant(65_536)], 8, 1_000_000_000, |_| 100_000);
         let [a, b] = counts(&served, 2)[..] else { panic!("two flows") };
         assert!(a.abs_diff(b) * 20 < a, "{a} and {b}");
         assert!(served.chunk_by(|a, b| a == b).count() > 90);

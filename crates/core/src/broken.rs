@@ -1,7 +1,9 @@
-//! Machines that break a promise of atomics, on which the models must find what a law forbids: so we know that they look.
+//! Machines that break a promise of atomics, on which the models must find what a law forbids: so
+//! we know that they look.
 //!
-//! [`NoOrder`] has no total order between writing one word and reading another; [`Unordered`] has no order at all; [`NoStamp`] swaps
-//! words whose tag is the same though the stamp is not; [`Torn`] adds in two steps.
+//! [`NoOrder`] has no total order between writing one word and reading another; [`Unordered`] has
+//! no order at all; [`NoStamp`] swaps words whose tag is the same though the stamp is not; [`Torn`]
+//! adds in two steps.
 
 use std::marker::PhantomData;
 
@@ -115,10 +117,21 @@ impl<F: Fault> AtomicWord for Faulty<F> {
     fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_and(value, F::order(order))
     }
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
         let mut expected = current;
         loop {
-            match self.0.compare_exchange(expected, new, F::order(success), Self::load_order(failure)) {
+            match self.0.compare_exchange(
+                expected,
+                new,
+                F::order(success),
+                Self::load_order(failure),
+            ) {
                 Err(now) if (now ^ current) & !F::BLIND == 0 => expected = now,
                 result => return result,
             }

@@ -1,39 +1,47 @@
 //! `cfq`: the device to one flow at a time, for slices of time in proportion to weights.
 //!
-//! **Problem.** A disk that serves two streams in turn seeks all the time. Give it to each stream for a while: then the
-//! stream gets the disk as it is alone, and what is shared is the one thing that all streams use alike, time.
+//! **Problem.** A disk that serves two streams in turn seeks all the time. Give it to each stream
+//! for a while: then the stream gets the disk as it is alone, and what is shared is the one thing
+//! that all streams use alike, time.
 //!
-//! **Model.** The flow that has the device, the *active* one, is the only one served until its slice is over, or until
-//! it has nothing staged. Then what it used of its slice, per weight, is added to its virtual disk time, and
-//! the flow with the least becomes active. A slice is `slice_ns x weight / 100`, but less when many are waiting: all
-//! slices together are at most `target_ns`, and each at least [`LEAST_SLICE_NS`]. A flow that comes back after a pause
-//! starts at the virtual disk time of the flow that was activated last.
+//! **Model.** The flow that has the device, the *active* one, is the only one served until its
+//! slice is over, or until it has nothing staged. Then what it used of its slice, per weight, is
+//! added to its virtual disk time, and the flow with the least becomes active. A slice is
+//! `slice_ns x weight / 100`, but less when many are waiting: all slices together are at most
+//! `target_ns`, and each at least [`LEAST_SLICE_NS`]. A flow that comes back after a pause starts
+//! at the virtual disk time of the flow that was activated last.
 //!
-//! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so that the next
-//!   slice does not begin behind a full queue of the last one's.
-//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to, its slice goes on and the device
-//!   waits, at most `idle_ns` since the last answer. Without it (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers
-//!   loses the slice at once. Writes are not waited for.
-//! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel that counts ticks: else a
-//!   flow that sends one request at a time would be active before all others for ever.
-//! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in their order. Time on the device is
-//!   then divided evenly between the requests that are there: each one beside pays for its part when it completes, and the
-//!   active flow for what is left of its slice. As a slice does, a place in the order lasts for a tick at least. When its slice
-//!   is over and it has used the least all the same, it gets the next one, too: who is held back when a slice ends must not
-//!   lose its turn for it. But it saves up no more than a slice: of what it could not use for long it would have the device to itself as
-//!   soon as it is held back no more, say because its clients and the others' stood still for a moment and the device ran empty.
+//! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so
+//!   that the next slice does not begin behind a full queue of the last one's.
+//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to, its
+//!   slice goes on and the device waits, at most `idle_ns` since the last answer. Without it
+//!   (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers loses the slice at once. Writes are
+//!   not waited for.
+//! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel
+//!   that counts ticks: else a flow that sends one request at a time would be active before all
+//!   others for ever.
+//! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in
+//!   their order. Time on the device is then divided evenly between the requests that are there:
+//!   each one beside pays for its part when it completes, and the active flow for what is left of
+//!   its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
+//!   over and it has used the least all the same, it gets the next one, too: who is held back when
+//!   a slice ends must not lose its turn for it. But it saves up no more than a slice: of what it
+//!   could not use for long it would have the device to itself as soon as it is held back no more,
+//!   say because its clients and the others' stood still for a moment and the device ran empty.
 //!
-//! **What is shared** is time that flows have the device for. It is the same as device time only while one flow's
-//! requests do not linger in the next one's slice, which on a device that queues they do.
+//! **What is shared** is time that flows have the device for. It is the same as device time only
+//! while one flow's requests do not linger in the next one's slice, which on a device that queues
+//! they do.
 //!
-//! **Left out**: what CFQ does for disks (sorting by sector, seek detection, preemption by neighbouring requests),
-//! classes of priority, and the one shared queue for writes that nobody waits for: here every write has a flow.
+//! **Left out**: what CFQ does for disks (sorting by sector, seek detection, preemption by
+//! neighbouring requests), classes of priority, and the one shared queue for writes that nobody
+//! waits for: here every write has a flow.
 //!
-//! **Knobs.** `slice_ns` (100 ms at weight 100), `target_ns` (300 ms), `quantum` (8 requests), `idle_ns` (8 ms; 0 for
-//! CFQ-NA): Linux's defaults. `slots` (D, requests).
+//! **Knobs.** `slice_ns` (100 ms at weight 100), `target_ns` (300 ms), `quantum` (8 requests),
+//! `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
 //!
-//! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt; the NASS paper, MSST
-//! 2020, Table I. [Anticipation][anticipation] has its own.
+//! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt;
+//! the NASS paper, MSST 2020, Table I. [Anticipation][anticipation] has its own.
 //!
 //! [anticipation]: crate::serial::anticipation
 
@@ -47,7 +55,9 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use crate::vtime::{Lift, Normalizer, VTime};
 
 /// No slice is shorter, in nanoseconds.
@@ -70,7 +80,8 @@ pub struct CfqConfig {
     pub target_ns: u64,
     /// How many requests the active flow may have on the device while others wait; default 8.
     pub quantum: u32,
-    /// How long to wait for the active flow's next request, in nanoseconds; 0 is CFQ-NA; default 8 ms.
+    /// How long to wait for the active flow's next request, in nanoseconds; 0 is CFQ-NA; default 8
+    /// ms.
     pub idle_ns: u64,
 }
 
@@ -91,7 +102,10 @@ impl CfqConfig {
 
 impl<P: Platform> Serial<TimeSlices, P> {
     /// The policy and its ports.
-    pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<(Self, Vec<CfqPort<P>>), ConfigError> {
+    pub fn new(
+        config: &SerialConfig,
+        cfq: &CfqConfig,
+    ) -> Result<(Self, Vec<CfqPort<P>>), ConfigError> {
         Serial::with_policy(TimeSlices::new(config, cfq)?, config)
     }
 }
@@ -125,7 +139,8 @@ struct Slice {
 /// Parts that a nanosecond on the device is divided into.
 const PARTS: u64 = 256;
 
-/// Divides the time of the device between the requests that are there, while some are beside the active flow's.
+/// Divides the time of the device between the requests that are there, while some are beside the
+/// active flow's.
 #[derive(Clone, Copy, Default)]
 struct Division {
     /// Until when it has been divided.
@@ -219,12 +234,14 @@ impl TimeSlices {
         }
     }
 
-    /// Who is active next: the first that may be served, or the flow whose slice has just ended, if it comes before that
-    /// one and cannot be served now.
+    /// Who is active next: the first that may be served, or the flow whose slice has just ended, if
+    /// it comes before that one and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
         let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
-        let held = last.filter(|&flow| !self.heap.admits(flow, lanes)).and_then(|flow| self.heap.get(flow));
+        let held = last
+            .filter(|&flow| !self.heap.admits(flow, lanes))
+            .and_then(|flow| self.heap.get(flow));
         let next = match (first, held) {
             (Some(first), Some(held)) if held.is_before(&first) => held,
             (first, held) => first.or(held)?,
@@ -318,12 +335,16 @@ impl TimeSlices {
         if is_held && !self.staged.is_empty(slice.flow) {
             return Some(self.serve_beside(lanes));
         }
-        let anticipation = self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
+        let anticipation =
+            self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
         if !self.staged.is_empty(slice.flow) {
             if others_wait && anticipation.in_service() >= self.config.quantum {
                 return Some(Selection::Nothing);
             }
-            return Some(self.serve(slice.flow).map_or(Selection::Nothing, |job| Selection::Serve(job, slice.flow)));
+            return Some(
+                self.serve(slice.flow)
+                    .map_or(Selection::Nothing, |job| Selection::Serve(job, slice.flow)),
+            );
         }
         if !others_wait {
             return Some(Selection::Nothing);
@@ -361,7 +382,8 @@ impl SerialPolicy for TimeSlices {
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
         let counted = if alone && !is_active { 0 } else { flow.weight.get() };
         flow.weight = arrival.weight;
-        self.busy_weight = (self.busy_weight + u64::from(arrival.weight.get())).saturating_sub(counted.into());
+        self.busy_weight =
+            (self.busy_weight + u64::from(arrival.weight.get())).saturating_sub(counted.into());
         if alone && !is_active {
             flow.used = flow.used.max(self.virtual_time);
             let used = flow.used;
@@ -383,7 +405,8 @@ impl SerialPolicy for TimeSlices {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        // At one place for both slices: what `within` gives is then written where the caller reads it, not copied on the way.
+        // At one place for both slices: what `within` gives is then written where the caller reads
+        // it, not copied on the way.
         while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
@@ -464,19 +487,26 @@ mod tests {
 
     #[test]
     fn a_slice_is_one_flows_and_lasts_100_ms() {
-        let served = run(&mut cfq(CfqConfig::default()), &[tenant(100, 32); 2], 8, 1_000_000_000, |_| LATENCY_NS);
+        let served =
+            run(&mut cfq(CfqConfig::default()), &[tenant(100, 32); 2], 8, 1_000_000_000, |_| {
+                LATENCY_NS
+            });
         let slices = served.chunk_by(|a, b| a == b).map(<[usize]>::len);
         // 8 at a time, 10,000 times a second.
         let slices: std::vec::Vec<usize> = slices.collect();
         assert!(slices[..9].iter().all(|&slice| (7_990..=8_016).contains(&slice)), "{slices:?}");
     }
 
-    /// A flow that waits for its answers keeps half of the time when it is waited for, and next to nothing when not.
+    /// A flow that waits for its answers keeps half of the time when it is waited for, and next to
+    /// nothing when not.
     #[test]
     fn idling_is_for_those_who_wait_for_answers() {
         let share = |idle_ns| {
             let mut policy = cfq(CfqConfig { idle_ns, ..CfqConfig::default() });
-            let served = run(&mut policy, &[tenant(100, 1), tenant(100, 32)], 8, 4_000_000_000, |_| LATENCY_NS);
+            let served =
+                run(&mut policy, &[tenant(100, 1), tenant(100, 32)], 8, 4_000_000_000, |_| {
+                    LATENCY_NS
+                });
             // At depth 1 it makes an eighth of a slice.
             counts(&served, 2)[0] as f64 / (4e9 / LATENCY_NS as f64)
         };
@@ -486,7 +516,9 @@ mod tests {
 
     #[test]
     fn knobs_out_of_range_are_refused() {
-        let refused = |knobs: CfqConfig| TimeSlices::new(&config(8), &knobs).err().map(|error| std::format!("{error}"));
+        let refused = |knobs: CfqConfig| {
+            TimeSlices::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
+        };
         assert_eq!(refused(CfqConfig::default()), None);
         let why = refused(CfqConfig { quantum: 0, ..CfqConfig::default() });
         assert_eq!(why.as_deref(), Some("the quantum is 0, but it must be 1 to 4294967295"));

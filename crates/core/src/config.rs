@@ -42,7 +42,8 @@ pub enum ConfigError {
     HolderFlows(usize),
     /// The thresholds of d2fq are out of range or out of order.
     #[error(
-        "thresholds tau_m {medium}, tau_l {low}, tau_w {unfair} bytes, but tau_m <= tau_l <= tau_w must hold, with tau_l \
+        "thresholds tau_m {medium}, tau_l {low}, tau_w {unfair} bytes, but tau_m <= tau_l <= tau_w \
+         must hold, with tau_l \
          from 65536 to {MAX_THRESHOLD}"
     )]
     Thresholds {
@@ -84,12 +85,18 @@ pub enum ConfigError {
     #[error("a latency target of {0} ns, but it must be 1 ns to 1 hour")]
     Target(u64),
     /// The bounds of the tokens of a period contradict each other or are too large.
-    #[error("{0} tokens a period, but there must be 1 to {max}, and the least no more than the most", max = 1u64 << 38)]
+    #[error("{0} tokens a period, but there must be 1 to {max}, and the least no more than the \
+     most", max = 1u64 << 38)]
     Tokens(u64),
 }
 
 /// Checks what every policy has.
-pub(crate) fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), ConfigError> {
+pub(crate) fn check(
+    ports: usize,
+    flows: usize,
+    tags: usize,
+    slots: u32,
+) -> Result<(), ConfigError> {
     if ports == 0 || ports > PortSet::MAX_PORTS {
         return Err(ConfigError::Ports(ports));
     }
@@ -106,6 +113,15 @@ pub(crate) fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Resu
 }
 
 /// Refuses a knob outside its range.
-pub(crate) fn in_range(knob: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
-    if (least..=most).contains(&value) { Ok(()) } else { Err(ConfigError::Knob { knob, value, least, most }) }
+pub(crate) fn in_range(
+    knob: &'static str,
+    value: u64,
+    least: u64,
+    most: u64,
+) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(ConfigError::Knob { knob, value, least, most })
+    }
 }

@@ -11,11 +11,14 @@ pub struct CostModel {
     pub write_percent: u32,
     /// The least a read or write costs, in bytes; default 512, the smallest block.
     pub min_bytes: u32,
-    /// Cost of a flush, in bytes; default 4096. A flush moves no data of its own but occupies the device.
+    /// Cost of a flush, in bytes; default 4096. A flush moves no data of its own but occupies the
+    /// device.
     pub flush_bytes: u32,
-    /// The least a discard costs, in bytes; default 4096. It changes the device's or the file system's map and writes nothing.
+    /// The least a discard costs, in bytes; default 4096. It changes the device's or the file
+    /// system's map and writes nothing.
     pub discard_bytes: u32,
-    /// A discard costs a byte for each so many of its length, 0 for none; default 256: maps are long, too.
+    /// A discard costs a byte for each so many of its length, 0 for none; default 256: maps are
+    /// long, too.
     pub discard_part: u32,
 }
 
@@ -47,7 +50,9 @@ impl CostModel {
             Op::Read => scaled(self.read_percent),
             Op::Write | Op::WriteZeroes => scaled(self.write_percent),
             Op::Flush => u64::from(self.flush_bytes),
-            Op::Discard => u64::from(length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes)),
+            Op::Discard => u64::from(
+                length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes),
+            ),
         };
         cost.clamp(1, Self::MAX_COST)
     }

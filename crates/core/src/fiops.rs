@@ -1,25 +1,28 @@
 //! `fiops`: as many requests for each flow as its weight says, whatever their size.
 //!
-//! **Problem.** Seeks and streams mattered on disks, and schedulers gave each flow the disk for a while. An SSD
-//! has no seeks: flows may take turns after every request, and what is to be shared may be simply the number of requests.
+//! **Problem.** Seeks and streams mattered on disks, and schedulers gave each flow the disk for a
+//! while. An SSD has no seeks: flows may take turns after every request, and what is to be shared
+//! may be simply the number of requests.
 //!
-//! **Model.** A flow's virtual I/O count grows by `1 / weight` with each of its requests, when it is dispatched. The flow
-//! with the least count is served, one request a turn, and takes its place again behind. A flow that comes back after
-//! a pause starts at the count of the flow served last: it has saved nothing up. Nothing is waited for.
+//! **Model.** A flow's virtual I/O count grows by `1 / weight` with each of its requests, when it
+//! is dispatched. The flow with the least count is served, one request a turn, and takes its place
+//! again behind. A flow that comes back after a pause starts at the count of the flow served last:
+//! it has saved nothing up. Nothing is waited for.
 //!
 //! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation (which
 //! `CostModel` has for lengths, and here is for requests).
 //!
 //! **Fairness.** As SFQ(D)'s, with every request of the same length.
 //!
-//! **What it does not see.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one that sends 4 KiB; a
-//! flow that keeps few requests at the device gets fewer than its share, since its turn passes while it has none.
+//! **What it does not see.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one
+//! that sends 4 KiB; a flow that keeps few requests at the device gets fewer than its share, since
+//! its turn passes while it has none.
 //!
-//! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent` of the cost model, 100 by default:
-//! where a write takes the device three times as long, 300 evens that out.
+//! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent` of the cost
+//! model, 100 by default: where a write takes the device three times as long, 300 evens that out.
 //!
-//! **Sources.** Li: FIOPS I/O scheduler, messages to the Linux kernel's mailing list, 2012; the NASS paper, MSST
-//! 2020, Table I.
+//! **Sources.** Li: FIOPS I/O scheduler, messages to the Linux kernel's mailing list, 2012; the
+//! NASS paper, MSST 2020, Table I.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -31,7 +34,9 @@ use crate::platform::{Native, Platform};
 use crate::port::{Op, Outcome};
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use crate::vtime::{Lift, Normalizer, VTime};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
@@ -143,7 +148,9 @@ impl SerialPolicy for VirtualIops {
 
     #[inline]
     fn select(&mut self, _now_ns: u64, lanes: Lanes) -> Selection {
-        let Some(Entry { flow: slot, tag, .. }) = self.heap.take_first(lanes) else { return Selection::Nothing };
+        let Some(Entry { flow: slot, tag, .. }) = self.heap.take_first(lanes) else {
+            return Selection::Nothing;
+        };
         let slot = slot as usize;
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
@@ -185,9 +192,14 @@ mod tests {
 
     #[test]
     fn requests_are_shared_whatever_their_length() {
-        let loops =
-            [(100, 512), (200, 1 << 20), (300, 4096)].map(|(weight, length)| Loop { weight, length, depth: 32 });
-        let served = run(&mut VirtualIops::new(&config(8)), &loops, 8, 60_000_000, |length| 1000 + u64::from(length));
+        let loops = [(100, 512), (200, 1 << 20), (300, 4096)].map(|(weight, length)| Loop {
+            weight,
+            length,
+            depth: 32,
+        });
+        let served = run(&mut VirtualIops::new(&config(8)), &loops, 8, 60_000_000, |length| {
+            1000 + u64::from(length)
+        });
         let counts = counts(&served, 3);
         assert!(counts[0] > 50 && counts[1].abs_diff(2 * counts[0]) <= 8, "{counts:?}");
         assert!(counts[2].abs_diff(3 * counts[0]) <= 8, "{counts:?}");

@@ -1,31 +1,36 @@
 //! `flashfq`: start-time fair queueing of device time, with throttled dispatch and anticipation.
 //!
-//! **Problem.** Start-time fair queueing needs flows that always have something queued. A flow that waits for each
-//! answer has not: virtual time passes it by, and it starts anew at virtual time with every request. Slices of time
-//! cure that by keeping the whole device for one flow at a time, and waste what an SSD does in parallel.
+//! **Problem.** Start-time fair queueing needs flows that always have something queued. A flow that
+//! waits for each answer has not: virtual time passes it by, and it starts anew at virtual time
+//! with every request. Slices of time cure that by keeping the whole device for one flow at a time,
+//! and waste what an SSD does in parallel.
 //!
-//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::sfqd) and go in the order of start tags. Virtual
-//! time is the least tag among the flows that have requests staged *or are [expected][anticipation] to*: an expected flow
-//! holds it at its last finish tag, which is where its next request will start.
+//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::sfqd) and go in the order of
+//! start tags. Virtual time is the least tag among the flows that have requests staged *or are
+//! [expected][anticipation] to*: an expected flow holds it at its last finish tag, which is where
+//! its next request will start.
 //!
-//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time. So while a flow
-//!   is expected the others go on, in parallel, but only so far.
-//! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after the last answer.
-//! - *Device time.* A request costs `request_bytes` and its length: what a device takes for a request grows with its size
-//!   from a fixed part, which is said here in bytes of transfer. That writes are dearer is for the cost model.
+//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time.
+//!   So while a flow is expected the others go on, in parallel, but only so far.
+//! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after
+//!   the last answer.
+//! - *Device time.* A request costs `request_bytes` and its length: what a device takes for a
+//!   request grows with its size from a fixed part, which is said here in bytes of transfer. That
+//!   writes are dearer is for the cost model.
 //! - *Flows that may not be served* do not hold virtual time: they could not go if they were first.
 //!
-//! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs by at most
-//! `2 T + l_f / w_f + l_g / w_g`, in the costs above.
+//! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs
+//! by at most `2 T + l_f / w_f + l_g / w_g`, in the costs above.
 //!
 //! **Left out**: the calibration that finds a device's costs.
 //!
-//! **Knobs.** `threshold_bytes` (T; 1 MiB at weight 100): more lets others fill the device while one flow thinks, less
-//! keeps services together; 0 lets them do nothing at all. `idle_ns` (2 ms; 0 is no anticipation). `request_bytes`
-//! (4096). `slots` (D, requests); the cost model. The defaults are ours: SSDs answer within a millisecond.
+//! **Knobs.** `threshold_bytes` (T; 1 MiB at weight 100): more lets others fill the device while
+//! one flow thinks, less keeps services together; 0 lets them do nothing at all. `idle_ns` (2 ms; 0
+//! is no anticipation). `request_bytes` (4096). `slots` (D, requests); the cost model. The defaults
+//! are ours: SSDs answer within a millisecond.
 //!
-//! **Papers.** Shen, Park: FlashFQ: A Fair Queueing I/O Scheduler for Flash-Based SSDs, USENIX ATC 2013; Jin, Chase, Kaur,
-//! SIGMETRICS 2004.
+//! **Papers.** Shen, Park: FlashFQ: A Fair Queueing I/O Scheduler for Flash-Based SSDs, USENIX ATC
+//! 2013; Jin, Chase, Kaur, SIGMETRICS 2004.
 //!
 //! [anticipation]: crate::serial::anticipation
 
@@ -39,7 +44,9 @@ use crate::port::{Op, Outcome};
 use crate::serial::anticipation::Anticipation;
 use crate::serial::heap::{Entry, FlowHeap};
 use crate::serial::staged::Staged;
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use crate::vtime::{Lift, Normalizer, VTime};
 
 /// FlashFQ behind the port contract.
@@ -53,7 +60,8 @@ pub type FlashFqPort<P = Native> = SerialPort<Throttled, P>;
 pub struct FlashFqConfig {
     /// How far after virtual time a request may start (T), in bytes at weight 100; default 1 MiB.
     pub threshold_bytes: u64,
-    /// How long a flow is expected after an answer, in nanoseconds; 0 switches anticipation off; default 2 ms.
+    /// How long a flow is expected after an answer, in nanoseconds; 0 switches anticipation off;
+    /// default 2 ms.
     pub idle_ns: u64,
     /// What a request costs beside its length, in bytes; default 4096.
     pub request_bytes: u32,
@@ -76,7 +84,10 @@ impl FlashFqConfig {
 
 impl<P: Platform> Serial<Throttled, P> {
     /// The policy and its ports.
-    pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<(Self, Vec<FlashFqPort<P>>), ConfigError> {
+    pub fn new(
+        config: &SerialConfig,
+        flashfq: &FlashFqConfig,
+    ) -> Result<(Self, Vec<FlashFqPort<P>>), ConfigError> {
         Serial::with_policy(Throttled::new(config, flashfq)?, config)
     }
 }
@@ -88,7 +99,8 @@ pub struct Throttled {
     flows: Box<[FlowState]>,
     /// The flows that have requests staged, by their first.
     heap: FlowHeap,
-    /// Those that have none but were expected to have when last looked at, by where that would start.
+    /// Those that have none but were expected to have when last looked at, by where that would
+    /// start.
     absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
@@ -98,7 +110,8 @@ pub struct Throttled {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// What requests that have left had grown by after others were tagged behind them: added to all tags of the queue.
+    /// What requests that have left had grown by after others were tagged behind them: added to all
+    /// tags of the queue.
     shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,
@@ -148,7 +161,8 @@ impl Throttled {
         }
     }
 
-    /// The first of the flows that are expected, when those before it that are not any more have made way.
+    /// The first of the flows that are expected, when those before it that are not any more have
+    /// made way.
     #[inline]
     fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
         loop {
@@ -190,7 +204,11 @@ impl SerialPolicy for Throttled {
         self.staged.push(slot, arrival.job, kept);
         if alone {
             self.absent.remove(slot);
-            self.heap.push(Entry { tag: start.plus(flow.shift), arrival: self.arrivals, flow: slot as u32 });
+            self.heap.push(Entry {
+                tag: start.plus(flow.shift),
+                arrival: self.arrivals,
+                flow: slot as u32,
+            });
         }
         self.arrivals = self.arrivals.wrapping_add(1);
     }
@@ -199,7 +217,8 @@ impl SerialPolicy for Throttled {
     fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
         let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
         if let Some(kept) = self.staged.kept_mut(arrival.job) {
-            kept.grown = kept.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
+            kept.grown =
+                kept.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
         }
     }
 
@@ -275,25 +294,39 @@ mod tests {
     #[test]
     fn shares_device_time() {
         let knobs = FlashFqConfig::default();
-        let loops = [Loop { weight: 100, length: 4096, depth: 32 }, Loop { weight: 300, length: 131_072, depth: 32 }];
-        let served = run(&mut flashfq(knobs), &loops, 8, 2_000_000_000, |length| 8_000 + u64::from(length));
+        let loops = [
+            Loop { weight: 100, length: 4096, depth: 32 },
+            Loop { weight: 300, length: 131_072, depth: 32 },
+        ];
+        let served =
+            run(&mut flashfq(knobs), &loops, 8, 2_000_000_000, |length| 8_000 + u64::from(length));
         let counts = counts(&served, 2);
-        let time = |flow: usize| counts[flow] as f64 * f64::from(loops[flow].length + knobs.request_bytes);
+        let time =
+            |flow: usize| counts[flow] as f64 * f64::from(loops[flow].length + knobs.request_bytes);
         let ratio = time(1) / time(0);
         assert!((ratio - 3.0).abs() < 0.03, "{ratio}");
     }
 
-    /// Beside a flood, one that waits for its answers has its share of service if it is expected; and the flood goes
-    /// on in the meantime.
+    /// Beside a flood, one that waits for its answers has its share of service if it is expected;
+    /// and the flood goes on in the meantime.
     #[test]
     fn an_expected_flow_holds_virtual_time() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };
         let share = |idle_ns, threshold_bytes| {
             let knobs = FlashFqConfig { idle_ns, threshold_bytes, ..FlashFqConfig::default() };
-            let served = run(&mut flashfq(knobs), &[tenant(300, 1), tenant(100, 32)], 8, 1_000_000_000, |_| 100_000);
+            let served = run(
+                &mut flashfq(knobs),
+                &[tenant(300, 1), tenant(100, 32)],
+                8,
+                1_000_000_000,
+                |_| 100_000,
+            );
             (counts(&served, 2)[0] as f64 / served.len() as f64, served.len())
         };
         let ((expected, few), (na, many)) = (share(2_000_000, 65_536), share(0, 65_536));
-        assert!(expected > 0.72 && na < 0.2 && few * 3 < many, "{expected} of {few}, {na} of {many}");
+        assert!(
+            expected > 0.72 && na < 0.2 && few * 3 < many,
+            "{expected} of {few}, {na} of {many}"
+        );
     }
 }

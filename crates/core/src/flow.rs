@@ -1,23 +1,25 @@
 //! Flows: who is charged, with what weight, and when their slot may be used again.
 //!
-//! The [`FlowTable`] is the part of every policy that knows which flows exist. A flow's shared state is one
-//! read-mostly **control word** (generation, weight, state) in a cache line of its own, so that a port
-//! validates and weighs a request with one load that hits its own cache.
+//! The [`FlowTable`] is the part of every policy that knows which flows exist. A flow's shared
+//! state is one read-mostly **control word** (generation, weight, state) in a cache line of its
+//! own, so that a port validates and weighs a request with one load that hits its own cache.
 //!
 //! # Removal without counting on the hot path
-//! A slot may be used again only when no port holds a request of the old flow. Counting live requests in a
-//! shared word would make each request of a tenant bounce a cache line. So each port counts its own in
-//! private memory ([`PortFlows`]), and removal asks the ports:
-//! 1. `close` marks the control word closed, sets every port's bit in the slot's `pending` word and raises the
-//!    table's `closings` counter.
-//! 2. A port that notices a new `closings` value in `next` (one load of a line that hardly ever changes) marks
-//!    the slot closed in its private memory, and clears its bit as soon as it holds no request of it.
+//! A slot may be used again only when no port holds a request of the old flow. Counting live
+//! requests in a shared word would make each request of a tenant bounce a cache line. So each port
+//! counts its own in private memory ([`PortFlows`]), and removal asks the ports:
+//! 1. `close` marks the control word closed, sets every port's bit in the slot's `pending` word and
+//!    raises the table's `closings` counter.
+//! 2. A port that notices a new `closings` value in `next` (one load of a line that hardly ever
+//!    changes) marks the slot closed in its private memory, and clears its bit as soon as it holds
+//!    no request of it.
 //! 3. The port that clears the last bit frees the slot; `add` gives it a new generation.
 //!
-//! *Ordering.* `closings` is raised with Release after the word and the bits are written, and read with Acquire, so a
-//! port that sees the new value sees the closed word, refuses from then on, and can hold no request of the slot that it
-//! has not counted. The bits are cleared with AcqRel, so `add`, which reads `pending == 0` with Acquire,
-//! happens after everything any port did with the old flow. A stale [`FlowId`] fails the generation check.
+//! *Ordering.* `closings` is raised with Release after the word and the bits are written, and read
+//! with Acquire, so a port that sees the new value sees the closed word, refuses from then on, and
+//! can hold no request of the slot that it has not counted. The bits are cleared with AcqRel, so
+//! `add`, which reads `pending == 0` with Acquire, happens after everything any port did with the
+//! old flow. A stale [`FlowId`] fails the generation check.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -85,7 +87,10 @@ pub enum FlowError {
     #[error("all flow slots are in use")]
     Full,
     /// The slot that a flow had in another policy is taken here, or beyond the bound.
-    #[error("the flow's slot is not free in this policy: build it for as many flows as the one before it")]
+    #[error(
+        "the flow's slot is not free in this policy: build it for as many flows as the one before \
+         it"
+    )]
     Taken,
     /// The flow was removed, or never was.
     #[error("no such flow: it was removed or never added")]
@@ -95,7 +100,8 @@ pub enum FlowError {
     NotUrgent,
 }
 
-/// The control word: generation in the upper 32 bits, then weight (16 bits) and state (lowest bits).
+/// The control word: generation in the upper 32 bits, then weight (16 bits) and state (lowest
+/// bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Control(u64);
 
@@ -153,21 +159,30 @@ impl<P: Platform> FlowTable<P> {
         self.ports
     }
 
-    /// Makes every port's next [`PortFlows::poll`] say that there is news, of something that ports seldom look at.
+    /// Makes every port's next [`PortFlows::poll`] say that there is news, of something that ports
+    /// seldom look at.
     pub(crate) fn tell(&self) {
         self.closings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Adds a flow; one that is known keeps its name. `prepare` sets up the policy's own state of the slot before any
-    /// port can use it.
-    pub fn add(&self, known: Option<FlowId>, weight: Weight, prepare: impl FnOnce(usize)) -> Result<FlowId, FlowError> {
+    /// Adds a flow; one that is known keeps its name. `prepare` sets up the policy's own state of
+    /// the slot before any port can use it.
+    pub fn add(
+        &self,
+        known: Option<FlowId>,
+        weight: Weight,
+        prepare: impl FnOnce(usize),
+    ) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
             let free = |(word, pending): &(&P::U64, &P::U64)| {
-                Control(word.load(Ordering::Relaxed)).state() != OPEN && pending.load(Ordering::Acquire) == 0
+                Control(word.load(Ordering::Relaxed)).state() != OPEN
+                    && pending.load(Ordering::Acquire) == 0
             };
             let mut slots = self.words.iter().zip(self.pending.iter());
             let flow = match known {
-                Some(flow) => slots.nth(flow.slot()).filter(free).map(|_| flow).ok_or(FlowError::Taken)?,
+                Some(flow) => {
+                    slots.nth(flow.slot()).filter(free).map(|_| flow).ok_or(FlowError::Taken)?
+                }
                 None => {
                     let slot = slots.position(|slot| free(&slot)).ok_or(FlowError::Full)?;
                     let old = Control(self.words[slot].load(Ordering::Relaxed));
@@ -175,7 +190,8 @@ impl<P: Platform> FlowTable<P> {
                 }
             };
             prepare(flow.slot());
-            self.words[flow.slot()].store(Control::new(flow.generation, weight, OPEN).0, Ordering::Release);
+            self.words[flow.slot()]
+                .store(Control::new(flow.generation, weight, OPEN).0, Ordering::Release);
             Ok(flow)
         })
     }
@@ -189,7 +205,8 @@ impl<P: Platform> FlowTable<P> {
     pub fn close(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|()| {
             let weight = self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
-            // The bits go first: a slot whose word says closed is not free before each port has answered.
+            // The bits go first: a slot whose word says closed is not free before each port has
+            // answered.
             self.pending[flow.slot()].store(self.ports.bits(), Ordering::Release);
             self.replace(flow, weight, CLOSED)?;
             self.closings.fetch_add(1, Ordering::Release);
@@ -206,7 +223,9 @@ impl<P: Platform> FlowTable<P> {
     /// The weight of the flow in `slot`, open or closed, while a port holds requests of it.
     #[inline]
     pub(crate) fn weight_in(&self, slot: usize) -> Weight {
-        self.words.get(slot).map_or(Weight::DEFAULT, |word| Control(word.load(Ordering::Relaxed)).weight())
+        self.words
+            .get(slot)
+            .map_or(Weight::DEFAULT, |word| Control(word.load(Ordering::Relaxed)).weight())
     }
 
     /// The flow in `slot` and its weight, if it is open.
@@ -228,30 +247,38 @@ impl<P: Platform> FlowTable<P> {
     /// The slots and weights of open flows.
     pub fn open_weights(&self) -> impl Iterator<Item = (usize, Weight)> + '_ {
         let control = |word: &P::U64| Control(word.load(Ordering::Acquire));
-        let open = self.words.iter().map(control).enumerate().filter(|(_, control)| control.state() == OPEN);
+        let open = self
+            .words
+            .iter()
+            .map(control)
+            .enumerate()
+            .filter(|(_, control)| control.state() == OPEN);
         open.map(|(slot, control)| (slot, control.weight()))
     }
 
     /// Rewrites the word of an open flow; the caller holds the control lock.
     fn replace(&self, flow: FlowId, weight: Weight, state: u64) -> Result<(), FlowError> {
         self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
-        self.words[flow.slot()].store(Control::new(flow.generation, weight, state).0, Ordering::Release);
+        self.words[flow.slot()]
+            .store(Control::new(flow.generation, weight, state).0, Ordering::Release);
         Ok(())
     }
 }
 
 /// One port's private account of flows: how many requests of each it holds.
 ///
-/// Every policy's port contains one, and so its alignment, two cache lines (processors fetch them in pairs), becomes the
-/// port's. Ports are handed out side by side and each is written by its own thread at every verb: without it two of
-/// them would share a line, which cost more than all that they share on purpose.
+/// Every policy's port contains one, and so its alignment, two cache lines (processors fetch them
+/// in pairs), becomes the port's. Ports are handed out side by side and each is written by its own
+/// thread at every verb: without it two of them would share a line, which cost more than all that
+/// they share on purpose.
 #[repr(align(128))]
 pub struct PortFlows {
     port: PortId,
     live: Box<[u32]>,
     /// The value of the table's `closings` that this port has acted on.
     closings_seen: u64,
-    /// Slots that are closed but of which this port still holds requests; never more than the flows there are.
+    /// Slots that are closed but of which this port still holds requests; never more than the flows
+    /// there are.
     closing: Vec<u32>,
 }
 
@@ -296,7 +323,8 @@ impl PortFlows {
         }
     }
 
-    /// Acts on removals since the last call: one load when there were none. True if there was news of any kind.
+    /// Acts on removals since the last call: one load when there were none. True if there was news
+    /// of any kind.
     #[inline]
     pub fn poll<P: Platform>(&mut self, table: &FlowTable<P>) -> bool {
         let closings = table.closings.load(Ordering::Acquire);
@@ -315,7 +343,10 @@ impl PortFlows {
             table.words.iter().zip(table.pending.iter()).zip(self.live.iter()).enumerate()
         {
             let closed = Control(word.load(Ordering::Acquire)).state() == CLOSED;
-            if !closed || pending.load(Ordering::Acquire) & bit == 0 || self.closing.contains(&(slot as u32)) {
+            if !closed
+                || pending.load(Ordering::Acquire) & bit == 0
+                || self.closing.contains(&(slot as u32))
+            {
                 continue;
             }
             if *live == 0 {
@@ -357,7 +388,11 @@ mod tests {
         assert_eq!(a.admit(&table, flow), None);
         a.poll(&table);
         b.poll(&table);
-        assert_eq!(table.add(None, Weight::MIN, |_| ()), Err(FlowError::Full), "port 0 still holds a request");
+        assert_eq!(
+            table.add(None, Weight::MIN, |_| ()),
+            Err(FlowError::Full),
+            "port 0 still holds a request"
+        );
         a.finish(&table, flow.slot());
         let new = table.add(None, Weight::MIN, |_| ()).unwrap();
         assert_eq!(new.slot(), flow.slot());
@@ -381,14 +416,21 @@ mod tests {
         assert_eq!(second.slot(), gone.slot());
 
         let (new, mut port, _) = table();
-        assert_eq!(new.add(Some(second), Weight::MIN, |slot| assert_eq!(slot, second.slot())), Ok(second));
+        assert_eq!(
+            new.add(Some(second), Weight::MIN, |slot| assert_eq!(slot, second.slot())),
+            Ok(second)
+        );
         assert_eq!(new.add(Some(second), Weight::MIN, |_| ()), Err(FlowError::Taken));
         assert_eq!(port.admit(&new, gone), None);
         assert_eq!(port.admit(&new, second), Some(Weight::MIN));
         assert_eq!(new.add(Some(first), Weight::DEFAULT, |_| ()), Ok(first));
         assert_eq!(new.add(None, Weight::DEFAULT, |_| ()), Err(FlowError::Full));
         let small = FlowTable::<Native>::new(1, 1);
-        assert_eq!(small.add(Some(second), Weight::DEFAULT, |_| ()), Err(FlowError::Taken), "beyond the bound");
+        assert_eq!(
+            small.add(Some(second), Weight::DEFAULT, |_| ()),
+            Err(FlowError::Taken),
+            "beyond the bound"
+        );
     }
 
     #[test]

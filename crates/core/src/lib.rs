@@ -23,7 +23,8 @@
 //! simulation and under the model checker. Atomics and locks come through [`Platform`].
 //!
 //! # In a storage server of one's own
-//! One port, a device that serves two requests at once, and two tenants that always have more to ask for:
+//! One port, a device that serves two requests at once, and two tenants that always have more to
+//! ask for:
 //!
 //! ```
 //! use std::collections::VecDeque;
@@ -56,8 +57,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With several threads each has a port, and what the verbs add to `wake` must reach the threads of those ports. The example
-//! `embed` (`cargo run --release -p fairq-core --example embed`) does that before a file.
+//! With several threads each has a port, and what the verbs add to `wake` must reach the threads of
+//! those ports. The example `embed` (`cargo run --release -p fairq-core --example embed`) does that
+//! before a file.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -95,8 +97,8 @@ pub use cost::CostModel;
 pub use flow::{FlowError, FlowId, Weight};
 pub use platform::{Native, Platform};
 pub use port::{
-    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag,
-    TokenStats, TuneError, Tuning,
+    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
+    SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
 };
 pub use port_set::{PortId, PortSet};
 pub use topology::Topology;

@@ -1,9 +1,8 @@
 //! `none`: first come, first served.
 //!
-//! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the device. It is the
-//! baseline that the papers measure against, and the cheapest possible policy.
-//! **Model.** Submit is dispatch; every request goes to the medium class at once.
-//! **Knobs.** None.
+//! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the
+//! device. It is the baseline that the papers measure against, and the cheapest possible policy.
+//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Knobs.** None.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -12,7 +11,9 @@ use alloc::vec::Vec;
 use crate::config::{ConfigError, MAX_SLOTS, check};
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Native, Platform};
-use crate::port::{Class, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag};
+use crate::port::{
+    Class, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag,
+};
 use crate::port_set::{PortId, PortSet};
 
 /// The control side of `none`.
@@ -30,7 +31,11 @@ pub struct NonePort<P: Platform = Native> {
 
 impl<P: Platform> NonePolicy<P> {
     /// The policy and its ports, for at most `flows` flows and `tags` live requests per port.
-    pub fn new(ports: usize, flows: usize, tags: usize) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
+    pub fn new(
+        ports: usize,
+        flows: usize,
+        tags: usize,
+    ) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
         check(ports, flows, tags, MAX_SLOTS)?;
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
@@ -71,8 +76,17 @@ impl<P: Platform> Port for NonePort<P> {
     const IS_DIRECT: bool = true;
 
     #[inline]
-    fn submit(&mut self, _now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
-        let live = self.live.get_mut(request.tag.0 as usize).filter(|live| **live == 0).ok_or(SubmitError::BadTag)?;
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let live = self
+            .live
+            .get_mut(request.tag.0 as usize)
+            .filter(|live| **live == 0)
+            .ok_or(SubmitError::BadTag)?;
         self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         *live = request.flow.slot() as u32 + 1;
         Ok(Submitted::Issue { class: Class::Medium })
@@ -86,7 +100,9 @@ impl<P: Platform> Port for NonePort<P> {
 
     #[inline]
     fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {
-        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else { return };
+        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else {
+            return;
+        };
         self.account.finish(&self.flows, *live as usize - 1);
         *live = 0;
     }

@@ -15,9 +15,10 @@ pub trait Platform: Send + Sync + 'static {
     type Mutex<T: Send + 'static>: Lock<T>;
     /// Tells the environment that the caller is in a loop waiting for another thread.
     fn relax();
-    /// Stands where a thread has written one word and is about to read another, and its peer does the reverse, so that
-    /// at least one must see the other's write. Sequentially consistent accesses give that by themselves and
-    /// nothing happens here; the model checker takes them for acquire and release, and needs a fence.
+    /// Stands where a thread has written one word and is about to read another, and its peer does
+    /// the reverse, so that at least one must see the other's write. Sequentially consistent
+    /// accesses give that by themselves and nothing happens here; the model checker takes them for
+    /// acquire and release, and needs a fence.
     #[inline]
     fn fence() {}
 }
@@ -34,7 +35,13 @@ pub trait AtomicWord: Send + Sync + 'static {
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
     fn fetch_or(&self, value: u64, order: Ordering) -> u64;
     fn fetch_and(&self, value: u64, order: Ordering) -> u64;
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
 }
 
 /// A lock that runs a closure while it is held; it cannot be poisoned.

@@ -1,7 +1,8 @@
 //! The scheduling contract: three verbs on a port, time always an argument.
 //!
 //! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
-//! policy: everything a port owns is touched by its shard alone, everything shared is [atomics](crate::Platform).
+//! policy: everything a port owns is touched by its shard alone, everything shared is
+//! [atomics](crate::Platform).
 //!
 //! ```text
 //!   request ── submit ──▶ Issue{class} ───────────────▶ device     (direct policies: submit = dispatch)
@@ -14,13 +15,16 @@
 //! ```
 //!
 //! # What the caller owes
-//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, has completed, or was woken.
-//! - It makes one command of the requests that `next` gave as `Join` and of the one that it then gives as `Issue`: they lie one
-//!   after the other, in this order, and do the same. It calls `next` again at once after a `Join`.
-//! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is called
-//!   on each of them soon, its own port included. A wake-up that is never delivered stalls the device.
-//! - A [`Tag`] names one live request of one port, below the bound given when the policy was built; it is free
-//!   again after `complete`. Every issued tag is completed exactly once, failed or not.
+//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, has
+//!   completed, or was woken.
+//! - It makes one command of the requests that `next` gave as `Join` and of the one that it then
+//!   gives as `Issue`: they lie one after the other, in this order, and do the same. It calls
+//!   `next` again at once after a `Join`.
+//! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is
+//!   called on each of them soon, its own port included. A wake-up that is never delivered stalls
+//!   the device.
+//! - A [`Tag`] names one live request of one port, below the bound given when the policy was built;
+//!   it is free again after `complete`. Every issued tag is completed exactly once, failed or not.
 //! - `now_ns` is any monotonic clock, in nanoseconds, the same for all ports.
 //! - [`Policy::tick`] is called at the deadline it returns, by any one thread.
 //!
@@ -46,8 +50,8 @@ pub enum Op {
     Write,
     /// Puts completed writes on stable storage.
     Flush,
-    /// Tells the device that the range is no longer needed; or any change of the device's map alone, such as zeroing where
-    /// nothing is written for it.
+    /// Tells the device that the range is no longer needed; or any change of the device's map
+    /// alone, such as zeroing where nothing is written for it.
     Discard,
     /// Makes the range read as zeroes, by writing them as far as anybody knows.
     WriteZeroes,
@@ -81,8 +85,8 @@ pub enum Class {
     Low,
 }
 
-/// How many commands each weighted class of a device may start per round of its weighted round robin
-/// (NVMe 2.1, 3.4.4.2), 1 to 256 each.
+/// How many commands each weighted class of a device may start per round of its weighted round
+/// robin (NVMe 2.1, 3.4.4.2), 1 to 256 each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClassWeights {
     /// Of [`Class::High`].
@@ -115,7 +119,8 @@ pub enum Next {
         /// The class to send it to.
         class: Class,
     },
-    /// This staged request is part of one command with what `next` gives now, up to the next `Issue`.
+    /// This staged request is part of one command with what `next` gives now, up to the next
+    /// `Issue`.
     Join {
         /// The request.
         tag: Tag,
@@ -148,13 +153,20 @@ pub enum SubmitError {
     BadTag,
 }
 
-/// One shard's exclusive handle into a policy. See the [module's text](self) for what each side owes.
+/// One shard's exclusive handle into a policy. See the [module's text](self) for what each side
+/// owes.
 pub trait Port: Send {
-    /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has nothing to give.
+    /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has
+    /// nothing to give.
     const IS_DIRECT: bool = false;
 
     /// Takes a request.
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError>;
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError>;
 
     /// Says what this port may do next.
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
@@ -162,24 +174,27 @@ pub trait Port: Send {
     /// Takes back an issued request when the device has completed it.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
 
-    /// No request of the flow that is submitted to this port from now on is [joined](Next::Join) with one that was submitted
-    /// to it before. Requests that are neither reads nor writes do that by themselves. Requests of different ports never are.
+    /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
+    /// with one that was submitted to it before. Requests that are neither reads nor writes do that
+    /// by themselves. Requests of different ports never are.
     fn barrier(&mut self, _flow: FlowId) {}
 
-    /// The numbers behind the port's last answer: about this live request, or (`None`) about why nothing may go. For
-    /// whoever records decisions; it is called while somebody does, and not otherwise.
+    /// The numbers behind the port's last answer: about this live request, or (`None`) about why
+    /// nothing may go. For whoever records decisions; it is called while somebody does, and not
+    /// otherwise.
     fn reason(&self, _tag: Option<Tag>) -> Reason {
         Reason::default()
     }
 }
 
-/// The numbers that a decision came from, in units ([`crate::vtime`]); `None` is what the policy does not have.
+/// The numbers that a decision came from, in units ([`crate::vtime`]); `None` is what the policy
+/// does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reason {
     /// Virtual time, as the port knew it.
     pub virtual_time: Option<u64>,
-    /// The request's start tag, or where policies have none, its flow's virtual time; without a request that of the one
-    /// that would be next.
+    /// The request's start tag, or where policies have none, its flow's virtual time; without a
+    /// request that of the one that would be next.
     pub start_tag: Option<u64>,
     /// How many of the device's slots are free.
     pub free_slots: Option<u32>,
@@ -199,7 +214,8 @@ pub enum Held {
 /// A parameter of a policy that may be changed while requests run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tuning {
-    /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are waited for.
+    /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are
+    /// waited for.
     Slots(u32),
     /// T, how far a flow may run ahead of virtual time, in bytes at weight 100.
     Threshold(u64),
@@ -230,8 +246,8 @@ pub trait Policy: Send + Sync + 'static {
         self.add_flow_as(None, weight)
     }
 
-    /// Adds a flow under the name that it had in another policy, which this one follows; or, without one, as
-    /// [`add_flow`](Self::add_flow). Known flows come before all others.
+    /// Adds a flow under the name that it had in another policy, which this one follows; or,
+    /// without one, as [`add_flow`](Self::add_flow). Known flows come before all others.
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
 
     /// Changes a flow's weight, for requests submitted from now on.
@@ -242,21 +258,23 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NotUrgent)
     }
 
-    /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added to `wake`.
+    /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added
+    /// to `wake`.
     fn tune(&self, _tuning: Tuning, _wake: &mut PortSet) -> Result<(), TuneError> {
         Err(TuneError::Fixed)
     }
 
-    /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are refused. Its
-    /// slot is free again when all ports have seen the removal and completed what they had: the
-    /// caller wakes the ports returned.
+    /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are
+    /// refused. Its slot is free again when all ports have seen the removal and completed what they
+    /// had: the caller wakes the ports returned.
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError>;
 
     /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
 
-    /// The weights that the device's classes are to have now, for a policy that schedules with them: it needs a device
-    /// with classes. The caller asks when the policy is built and after each [`tick`](Self::tick), and tells the device.
+    /// The weights that the device's classes are to have now, for a policy that schedules with
+    /// them: it needs a device with classes. The caller asks when the policy is built and after
+    /// each [`tick`](Self::tick), and tells the device.
     fn class_weights(&self) -> Option<ClassWeights> {
         None
     }
@@ -270,8 +288,8 @@ pub trait Policy: Send + Sync + 'static {
 pub struct Stats {
     /// Virtual time in units ([`crate::vtime`]); `None` for a policy without.
     pub virtual_time: Option<u64>,
-    /// How far who is foremost is ahead of it, in units: of the ports' first requests, or of the flows that are
-    /// active; `None` for a policy that does not say.
+    /// How far who is foremost is ahead of it, in units: of the ports' first requests, or of the
+    /// flows that are active; `None` for a policy that does not say.
     pub spread: Option<u64>,
     /// The most requests that may be outstanding on the device; `None` if unbounded.
     pub slots: Option<u64>,

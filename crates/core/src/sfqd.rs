@@ -1,27 +1,29 @@
 //! `sfqd`: start-time fair queueing with depth D, SFQ(D).
 //!
-//! **Problem.** Share a device that serves several requests at once, in proportion to weights, whatever
-//! the requests' sizes, and without idling it.
+//! **Problem.** Share a device that serves several requests at once, in proportion to weights,
+//! whatever the requests' sizes, and without idling it.
 //!
-//! **Model.** Each request gets a start tag, the later of virtual time and its flow's last finish tag, and a finish
-//! tag, `start + cost / weight`, which becomes the flow's. Requests are dispatched in the order of start tags, in order
-//! of arrival among equals, at most D at a time. Virtual time is the start tag of the request dispatched last; once
-//! nothing is staged or in service it is the largest finish tag of all that was served. So a flow that comes back after
-//! a pause starts at virtual time: it has saved nothing up, and owes at most what it had queued. D = 1 is SFQ.
+//! **Model.** Each request gets a start tag, the later of virtual time and its flow's last finish
+//! tag, and a finish tag, `start + cost / weight`, which becomes the flow's. Requests are
+//! dispatched in the order of start tags, in order of arrival among equals, at most D at a time.
+//! Virtual time is the start tag of the request dispatched last; once nothing is staged or in
+//! service it is the largest finish tag of all that was served. So a flow that comes back after a
+//! pause starts at virtual time: it has saved nothing up, and owes at most what it had queued. D =
+//! 1 is SFQ.
 //!
 //! **Fairness.** Over every interval in which two flows are backlogged, the difference of their
 //! service per weight is at most `(D + 1) (lmax_f / w_f + lmax_g / w_g)`.
 //!
-//! **Example.** Flows a (weight 100) and b (weight 300) queue three requests of 300 bytes each. Tags of a: 0, 300, 600;
-//! of b: 0, 100, 200. Dispatched: a0 b0 b100 b200 a300 a600.
+//! **Example.** Flows a (weight 100) and b (weight 300) queue three requests of 300 bytes each.
+//! Tags of a: 0, 300, 600; of b: 0, 100, 200. Dispatched: a0 b0 b100 b200 a300 a600.
 //!
 //! **Scaling.** None: one lock, one heap. It is the order that multi-queue schedulers approximate.
 //!
-//! **Knobs.** `slots` (D, requests): more keeps a parallel device busy, fewer makes shares exact over shorter
-//! times; 64 by default. The weights.
+//! **Knobs.** `slots` (D, requests): more keeps a parallel device busy, fewer makes shares exact
+//! over shorter times; 64 by default. The weights.
 //!
-//! **Papers.** Goyal, Vin, Cheng: Start-time Fair Queueing, SIGCOMM 1996 (D = 1); Jin, Chase, Kaur: Interposed
-//! Proportional Sharing for a Storage Service Utility, SIGMETRICS 2004, section 4.
+//! **Papers.** Goyal, Vin, Cheng: Start-time Fair Queueing, SIGCOMM 1996 (D = 1); Jin, Chase, Kaur:
+//! Interposed Proportional Sharing for a Storage Service Utility, SIGMETRICS 2004, section 4.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -32,7 +34,9 @@ use crate::platform::{Native, Platform};
 use crate::port::Outcome;
 use crate::serial::fifo::{Fifo, Links};
 use crate::serial::heap::{Entry, FlowHeap};
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use crate::vtime::{Lift, Normalizer, VTime};
 
 /// SFQ(D) behind the port contract.
@@ -67,7 +71,8 @@ pub struct StartTime {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// What requests that have left had grown by after others were tagged behind them: added to all tags of the queue.
+    /// What requests that have left had grown by after others were tagged behind them: added to all
+    /// tags of the queue.
     shift: u64,
     normalizer: Normalizer,
     staged: Fifo,
@@ -128,7 +133,11 @@ impl SerialPolicy for StartTime {
         let newly_backlogged = flow.staged.is_empty();
         self.links.push(&mut flow.staged, arrival.job.0);
         if newly_backlogged {
-            self.heap.push(Entry { tag: start.plus(flow.shift), arrival: self.arrivals, flow: arrival.flow as u32 });
+            self.heap.push(Entry {
+                tag: start.plus(flow.shift),
+                arrival: self.arrivals,
+                flow: arrival.flow as u32,
+            });
         }
         self.arrivals = self.arrivals.wrapping_add(1);
     }
@@ -137,7 +146,8 @@ impl SerialPolicy for StartTime {
     fn grow(&mut self, _now_ns: u64, arrival: &Arrival) {
         let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
         if let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) {
-            job.grown = job.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
+            job.grown =
+                job.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
         }
     }
 
@@ -148,12 +158,15 @@ impl SerialPolicy for StartTime {
 
     #[inline]
     fn select(&mut self, _now_ns: u64, lanes: Lanes) -> Selection {
-        let Some(Entry { flow: slot, .. }) = self.heap.take_first(lanes) else { return Selection::Nothing };
+        let Some(Entry { flow: slot, .. }) = self.heap.take_first(lanes) else {
+            return Selection::Nothing;
+        };
         let Some(flow) = self.flows.get_mut(slot as usize) else { return Selection::Nothing };
         let Some(job) = self.links.pop(&mut flow.staged) else { return Selection::Nothing };
         let following = flow.staged.first();
         if let Some(state) = self.jobs.get(job as usize) {
-            // The later of the two: a flow that was shut out for a while is served behind virtual time.
+            // The later of the two: a flow that was shut out for a while is served behind virtual
+            // time.
             self.virtual_time = self.virtual_time.max(state.start.plus(flow.shift));
             flow.shift = flow.shift.saturating_add(state.grown);
             self.max_finish = self.max_finish.max(state.finish.plus(flow.shift));
@@ -219,17 +232,22 @@ mod tests {
     #[test]
     fn the_example_of_the_header() {
         let (policy, mut ports) = Sfqd::<Native>::new(&config(6)).unwrap();
-        let [a, b] = [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let [a, b] =
+            [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
         let port = &mut ports[0];
         (0..3).for_each(|tag| submit(port, tag, a, 300));
         (3..6).for_each(|tag| submit(port, tag, b, 300));
-        assert_eq!([(); 7].map(|()| next(port)), [Some(0), Some(3), Some(4), Some(5), Some(1), Some(2), None]);
+        assert_eq!(
+            [(); 7].map(|()| next(port)),
+            [Some(0), Some(3), Some(4), Some(5), Some(1), Some(2), None]
+        );
     }
 
     #[test]
     fn virtual_time_is_the_last_start_tag_and_when_idle_the_largest_finish_tag() {
         let (policy, mut ports) = Sfqd::<Native>::new(&config(1)).unwrap();
-        let [a, b] = [100, 200].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let [a, b] =
+            [100, 200].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
         let port = &mut ports[0];
         submit(port, 0, a, 1000);
         submit(port, 1, b, 1000);
@@ -250,8 +268,15 @@ mod tests {
         policy.add_flow(1, Weight::DEFAULT);
         for (job, flow) in [(0, 0), (1, 1), (2, 1)] {
             let job = Job(job);
-            let arrival =
-                Arrival { job, flow, weight: Weight::DEFAULT, op: Op::Read, offset: 0, length: 100, cost: 100 };
+            let arrival = Arrival {
+                job,
+                flow,
+                weight: Weight::DEFAULT,
+                op: Op::Read,
+                offset: 0,
+                length: 100,
+                cost: 100,
+            };
             policy.insert(0, &arrival);
         }
         assert_eq!(policy.select(0, Lanes::Reserved), Selection::Nothing);

@@ -1,10 +1,12 @@
-//! Which ports are near each other, and the tree that both the mindicator and the token tree are built on.
+//! Which ports are near each other, and the tree that both the mindicator and the token tree are
+//! built on.
 //!
-//! The paper's trees have a leaf per queue and a node per core, socket and machine (Sections 3.1 and
-//! 3.2). A node with a single child would cost an atomic operation and localize nothing, so such a level
-//! is left out: with one port per core the leaves hang from the socket, on one socket the
-//! cores hang from the root, and a lone port hangs from the root itself. The proximity matrix
-//! needs no table of its own: the nearest of several ports is the one found under the lowest node on the way up.
+//! The paper's trees have a leaf per queue and a node per core, socket and machine (Sections 3.1
+//! and 3.2). A node with a single child would cost an atomic operation and localize nothing, so
+//! such a level is left out: with one port per core the leaves hang from the socket, on one socket
+//! the cores hang from the root, and a lone port hangs from the root itself. The proximity matrix
+//! needs no table of its own: the nearest of several ports is the one found under the lowest node
+//! on the way up.
 //!
 //! ```text
 //!   2 sockets, 2 cores each, 2 ports per core       1 socket, 1 port per core
@@ -49,7 +51,8 @@ impl Topology {
     pub(crate) fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
-        let levels: [&dyn Fn(usize) -> (u16, u16); 2] = [&|port| (self.places[port].0, 0), &|port| self.places[port]];
+        let levels: [&dyn Fn(usize) -> (u16, u16); 2] =
+            [&|port| (self.places[port].0, 0), &|port| self.places[port]];
         tree.grow(Tree::ROOT, &everyone, &levels);
         tree
     }
@@ -63,8 +66,8 @@ impl Topology {
     }
 }
 
-/// A tree over the ports. Nodes are numbered: the root is 0, the other inner nodes follow, the leaves are last,
-/// by port index.
+/// A tree over the ports. Nodes are numbered: the root is 0, the other inner nodes follow, the
+/// leaves are last, by port index.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     parents: Box<[u16]>,
@@ -87,15 +90,23 @@ impl Tree {
         }
     }
 
-    /// Hangs `ports` below `node`, through one node for each distinct value of the first of `levels`, and so on.
+    /// Hangs `ports` below `node`, through one node for each distinct value of the first of
+    /// `levels`, and so on.
     fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
-        let mut builder =
-            Builder { parents: vec![0], leaf_parents: vec![0; self.ports], members: vec![self.members[0]] };
+        let mut builder = Builder {
+            parents: vec![0],
+            leaf_parents: vec![0; self.ports],
+            members: vec![self.members[0]],
+        };
         builder.grow(node, ports, levels);
         let inner = builder.parents.len();
-        let parents: Vec<u16> = builder.parents.iter().chain(&builder.leaf_parents).copied().collect();
+        let parents: Vec<u16> =
+            builder.parents.iter().chain(&builder.leaf_parents).copied().collect();
         let children_of = |node: usize| {
-            (1..parents.len()).filter(|&child| usize::from(parents[child]) == node).map(|child| child as u16).collect()
+            (1..parents.len())
+                .filter(|&child| usize::from(parents[child]) == node)
+                .map(|child| child as u16)
+                .collect()
         };
         self.children = (0..inner).map(children_of).collect();
         self.members = builder.members.into_boxed_slice();
@@ -136,8 +147,9 @@ impl Tree {
         self.members.get(node).copied().unwrap_or(0)
     }
 
-    /// The nearest to `port` of the ports in `candidates`, and the lowest node above both. Among equally
-    /// near ones it is the next after `port` in cyclic order, so that none is always passed over.
+    /// The nearest to `port` of the ports in `candidates`, and the lowest node above both. Among
+    /// equally near ones it is the next after `port` in cyclic order, so that none is always passed
+    /// over.
     pub(super) fn nearest(&self, port: PortId, candidates: u64) -> Option<(PortId, usize)> {
         let candidates = candidates & !PortSet::only(port).bits();
         if candidates == 0 {
@@ -169,7 +181,8 @@ struct Builder {
 impl Builder {
     fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
         let Some((level, lower)) = levels.split_first() else {
-            // The leaves' parents are given as inner node numbers, which do not change when leaves are appended.
+            // The leaves' parents are given as inner node numbers, which do not change when leaves
+            // are appended.
             ports.iter().for_each(|&port| self.leaf_parents[port] = node as u16);
             return;
         };
@@ -177,7 +190,8 @@ impl Builder {
         places.sort_unstable();
         places.dedup();
         for &place in &places {
-            let here: Vec<usize> = ports.iter().copied().filter(|&port| level(port) == place).collect();
+            let here: Vec<usize> =
+                ports.iter().copied().filter(|&port| level(port) == place).collect();
             if places.len() == 1 {
                 self.grow(node, &here, lower);
             } else if let [port] = here[..] {
@@ -214,7 +228,10 @@ mod tests {
         assert_eq!(tree.members(Tree::ROOT), 0xffff);
         assert_eq!(tree.children(Tree::ROOT).count(), 2);
         assert_eq!(tree.children(socket).count(), 4);
-        assert_eq!(tree.children(core).collect::<Vec<_>>(), [tree.leaf(PortId(6)), tree.leaf(PortId(7))]);
+        assert_eq!(
+            tree.children(core).collect::<Vec<_>>(),
+            [tree.leaf(PortId(6)), tree.leaf(PortId(7))]
+        );
     }
 
     #[test]
@@ -241,7 +258,11 @@ mod tests {
         assert_eq!(nearest(1 << 3 | 1 << 5 | 1 << 9), Some((PortId(3), core)));
         assert_eq!(nearest(1 << 5 | 1 << 9), Some((PortId(5), socket)));
         assert_eq!(nearest(1 << 9), Some((PortId(9), Tree::ROOT)));
-        assert_eq!(nearest(1 << 1 | 1 << 2), Some((PortId(1), socket)), "not itself; cyclic order wraps");
+        assert_eq!(
+            nearest(1 << 1 | 1 << 2),
+            Some((PortId(1), socket)),
+            "not itself; cyclic order wraps"
+        );
         assert_eq!(nearest(1 << 2), None);
         assert_eq!(nearest(0), None);
         let full = Topology::flat(64).tree();

@@ -1,22 +1,23 @@
 //! The first of many flows' keys: a tree of matches.
 //!
-//! **Problem.** A heap needs few comparisons, but each of its steps decides where the next one looks, so their latencies add up, and at
-//! thousands of flows most are cache misses.
-//! **Model.** A binary tree over the flows' slots, where each node holds the first of the two below. When the key of a flow changes, the
-//! new one plays its way up the same path. The path is known beforehand, its loads overlap, and a step is one 128-bit
-//! comparison and a conditional move: log2(slots in use) steps. Nothing is allocated after construction.
+//! **Problem.** A heap needs few comparisons, but each of its steps decides where the next one
+//! looks, so their latencies add up, and at thousands of flows most are cache misses. **Model.** A
+//! binary tree over the flows' slots, where each node holds the first of the two below. When the
+//! key of a flow changes, the new one plays its way up the same path. The path is known beforehand,
+//! its loads overlap, and a step is one 128-bit comparison and a conditional move: log2(slots in
+//! use) steps. Nothing is allocated after construction.
 //!
-//! **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind the first, so that they
-//! compare as plain numbers. When they come near the end of the range, once in 2^54 units (hours at
-//! the least, see [`crate::vtime`]), the origin is moved on in one pass.
+//! **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind
+//! the first, so that they compare as plain numbers. When they come near the end of the range, once
+//! in 2^54 units (hours at the least, see [`crate::vtime`]), the origin is moved on in one pass.
 
 use alloc::boxed::Box;
 
 use crate::port::Tag;
 use crate::vtime::{STAMP_BITS, VTime};
 
-/// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits of units, 48 bits of
-/// arrival number, 24 bits of tag.
+/// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits
+/// of units, 48 bits of arrival number, 24 bits of tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key(u128);
 
@@ -52,8 +53,8 @@ struct Relative(i128);
 /// What a node holds below which no flow has requests: after all keys.
 const ABSENT: Relative = Relative(i128::MAX);
 
-/// How far the first key is ahead of a new origin. Keys are below thrice that, and so is the difference of any two nodes
-/// below the largest number.
+/// How far the first key is ahead of a new origin. Keys are below thrice that, and so is the
+/// difference of any two nodes below the largest number.
 const MARGIN: i128 = 1 << (UNITS_SHIFT + 53);
 
 impl Relative {
@@ -68,9 +69,10 @@ impl Relative {
         (self.0 >> 64) as i64 == i64::MAX
     }
 
-    /// The first of two. In any but the simplest mix the outcome is random, and mispredicting it would cost more
-    /// than all the rest: so it is computed from the sign of the difference. (Chosen by a condition, even by
-    /// `select_unpredictable`, it becomes a branch in the loop that uses it.)
+    /// The first of two. In any but the simplest mix the outcome is random, and mispredicting it
+    /// would cost more than all the rest: so it is computed from the sign of the difference.
+    /// (Chosen by a condition, even by `select_unpredictable`, it becomes a branch in the loop that
+    /// uses it.)
     #[inline]
     fn first(self, other: Relative) -> Relative {
         let other_if_first = other.0.wrapping_sub(self.0) >> (i128::BITS - 1);
@@ -78,11 +80,12 @@ impl Relative {
     }
 }
 
-/// A tree over the flows' slots whose nodes hold the first of the two keys below. The children of node `n` are `2 n`
-/// and `2 n + 1`; the leaves are the second half.
+/// A tree over the flows' slots whose nodes hold the first of the two keys below. The children of
+/// node `n` are `2 n` and `2 n + 1`; the leaves are the second half.
 pub(crate) struct Tournament {
     nodes: Box<[Relative]>,
-    /// The node above all slots that have been used so far: lower than the root as long as only low slots are.
+    /// The node above all slots that have been used so far: lower than the root as long as only low
+    /// slots are.
     top: usize,
     origin: u128,
 }
@@ -97,7 +100,11 @@ impl Tournament {
     #[inline]
     pub(crate) fn get(&self) -> Option<Key> {
         let first = self.node(self.top);
-        if first.is_absent() { None } else { Some(Key((first.0 as u128).wrapping_add(self.origin))) }
+        if first.is_absent() {
+            None
+        } else {
+            Some(Key((first.0 as u128).wrapping_add(self.origin)))
+        }
     }
 
     /// Gives the flow this key.
@@ -147,7 +154,8 @@ impl Tournament {
         }
     }
 
-    /// Whether the leaf is among those that the top covers: the leftmost ones, as many as the top's level allows.
+    /// Whether the leaf is among those that the top covers: the leftmost ones, as many as the top's
+    /// level allows.
     #[inline]
     fn is_below_top(&self, leaf: usize) -> bool {
         let leaves = self.nodes.len() / 2;

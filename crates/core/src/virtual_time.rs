@@ -1,48 +1,56 @@
-//! Virtual time: the least start tag of any request that waits on any port, never decreasing (MQFQ, Section 3.1).
+//! Virtual time: the least start tag of any request that waits on any port, never decreasing (MQFQ,
+//! Section 3.1).
 //!
-//! **Problem.** Every dispatch may change the minimum over all ports; finding it by looking at all of them costs a
-//! cache miss per port and dispatch.
-//! **Model.** A mindicator (Liu et al.): a tree whose leaves hold each port's lead start tag and whose inner nodes
-//! hold the least of their children. A port changes its leaf and goes up only as far as minima change. The
-//! root is special: it is virtual time itself and never goes down. The array scan that the paper compares with is
+//! **Problem.** Every dispatch may change the minimum over all ports; finding it by looking at all
+//! of them costs a cache miss per port and dispatch. **Model.** A mindicator (Liu et al.): a tree
+//! whose leaves hold each port's lead start tag and whose inner nodes hold the least of their
+//! children. A port changes its leaf and goes up only as far as minima change. The root is special:
+//! it is virtual time itself and never goes down. The array scan that the paper compares with is
 //! the same tree without inner nodes (Section 4.3.1 calls it "a one-level mindicator").
 //!
-//! **Words.** A tag's lower 8 bits are free ([`crate::vtime`]): bit 7 says that nothing waits below a node, bits 0 to 6
-//! are its *stamp*, which counts its changes modulo 128. (The root is never empty; its stamp has the same place.)
+//! **Words.** A tag's lower 8 bits are free ([`crate::vtime`]): bit 7 says that nothing waits below
+//! a node, bits 0 to 6 are its *stamp*, which counts its changes modulo 128. (The root is never
+//! empty; its stamp has the same place.)
 //!
 //! **Two operations.**
-//! - [`pin`](VirtualTime::pin) *lowers* a leaf, when a request comes to an empty port or before its lead. It
-//!   writes the leaf and then changes **every** ancestor by compare-and-swap: to the new tag if that is less, and
-//!   only its stamp otherwise, up to and including the root.
-//! - [`raise`](VirtualTime::raise) moves a leaf up, when a port's lead has gone. It writes the leaf and then, from the
-//!   parent upwards, reads a node, reads its children, and replaces the node by their minimum; it stops at the first
-//!   node whose minimum does not change. At the root the minimum counts only if it is later than what is there.
+//! - [`pin`](VirtualTime::pin) *lowers* a leaf, when a request comes to an empty port or before its
+//!   lead. It writes the leaf and then changes **every** ancestor by compare-and-swap: to the new
+//!   tag if that is less, and only its stamp otherwise, up to and including the root.
+//! - [`raise`](VirtualTime::raise) moves a leaf up, when a port's lead has gone. It writes the leaf
+//!   and then, from the parent upwards, reads a node, reads its children, and replaces the node by
+//!   their minimum; it stops at the first node whose minimum does not change. At the root the
+//!   minimum counts only if it is later than what is there.
 //!
 //! **Why it is right.** All accesses are sequentially consistent.
-//! 1. *A raise never passes over an arrival.* It reads node, then children, then swaps the node only if its stamp is
-//!    still the same. An arrival below wrote its leaf first and then changed the node's stamp. So either the raise read
-//!    the new leaf, or the stamp was changed after the raise read the node and the swap fails; or the arrival had not
-//!    yet reached the node, and then lowers it later. Stamping nodes whose minimum does *not* change is essential: with
-//!    children (5, 9), a raise of the first to "none" reads 9; the second becomes 5 and leaves the node at 5;
-//!    the stale swap 5 → 9 must fail.
-//! 2. *Once `pin` has returned, virtual time cannot pass the pinned tag*, for the same reason at the root; so the time
-//!    that it returns, read by its swap of the root, stays current until the port raises its leaf. A request that is
-//!    tagged with that time is never behind virtual time: an idle flow gains no credit and a waiting one loses none.
-//! 3. *A raise is never forgotten.* Two raises below one node each write their child and then read the other's: in the
-//!    total order of these accesses the later write comes before that port's read of both, so at least the later of
-//!    two sees both. Its swap either succeeds, or fails because the node changed, and is tried again. A minimum that
-//!    came out *less* than the node belongs to an arrival that has not reached the node yet, and which raises its
-//!    leaf to its real lead afterwards; stopping there is right.
+//! 1. *A raise never passes over an arrival.* It reads node, then children, then swaps the node
+//!    only if its stamp is still the same. An arrival below wrote its leaf first and then changed
+//!    the node's stamp. So either the raise read the new leaf, or the stamp was changed after the
+//!    raise read the node and the swap fails; or the arrival had not yet reached the node, and then
+//!    lowers it later. Stamping nodes whose minimum does *not* change is essential: with children
+//!    (5, 9), a raise of the first to "none" reads 9; the second becomes 5 and leaves the node at
+//!    5; the stale swap 5 → 9 must fail.
+//! 2. *Once `pin` has returned, virtual time cannot pass the pinned tag*, for the same reason at
+//!    the root; so the time that it returns, read by its swap of the root, stays current until the
+//!    port raises its leaf. A request that is tagged with that time is never behind virtual time:
+//!    an idle flow gains no credit and a waiting one loses none.
+//! 3. *A raise is never forgotten.* Two raises below one node each write their child and then read
+//!    the other's: in the total order of these accesses the later write comes before that port's
+//!    read of both, so at least the later of two sees both. Its swap either succeeds, or fails
+//!    because the node changed, and is tried again. A minimum that came out *less* than the node
+//!    belongs to an arrival that has not reached the node yet, and which raises its leaf to its
+//!    real lead afterwards; stopping there is right.
 //! 4. *The root never decreases*, since it is only swapped for later values or for itself.
 //!
-//! *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple of 128
-//! changes leave the node at the very same tag swaps wrongly. Virtual time may then be later than some lead, by no more
-//! than the distance to the other leads that were read. Nothing is lost or stuck: the passed-over requests are
-//! the first to go, and flows that come in the meantime start that much later.
+//! *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple
+//! of 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
+//! than some lead, by no more than the distance to the other leads that were read. Nothing is lost
+//! or stuck: the passed-over requests are the first to go, and flows that come in the meantime
+//! start that much later.
 //!
-//! **Worked example.** Two cores with two ports each; leaves 10 and 12 on core A, 11 and none on core B: A = 10, B = 11,
-//! time 10. Port 0 dispatches and its lead is now 14: leaf 14; A is min(14, 12) = 12; the root becomes min(12, 11) = 11.
-//! Port 1 dispatches, lead 16: A = 14; at the root the minimum is still 11: stop.
+//! **Worked example.** Two cores with two ports each; leaves 10 and 12 on core A, 11 and none on
+//! core B: A = 10, B = 11, time 10. Port 0 dispatches and its lead is now 14: leaf 14; A is
+//! min(14, 12) = 12; the root becomes min(12, 11) = 11. Port 1 dispatches, lead 16: A = 14; at the
+//! root the minimum is still 11: stop.
 
 use alloc::boxed::Box;
 
@@ -96,15 +104,17 @@ impl<P: Platform> VirtualTime<P> {
         VTime::from_word(self.load(Tree::ROOT))
     }
 
-    /// How far the port whose first request is foremost is ahead of virtual time, in units; as exact as what ports tell.
+    /// How far the port whose first request is foremost is ahead of virtual time, in units; as
+    /// exact as what ports tell.
     pub(crate) fn spread(&self) -> u64 {
         let now = self.now();
-        let leads = (0..self.tree.ports()).filter_map(|port| tag(self.load(self.tree.leaf(PortId(port as u8)))));
+        let leads = (0..self.tree.ports())
+            .filter_map(|port| tag(self.load(self.tree.leaf(PortId(port as u8)))));
         leads.filter_map(|lead| u64::try_from(lead.since(now)).ok()).max().unwrap_or(0)
     }
 
-    /// Lowers the port's leaf to `at`, which is not after virtual time or was not when it was read, and gives
-    /// virtual time, which stays as it is at least until the port raises its leaf.
+    /// Lowers the port's leaf to `at`, which is not after virtual time or was not when it was read,
+    /// and gives virtual time, which stays as it is at least until the port raises its leaf.
     pub(crate) fn pin(&self, port: PortId, at: VTime) -> VTime {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(at));
@@ -112,7 +122,11 @@ impl<P: Platform> VirtualTime<P> {
         loop {
             node = self.tree.parent(node);
             let before = self.update(node, |old| {
-                let least = if node != Tree::ROOT && is_before(Some(at), tag(old)) { Some(at) } else { tag(old) };
+                let least = if node != Tree::ROOT && is_before(Some(at), tag(old)) {
+                    Some(at)
+                } else {
+                    tag(old)
+                };
                 Some(restamp(least, old))
             });
             if node == Tree::ROOT {
@@ -121,7 +135,8 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 
-    /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that moved it on.
+    /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that
+    /// moved it on.
     pub(crate) fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, lead);
@@ -139,7 +154,8 @@ impl<P: Platform> VirtualTime<P> {
                 };
                 moved.then(|| restamp(least, old))
             });
-            // The next step's reads come after this swap, as the first step's came after the leaf's store.
+            // The next step's reads come after this swap, as the first step's came after the leaf's
+            // store.
             P::fence();
             match (moved, node) {
                 (false, _) => return None,
@@ -158,8 +174,8 @@ impl<P: Platform> VirtualTime<P> {
         })
     }
 
-    /// Swaps a node for what `change` makes of it, until it did not change meanwhile or `change` declines. Gives
-    /// the word before.
+    /// Swaps a node for what `change` makes of it, until it did not change meanwhile or `change`
+    /// declines. Gives the word before.
     #[inline]
     fn update(&self, node: usize, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let Some(word) = self.words.get(node) else { return 0 };
@@ -200,9 +216,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of leads: one port after the other submits (pin, tag, raise), dispatches or runs empty.
-        /// Virtual time is the least lead, or what it was if that is later or there is none; a pin tells it; and
-        /// `raise` tells whenever it moves. Also across the wrap.
+        /// Against a plain list of leads: one port after the other submits (pin, tag, raise),
+        /// dispatches or runs empty. Virtual time is the least lead, or what it was if that is
+        /// later or there is none; a pin tells it; and `raise` tells whenever it moves. Also across
+        /// the wrap.
         #[test]
         fn is_the_least_lead_and_never_decreases(
             shape in 0usize..4,
@@ -276,7 +293,8 @@ mod tests {
         assert_eq!(time.pin(b, time.now()).units(), 10);
         assert_eq!(time.raise(b, Some(VTime::from_units(30))), None);
         assert_eq!(time.raise(a, Some(VTime::from_units(20))).map(VTime::units), Some(20));
-        // A request of an idle flow comes before b's lead: its tag is 20, and time stays until it is gone.
+        // A request of an idle flow comes before b's lead: its tag is 20, and time stays until it
+        // is gone.
         assert_eq!(time.pin(b, time.now()).units(), 20);
         assert_eq!(time.raise(a, Some(VTime::from_units(50))), None);
         assert_eq!(time.raise(b, Some(VTime::from_units(30))).map(VTime::units), Some(30));

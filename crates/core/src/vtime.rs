@@ -1,21 +1,21 @@
 //! Virtual time: integer, wrapping, in service per weight.
 //!
-//! One **unit** is one byte of service at weight 100: `cost x 100 / weight`. The division's remainder
-//! is kept per flow and port ([`Normalizer`]) and carried into that flow's next request, so nothing is
-//! lost however small the request and large the weight; a tag is at most one unit below the exact
-//! rational value.
+//! One **unit** is one byte of service at weight 100: `cost x 100 / weight`. The division's
+//! remainder is kept per flow and port ([`Normalizer`]) and carried into that flow's next request,
+//! so nothing is lost however small the request and large the weight; a tag is at most one unit
+//! below the exact rational value.
 //!
 //! **Representation.** [`VTime`] is a 64-bit word whose upper 56 bits count units and whose lower
 //! [`STAMP_BITS`] bits are always zero, free for structures that pack a version stamp beside a tag.
 //!
-//! **Wrap-around.** Comparison is by signed difference, right while the two values are within
-//! 2^55 units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
-//! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units. What could drift out of the
-//! window is the end tag of a flow that has been idle while virtual time moved 2^55 units, which takes 10
-//! hours at 10 GB/s if every active flow has weight 1 (and 42 days at weight 100). So every policy lifts
-//! the end tags of flows that lag behind to virtual time in its `tick`, whose deadline is at most
-//! [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more than what is served in one
-//! period, and the window is never left.
+//! **Wrap-around.** Comparison is by signed difference, right while the two values are within 2^55
+//! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
+//! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units. What could drift out
+//! of the window is the end tag of a flow that has been idle while virtual time moved 2^55 units,
+//! which takes 10 hours at 10 GB/s if every active flow has weight 1 (and 42 days at weight 100).
+//! So every policy lifts the end tags of flows that lag behind to virtual time in its `tick`, whose
+//! deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more
+//! than what is served in one period, and the window is never left.
 
 use crate::flow::Weight;
 
@@ -25,7 +25,8 @@ pub const STAMP_BITS: u32 = 8;
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
 
-/// When the tags of flows that lag behind are to be lifted next, of a policy behind one lock: at once, and then each period.
+/// When the tags of flows that lag behind are to be lifted next, of a policy behind one lock: at
+/// once, and then each period.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lift {
     next_ns: u64,
@@ -60,7 +61,8 @@ impl VTime {
         VTime(units << STAMP_BITS)
     }
 
-    /// From the word in which [`Self::to_word`] or a stamped word kept it; the stamp bits are dropped.
+    /// From the word in which [`Self::to_word`] or a stamped word kept it; the stamp bits are
+    /// dropped.
     #[inline]
     pub const fn from_word(word: u64) -> VTime {
         VTime(word & !((1 << STAMP_BITS) - 1))
@@ -118,11 +120,11 @@ impl VTime {
     }
 }
 
-/// Turns costs into virtual time for one flow on one port, without losing remainders. A change of weight drops the
-/// remainder: less than one unit, once.
+/// Turns costs into virtual time for one flow on one port, without losing remainders. A change of
+/// weight drops the remainder: less than one unit, once.
 ///
-/// A request would wait for its division, which is the longest single instruction on its way; so it is multiplied by the reciprocal
-/// instead, which is found once for a weight.
+/// A request would wait for its division, which is the longest single instruction on its way; so it
+/// is multiplied by the reciprocal instead, which is found once for a weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalizer {
     /// 2^64 divided by the weight, rounded down (for a weight of 1: 2^64 - 1).
@@ -140,8 +142,13 @@ impl Normalizer {
     /// For the first request at this weight.
     #[cold]
     fn at(weight: Weight) -> Normalizer {
-        // A weight is never 0; said again here, where the compiler would otherwise plan for a division by zero.
-        Normalizer { reciprocal: u64::MAX / u64::from(weight.get()).max(1), remainder: 0, weight: weight.get() }
+        // A weight is never 0; said again here, where the compiler would otherwise plan for a
+        // division by zero.
+        Normalizer {
+            reciprocal: u64::MAX / u64::from(weight.get()).max(1),
+            remainder: 0,
+            weight: weight.get(),
+        }
     }
 
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
@@ -153,8 +160,8 @@ impl Normalizer {
         // cost is below 2^48 (CostModel::MAX_COST), so the numerator fits with room to spare.
         let numerator = cost * 100 + u64::from(self.remainder);
         let divisor = u64::from(self.weight);
-        // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1 too small: rounded down, it
-        // is the quotient or one less.
+        // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1
+        // too small: rounded down, it is the quotient or one less.
         let below = ((u128::from(numerator) * u128::from(self.reciprocal)) >> 64) as u64;
         let rest = numerator - below * divisor;
         let is_one_less = rest >= divisor;

@@ -1,10 +1,11 @@
-//! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, never more than D are
-//! outstanding, virtual time never goes back, no wake-up gets lost (all threads would sleep for ever), and in the
-//! end everything has come back.
+//! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, never
+//! more than D are outstanding, virtual time never goes back, no wake-up gets lost (all threads
+//! would sleep for ever), and in the end everything has come back.
 //!
-//! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and parks when it has
-//! neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an eventfd would in the host. Meanwhile
-//! one more thread changes weights and D, and lets flows come and go.
+//! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and
+//! parks when it has neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an
+//! eventfd would in the host. Meanwhile one more thread changes weights and D, and lets flows come
+//! and go.
 
 use std::panic::resume_unwind;
 use std::sync::Mutex;
@@ -25,8 +26,8 @@ use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;
 use fairq_core::{
-    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag,
-    TuneError, Tuning, Weight,
+    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError,
+    Submitted, Tag, TuneError, Tuning, Weight,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -165,7 +166,12 @@ impl<P: Port> Shard<'_, P> {
             let outstanding = self.house.outstanding.fetch_add(1, Ordering::SeqCst) + 1;
             assert!(outstanding <= self.house.bound, "{outstanding} requests outstanding");
             let state = self.tags[tag.0 as usize].replace(true);
-            assert_eq!(state, Some(false), "port {} issued {tag:?}, which was not staged", self.index);
+            assert_eq!(
+                state,
+                Some(false),
+                "port {} issued {tag:?}, which was not staged",
+                self.index
+            );
             self.device.push(tag);
         }
     }
@@ -205,7 +211,8 @@ fn control(policy: &impl Policy, house: &House) {
         let mut flow = house.flows[round % FLOWS].lock().unwrap();
         policy.set_weight(*flow, weight()).unwrap();
         if round % 4 == 3 {
-            // There are more slots than flows, but removed flows hold theirs until all ports have let go.
+            // There are more slots than flows, but removed flows hold theirs until all ports have
+            // let go.
             if let Ok(new) = policy.add_flow(weight()) {
                 wake.extend(policy.remove_flow(*flow).unwrap());
                 *flow = new;
@@ -228,7 +235,9 @@ fn control(policy: &impl Policy, house: &House) {
 fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
     let slots = policy.stats().slots;
     let house = House {
-        bells: (0..PORTS).map(|_| Bell { rung: AtomicBool::new(true), sleeper: Mutex::new(None) }).collect(),
+        bells: (0..PORTS)
+            .map(|_| Bell { rung: AtomicBool::new(true), sleeper: Mutex::new(None) })
+            .collect(),
         flows: (1..=FLOWS as u16)
             .map(|n| Mutex::new(policy.add_flow(Weight::new(n * 100).unwrap()).unwrap()))
             .collect(),
@@ -243,7 +252,15 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
         let shard = |(index, port): (usize, P::Port)| {
             let random = SmallRng::seed_from_u64(index as u64);
             let tags = vec![None; DEPTH];
-            let shard = Shard { house: &house, index, port, tags, device: Vec::new(), submitted: 0, random };
+            let shard = Shard {
+                house: &house,
+                index,
+                port,
+                tags,
+                device: Vec::new(),
+                submitted: 0,
+                random,
+            };
             scope.spawn(|| {
                 let tell = Tell(shard.house);
                 let port = shard.run();
@@ -253,7 +270,10 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
         };
         let shards: Vec<_> = ports.into_iter().enumerate().map(shard).collect();
         control(&policy, &house);
-        shards.into_iter().map(|shard| shard.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        shards
+            .into_iter()
+            .map(|shard| shard.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
     });
     assert_eq!(house.outstanding.load(Ordering::SeqCst), 0);
     for _ in 0..2 {
@@ -262,7 +282,9 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
         }
     }
     assert_eq!(policy.stats().free_slots, policy.stats().slots);
-    let added = std::iter::repeat_with(|| policy.add_flow(Weight::DEFAULT)).take_while(Result::is_ok).count();
+    let added = std::iter::repeat_with(|| policy.add_flow(Weight::DEFAULT))
+        .take_while(Result::is_ok)
+        .count();
     assert_eq!(added, CAPACITY - FLOWS, "the slots of removed flows have come back");
 }
 
@@ -283,7 +305,13 @@ fn sfqd() {
 }
 
 fn bounds() -> SerialConfig {
-    SerialConfig { ports: PORTS, flows: CAPACITY, tags: DEPTH, slots: SLOTS as u32, ..SerialConfig::default() }
+    SerialConfig {
+        ports: PORTS,
+        flows: CAPACITY,
+        tags: DEPTH,
+        slots: SLOTS as u32,
+        ..SerialConfig::default()
+    }
 }
 
 fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
@@ -299,8 +327,10 @@ fn serial<S: SerialPolicy>(alone: S, inside: S) {
 
 #[test]
 fn cfq() {
-    let build =
-        |idle_ns| TimeSlices::new(&bounds(), &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() }).unwrap();
+    let build = |idle_ns| {
+        TimeSlices::new(&bounds(), &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() })
+            .unwrap()
+    };
     serial(build(20_000), build(0));
 }
 
@@ -309,7 +339,12 @@ fn bfq() {
     let build = |idle_ns| {
         Budgets::new(
             &bounds(),
-            &BfqConfig { budget_bytes: 1 << 16, idle_ns, sync_writes: true, ..BfqConfig::default() },
+            &BfqConfig {
+                budget_bytes: 1 << 16,
+                idle_ns,
+                sync_writes: true,
+                ..BfqConfig::default()
+            },
         )
         .unwrap()
     };
@@ -319,8 +354,11 @@ fn bfq() {
 #[test]
 fn flashfq() {
     let build = |idle_ns| {
-        Throttled::new(&bounds(), &FlashFqConfig { threshold_bytes: 16_384, idle_ns, ..FlashFqConfig::default() })
-            .unwrap()
+        Throttled::new(
+            &bounds(),
+            &FlashFqConfig { threshold_bytes: 16_384, idle_ns, ..FlashFqConfig::default() },
+        )
+        .unwrap()
     };
     serial(build(20_000), build(0));
 }
@@ -355,7 +393,12 @@ impl Policy for Forgetful {
 }
 
 impl Port for ForgetfulPort {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         self.0.submit(now_ns, request, wake)
     }
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
@@ -415,13 +458,21 @@ fn kyber() {
     let depths = [1, SLOTS as u32, 1, 1];
     stress(
         PATIENCE,
-        Kyber::<fairq_core::Native>::new(&KyberConfig { depths, ..KyberConfig::new(PORTS, CAPACITY, DEPTH) }).unwrap(),
+        Kyber::<fairq_core::Native>::new(&KyberConfig {
+            depths,
+            ..KyberConfig::new(PORTS, CAPACITY, DEPTH)
+        })
+        .unwrap(),
     );
 }
 
 #[test]
 fn kyber_fair() {
-    stress(PATIENCE, KyberFair::<fairq_core::Native>::new(&KyberFairConfig::new(PORTS, CAPACITY, DEPTH)).unwrap());
+    stress(
+        PATIENCE,
+        KyberFair::<fairq_core::Native>::new(&KyberFairConfig::new(PORTS, CAPACITY, DEPTH))
+            .unwrap(),
+    );
 }
 
 /// Periods follow each other as fast as they can.

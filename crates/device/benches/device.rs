@@ -1,7 +1,8 @@
-//! What the device side costs: nanoseconds per decision of the arbiter, and per 4 KiB command of the timing model.
+//! What the device side costs: nanoseconds per decision of the arbiter, and per 4 KiB command of
+//! the timing model.
 //!
-//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per decision, 100 ns per
-//! command.
+//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per
+//! decision, 100 ns per command.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,14 +10,17 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion};
 use fairq_core::{Class, ClassWeights, Op};
 use fairq_device::profile::BUILT_IN;
-use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex, Setup, Ssd, State};
+use fairq_device::{
+    Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex, Setup, Ssd, State,
+};
 
 const CLASSES: [Class; 3] = [Class::High, Class::Medium, Class::Low];
 
 /// An arbiter over `queues` queues of the three weighted classes; every `stride`th has commands.
 fn arbiter(mechanism: Mechanism, queues: u16, stride: usize) -> Arbiter {
     let weights = ClassWeights { high: 255, medium: 170, low: 85 };
-    let mut arbiter = Arbiter::new(mechanism, usize::from(queues), Arbitration { burst: Burst::ONE, weights });
+    let mut arbiter =
+        Arbiter::new(mechanism, usize::from(queues), Arbitration { burst: Burst::ONE, weights });
     for queue in 0..queues {
         arbiter.add(QueueIndex(queue), CLASSES[usize::from(queue) % 3]);
     }
@@ -24,13 +28,17 @@ fn arbiter(mechanism: Mechanism, queues: u16, stride: usize) -> Arbiter {
     arbiter
 }
 
-/// A decision, and a new command in the queue that it fell on: with `stride` 1 all queues stay backlogged.
+/// A decision, and a new command in the queue that it fell on: with `stride` 1 all queues stay
+/// backlogged.
 fn arbitrate(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arbiter: next + post");
     for mechanism in [Mechanism::RoundRobin, Mechanism::Weighted] {
         for (queues, stride) in [(6, 1), (96, 1), (1024, 1), (1024, 341)] {
             let mut arbiter = arbiter(mechanism, queues, stride);
-            let name = format!("{mechanism:?}/{queues} queues, {} with commands", usize::from(queues).div_ceil(stride));
+            let name = format!(
+                "{mechanism:?}/{queues} queues, {} with commands",
+                usize::from(queues).div_ceil(stride)
+            );
             group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
                 bencher.iter(|| {
                     let queue = arbiter.next().expect("there are always commands");
@@ -41,10 +49,15 @@ fn arbitrate(criterion: &mut Criterion) {
     }
 }
 
-/// A closed loop of 4 KiB requests at random places in virtual time: start, what happens inside, next_ns and pop.
+/// A closed loop of 4 KiB requests at random places in virtual time: start, what happens inside,
+/// next_ns and pop.
 fn serve(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("timing model: one 4 KiB command");
-    let loads = [(Op::Read, State::Fresh, 64u32), (Op::Read, State::Fresh, 1024), (Op::Write, State::Steady, 64)];
+    let loads = [
+        (Op::Read, State::Fresh, 64u32),
+        (Op::Read, State::Fresh, 1024),
+        (Op::Write, State::Steady, 64),
+    ];
     for (name, _) in BUILT_IN {
         let profile = Profile::named(name).expect("it is built in");
         for (op, state, depth) in loads {
@@ -62,7 +75,13 @@ fn serve(criterion: &mut Criterion) {
                     loop {
                         let now_ns = ssd.next_ns().expect("commands are outstanding");
                         if let Some(completed) = ssd.pop(now_ns) {
-                            break ssd.start(completed.at_ns, completed.id, op, black_box(offset()), 4096);
+                            break ssd.start(
+                                completed.at_ns,
+                                completed.id,
+                                op,
+                                black_box(offset()),
+                                4096,
+                            );
                         }
                     }
                 });

@@ -1,4 +1,5 @@
-//! A closed loop in virtual time: what a profile gives under a load that keeps a number of requests outstanding.
+//! A closed loop in virtual time: what a profile gives under a load that keeps a number of requests
+//! outstanding.
 
 use fairq_core::Op;
 
@@ -54,8 +55,9 @@ pub fn predict(profile: &Profile, point: &Point) -> Figures {
     }
 }
 
-/// What a random read costs beside its length, in bytes: a line through the times that reads of 4 and of 128 KiB take, one at a
-/// time, meets zero that many bytes before length zero. It is FlashFQ's `request_bytes` for the device.
+/// What a random read costs beside its length, in bytes: a line through the times that reads of 4
+/// and of 128 KiB take, one at a time, meets zero that many bytes before length zero. It is
+/// FlashFQ's `request_bytes` for the device.
 pub fn read_cost_bytes(profile: &Profile) -> u32 {
     let takes_us = |kib| {
         let (load, depth, state) = (Load::RandomRead, Count::new(1), State::Fresh);
@@ -99,7 +101,11 @@ impl Run {
         let setup = Setup { capacity, state: point.state, outstanding: depth, seed: 1 };
         let mut run = Run {
             ssd: Ssd::new(profile, &setup),
-            op: if matches!(point.load, Load::RandomRead | Load::SequentialRead) { Op::Read } else { Op::Write },
+            op: if matches!(point.load, Load::RandomRead | Load::SequentialRead) {
+                Op::Read
+            } else {
+                Op::Write
+            },
             random: matches!(point.load, Load::RandomRead | Load::RandomWrite),
             bytes,
             depth,
@@ -115,7 +121,9 @@ impl Run {
 
     fn start(&mut self, id: u32) {
         self.place = if self.random {
-            self.place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
+            self.place
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407)
         } else {
             self.place + 1
         };

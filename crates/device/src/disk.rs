@@ -1,16 +1,19 @@
 //! A disk: one arm over platters that turn.
 //!
-//! **Problem.** What is said of queues in solid-state drives is said to be otherwise on disks, and that can only be seen on one.
-//! **Model.** A command is positioning and transfer, and there is one at a time. *Seek:* from none within a cylinder, over the time
-//! for one track, to the full stroke, growing with the root of the distance and the distance itself, in the proportion that gives the
-//! stated average over random places. *Rotation:* the platter turns by the clock, and a place comes by once a turn. *Transfer:* a
-//! track a turn. *Queue:* of the commands that it has the disk takes the one that it can reach first (native command
-//! queueing); one that goes on where the last ended is reached at once, since the disk reads ahead.
+//! **Problem.** What is said of queues in solid-state drives is said to be otherwise on disks, and
+//! that can only be seen on one. **Model.** A command is positioning and transfer, and there is one
+//! at a time. *Seek:* from none within a cylinder, over the time for one track, to the full stroke,
+//! growing with the root of the distance and the distance itself, in the proportion that gives the
+//! stated average over random places. *Rotation:* the platter turns by the clock, and a place comes
+//! by once a turn. *Transfer:* a track a turn. *Queue:* of the commands that it has the disk takes
+//! the one that it can reach first (native command queueing); one that goes on where the last ended
+//! is reached at once, since the disk reads ahead.
 //!
-//! **What it leaves out.** Zones (a track is as long everywhere), skew, a cache for writes, which take their place like reads, and
-//! any rule that a command must not wait too long.
+//! **What it leaves out.** Zones (a track is as long everywhere), skew, a cache for writes, which
+//! take their place like reads, and any rule that a command must not wait too long.
 //!
-//! **Knobs.** The profile's; it is data, with points that the model is held to, as those of [`crate::ssd`].
+//! **Knobs.** The profile's; it is data, with points that the model is held to, as those of
+//! [`crate::ssd`].
 
 use fairq_core::Op;
 use serde::Deserialize;
@@ -52,11 +55,13 @@ pub struct DiskProfile {
 impl DiskProfile {
     /// Reads a profile.
     pub fn parse(text: &str) -> Result<DiskProfile, ProfileError> {
-        let profile: DiskProfile = toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
+        let profile: DiskProfile =
+            toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
         let seeks = [0.0, profile.track_seek_ms, profile.average_seek_ms, profile.full_stroke_ms];
         if !seeks.is_sorted() || seeks[1] == seeks[3] {
             return Err(ProfileError::Contradiction(
-                "a longer seek takes longer: track-seek-ms < average-seek-ms < full-stroke-ms".to_owned(),
+                "a longer seek takes longer: track-seek-ms < average-seek-ms < full-stroke-ms"
+                    .to_owned(),
             ));
         }
         Ok(profile)
@@ -64,7 +69,8 @@ impl DiskProfile {
 
     /// The one that is built in.
     pub fn deskstar() -> DiskProfile {
-        DiskProfile::parse(include_str!("../profiles/deskstar-7k500.toml")).expect("a test reads it")
+        DiskProfile::parse(include_str!("../profiles/deskstar-7k500.toml"))
+            .expect("a test reads it")
     }
 
     /// How much it holds, in bytes: whole MiB.
@@ -98,7 +104,8 @@ struct Command {
     length: u32,
 }
 
-/// Over random places the root of the distance is 8/15 of that of the full stroke on average, and the distance 1/3.
+/// Over random places the root of the distance is 8/15 of that of the full stroke on average, and
+/// the distance 1/3.
 const MEAN_ROOT: f64 = 8.0 / 15.0;
 const MEAN_DISTANCE: f64 = 1.0 / 3.0;
 
@@ -146,7 +153,8 @@ impl Disk {
         Some(Completed { id, at_ns })
     }
 
-    /// Begins with the command that can be reached first; of those that are alike, with the one that has waited longest.
+    /// Begins with the command that can be reached first; of those that are alike, with the one
+    /// that has waited longest.
     fn take_up(&mut self, now_ns: u64) {
         let reach = |command: &Command| self.reach_ns(now_ns, command.offset);
         let first = (0..self.waiting.len()).min_by_key(|&place| reach(&self.waiting[place]));
@@ -163,8 +171,9 @@ impl Disk {
         if offset == self.at {
             return 0;
         }
-        let there_ns =
-            now_ns + self.overhead_ns + self.seek_ns(self.at / self.cylinder_bytes, offset / self.cylinder_bytes);
+        let there_ns = now_ns
+            + self.overhead_ns
+            + self.seek_ns(self.at / self.cylinder_bytes, offset / self.cylinder_bytes);
         let angle_ns = offset % self.track_bytes * self.turn_ns / self.track_bytes;
         let turned_ns = there_ns % self.turn_ns;
         there_ns - now_ns + (angle_ns + self.turn_ns - turned_ns) % self.turn_ns
@@ -219,12 +228,17 @@ mod tests {
     fn it_does_what_it_is_known_to_do() {
         let profile = DiskProfile::deskstar();
         for point in &profile.points {
-            let (latency_us, mb_s) = measured(&profile, point.load, point.kib.get() << 10, point.depth.get());
+            let (latency_us, mb_s) =
+                measured(&profile, point.load, point.kib.get() << 10, point.depth.get());
             let (model, known) = match (point.latency_us, point.mb_s) {
                 (Some(known), _) => (latency_us, known),
                 (None, known) => (mb_s, known.expect("a point says something")),
             };
-            assert!((model / known - 1.0).abs() <= point.within / 100.0, "{model} for {known}: {}", point.source);
+            assert!(
+                (model / known - 1.0).abs() <= point.within / 100.0,
+                "{model} for {known}: {}",
+                point.source
+            );
         }
     }
 
@@ -232,11 +246,14 @@ mod tests {
     fn seeks_are_what_was_stated() {
         let profile = DiskProfile::deskstar();
         let disk = Disk::new(&profile);
-        let places = (0..20_000).map(|number| scattered(number) % disk.cylinders).collect::<Vec<u64>>();
+        let places =
+            (0..20_000).map(|number| scattered(number) % disk.cylinders).collect::<Vec<u64>>();
         let seeks = places.windows(2).map(|pair| disk.seek_ns(pair[0], pair[1]) as f64 / 1e6);
         let mean = seeks.sum::<f64>() / (places.len() - 1) as f64;
         assert!((mean / profile.average_seek_ms - 1.0).abs() < 0.02, "{mean} ms");
-        assert!((disk.seek_ns(0, disk.cylinders) as f64 / 1e6 - profile.full_stroke_ms).abs() < 0.01);
+        assert!(
+            (disk.seek_ns(0, disk.cylinders) as f64 / 1e6 - profile.full_stroke_ms).abs() < 0.01
+        );
         assert!((disk.seek_ns(7, 8) as f64 / 1e6) < 1.2 * profile.track_seek_ms);
     }
 
@@ -244,19 +261,26 @@ mod tests {
     fn a_queue_saves_positioning_and_the_nearest_goes_first() {
         let profile = DiskProfile::deskstar();
         let rate = |depth| measured(&profile, Load::RandomRead, 4096, depth).1;
-        assert!(rate(4) > 1.2 * rate(1) && rate(32) > 1.8 * rate(1), "{} {} {}", rate(1), rate(4), rate(32));
+        assert!(
+            rate(4) > 1.2 * rate(1) && rate(32) > 1.8 * rate(1),
+            "{} {} {}",
+            rate(1),
+            rate(4),
+            rate(32)
+        );
         let mut disk = Disk::new(&profile);
         disk.start(0, 1, Op::Read, 0, 4096);
         disk.start(0, 2, Op::Read, profile.capacity() / 2, 4096);
         disk.start(0, 3, Op::Read, 4096, 4096);
-        let order: Vec<u32> = std::iter::from_fn(|| disk.pop(u64::MAX)).map(|completed| completed.id).collect();
+        let order: Vec<u32> =
+            std::iter::from_fn(|| disk.pop(u64::MAX)).map(|completed| completed.id).collect();
         assert_eq!(order, [1, 3, 2]);
     }
 
     #[test]
     fn a_profile_that_contradicts_itself_is_refused() {
-        let text =
-            include_str!("../profiles/deskstar-7k500.toml").replace("full-stroke-ms = 14.7", "full-stroke-ms = 7");
+        let text = include_str!("../profiles/deskstar-7k500.toml")
+            .replace("full-stroke-ms = 14.7", "full-stroke-ms = 7");
         assert!(matches!(DiskProfile::parse(&text), Err(ProfileError::Contradiction(_))));
     }
 }

@@ -1,17 +1,18 @@
 //! The gate: who polls a device that has no thread of its own.
 //!
-//! **Problem.** Every shard rings doorbells and takes completions; the arbiter between is one state that one shard at a
-//! time may touch. Waiting for each other would waste the shards, and a shard that goes away without its doorbell having
-//! been looked at would strand its commands.
-//! **Model.** One word of bits says what was rung, and its highest bit that somebody is inside. Whoever has rung tries to enter;
-//! who finds somebody inside leaves its bits there and goes away, as the one inside cannot leave while there are any.
-//! **No bit is lost.** All changes are read-modify-writes of one word, so they have an order: a ringer either comes after the
-//! one inside has left, and enters, or before, and then the exchange by which that one would leave fails and takes the bits.
-//! The model below checks it, and that bits would be lost if one left without looking.
-//! **Memory ordering.** Entering acquires what the last one inside released by leaving, and what each ringer did before it set its
-//! bits. So a ringer always writes the word, also if its bits are there already: they may have been taken for those of
-//! another one by somebody who has not seen this one's doorbell.
-//! **Cost.** One who rings and enters, works and leaves writes the word twice.
+//! **Problem.** Every shard rings doorbells and takes completions; the arbiter between is one state
+//! that one shard at a time may touch. Waiting for each other would waste the shards, and a shard
+//! that goes away without its doorbell having been looked at would strand its commands. **Model.**
+//! One word of bits says what was rung, and its highest bit that somebody is inside. Whoever has
+//! rung tries to enter; who finds somebody inside leaves its bits there and goes away, as the one
+//! inside cannot leave while there are any. **No bit is lost.** All changes are read-modify-writes
+//! of one word, so they have an order: a ringer either comes after the one inside has left, and
+//! enters, or before, and then the exchange by which that one would leave fails and takes the bits.
+//! The model below checks it, and that bits would be lost if one left without looking. **Memory
+//! ordering.** Entering acquires what the last one inside released by leaving, and what each ringer
+//! did before it set its bits. So a ringer always writes the word, also if its bits are there
+//! already: they may have been taken for those of another one by somebody who has not seen this
+//! one's doorbell. **Cost.** One who rings and enters, works and leaves writes the word twice.
 
 use crossbeam_utils::CachePadded;
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
@@ -45,8 +46,9 @@ impl<P: Platform> Gate<P> {
         self.0.load(Ordering::Acquire) & Self::BITS
     }
 
-    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if somebody is inside, that one
-    /// gets them. Who enters has all that the last one inside did before it, works, and leaves.
+    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if somebody
+    /// is inside, that one gets them. Who enters has all that the last one inside did before it,
+    /// works, and leaves.
     #[inline]
     pub fn enter(&self, bits: u64) -> Option<u64> {
         debug_assert!(bits & INSIDE == 0);
@@ -78,9 +80,12 @@ impl<P: Platform> Gate<P> {
     /// Leaves with these bits set, and those that were set meanwhile, for somebody else to take.
     pub fn hand_over(&self, bits: u64) {
         let mut word = self.0.load(Ordering::Relaxed);
-        while let Err(seen) =
-            self.0.compare_exchange(word, word & Self::BITS | bits, Ordering::AcqRel, Ordering::Relaxed)
-        {
+        while let Err(seen) = self.0.compare_exchange(
+            word,
+            word & Self::BITS | bits,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        ) {
             word = seen;
         }
     }
@@ -105,7 +110,11 @@ mod tests {
         assert_eq!(gate.enter(0), Some(1));
         gate.ring(16);
         gate.hand_over(32);
-        assert_eq!((gate.rung(), gate.enter(1)), (48, Some(49)), "others take what was handed over");
+        assert_eq!(
+            (gate.rung(), gate.enter(1)),
+            (48, Some(49)),
+            "others take what was handed over"
+        );
         assert_eq!(gate.leave(), None);
     }
 
@@ -146,8 +155,8 @@ mod models {
 
     use super::*;
 
-    /// A gate, a doorbell for each of two, what was last seen of them, and how often somebody was inside. The last two stand for
-    /// plain state: they are read and written as if nobody else did.
+    /// A gate, a doorbell for each of two, what was last seen of them, and how often somebody was
+    /// inside. The last two stand for plain state: they are read and written as if nobody else did.
     struct Shared {
         gate: Gate<Loom>,
         doorbells: [AtomicU64; 2],
@@ -155,7 +164,8 @@ mod models {
         visits: AtomicU64,
     }
 
-    /// Rings so many times and polls, as a shard does; `looks` is what makes it right. How often it was inside.
+    /// Rings so many times and polls, as a shard does; `looks` is what makes it right. How often it
+    /// was inside.
     fn poll(shared: &Shared, who: usize, times: u64, looks: bool) -> u64 {
         let mut visits = 0;
         for ring in 1..=times {
@@ -185,14 +195,26 @@ mod models {
         builder.check(move || {
             let words = || [AtomicU64::new(0), AtomicU64::new(0)];
             let gate = Gate::default();
-            let shared = Arc::new(Shared { gate, doorbells: words(), seen: words(), visits: AtomicU64::new(0) });
+            let shared = Arc::new(Shared {
+                gate,
+                doorbells: words(),
+                seen: words(),
+                visits: AtomicU64::new(0),
+            });
             let other = shared.clone();
             let thread = thread::spawn(move || poll(&other, 0, 2, looks));
             let visits = poll(&shared, 1, 1, looks) + thread.join().unwrap();
             let seen = [0, 1].map(|bell: usize| shared.seen[bell].load(Ordering::Relaxed));
-            assert_eq!((shared.gate.rung(), seen), (0, [2, 1]), "somebody's bell was never looked at");
+            assert_eq!(
+                (shared.gate.rung(), seen),
+                (0, [2, 1]),
+                "somebody's bell was never looked at"
+            );
             let counted = shared.visits.load(Ordering::Relaxed);
-            assert_eq!(counted, visits, "two were inside at once, or one did not see the other's work");
+            assert_eq!(
+                counted, visits,
+                "two were inside at once, or one did not see the other's work"
+            );
         });
     }
 

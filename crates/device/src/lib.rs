@@ -6,9 +6,10 @@
 //!                                 is fetched next     fetched at a time     window's slot back
 //! ```
 //!
-//! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no thread, nothing is
-//! allocated per command, and the same calls give the same answers. The software controller drives it in real time, the
-//! laboratory in virtual time. The one exception is the [`gate`], which decides which of several threads drives it.
+//! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no
+//! thread, nothing is allocated per command, and the same calls give the same answers. The software
+//! controller drives it in real time, the laboratory in virtual time. The one exception is the
+//! [`gate`], which decides which of several threads drives it.
 #![forbid(unsafe_code)]
 
 pub mod arbiter;

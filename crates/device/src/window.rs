@@ -1,12 +1,14 @@
-//! The fetch window: how many commands a controller has taken out of the submission queues and not completed.
+//! The fetch window: how many commands a controller has taken out of the submission queues and not
+//! completed.
 //!
-//! **Problem.** Arbitration decides whose command is fetched next and never reorders what has been fetched. It therefore
-//! matters only while commands wait in the submission queues: a controller that fetches without limit empties them at once,
-//! and weights then mean nothing (D2FQ's weights do something because a real controller is finite).
-//! **Model.** W slots for the whole device, not per queue. Fetching takes one, completing gives it back, and nothing is
-//! fetched ahead of a free slot.
-//! **Knob.** W: as large as the store needs to be busy and no larger. In a closed loop a class holds at most as many slots
-//! as it has commands outstanding, N; where N_high is below W, shares end near N_high : (W - N_high), whatever the weights.
+//! **Problem.** Arbitration decides whose command is fetched next and never reorders what has been
+//! fetched. It therefore matters only while commands wait in the submission queues: a controller
+//! that fetches without limit empties them at once, and weights then mean nothing (D2FQ's weights
+//! do something because a real controller is finite). **Model.** W slots for the whole device, not
+//! per queue. Fetching takes one, completing gives it back, and nothing is fetched ahead of a free
+//! slot. **Knob.** W: as large as the store needs to be busy and no larger. In a closed loop a
+//! class holds at most as many slots as it has commands outstanding, N; where N_high is below W,
+//! shares end near N_high : (W - N_high), whatever the weights.
 
 /// At most W commands fetched and not completed.
 #[derive(Clone, Debug)]

@@ -1,4 +1,5 @@
-//! Each profile against the points that its device is known by; and profiles derived from measured points.
+//! Each profile against the points that its device is known by; and profiles derived from measured
+//! points.
 //!
 //! `cargo test -p fairq-device --test calibration -- --nocapture` prints the tables.
 
@@ -8,13 +9,19 @@ use fairq_device::{Profile, derive};
 
 fn row(profile: &Profile, point: &Point) -> (String, bool) {
     let (model, off) = predict(profile, point).against(point);
-    let known = [point.iops, point.latency_us, point.mb_s].into_iter().flatten().next().unwrap_or(f64::NAN);
-    let unit = if point.iops.is_some() { "IOPS" } else { ["us", "MB/s"][usize::from(point.mb_s.is_some())] };
+    let known =
+        [point.iops, point.latency_us, point.mb_s].into_iter().flatten().next().unwrap_or(f64::NAN);
+    let unit = if point.iops.is_some() {
+        "IOPS"
+    } else {
+        ["us", "MB/s"][usize::from(point.mb_s.is_some())]
+    };
     let state = if point.state == State::Fresh { "" } else { "steady" };
     let load = format!("{:?} {}k x {}", point.load, point.kib.get(), point.depth.get());
     let off = off * 100.0;
     let row = format!(
-        "{:<13} {load:<26} {state:<6} {known:>9.1} {model:>9.1} {unit:<5} {off:>+6.1} % (within {} %)  {}",
+        "{:<13} {load:<26} {state:<6} {known:>9.1} {model:>9.1} {unit:<5} {off:>+6.1} % (within {} \
+         %)  {}",
         profile.name, point.within, point.source
     );
     (row, off.abs() <= point.within)
@@ -43,7 +50,8 @@ fn profiles_keep_to_their_points() {
     }
 }
 
-/// What a probe would measure of a device that is as a profile says; every second point of reads is left for checking.
+/// What a probe would measure of a device that is as a profile says; every second point of reads is
+/// left for checking.
 fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
     let measure = |load, kib, depth| {
         let (kib, depth) = (Count::new(kib), Count::new(depth));
@@ -60,7 +68,9 @@ fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
         };
         let figures = predict(profile, &point);
         match load {
-            Load::SequentialRead | Load::SequentialWrite => Point { mb_s: Some(figures.mb_s), ..point },
+            Load::SequentialRead | Load::SequentialWrite => {
+                Point { mb_s: Some(figures.mb_s), ..point }
+            }
             _ if depth.get() == 1 => Point { latency_us: Some(figures.latency_us), ..point },
             _ => Point { iops: Some(figures.iops), ..point },
         }
@@ -80,9 +90,15 @@ fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
 fn a_derived_profile_does_what_was_measured() {
     for (name, _) in BUILT_IN {
         let (points, between) = probed(&Profile::named(name).unwrap());
-        let what = Derivation { name: format!("like-{name}"), model: "a device".into(), capacity: 1 << 36, points };
+        let what = Derivation {
+            name: format!("like-{name}"),
+            model: "a device".into(),
+            capacity: 1 << 36,
+            points,
+        };
         let derived = derive(&what).unwrap();
-        let again = Profile::parse(&derived.text).unwrap_or_else(|error| panic!("{error}\n{}", derived.text));
+        let again = Profile::parse(&derived.text)
+            .unwrap_or_else(|error| panic!("{error}\n{}", derived.text));
         all_hold(again.points.iter().chain(&between).map(|point| (&again, point)));
     }
 }
@@ -91,7 +107,8 @@ fn a_derived_profile_does_what_was_measured() {
 fn without_writes_they_are_taken_to_be_like_reads() {
     let (mut points, _) = probed(&Profile::named("p3700").unwrap());
     points.retain(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
-    let what = Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
+    let what =
+        Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
     let derived = derive(&what).unwrap();
     let profile = &derived.profile;
     assert_eq!(profile.controller.write_us, profile.controller.read_us);
@@ -103,7 +120,8 @@ fn nothing_comes_of_too_few_points() {
     let (points, _) = probed(&Profile::named("p3700").unwrap());
     for missing in [Load::RandomRead, Load::SequentialRead] {
         let points = points.iter().filter(|point| point.load != missing).cloned().collect();
-        let what = Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
+        let what =
+            Derivation { name: "half".into(), model: "a device".into(), capacity: 1 << 36, points };
         assert!(derive(&what).unwrap_err().to_string().contains("needs"));
     }
 }

@@ -1,11 +1,13 @@
-//! What NASS does for tenants that share a SATA drive, with the schedulers that it was built for, in virtual time.
+//! What NASS does for tenants that share a SATA drive, with the schedulers that it was built for,
+//! in virtual time.
 //!
-//! The paper's tests 5 (4 KiB beside 128 KiB) and 7 (depth 2 beside 32), random reads, on the model of its Intel 530; its
-//! measures: of the bandwidth that a tenant has alone, how much it keeps (BDR); fairness (FV), which is Jain's index of what
-//! each scheduler shares; device utilization (DU), the sum of what is kept.
+//! The paper's tests 5 (4 KiB beside 128 KiB) and 7 (depth 2 beside 32), random reads, on the model
+//! of its Intel 530; its measures: of the bandwidth that a tenant has alone, how much it keeps
+//! (BDR); fairness (FV), which is Jain's index of what each scheduler shares; device utilization
+//! (DU), the sum of what is kept.
 //!
-//! FlashFQ's costs are the device's: what reads take there, one at a time. The closed loop is deterministic; a tenant takes 10 us
-//! from an answer to its next request.
+//! FlashFQ's costs are the device's: what reads take there, one at a time. The closed loop is
+//! deterministic; a tenant takes 10 us from an answer to its next request.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +19,9 @@ use fairq_core::cfq::{Cfq, CfqConfig, TimeSlices};
 use fairq_core::fiops::{Fiops, VirtualIops};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, Throttled};
 use fairq_core::nass::{NassConfig, NassOver};
-use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use fairq_core::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 use fairq_core::{FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Tag, Weight};
 use fairq_device::profile::State;
 use fairq_device::{Profile, Setup, Ssd, closed};
@@ -83,13 +87,17 @@ impl<S: SerialPolicy> Run<S> {
     fn submit(&mut self, now_ns: u64, tag: u32) {
         let (tenant, offset) = (self.tenant_of(tag), self.offset(tag));
         let length = self.tenants[tenant].length;
-        let request = Request { tag: Tag(tag), flow: self.flows[tenant], op: Op::Read, offset, length };
+        let request =
+            Request { tag: Tag(tag), flow: self.flows[tenant], op: Op::Read, offset, length };
         self.port.submit(now_ns, &request, &mut PortSet::default()).expect("a free tag");
     }
 
     fn offset(&mut self, tag: u32) -> u64 {
         let length = u64::from(self.tenants[self.tenant_of(tag)].length);
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 20) % (CAPACITY / length) * length
     }
 
@@ -141,14 +149,16 @@ fn run<S: SerialPolicy>(built: (Serial<S>, Vec<SerialPort<S>>), tenants: &[Tenan
     run_with_stalls(built, tenants, 0)
 }
 
-/// The same, where nobody is there for so long three times a second, as on a machine whose CPUs are taken away.
+/// The same, where nobody is there for so long three times a second, as on a machine whose CPUs are
+/// taken away.
 fn run_with_stalls<S: SerialPolicy>(
     (policy, mut ports): (Serial<S>, Vec<SerialPort<S>>),
     tenants: &[Tenant],
     stall_ns: u64,
 ) -> Vec<f64> {
     let weight = |tenant: &Tenant| Weight::new(tenant.weight).expect("legal");
-    let flows = tenants.iter().map(|tenant| policy.add_flow(weight(tenant)).expect("it fits")).collect();
+    let flows =
+        tenants.iter().map(|tenant| policy.add_flow(weight(tenant)).expect("it fits")).collect();
     let setup = Setup { capacity: CAPACITY, state: State::Fresh, outstanding: 32, seed: 7 };
     let requests = tenants.iter().map(|tenant| tenant.depth).sum();
     let mut run = Run {
@@ -217,7 +227,8 @@ impl Base {
         let (cfq, bfq, flashfq) = (CfqConfig::default(), BfqConfig::default(), flashfq());
         match self {
             Base::Cfq => {
-                let cfq = CfqConfig { idle_ns: idle(cfq.idle_ns), quantum: nass.queue_length, ..cfq };
+                let cfq =
+                    CfqConfig { idle_ns: idle(cfq.idle_ns), quantum: nass.queue_length, ..cfq };
                 around(TimeSlices::new(&config(), &cfq).expect("legal"), nass, tenants)
             }
             Base::Bfq => {
@@ -265,7 +276,8 @@ const N10: [Tenant; 2] = [SHALLOW, SMALL];
 /// Without NASS and with it; the table is shown with `--nocapture`.
 fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
     let row = |base: Base| {
-        let [before, after] = [None, Some(&NassConfig::default())].map(|nass| measure(base, pair, nass));
+        let [before, after] =
+            [None, Some(&NassConfig::default())].map(|nass| measure(base, pair, nass));
         for (kind, Measured { kept, fairness, utilization }) in [("", before), ("(N)", after)] {
             let [weak, strong] = kept;
             let name = format!("{base:?}{kind}");
@@ -276,9 +288,10 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
     BASES.map(row).to_vec()
 }
 
-/// Test 5: with NASS those schedulers that share time or bytes become fairer, as in the paper, and in its order (by 4, 11 and 57 % for CFQ,
-/// FlashFQ and BFQ). The device is used as before, but for CFQ, which had eight places in use. FIOPS shares requests, of
-/// which NASS, which evens out channels, allows 17 small ones for each large one: there it is unfair by the paper's measure.
+/// Test 5: with NASS those schedulers that share time or bytes become fairer, as in the paper, and
+/// in its order (by 4, 11 and 57 % for CFQ, FlashFQ and BFQ). The device is used as before, but for
+/// CFQ, which had eight places in use. FIOPS shares requests, of which NASS, which evens out
+/// channels, allows 17 small ones for each large one: there it is unfair by the paper's measure.
 #[test]
 fn small_requests_beside_large_ones() {
     let rows = before_and_after(N9);
@@ -287,12 +300,16 @@ fn small_requests_beside_large_ones() {
         assert_eq!(after.fairness > before.fairness, base != Base::Fiops, "{says}");
         assert!(after.kept[0] > before.kept[0], "{says}");
         let gain = after.utilization / before.utilization;
-        assert!(if base == Base::Cfq { gain > 1.2 } else { (0.97..1.05).contains(&gain) }, "{says}");
+        assert!(
+            if base == Base::Cfq { gain > 1.2 } else { (0.97..1.05).contains(&gain) },
+            "{says}"
+        );
         // What each keeps of what it has alone is the same, whatever is inside.
         let [small, large] = after.kept;
         assert!((1.4..1.7).contains(&(small / large)), "{says}");
     }
-    let gains: Vec<f64> = rows.iter().map(|(_, before, after)| after.fairness / before.fairness).collect();
+    let gains: Vec<f64> =
+        rows.iter().map(|(_, before, after)| after.fairness / before.fairness).collect();
     assert!(gains[0] < gains[2] && gains[2] < gains[1], "cfq, flashfq, bfq: {gains:?}");
 }
 
@@ -304,7 +321,8 @@ struct Conflicts {
     halving: AtomicU64,
 }
 
-/// FIOPS where the second flow, of large requests, may have `limit` requests on the device, whatever happens.
+/// FIOPS where the second flow, of large requests, may have `limit` requests on the device,
+/// whatever happens.
 struct Fixed {
     inner: VirtualIops,
     limit: u32,
@@ -314,10 +332,12 @@ struct Fixed {
 
 impl Fixed {
     fn settle(&mut self) {
-        self.inner.set_lane(1, if self.requests[1] < self.limit { Lane::Common } else { Lane::Shut });
+        self.inner
+            .set_lane(1, if self.requests[1] < self.limit { Lane::Common } else { Lane::Shut });
     }
 
-    /// Whether the large flow is aggressive (Eq. 4 and 5; ten channels, 17 for 128 KiB and 1 for 4 KiB).
+    /// Whether the large flow is aggressive (Eq. 4 and 5; ten channels, 17 for 128 KiB and 1 for 4
+    /// KiB).
     fn is_aggressive(&self) -> bool {
         let [small, large] = [self.requests[0], 17 * self.requests[1]];
         small > 0 && large > small && small + large > 10
@@ -366,9 +386,11 @@ impl SerialPolicy for Fixed {
     }
 }
 
-/// Why FIOPS is not as even with NASS as without, as the paper says it is. Whoever is served as many requests that take longer has more of
-/// them on the device, and large ones occupy 17 channels each: so at any limit of the large flow that leaves requests even, that flow
-/// is aggressive whenever it sends (Eq. 4 and 5), and lines 25 to 27 halve the limit. Half of the queue, which line 5 gives it, is too little already.
+/// Why FIOPS is not as even with NASS as without, as the paper says it is. Whoever is served as
+/// many requests that take longer has more of them on the device, and large ones occupy 17 channels
+/// each: so at any limit of the large flow that leaves requests even, that flow is aggressive
+/// whenever it sends (Eq. 4 and 5), and lines 25 to 27 halve the limit. Half of the queue, which
+/// line 5 gives it, is too little already.
 #[test]
 fn no_limit_that_lasts_leaves_fiops_even() {
     for limit in [1, 2, 3, 4, 8, 16, 31] {
@@ -380,14 +402,19 @@ fn no_limit_that_lasts_leaves_fiops_even() {
         let fairness = (small + large).powi(2) / (2.0 * (small * small + large * large));
         let halving = conflicts.halving.load(Relaxed) as f64 / conflicts.sent.load(Relaxed) as f64;
         println!(
-            "limit {limit:>2}: {small:.0} and {large:.0} a second, FV {fairness:.3}, halved at {halving:.3} of its requests"
+            "limit {limit:>2}: {small:.0} and {large:.0} a second, FV {fairness:.3}, halved at \
+             {halving:.3} of its requests"
         );
-        assert!(fairness < 0.9 || halving > 0.95, "limit {limit}: FV {fairness}, halved at {halving}");
+        assert!(
+            fairness < 0.9 || halving > 0.95,
+            "limit {limit}: FV {fairness}, halved at {halving}"
+        );
         assert!(fairness > 0.9 || limit < 31, "without a limit FIOPS is even: {fairness}");
     }
 }
 
-/// And it stays so when the device has run empty now and then: a flow that was held back before has no claim to it alone.
+/// And it stays so when the device has run empty now and then: a flow that was held back before has
+/// no claim to it alone.
 #[test]
 fn small_requests_beside_large_ones_after_stalls() {
     let inside = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
@@ -398,15 +425,19 @@ fn small_requests_beside_large_ones_after_stalls() {
         let got = run_with_stalls(with(), &N9, stall_ns);
         let [small, large] = [0, 1].map(|tenant| got[tenant] / alone[tenant]);
         let fairness = (small + large).powi(2) / (2.0 * (small * small + large * large));
-        println!("stalls of {} ms: BDR {small:.3} {large:.3}  FV {fairness:.3}", stall_ns / 1_000_000);
+        println!(
+            "stalls of {} ms: BDR {small:.3} {large:.3}  FV {fairness:.3}",
+            stall_ns / 1_000_000
+        );
         assert!(fairness > 0.94, "stalls of {stall_ns} ns: {small} and {large}");
     }
 }
 
-/// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation held the device back its utilization rises, most
-/// for CFQ; FIOPS, which never waited, and BFQ, which does not while weights are even, become fairer, and the device is used as
-/// much, by FIOPS a little less. With FlashFQ the shallow tenant had nearly all that it has alone, and the other paid for
-/// it: it gives some back.
+/// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation held the device back its
+/// utilization rises, most for CFQ; FIOPS, which never waited, and BFQ, which does not while
+/// weights are even, become fairer, and the device is used as much, by FIOPS a little less. With
+/// FlashFQ the shallow tenant had nearly all that it has alone, and the other paid for it: it gives
+/// some back.
 #[test]
 fn depth_2_beside_depth_32() {
     let rows = before_and_after(N10);
@@ -419,26 +450,32 @@ fn depth_2_beside_depth_32() {
             "{base:?}: {before:?}, with NASS {after:?}"
         );
     }
-    let gains: Vec<f64> = rows.iter().map(|(_, before, after)| after.utilization / before.utilization).collect();
+    let gains: Vec<f64> =
+        rows.iter().map(|(_, before, after)| after.utilization / before.utilization).collect();
     let [cfq, bfq, flashfq, fiops] = gains[..] else { panic!("four schedulers") };
     assert!(cfq > 1.4 && cfq > flashfq && flashfq > 1.1, "{gains:?}");
     assert!(fiops < bfq && (0.95..1.0).contains(&fiops) && (0.97..1.2).contains(&bfq), "{gains:?}");
     for (_, before, after) in [rows[1], rows[3]] {
         assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
     }
-    // Why FV of FlashFQ does not fall, as the paper has it: who pays alike for requests that are alike gets as many of them as the other, so
-    // that what each keeps is as one to the ratio of what they have alone.
+    // Why FV of FlashFQ does not fall, as the paper has it: who pays alike for requests that are
+    // alike gets as many of them as the other, so that what each keeps is as one to the ratio of
+    // what they have alone.
     let ratio = Base::FlashFq.run(&[SMALL])[0] / Base::FlashFq.run(&[SHALLOW])[0];
     let even_requests = (1.0 + ratio).powi(2) / (2.0 * (1.0 + ratio * ratio));
     let (_, before, after) = rows[2];
-    assert!(ratio > 5.0 && (before.fairness - even_requests).abs() < 0.01, "{ratio}: {even_requests}, {before:?}");
+    assert!(
+        ratio > 5.0 && (before.fairness - even_requests).abs() < 0.01,
+        "{ratio}: {even_requests}, {before:?}"
+    );
     assert!(after.fairness > even_requests + 0.2, "{even_requests}, {after:?}");
 }
 
 /// Each of the two mechanisms is what helps in its test.
 #[test]
 fn each_mechanism_alone() {
-    let only = |aggressiveness, idleness| NassConfig { aggressiveness, idleness, ..NassConfig::default() };
+    let only =
+        |aggressiveness, idleness| NassConfig { aggressiveness, idleness, ..NassConfig::default() };
     let weak = |pair, nass| measure(Base::Fiops, pair, Some(&nass)).kept[0];
     let [limited, even] = [true, false].map(|on| weak(N9, only(on, false)));
     assert!(limited > 1.5 * even, "{limited} with aggressiveness alone, {even} with neither");

@@ -12,7 +12,9 @@ fn z_ssd_with(from: &str, to: &str) -> Result<Profile, ProfileError> {
 /// The error, and the number of the line that it shows.
 fn refused(from: &str, to: &str) -> (String, usize) {
     let error = z_ssd_with(from, to).expect_err("it is refused").to_string();
-    let line = error.split_once("line ").and_then(|(_, rest)| rest.split([',', ' ', '\n']).next()?.parse().ok());
+    let line = error
+        .split_once("line ")
+        .and_then(|(_, rest)| rest.split([',', ' ', '\n']).next()?.parse().ok());
     (error, line.unwrap_or(0))
 }
 
@@ -37,7 +39,10 @@ fn what_is_read_is_what_is_written() {
 #[test]
 fn an_unknown_name_lists_the_known_ones() {
     let error = Profile::named("floppy").unwrap_err().to_string();
-    assert!(error.contains("`floppy`") && error.contains("z-ssd") && error.contains("intel-530"), "{error}");
+    assert!(
+        error.contains("`floppy`") && error.contains("z-ssd") && error.contains("intel-530"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -88,8 +93,13 @@ fn values_that_do_not_go_together_are_refused() {
             Ok(_) => panic!("{to} was taken"),
         }
     }
-    let text =
-        BUILT_IN[0].1.replace("size-kib = 8192", "size-kib = 16").replace("program-kib = 4 ", "program-kib = 32 ");
+    let text = BUILT_IN[0]
+        .1
+        .replace("size-kib = 8192", "size-kib = 16")
+        .replace("program-kib = 4 ", "program-kib = 32 ");
     let error = Profile::parse(&text).unwrap_err().to_string();
-    assert!(error.contains("16 is less than one program writes (media.program-kib: 32)"), "{error}");
+    assert!(
+        error.contains("16 is less than one program writes (media.program-kib: 32)"),
+        "{error}"
+    );
 }

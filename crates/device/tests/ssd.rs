@@ -2,7 +2,10 @@
 
 use fairq_core::{Class, ClassWeights, Op};
 use fairq_device::profile::{BUILT_IN, Spare};
-use fairq_device::{Arbiter, Arbitration, Burst, Completed, Mechanism, Profile, QueueIndex, Setup, Ssd, State, Window};
+use fairq_device::{
+    Arbiter, Arbitration, Burst, Completed, Mechanism, Profile, QueueIndex, Setup, Ssd, State,
+    Window,
+};
 use proptest::prelude::*;
 
 const US: u64 = 1000;
@@ -16,10 +19,9 @@ fn changed(name: &str, changes: &[(&str, &str)]) -> Profile {
     let text = BUILT_IN.iter().find(|(known, _)| *known == name).expect("it is built in").1;
     let lines = text.lines().map(|line| {
         let change = changes.iter().find(|(key, _)| line.starts_with(&format!("{key} = ")));
-        change.map_or(
-            line.to_owned(),
-            |(key, value)| if value.is_empty() { String::new() } else { format!("{key} = {value}") },
-        )
+        change.map_or(line.to_owned(), |(key, value)| {
+            if value.is_empty() { String::new() } else { format!("{key} = {value}") }
+        })
     });
     Profile::parse(&lines.collect::<Vec<_>>().join("\n")).expect("the changes are legal")
 }
@@ -64,8 +66,10 @@ impl Stream {
 
     fn offset(&mut self) -> u64 {
         if self.random {
-            self.position =
-                self.position.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.position = self
+                .position
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (self.position >> 29) / u64::from(self.bytes) * u64::from(self.bytes)
         } else {
             self.position += 1;
@@ -74,8 +78,15 @@ impl Stream {
     }
 }
 
-/// Keeps `depth` requests of each stream outstanding until `bytes` have been moved in all; MB/s of each stream.
-fn closed(ssd: &mut Ssd, streams: &mut [Stream], depth: u32, now_ns: u64, bytes: u64) -> (Vec<f64>, u64) {
+/// Keeps `depth` requests of each stream outstanding until `bytes` have been moved in all; MB/s of
+/// each stream.
+fn closed(
+    ssd: &mut Ssd,
+    streams: &mut [Stream],
+    depth: u32,
+    now_ns: u64,
+    bytes: u64,
+) -> (Vec<f64>, u64) {
     let mut moved = vec![0u64; streams.len()];
     for id in 0..depth * streams.len() as u32 {
         let stream = &mut streams[(id / depth) as usize];
@@ -118,18 +129,17 @@ fn any_arrivals() -> impl Strategy<Value = Vec<Arrival>> {
     let op = prop_oneof![
         6 => Just(Op::Read), 6 => Just(Op::Write), 1 => Just(Op::Flush), 1 => Just(Op::Discard), 1 => Just(Op::WriteZeroes)
     ];
-    let length = prop_oneof![4 => 0u32..16, 2 => 0u32..600, 1 => 0u32..20_000].prop_map(|sectors| sectors * 512);
-    let arrival = (0u64..30_000, op, 0u64..1 << 20, length).prop_map(|(after_ns, op, sector, length)| Arrival {
-        after_ns,
-        op,
-        offset: sector * 512,
-        length,
-    });
+    let length = prop_oneof![4 => 0u32..16, 2 => 0u32..600, 1 => 0u32..20_000]
+        .prop_map(|sectors| sectors * 512);
+    let arrival =
+        (0u64..30_000, op, 0u64..1 << 20, length).prop_map(|(after_ns, op, sector, length)| {
+            Arrival { after_ns, op, offset: sector * 512, length }
+        });
     prop::collection::vec(arrival, 1..120)
 }
 
-/// Starts each command at its time and takes what completes, looking `every_ns` and whenever one arrives; or, with 0,
-/// when the device says.
+/// Starts each command at its time and takes what completes, looking `every_ns` and whenever one
+/// arrives; or, with 0, when the device says.
 fn replay(profile: &Profile, state: State, arrivals: &[Arrival], every_ns: u64) -> Vec<Completed> {
     let mut ssd = Ssd::new(profile, &setup(state, arrivals.len() as u32));
     let mut completed = Vec::new();
@@ -150,7 +160,11 @@ fn replay(profile: &Profile, state: State, arrivals: &[Arrival], every_ns: u64) 
         }
     }
     while ssd.outstanding() > 0 {
-        now_ns = if every_ns == 0 { ssd.next_ns().expect("some are outstanding") } else { now_ns + every_ns };
+        now_ns = if every_ns == 0 {
+            ssd.next_ns().expect("some are outstanding")
+        } else {
+            now_ns + every_ns
+        };
         while let Some(one) = ssd.pop(now_ns) {
             completed.push(one);
         }
@@ -162,8 +176,8 @@ fn replay(profile: &Profile, state: State, arrivals: &[Arrival], every_ns: u64) 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Each command completes once, in the order of completion, none sooner than the controller, the link and what
-    /// is fixed allow; and it does not matter how often one looks.
+    /// Each command completes once, in the order of completion, none sooner than the controller,
+    /// the link and what is fixed allow; and it does not matter how often one looks.
     #[test]
     fn each_completes_once_whoever_looks(
         index in 0..BUILT_IN.len(),
@@ -189,9 +203,11 @@ proptest! {
             let bytes = if matches!(arrival.op, Op::Read | Op::Write) { u64::from(arrival.length) } else { 0 };
             let least_ns = turn.ns() + fixed.ns() + ((bytes * speed.ns_per_mib()) >> 20) * 99 / 100;
             let took_ns = one.at_ns - started[one.id as usize];
-            prop_assert!(took_ns >= least_ns, "{arrival:?} took {took_ns} ns, less than {least_ns}");
+            prop_assert!(took_ns >= least_ns, "{arrival:?} took {took_ns} ns, less than \
+             {least_ns}");
         }
-        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "it depends on who looks when");
+        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "it depends on who \
+         looks when");
     }
 }
 
@@ -218,11 +234,23 @@ fn the_bound_holds_until_commands_are_popped() {
 /// Throughput never falls with depth, and it is fully there at the device's window.
 #[test]
 fn the_window_fills_the_device() {
-    for (name, bytes) in [("z-ssd", 4096), ("p3700", 4096), ("p4500", 4096), ("980-pro", 4096), ("nvmf-ramdisk", 1024)]
-    {
+    for (name, bytes) in [
+        ("z-ssd", 4096),
+        ("p3700", 4096),
+        ("p4500", 4096),
+        ("980-pro", 4096),
+        ("nvmf-ramdisk", 1024),
+    ] {
         let profile = profile(name);
         let window = profile.host.window.get();
-        let at = |depth| rate(&mut ssd(&profile), Stream::new(Op::Read, bytes, true), depth, 30_000 * u64::from(bytes));
+        let at = |depth| {
+            rate(
+                &mut ssd(&profile),
+                Stream::new(Op::Read, bytes, true),
+                depth,
+                30_000 * u64::from(bytes),
+            )
+        };
         let rates: Vec<f64> = [1, 4, 16, window, 4 * window].map(at).into();
         assert!(rates.windows(2).all(|pair| pair[1] >= pair[0] * 0.995), "{name}: {rates:?}");
         near(rates[3], rates[4], 0.02);
@@ -242,7 +270,8 @@ fn large_requests_take_their_time_and_end() {
     }
 }
 
-/// A page that is still in a die's register is not read again: small sequential reads are faster than random ones.
+/// A page that is still in a die's register is not read again: small sequential reads are faster
+/// than random ones.
 #[test]
 fn the_register_serves_neighbours() {
     let profile = profile("p3700");
@@ -259,7 +288,8 @@ fn the_register_serves_neighbours() {
 fn sata_moves_one_way_at_a_time() {
     let both = |name| {
         let profile = changed(name, &[("program-us", "1"), ("size-kib", "65536")]);
-        let streams = &mut [Stream::new(Op::Read, 131_072, false), Stream::new(Op::Write, 131_072, false)];
+        let streams =
+            &mut [Stream::new(Op::Read, 131_072, false), Stream::new(Op::Write, 131_072, false)];
         let rates = closed(&mut ssd(&profile), streams, 16, 0, 400 << 20).0;
         (rates[0] + rates[1], profile.link.read_mb_s.get(), profile.link.write_mb_s.get())
     };
@@ -269,15 +299,17 @@ fn sata_moves_one_way_at_a_time() {
     near(nvme, read + write, 0.05);
 }
 
-/// With one die to a channel, a die that is held until its page has left gives one page per read and transfer; one
-/// that is not held gives one per the longer of the two.
+/// With one die to a channel, a die that is held until its page has left gives one page per read
+/// and transfer; one that is not held gives one per the longer of the two.
 #[test]
 fn a_held_die_waits_for_its_channel() {
     let at = |held| {
-        let dies = [("channels", held), ("read-us", "20"), ("read-fixed-us", "0"), ("channel-mb-s", "82")];
+        let dies =
+            [("channels", held), ("read-us", "20"), ("read-fixed-us", "0"), ("channel-mb-s", "82")];
         let profile = changed("intel-530", &dies);
         // 4 KiB pass the channel in 50 us, and 20 us of reading hide behind them.
-        rate(&mut ssd(&profile), Stream::new(Op::Read, 4096, true), 256, 4096 * 20_000) * 1e6 / 4096.0
+        rate(&mut ssd(&profile), Stream::new(Op::Read, 4096, true), 256, 4096 * 20_000) * 1e6
+            / 4096.0
     };
     near(at("1"), 1e6 / 50.0, 0.02);
     near(at("1\nheld-through-transfer = true"), 1e6 / 70.0, 0.02);
@@ -286,7 +318,9 @@ fn a_held_die_waits_for_its_channel() {
 /// A flush waits for the media where nothing protects the buffer, and only there.
 #[test]
 fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {
-    for (name, waits) in [("980-pro", true), ("intel-530", true), ("z-ssd", false), ("p4800x", false)] {
+    for (name, waits) in
+        [("980-pro", true), ("intel-530", true), ("z-ssd", false), ("p4800x", false)]
+    {
         let profile = profile(name);
         let mut ssd = ssd(&profile);
         let nothing_ns = alone(&mut ssd, 0, Op::Flush, 0, 0);
@@ -294,7 +328,8 @@ fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {
         // Less than a program's worth stays in the buffer until it is asked for.
         alone(&mut ssd, 1_000_000 * US, Op::Write, 0, 4096);
         let flush_ns = alone(&mut ssd, 2_000_000 * US, Op::Flush, 0, 0);
-        let program_ns = profile.slc.as_ref().map_or(profile.media.program_us, |slc| slc.program_us).ns();
+        let program_ns =
+            profile.slc.as_ref().map_or(profile.media.program_us, |slc| slc.program_us).ns();
         assert_eq!(flush_ns >= nothing_ns + program_ns, waits, "{name}: {flush_ns} ns");
         let again_ns = alone(&mut ssd, 3_000_000 * US, Op::Flush, 0, 0);
         assert_eq!(again_ns, nothing_ns, "{name}: it is there already");
@@ -324,10 +359,12 @@ fn a_flush_does_not_wait_for_later_writes() {
     assert!((1000 * US..20_000 * US).contains(&flushed_ns), "{flushed_ns} ns");
 }
 
-/// Programs hold reads up, unless they can be suspended; and then reads do not stop programs for ever.
+/// Programs hold reads up, unless they can be suspended; and then reads do not stop programs for
+/// ever.
 #[test]
 fn reads_suspend_programs_within_reason() {
-    let die = [("channels", "1"), ("dies-per-channel", "1"), ("program-us", "1000"), ("size-kib", "64")];
+    let die =
+        [("channels", "1"), ("dies-per-channel", "1"), ("program-us", "1000"), ("size-kib", "64")];
     let without = changed("z-ssd", &[die.as_slice(), &[("suspend-us", "")]].concat());
     let with = changed("z-ssd", &die);
     let read_ns = |profile: &Profile| {
@@ -347,8 +384,8 @@ fn reads_suspend_programs_within_reason() {
     assert!((0.3..0.7).contains(&(flooded / alone)), "{flooded} of {alone} MB/s");
 }
 
-/// A fresh device stays fresh until its free space is used up; then random writing is slower, sequential writing is
-/// not, and discarding makes it fresh again.
+/// A fresh device stays fresh until its free space is used up; then random writing is slower,
+/// sequential writing is not, and discarding makes it fresh again.
 #[test]
 fn space_runs_out_and_comes_back() {
     let mut profile = profile("p4500");
@@ -373,7 +410,8 @@ fn space_runs_out_and_comes_back() {
 #[test]
 fn media_written_in_place_has_no_states() {
     let at = |state| {
-        let mut ssd = Ssd::new(&profile("p4800x"), &Setup { capacity: 1 << 24, ..setup(state, 64) });
+        let mut ssd =
+            Ssd::new(&profile("p4800x"), &Setup { capacity: 1 << 24, ..setup(state, 64) });
         rate(&mut ssd, Stream::new(Op::Write, 4096, true), 16, 256 << 20)
     };
     assert_eq!(at(State::Fresh), at(State::Steady));
@@ -392,13 +430,15 @@ fn slc_cells_run_out() {
     near(slow[0], 2000.0, 0.05);
 }
 
-/// Arbiter, window and model together: two classes of many commands on the Z-SSD, 4 KiB and 8 KiB. Commands go 3:1 by
-/// the weights, and the link gives the same total whatever the mix (D2FQ Fig. 11a).
+/// Arbiter, window and model together: two classes of many commands on the Z-SSD, 4 KiB and 8 KiB.
+/// Commands go 3:1 by the weights, and the link gives the same total whatever the mix (D2FQ Fig.
+/// 11a).
 #[test]
 fn a_windowed_device_shares_by_weights() {
     let run = |high: u16, low: u16| {
         let weights = ClassWeights { high, medium: 1, low };
-        let mut arbiter = Arbiter::new(Mechanism::Weighted, 2, Arbitration { burst: Burst::ONE, weights });
+        let mut arbiter =
+            Arbiter::new(Mechanism::Weighted, 2, Arbitration { burst: Burst::ONE, weights });
         let queues = [QueueIndex(0), QueueIndex(1)];
         arbiter.add(queues[0], Class::High);
         arbiter.add(queues[1], Class::Low);

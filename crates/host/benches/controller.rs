@@ -1,7 +1,9 @@
-//! What a command costs through the software NVMe controller, driver included: `cargo bench -p fairq-host`.
+//! What a command costs through the software NVMe controller, driver included:
+//! `cargo bench -p fairq-host`.
 //!
-//! Each line is the median of several rounds. Bars: at most 60 ns a command inline on one core; at least 3 million commands a
-//! second with two pinned threads and batches of 8; a Z-SSD's 750 000 a second held in real time.
+//! Each line is the median of several rounds. Bars: at most 60 ns a command inline on one core; at
+//! least 3 million commands a second with two pinned threads and batches of 8; a Z-SSD's 750 000 a
+//! second held in real time.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -32,7 +34,10 @@ fn main() {
     println!("  null device, batches of 8          {null:7.1}");
     for batch in [1, 8, 32] {
         let ns = one_core(&soft(BackingSpec::Null { size: SIZE }, Poller::Inline), batch);
-        println!("  controller inline, batches of {batch:<2}   {ns:7.1}   {:4.1} x null", ns / null);
+        println!(
+            "  controller inline, batches of {batch:<2}   {ns:7.1}   {:4.1} x null",
+            ns / null
+        );
     }
     let ns = one_core(&soft(BackingSpec::Ram { size: SIZE }, Poller::Inline), 8);
     println!("  over RAM, batches of 8             {ns:7.1}   {:4.1} x null", ns / null);
@@ -40,13 +45,17 @@ fn main() {
     for (name, submitters, poller) in
         [("inline, both submit", 2, Poller::Inline), ("one submits, one polls", 1, Poller::Core)]
     {
-        let rate = threads(Arc::new(soft(BackingSpec::Null { size: SIZE }, poller)), submitters, 64, 8);
+        let rate =
+            threads(Arc::new(soft(BackingSpec::Null { size: SIZE }, poller)), submitters, 64, 8);
         println!("  {name:<25} {:7.2}", rate / 1e6);
     }
     let profile = Profile::named("z-ssd").expect("it is built in");
     let timing = Some((profile, State::Fresh));
     for submitters in [1, 2] {
-        let spec = NvmeSoftSpec { timing: timing.clone(), ..spec(BackingSpec::Ram { size: SIZE }, Poller::Inline) };
+        let spec = NvmeSoftSpec {
+            timing: timing.clone(),
+            ..spec(BackingSpec::Ram { size: SIZE }, Poller::Inline)
+        };
         let device = Arc::new(NvmeSoft::open(&spec).expect("memory is there"));
         let rate = threads(device, submitters, 256, 8);
         println!("  like a Z-SSD, {submitters} submitting        {:7.3}   of 0.750", rate / 1e6);
@@ -92,7 +101,15 @@ impl<Q: Queue> Submitter<Q> {
             in_place: false,
             memory: buffer.memory(),
         };
-        Submitter { queue, ring, command, region, buffer: Some(buffer), random: 1, done: Vec::new() }
+        Submitter {
+            queue,
+            ring,
+            command,
+            region,
+            buffer: Some(buffer),
+            random: 1,
+            done: Vec::new(),
+        }
     }
 
     /// Issues `count` commands and rings once.
@@ -102,7 +119,8 @@ impl<Q: Queue> Submitter<Q> {
             let offset = (self.random >> 20) % (SIZE / 4096) * 4096;
             let class = [Class::High, Class::Medium, Class::Low][(self.random >> 60) as usize % 3];
             let command = Command { tag: Tag(tag), offset, class, ..self.command };
-            // SAFETY: all read to the same page, which nobody looks at and which outlives the queue.
+            // SAFETY: all read to the same page, which nobody looks at and which outlives the
+            // queue.
             unsafe { self.queue.issue(now_ns, &mut self.ring, black_box(&command)) };
         }
         self.queue.ring(now_ns, &mut self.ring, wake);
@@ -125,7 +143,11 @@ impl<Q> Drop for Submitter<Q> {
 }
 
 fn place(port: u8, ports: usize) -> Place {
-    Place { port: PortId(port), ports, wakers: Arc::new(Wakers::new(ports).expect("eventfds are there")) }
+    Place {
+        port: PortId(port),
+        ports,
+        wakers: Arc::new(Wakers::new(ports).expect("eventfds are there")),
+    }
 }
 
 fn median(mut figures: Vec<f64>) -> f64 {
@@ -154,7 +176,8 @@ fn one_core<D: Device>(device: &D, batch: usize) -> f64 {
     median((0..ROUNDS).map(round).collect())
 }
 
-/// Commands a second of pinned threads that keep `depth` each on their way and submit at least `batch` at a time.
+/// Commands a second of pinned threads that keep `depth` each on their way and submit at least
+/// `batch` at a time.
 fn threads(device: Arc<NvmeSoft>, submitters: usize, depth: usize, batch: usize) -> f64 {
     let (stop, total) = (AtomicBool::new(false), AtomicU64::new(0));
     let clock = Clock::default();

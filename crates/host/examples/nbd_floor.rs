@@ -1,12 +1,16 @@
-//! What an NBD server cannot do without, and nothing else: `nbd_floor SOCKET BYTES [FILE [direct]]`.
+//! What an NBD server cannot do without, and nothing else:
+//! `nbd_floor SOCKET BYTES [FILE [direct]]`.
 //!
-//! It takes whatever has come in large receives, looks at nothing but the headers, and answers all requests of one receive with
-//! one send. Without a file it stores nothing. With one it does the bare read or write, in the cheapest way there is: through
-//! the page cache a system call each, straight between the file and the bytes of the socket; past it (`direct`) all requests of
-//! one receive go to the kernel in one call by registered buffers, and half of what is under way is waited for and answered at
-//! once. A client that has much to read is left alone until it has read most of it, so that batches are large. No scheduler, no
-//! statistics, no bounds, a thread for each client: its CPU time a request is what the kernel asks of any server for moving these
-//! bytes, in the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside the real ones.
+//! It takes whatever has come in large receives, looks at nothing but the headers, and answers all
+//! requests of one receive with one send. Without a file it stores nothing. With one it does the
+//! bare read or write, in the cheapest way there is: through the page cache a system call each,
+//! straight between the file and the bytes of the socket; past it (`direct`) all requests of one
+//! receive go to the kernel in one call by registered buffers, and half of what is under way is
+//! waited for and answered at once. A client that has much to read is left alone until it has read
+//! most of it, so that batches are large. No scheduler, no statistics, no bounds, a thread for each
+//! client: its CPU time a request is what the kernel asks of any server for moving these bytes, in
+//! the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside the real
+//! ones.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -50,8 +54,9 @@ fn main() -> io::Result<()> {
     for stream in UnixListener::bind(path)?.incoming() {
         let stream = stream?;
         let flags = if direct { libc::O_DIRECT } else { 0 };
-        let file =
-            file.map(|file| File::options().read(true).write(true).custom_flags(flags).open(file)).transpose()?;
+        let file = file
+            .map(|file| File::options().read(true).write(true).custom_flags(flags).open(file))
+            .transpose()?;
         // A client that leaves, however it does, is the end of its connection only.
         std::thread::spawn(move || {
             let store = match file {
@@ -75,12 +80,16 @@ fn open(mut stream: UnixStream, size: u64) -> io::Result<UnixStream> {
     loop {
         let mut header = [0; 16];
         stream.read_exact(&mut header)?;
-        let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let word = |at: usize| {
+            u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
         let (option, length) = (word(8), word(12));
         stream.read_exact(&mut vec![0; length as usize])?;
         let mut reply = |kind: u32, data: &[u8]| {
             let mut bytes = Vec::from(magic::OPTION_REPLY.to_be_bytes());
-            bytes.extend([option, kind, data.len() as u32].iter().flat_map(|word| word.to_be_bytes()));
+            bytes.extend(
+                [option, kind, data.len() as u32].iter().flat_map(|word| word.to_be_bytes()),
+            );
             bytes.extend(data);
             stream.write_all(&bytes)
         };
@@ -144,7 +153,8 @@ fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
 }
 
 impl Store {
-    /// How to receive: without waiting while something is under way, and when the client has read most of its last answers.
+    /// How to receive: without waiting while something is under way, and when the client has read
+    /// most of its last answers.
     fn receives(&mut self, stream: &UnixStream) -> io::Result<RecvFlags> {
         match self {
             Store::Direct(direct) if direct.under_way > 0 => Ok(RecvFlags::DONTWAIT),
@@ -160,7 +170,9 @@ impl Store {
     /// Some of a write's payload, from `done` on, has come.
     fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Store::Cached(file) if !bytes.is_empty() => file.write_all_at(bytes, request.offset + done),
+            Store::Cached(file) if !bytes.is_empty() => {
+                file.write_all_at(bytes, request.offset + done)
+            }
             Store::Direct(direct) if !bytes.is_empty() => direct.write(request, done, bytes),
             _ => Ok(()),
         }
@@ -176,7 +188,9 @@ impl Store {
         replies.add(&header(request));
         match self {
             _ if request.command != Command::Read => Ok(()),
-            Store::Cached(file) => file.read_exact_at(replies.room(request.length as usize), request.offset),
+            Store::Cached(file) => {
+                file.read_exact_at(replies.room(request.length as usize), request.offset)
+            }
             _ => {
                 replies.room(request.length as usize);
                 Ok(())
@@ -247,7 +261,15 @@ impl Direct {
             region.set_fixed(0, length);
         }
         ring.register_files(&[file.as_raw_fd()])?;
-        Ok(Direct { ring, region, partial: None, slots: Vec::new(), free: Vec::new(), under_way: 0, _file: file })
+        Ok(Direct {
+            ring,
+            region,
+            partial: None,
+            slots: Vec::new(),
+            free: Vec::new(),
+            under_way: 0,
+            _file: file,
+        })
     }
 
     fn allocate(&mut self, request: &Request) -> io::Result<Buffer> {
@@ -273,15 +295,20 @@ impl Direct {
         };
         let Memory { address, length, .. } = buffer.memory();
         let entry = match request.command {
-            Command::Read => opcode::ReadFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
-            _ => opcode::WriteFixed::new(types::Fixed(0), address, length, 0).offset(request.offset).build(),
+            Command::Read => opcode::ReadFixed::new(types::Fixed(0), address, length, 0)
+                .offset(request.offset)
+                .build(),
+            _ => opcode::WriteFixed::new(types::Fixed(0), address, length, 0)
+                .offset(request.offset)
+                .build(),
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
         self.slots[slot] = Some((*request, header(request), buffer));
-        // SAFETY: the buffer is kept, and not touched, until `finish` has taken the operation's event.
+        // SAFETY: the buffer is kept, and not touched, until `finish` has taken the operation's
+        // event.
         unsafe { self.ring.push(entry, UserData { asker: Asker::Device, value: slot as u64 }) };
         self.under_way += 1;
         Ok(())

@@ -1,8 +1,10 @@
-//! A load-generating NBD client that costs a fraction of what general ones do, so that a fast server can be seen.
+//! A load-generating NBD client that costs a fraction of what general ones do, so that a fast
+//! server can be seen.
 //!
-//! One thread and one connection a job, closed loop: requests that replies have made room for leave in one send, and
-//! one receive takes as many replies as have come; data is received and thrown away. All writes send the same bytes,
-//! from where they are (with TLS they have to be copied). Only simple replies are asked for, which every server speaks.
+//! One thread and one connection a job, closed loop: requests that replies have made room for leave
+//! in one send, and one receive takes as many replies as have come; data is received and thrown
+//! away. All writes send the same bytes, from where they are (with TLS they have to be copied).
+//! Only simple replies are asked for, which every server speaks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -56,8 +58,8 @@ pub struct Job {
     pub seed: u64,
 }
 
-/// Runs all jobs at the same time; results are by tenant. `watch` is as in [`crate::load::run`]; the CPU time is this
-/// process's, the client's.
+/// Runs all jobs at the same time; results are by tenant. `watch` is as in [`crate::load::run`];
+/// the CPU time is this process's, the client's.
 pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io::Result<Measured> {
     let phase = Arc::new(AtomicU8::new(WARM_UP));
     let connections = jobs.iter().map(Connection::open).collect::<io::Result<Vec<_>>>()?;
@@ -73,7 +75,9 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
             if !watch(began.elapsed().as_secs_f64() / total.as_secs_f64()) {
                 return;
             }
-            std::thread::sleep(until.saturating_sub(began.elapsed()).min(Duration::from_millis(100)));
+            std::thread::sleep(
+                until.saturating_sub(began.elapsed()).min(Duration::from_millis(100)),
+            );
         }
     };
     pause(times.warmup);
@@ -84,8 +88,15 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
     let (elapsed, Usage { cpu, preempted }) = (start.elapsed(), Usage::now().since(usage));
     let tenants = jobs.iter().map(|job| job.tenant + 1).max().unwrap_or(0);
     let tenants = vec![TenantStats::default(); tenants];
-    let mut measured =
-        Measured { tenants, elapsed, cpu, preempted, cpu_wait: None, series: Vec::new(), class_weights: Vec::new() };
+    let mut measured = Measured {
+        tenants,
+        elapsed,
+        cpu,
+        preempted,
+        cpu_wait: None,
+        series: Vec::new(),
+        class_weights: Vec::new(),
+    };
     for (thread, job) in threads.into_iter().zip(jobs) {
         let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;
         measured.tenants[job.tenant].add(&stats);
@@ -120,7 +131,8 @@ impl Connection {
         let size = job.size.unwrap_or(u64::MAX).min(size);
         let blocks = if job.block == 0 { 0 } else { size / u64::from(job.block) };
         if blocks == 0 || job.block > MAX_PAYLOAD {
-            let message = format!("blocks of {} bytes do not fit an export of {size} bytes", job.block);
+            let message =
+                format!("blocks of {} bytes do not fit an export of {size} bytes", job.block);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let mut rng = SmallRng::seed_from_u64(job.seed);
@@ -175,16 +187,21 @@ impl Connection {
         }
     }
 
-    /// Waits until there is something to receive, room to send what has not left, or a request to make; true if something
-    /// may have come. Not by a receive that blocks: that is woken whenever the server takes a request, too.
+    /// Waits until there is something to receive, room to send what has not left, or a request to
+    /// make; true if something may have come. Not by a receive that blocks: that is woken whenever
+    /// the server takes a request, too.
     fn wait(&self, all_sent: bool, stopping: bool) -> io::Result<bool> {
         let patience = match self.idle.front() {
             _ if stopping => Some(PATIENCE),
-            Some(&(_, ready)) => Some(ready.max(self.next).saturating_duration_since(Instant::now()).min(WATCH)),
+            Some(&(_, ready)) => {
+                Some(ready.max(self.next).saturating_duration_since(Instant::now()).min(WATCH))
+            }
             None => None,
         };
-        let patience =
-            patience.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
+        let patience = patience.map(|time| Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        });
         let wanted = if all_sent { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         let mut ready = [PollFd::new(&self.channel.socket, wanted)];
         match poll(&mut ready, patience.as_ref()) {
@@ -198,7 +215,13 @@ impl Connection {
     /// Leaves as the protocol wants it; whether the server hears it is its own matter.
     fn say_good_bye(&mut self) {
         let command = Command::Disconnect;
-        self.channel.add(&Request { flags: CommandFlags(0), command, cookie: 0, offset: 0, length: 0 });
+        self.channel.add(&Request {
+            flags: CommandFlags(0),
+            command,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        });
         let _ = self.channel.send();
     }
 
@@ -211,8 +234,10 @@ impl Connection {
         {
             self.idle.pop_front();
             if let Some(rate) = self.job.rate {
-                // A connection that could not keep up does not burst afterwards by more than one request.
-                let interval = Duration::from_nanos(u64::from(self.job.block) * 1_000_000_000 / rate.max(1));
+                // A connection that could not keep up does not burst afterwards by more than one
+                // request.
+                let interval =
+                    Duration::from_nanos(u64::from(self.job.block) * 1_000_000_000 / rate.max(1));
                 self.next = (self.next + interval).max(now);
             }
             let block = if self.job.random {
@@ -234,7 +259,8 @@ impl Connection {
         }
     }
 
-    /// Takes the replies in the first `have` bytes of `incoming`; gives how many bytes are left for the next time.
+    /// Takes the replies in the first `have` bytes of `incoming`; gives how many bytes are left for
+    /// the next time.
     fn take_replies(&mut self, have: usize, skip: &mut usize) -> io::Result<usize> {
         let (now, think) = (Instant::now(), Duration::from_nanos(self.job.think_ns));
         let mut at = 0;
@@ -244,11 +270,19 @@ impl Connection {
             *skip -= skipped;
             let Some(header) = self.incoming[at..have].first_chunk::<16>() else { break };
             let word = |index: usize| {
-                u32::from_be_bytes([header[index], header[index + 1], header[index + 2], header[index + 3]])
+                u32::from_be_bytes([
+                    header[index],
+                    header[index + 1],
+                    header[index + 2],
+                    header[index + 3],
+                ])
             };
             let cookie = u64::from(word(8)) << 32 | u64::from(word(12));
             if word(0) != magic::SIMPLE_REPLY || cookie >= self.flights.len() as u64 {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the server sent something that is no reply"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the server sent something that is no reply",
+                ));
             }
             at += 16;
             let errno = word(4) as i32;

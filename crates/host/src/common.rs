@@ -6,8 +6,8 @@ use std::time::Instant;
 use crate::interference::Served;
 use crate::wakers::Wakers;
 
-/// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a process, so that a device
-/// that works in time may be used by one run after the other.
+/// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a
+/// process, so that a device that works in time may be used by one run after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
@@ -48,7 +48,8 @@ pub struct Common<D> {
 
 impl<D> Clone for Common<D> {
     fn clone(&self) -> Self {
-        let (device, wakers, served) = (self.device.clone(), self.wakers.clone(), self.served.clone());
+        let (device, wakers, served) =
+            (self.device.clone(), self.wakers.clone(), self.served.clone());
         Common { device, wakers, served, ..*self }
     }
 }

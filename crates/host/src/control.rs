@@ -1,8 +1,9 @@
-//! The control side of a run: ticks the policy when it is due, delivers the wake-ups of that, and passes the weights
-//! that the policy wants for the device's classes on to the device.
+//! The control side of a run: ticks the policy when it is due, delivers the wake-ups of that, and
+//! passes the weights that the policy wants for the device's classes on to the device.
 //!
-//! Whoever runs shards (a server, a load) starts one of these beside them and calls [`Control::tick`] at
-//! [`Control::deadline_ns`]. It is slow path: some times a second, in a thread that is no shard.
+//! Whoever runs shards (a server, a load) starts one of these beside them and calls
+//! [`Control::tick`] at [`Control::deadline_ns`]. It is slow path: some times a second, in a thread
+//! that is no shard.
 
 use std::io;
 use std::ops::Deref;
@@ -18,7 +19,8 @@ use crate::wakers::Wakers;
 pub enum ControlError {
     /// It schedules with classes that are not there.
     #[error(
-        "the policy leaves scheduling to the device's queue classes, and the device ({device}) has none: use one that \
+        "the policy leaves scheduling to the device's queue classes, and the device ({device}) has \
+         none: use one that \
          arbitrates between classes, such as --device nvme-soft,backing=PATH, or another policy"
     )]
     NoClasses {
@@ -96,8 +98,8 @@ where
         }
     }
 
-    /// Ticks if it is due, for shards that run under it no longer than until they have got rid of what they have: the
-    /// device's classes are another policy's already. True if it was due.
+    /// Ticks if it is due, for shards that run under it no longer than until they have got rid of
+    /// what they have: the device's classes are another policy's already. True if it was due.
     pub fn tick_policy(&mut self, now_ns: u64) -> bool {
         if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {
             return false;
@@ -211,8 +213,14 @@ mod tests {
     fn a_policy_that_needs_classes_is_refused_without_them() {
         let (policy, device) = (weighted(9), NullDevice::new(512));
         let error = Control::start(&policy, &device, wakers()).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("(null)") && error.contains("--device nvme-soft,backing="), "{error}");
-        let too_much = Control::start(&weighted(300), &classes(), wakers()).map(|_| ()).unwrap_err().to_string();
+        assert!(
+            error.contains("(null)") && error.contains("--device nvme-soft,backing="),
+            "{error}"
+        );
+        let too_much = Control::start(&weighted(300), &classes(), wakers())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
         assert!(too_much.ends_with("too much"), "{too_much}");
     }
 }

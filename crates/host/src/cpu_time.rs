@@ -1,4 +1,5 @@
-//! What the kernel says of a shard's thread: how long it had its CPU, and how long it was ready to run and others had it.
+//! What the kernel says of a shard's thread: how long it had its CPU, and how long it was ready to
+//! run and others had it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -53,7 +54,10 @@ mod tests {
         let Some(before) = clock.read() else { return eprintln!("this kernel does not tell") };
         while clock.read().unwrap().ran_ns < before.ran_ns + 5_000_000 {}
         let at_last = clock.read().unwrap();
-        let from_another = std::thread::scope(|scope| scope.spawn(|| clock.read()).join().unwrap()).unwrap();
-        assert!(from_another.ran_ns >= at_last.ran_ns && from_another.waited_ns >= before.waited_ns);
+        let from_another =
+            std::thread::scope(|scope| scope.spawn(|| clock.read()).join().unwrap()).unwrap();
+        assert!(
+            from_another.ran_ns >= at_last.ran_ns && from_another.waited_ns >= before.waited_ns
+        );
     }
 }

@@ -1,26 +1,29 @@
-//! The low-latency path: an in-process client that rings the device's class queues itself and polls for completions.
+//! The low-latency path: an in-process client that rings the device's class queues itself and polls
+//! for completions.
 //!
-//! **Problem.** A [shard](crate::shard) takes events and messages, batches for its clients, sleeps and is woken. A program
-//! that has a thread for its I/O needs none of it.
-//! **Model.** Submit is dispatch, for policies that never stage ([`Port::IS_DIRECT`]): the policy names the class
-//! (D2FQ, section 4.3), the command is put in the queue of that class by the caller's own thread, and the next
-//! [`poll`](DirectPath::poll) rings the doorbell and takes what has completed. No queue of requests, no io_uring, no
-//! sleep, no statistics, no clock: time is the caller's.
+//! **Problem.** A [shard](crate::shard) takes events and messages, batches for its clients, sleeps
+//! and is woken. A program that has a thread for its I/O needs none of it. **Model.** Submit is
+//! dispatch, for policies that never stage ([`Port::IS_DIRECT`]): the policy names the class (D2FQ,
+//! section 4.3), the command is put in the queue of that class by the caller's own thread, and the
+//! next [`poll`](DirectPath::poll) rings the doorbell and takes what has completed. No queue of
+//! requests, no io_uring, no sleep, no statistics, no clock: time is the caller's.
 //!
 //! ```text
 //!   submit ──▶ port.submit ──▶ class ──▶ queue.issue
 //!   poll ────▶ queue.ring, queue.reap ──▶ port.complete ──▶ Completed
 //! ```
 //!
-//! Each path is one port of the policy and one queue of the device, so paths and shards may share both. Shards that a
-//! path unblocks, or whose commands it has carried out in passing, are woken; a path itself needs no wake-up, as it is polled.
+//! Each path is one port of the policy and one queue of the device, so paths and shards may share
+//! both. Shards that a path unblocks, or whose commands it has carried out in passing, are woken; a
+//! path itself needs no wake-up, as it is polled.
 //!
-//! **What the caller owes.** Polls as long as [`is_idle`](DirectPath::is_idle) is false, even if nothing of its own is on its
-//! way: a device that is polled by whoever comes by relies on it.
+//! **What the caller owes.** Polls as long as [`is_idle`](DirectPath::is_idle) is false, even if
+//! nothing of its own is on its way: a device that is polled by whoever comes by relies on it.
 //!
-//! **What it saves.** Beside a client of the same process that goes by a shard, little: of the 260 ns of a 4 KiB read on
-//! `nvme-soft` over memory at depth 1 it saves 10 to 12 in 100, at depth 16 15 to 17 (`fairq bench --path`). The rest is the
-//! controller, the copy and the clock. Beside a client over NBD it saves three quarters of the latency of a fast SSD's read.
+//! **What it saves.** Beside a client of the same process that goes by a shard, little: of the 260
+//! ns of a 4 KiB read on `nvme-soft` over memory at depth 1 it saves 10 to 12 in 100, at depth 16
+//! 15 to 17 (`fairq bench --path`). The rest is the controller, the copy and the clock. Beside a
+//! client over NBD it saves three quarters of the latency of a fast SSD's read.
 
 use std::sync::Arc;
 
@@ -37,12 +40,14 @@ use crate::wakers::Wakers;
 pub enum DirectError {
     /// The policy holds requests back.
     #[error(
-        "the direct path needs a policy that never holds a request back: use none or d2fq, or the path of the shards"
+        "the direct path needs a policy that never holds a request back: use none or d2fq, or the \
+         path of the shards"
     )]
     Stages,
     /// The device needs more than polling.
     #[error(
-        "the direct path polls for completions, and those of the device ({device}) come as events: use one that is polled, such \
+        "the direct path polls for completions, and those of the device ({device}) come as events: \
+         use one that is polled, such \
          as --device nvme-soft,backing=ram, or the path of the shards"
     )]
     NotPolled {
@@ -95,7 +100,8 @@ pub struct DirectPath<P: Port, D: Device> {
 }
 
 impl<P: Port, D: Device> DirectPath<P, D> {
-    /// The path of port `id`, for the calling thread; at most [`Common::tags`] requests may be live.
+    /// The path of port `id`, for the calling thread; at most [`Common::tags`] requests may be
+    /// live.
     pub fn open(id: PortId, port: P, common: &Common<D>) -> Result<Self, DirectError> {
         let name = || common.device.info().name.clone();
         if !P::IS_DIRECT {
@@ -105,15 +111,18 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             return Err(DirectError::NotPolled { device: name() });
         }
         let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
-        let opened = Ring::new(0).and_then(|mut ring| Ok((common.device.open_queue(&place, &mut ring)?, ring)));
-        let (queue, ring) = opened.map_err(|source| DirectError::Queue { device: name(), source })?;
+        let opened = Ring::new(0)
+            .and_then(|mut ring| Ok((common.device.open_queue(&place, &mut ring)?, ring)));
+        let (queue, ring) =
+            opened.map_err(|source| DirectError::Queue { device: name(), source })?;
         Ok(DirectPath {
             port,
             id,
             queue,
             ring,
             wakers: common.wakers.clone(),
-            live: vec![Live { cookie: 0, submitted_ns: 0, op: Op::Read }; common.tags].into_boxed_slice(),
+            live: vec![Live { cookie: 0, submitted_ns: 0, op: Op::Read }; common.tags]
+                .into_boxed_slice(),
             free: (0..common.tags as u32).rev().map(Tag).collect(),
             completions: Vec::with_capacity(common.tags),
             wake: PortSet::EMPTY,
@@ -131,15 +140,21 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         self.free.len() == self.live.len() && self.queue.is_idle()
     }
 
-    /// Puts a command in the queue of the class that the policy names; the next [`Self::poll`] rings for all of them.
-    /// Fails if its flow is gone; there must be room.
+    /// Puts a command in the queue of the class that the policy names; the next [`Self::poll`]
+    /// rings for all of them. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
     /// The order's memory must stay valid and untouched until `poll` has given the order back.
     #[inline]
     pub unsafe fn submit(&mut self, now_ns: u64, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the caller asked has_room first");
-        let request = Request { tag, flow: order.flow, op: order.op, offset: order.offset, length: order.length };
+        let request = Request {
+            tag,
+            flow: order.flow,
+            op: order.op,
+            offset: order.offset,
+            length: order.length,
+        };
         let class = match self.port.submit(now_ns, &request, &mut self.wake) {
             Ok(Submitted::Issue { class }) => class,
             Ok(Submitted::Staged) => unreachable!("a port that is direct stages nothing"),
@@ -148,10 +163,11 @@ impl<P: Port, D: Device> DirectPath<P, D> {
                 return Err(error);
             }
         };
-        self.live[tag.0 as usize] = Live { cookie: order.cookie, submitted_ns: now_ns, op: order.op };
+        self.live[tag.0 as usize] =
+            Live { cookie: order.cookie, submitted_ns: now_ns, op: order.op };
         let command = order.command(tag, class);
-        // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which is after its
-        // completion has been reaped.
+        // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which
+        // is after its completion has been reaped.
         unsafe { self.queue.issue(now_ns, &mut self.ring, &command) };
         Ok(())
     }
@@ -221,7 +237,20 @@ mod tests {
     fn order(flow: FlowId, op: Op, offset: u64, buffer: &Buffer, length: u32) -> Order {
         let (tenant, file, fua, no_hole, fast_only, in_place) = (0, 0, false, false, false, false);
         let (memory, cookie) = (buffer.memory(), offset);
-        Order { tenant, flow, op, file, offset, length, fua, no_hole, fast_only, in_place, memory, cookie }
+        Order {
+            tenant,
+            flow,
+            op,
+            file,
+            offset,
+            length,
+            fua,
+            no_hole,
+            fast_only,
+            in_place,
+            memory,
+            cookie,
+        }
     }
 
     /// Polls until so many have ended.
@@ -235,21 +264,27 @@ mod tests {
         ended
     }
 
-    /// Writes by the direct path what a shard's queue then reads, and the other way round, at any alignment.
+    /// Writes by the direct path what a shard's queue then reads, and the other way round, at any
+    /// alignment.
     fn both_paths_see_the_same<L: Policy>((policy, ports): (L, Vec<L::Port>), device: AnyDevice) {
         let common = common(device, 2);
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let mut path = DirectPath::open(PortId(0), ports.into_iter().next().unwrap(), &common).unwrap();
+        let mut path =
+            DirectPath::open(PortId(0), ports.into_iter().next().unwrap(), &common).unwrap();
         let mut shard = Driver::open_at(&*common.device, &place(1, 2));
         let mut region = Region::map(1 << 20).unwrap();
         for (offset, length) in [(0, 4096), (4096, 512), (9001, 1500)] {
             let mut buffer = region.allocate(length).unwrap();
             let data: Vec<u8> = (0..length).map(|at| (at * 7 + 3) as u8).collect();
             buffer.bytes_mut()[..length as usize].copy_from_slice(&data);
-            // SAFETY: the buffer is untouched until `finish` has given the order back, and lives longer.
+            // SAFETY: the buffer is untouched until `finish` has given the order back, and lives
+            // longer.
             unsafe { path.submit(5, &order(flow, Op::Write, offset, &buffer, length)) }.unwrap();
             let ended = finish(&mut path, 1);
-            assert_eq!(ended, [Completed { cookie: offset, errno: 0, op: Op::Write, submitted_ns: 5 }]);
+            assert_eq!(
+                ended,
+                [Completed { cookie: offset, errno: 0, op: Op::Write, submitted_ns: 5 }]
+            );
             assert_eq!(shard.read(offset, length), data);
             let changed: Vec<u8> = data.iter().map(|byte| !byte).collect();
             shard.write(offset, &changed);
@@ -276,7 +311,8 @@ mod tests {
     fn a_failure_is_told_and_a_flow_that_is_gone_takes_no_room() {
         let (policy, mut ports) = NonePolicy::<Native>::new(1, 1, TAGS).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let mut path = DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).unwrap();
+        let mut path =
+            DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).unwrap();
         let mut region = Region::map(4096).unwrap();
         let buffer = region.allocate(512).unwrap();
         // SAFETY: the buffer is untouched and outlives the path's use of it.
@@ -292,7 +328,8 @@ mod tests {
         region.free(buffer);
     }
 
-    /// Paths that share a set of queues take each other's completions; each gets its own in the end.
+    /// Paths that share a set of queues take each other's completions; each gets its own in the
+    /// end.
     #[test]
     fn a_path_polls_for_the_others() {
         let device = soft(NvmeSoftSpec { queues: 3, ..ram() });
@@ -305,12 +342,18 @@ mod tests {
         let mut paths: Vec<_> = ports.into_iter().enumerate().map(open).collect();
         for (index, path) in paths.iter_mut().enumerate() {
             // SAFETY: the buffers are untouched and live longer than the paths use them.
-            unsafe { path.submit(0, &order(flow, Op::Read, index as u64 * 4096, &buffers[index], 4096)) }.unwrap();
+            unsafe {
+                path.submit(0, &order(flow, Op::Read, index as u64 * 4096, &buffers[index], 4096))
+            }
+            .unwrap();
             path.queue.ring(0, &mut path.ring, &mut path.wake);
         }
         // The last one takes all there is.
         assert_eq!(finish(&mut paths[2], 1)[0].cookie, 8192);
-        assert!(common.wakers.take_pending(0) && common.wakers.take_pending(1), "it wakes those whose commands ended");
+        assert!(
+            common.wakers.take_pending(0) && common.wakers.take_pending(1),
+            "it wakes those whose commands ended"
+        );
         assert!(!common.wakers.take_pending(2));
         for (index, path) in paths[..2].iter_mut().enumerate() {
             assert_eq!(finish(path, 1)[0].cookie, index as u64 * 4096);
@@ -323,7 +366,8 @@ mod tests {
     fn what_cannot_go_this_way_says_why() {
         let config = SerialConfig { ports: 1, flows: 1, tags: TAGS, ..SerialConfig::default() };
         let (_policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
-        let staged = DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).map(|_| ());
+        let staged =
+            DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).map(|_| ());
         assert!(staged.unwrap_err().to_string().contains("use none or d2fq"));
         let folder = scratch();
         let file = FileSpec { path: folder.path().join("disk"), create_size: Some(1 << 20) };
@@ -333,7 +377,10 @@ mod tests {
             DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(spec), 1)).map(|_| ())
         };
         let refused = open(nvme_soft(files.clone())).unwrap_err().to_string();
-        assert!(refused.contains("disk") && refused.contains("use one that is polled"), "{refused}");
+        assert!(
+            refused.contains("disk") && refused.contains("use one that is polled"),
+            "{refused}"
+        );
         open(NvmeSoftSpec { poller: Poller::Core, ..nvme_soft(files) }).unwrap();
     }
 }

@@ -1,17 +1,20 @@
 //! Who hurts whom: whose requests were served while a tenant's request waited.
 //!
-//! **Problem.** A tenant that is slow wants to know because of whom. To account for it exactly, each request would look at what
-//! every other tenant got during its life.
+//! **Problem.** A tenant that is slow wants to know because of whom. To account for it exactly,
+//! each request would look at what every other tenant got during its life.
 //!
-//! **Model.** A few requests are looked at: each shard has at most one under observation, and begins with the next at most once
-//! per [`PERIOD_NS`], so the cost does not depend on how many requests there are. When it arrives, the bytes that each
-//! tenant has been served so far are noted, over all shards; when it ends, what each got meanwhile divides its latency
-//! among them. A tenant's own share is what its own queue cost it.
+//! **Model.** A few requests are looked at: each shard has at most one under observation, and
+//! begins with the next at most once per [`PERIOD_NS`], so the cost does not depend on how many
+//! requests there are. When it arrives, the bytes that each tenant has been served so far are
+//! noted, over all shards; when it ends, what each got meanwhile divides its latency among them. A
+//! tenant's own share is what its own queue cost it.
 //!
-//! **Bounds.** The tenants from number [`GROUPS`]` - 1` on are counted as one, so a shard's matrix has 32 KiB.
+//! **Bounds.** The tenants from number [`GROUPS`]` - 1` on are counted as one, so a shard's matrix
+//! has 32 KiB.
 //!
-//! *Memory ordering.* What each shard has served is a line of counters that it alone writes and that others read for their
-//! samples, relaxed: a sample may miss what ended in the same moment, and nothing else hangs on it.
+//! *Memory ordering.* What each shard has served is a line of counters that it alone writes and
+//! that others read for their samples, relaxed: a sample may miss what ended in the same moment,
+//! and nothing else hangs on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +24,14 @@ use fairq_core::Tag;
 
 /// The tenants that are told apart; the last stands for all others.
 pub const GROUPS: usize = 64;
-/// Between the beginnings of two observations of a shard, for up to eight shards; in proportion more for more.
+/// Between the beginnings of two observations of a shard, for up to eight shards; in proportion
+/// more for more.
 pub const PERIOD_NS: u64 = 1_000_000;
 /// What a request without data counts for.
 const DATALESS_BYTES: u64 = 4096;
 
-/// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over what was observed.
+/// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over
+/// what was observed.
 pub type Matrix = Box<[[u64; GROUPS]; GROUPS]>;
 
 /// A matrix of nothing.
@@ -115,10 +120,14 @@ impl Observed {
         self.tag = None;
         let mut meanwhile = [0; GROUPS];
         self.served.sum(&mut meanwhile);
-        meanwhile.iter_mut().zip(self.before.iter()).for_each(|(now, before)| *now = now.wrapping_sub(*before));
+        meanwhile
+            .iter_mut()
+            .zip(self.before.iter())
+            .for_each(|(now, before)| *now = now.wrapping_sub(*before));
         let total: u64 = meanwhile.iter().sum();
         for (suffered, bytes) in self.matrix[victim].iter_mut().zip(meanwhile) {
-            *suffered += (u128::from(latency_ns) * u128::from(bytes) / u128::from(total.max(1))) as u64;
+            *suffered +=
+                (u128::from(latency_ns) * u128::from(bytes) / u128::from(total.max(1))) as u64;
         }
     }
 
@@ -153,7 +162,11 @@ mod tests {
         here.ended(Tag(0), 0, 0, 5000);
         let row = here.matrix()[0];
         assert_eq!((row[0], row[1], row[2], row[GROUPS - 1]), (1000, 3000, 0, 1000));
-        assert_eq!(here.matrix()[GROUPS - 1].iter().sum::<u64>(), 0, "one request at a time is observed");
+        assert_eq!(
+            here.matrix()[GROUPS - 1].iter().sum::<u64>(),
+            0,
+            "one request at a time is observed"
+        );
         here.arrived(7, Tag(3));
         here.ended(Tag(3), 0, 4096, 700);
         assert_eq!(here.matrix()[0][0], 1000, "and one per period");

@@ -1,4 +1,5 @@
-//! Load from inside the process: closed-loop jobs that drive the data path without a protocol, as fio does a device.
+//! Load from inside the process: closed-loop jobs that drive the data path without a protocol, as
+//! fio does a device.
 
 use std::io;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ pub struct Job {
     pub rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// When it begins, in nanoseconds after the measurement has; at 0 it is there from the start of the warm-up.
+    /// When it begins, in nanoseconds after the measurement has; at 0 it is there from the start of
+    /// the warm-up.
     pub starts_ns: u64,
     /// When it asks for no more, likewise.
     pub stops_ns: u64,
@@ -60,8 +62,8 @@ pub struct Job {
     pub seed: u64,
 }
 
-/// Bytes completed in each interval of a measurement. One job writes it, so it adds without a locked instruction; others
-/// read it when the run is over.
+/// Bytes completed in each interval of a measurement. One job writes it, so it adds without a
+/// locked instruction; others read it when the run is over.
 #[derive(Debug)]
 pub struct Series {
     /// When the first interval begins.
@@ -90,7 +92,8 @@ pub struct LoadFront {
     jobs: Vec<Running>,
     /// Which of them are at home here, if they are on all shards.
     homes: Option<Homes>,
-    /// Which submits first; another one each turn, since who is first may take all the room there is.
+    /// Which submits first; another one each turn, since who is first may take all the room there
+    /// is.
     first: usize,
     stopping: bool,
 }
@@ -114,9 +117,13 @@ struct Running {
 }
 
 impl LoadFront {
-    /// A front end that runs these jobs until it is stopped, of a run whose measurement begins at `begins_ns`; each job
-    /// writes its series, if it has one.
-    fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, homes: Option<Homes>, begins_ns: u64) -> io::Result<LoadFront> {
+    /// A front end that runs these jobs until it is stopped, of a run whose measurement begins at
+    /// `begins_ns`; each job writes its series, if it has one.
+    fn new(
+        jobs: Vec<(Job, Option<Arc<Series>>)>,
+        homes: Option<Homes>,
+        begins_ns: u64,
+    ) -> io::Result<LoadFront> {
         let running = |(job, series)| Running::new(job, series, begins_ns);
         let jobs = jobs.into_iter().map(running).collect::<io::Result<_>>()?;
         Ok(LoadFront { jobs, homes, first: 0, stopping: false })
@@ -150,7 +157,8 @@ impl LoadFront {
 impl Running {
     fn new(job: Job, series: Option<Arc<Series>>, begins_ns: u64) -> io::Result<Running> {
         let depth = usize::from(job.depth);
-        let mut region = Region::map(depth * (job.block as usize).next_multiple_of(crate::memory::PAGE))?;
+        let mut region =
+            Region::map(depth * (job.block as usize).next_multiple_of(crate::memory::PAGE))?;
         let mut rng = SmallRng::seed_from_u64(job.seed);
         let buffers = (0..depth)
             .map(|_| {
@@ -208,11 +216,23 @@ impl Running {
 impl Front for LoadFront {
     type Message = ();
 
-    fn message<P: Port, D: Device>(&mut self, _: u64, _: &mut Ring, _: &mut DataPath<P, D>, (): ()) {}
+    fn message<P: Port, D: Device>(
+        &mut self,
+        _: u64,
+        _: &mut Ring,
+        _: &mut DataPath<P, D>,
+        (): (),
+    ) {
+    }
 
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
-    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
         if self.stopping {
             return;
         }
@@ -222,9 +242,11 @@ impl Front for LoadFront {
         for index in (self.first..count).chain(0..self.first) {
             while path.has_room() {
                 let Some(order) = self.next(index, now_ns) else { break };
-                // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
-                // touches it, and the region lives as long as the front end, which outlives its orders.
-                unsafe { path.submit(now_ns, ring, &order) }.expect("flows of a load run are not removed");
+                // SAFETY: the buffer left `idle`, and returns there when the order is finished;
+                // until then nobody touches it, and the region lives as long as the front end,
+                // which outlives its orders.
+                unsafe { path.submit(now_ns, ring, &order) }
+                    .expect("flows of a load run are not removed");
             }
         }
     }
@@ -252,9 +274,14 @@ impl Front for LoadFront {
         if let Some(homes) = &self.homes {
             return Some(homes.deadline_ns());
         }
-        let next = |running: &Running| running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns));
+        let next = |running: &Running| {
+            running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns))
+        };
         // A job that has ended waits for nothing.
-        self.jobs.iter().filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns)).min()
+        self.jobs
+            .iter()
+            .filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns))
+            .min()
     }
 
     fn resume(&mut self) {}
@@ -283,7 +310,8 @@ pub struct Times {
     pub warmup: Duration,
     /// Counted.
     pub measured: Duration,
-    /// Into how long intervals the measured time is cut for a series of what each tenant got; none if there is no need.
+    /// Into how long intervals the measured time is cut for a series of what each tenant got; none
+    /// if there is no need.
     pub interval: Option<Duration>,
 }
 
@@ -319,16 +347,19 @@ pub struct Measured {
     pub cpu: Duration,
     /// How often one of its threads had to give its CPU to somebody else's meanwhile.
     pub preempted: u64,
-    /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on average, if the kernel tells.
+    /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on
+    /// average, if the kernel tells.
     pub cpu_wait: Option<f64>,
     /// Bytes of each tenant in each interval, if [`Times::interval`] asks for it.
     pub series: Vec<Vec<u64>>,
-    /// The weights that the policy had the device's classes given, and from when: after the measurement began, or 0.
+    /// The weights that the policy had the device's classes given, and from when: after the
+    /// measurement began, or 0.
     pub class_weights: Vec<(Duration, ClassWeights)>,
 }
 
-/// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy on a device; `watch` is called at least every 100 ms with
-/// the part that is done, and ends the run early by returning false.
+/// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy
+/// on a device; `watch` is called at least every 100 ms with the part that is done, and ends the
+/// run early by returning false.
 pub fn run<L: Policy, D: Device>(
     policy: &L,
     ports: Vec<L::Port>,
@@ -363,7 +394,8 @@ where
     };
     jobs.resize_with(ports.len(), Vec::new);
     let mut jobs = jobs.into_iter();
-    let mut control = Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
+    let mut control =
+        Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
     let front = |shard| {
         let jobs = jobs.next().unwrap_or_default().into_iter().map(&mut with_series).collect();
         LoadFront::new(jobs, moves.clone().map(|moves| Homes::new(moves, shard)), begins_ns)
@@ -382,12 +414,14 @@ where
             if let Some(weights) = control.class_weights()
                 && class_weights.last().is_none_or(|&(_, last)| last != weights)
             {
-                class_weights.push((Duration::from_nanos(now_ns.saturating_sub(begins_ns)), weights));
+                class_weights
+                    .push((Duration::from_nanos(now_ns.saturating_sub(begins_ns)), weights));
             }
             if !watch(started.elapsed().as_secs_f64() / total.as_secs_f64()) {
                 return;
             }
-            let next_ns = control.deadline_ns().unwrap_or(u64::MAX).saturating_sub(common.clock.now_ns());
+            let next_ns =
+                control.deadline_ns().unwrap_or(u64::MAX).saturating_sub(common.clock.now_ns());
             let left = until.saturating_sub(started.elapsed());
             std::thread::sleep(left.min(WATCH).min(Duration::from_nanos(next_ns)));
         }
@@ -397,10 +431,16 @@ where
     pause(total);
     let (after, cpu_after, elapsed) = (shards.stats(), Usage::now(), start.elapsed());
     shards.stop();
-    let tenants = after.tenants.iter().zip(&before.tenants).map(|(after, before)| after.since(before)).collect();
+    let tenants = after
+        .tenants
+        .iter()
+        .zip(&before.tenants)
+        .map(|(after, before)| after.since(before))
+        .collect();
     let series = total_series(common.tenants, &all_series);
     let Usage { cpu, preempted } = cpu_after.since(cpu_before);
-    let cpu_wait = cpu_wait(&before.shards, &after.shards).map(|waited| waited.as_secs_f64() / elapsed.as_secs_f64());
+    let cpu_wait = cpu_wait(&before.shards, &after.shards)
+        .map(|waited| waited.as_secs_f64() / elapsed.as_secs_f64());
     Ok(Measured { tenants, elapsed, cpu, preempted, cpu_wait, series, class_weights })
 }
 
@@ -440,7 +480,10 @@ impl Usage {
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: the pointer is to a value of the right type.
         unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
-        Usage { cpu: Duration::new(time.tv_sec as u64, time.tv_nsec as u32), preempted: usage.ru_nivcsw as u64 }
+        Usage {
+            cpu: Duration::new(time.tv_sec as u64, time.tv_nsec as u32),
+            preempted: usage.ru_nivcsw as u64,
+        }
     }
 
     pub(crate) fn since(self, before: Usage) -> Usage {
@@ -496,7 +539,11 @@ mod tests {
         let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job(flow) };
-        let times = Times { warmup: Duration::from_millis(20), measured: Duration::from_millis(300), interval: None };
+        let times = Times {
+            warmup: Duration::from_millis(20),
+            measured: Duration::from_millis(300),
+            interval: None,
+        };
         let run = run(
             &policy,
             ports,
@@ -512,7 +559,11 @@ mod tests {
         assert!(got.read_bytes == got.reads * 4096);
         // 10,000 writes a second for the time measured.
         let expected = 10_000.0 * run.elapsed.as_secs_f64();
-        assert!((got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0, "{} against {expected}", got.writes);
+        assert!(
+            (got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0,
+            "{} against {expected}",
+            got.writes
+        );
         assert_eq!(got.latency_ns.len(), got.operations());
     }
 
@@ -550,7 +601,8 @@ mod tests {
             cpu: waited_ns.map(|waited_ns| CpuTime { ran_ns: 5, waited_ns }),
             ..Default::default()
         };
-        let [before, after] = [[7, 1_000], [2_000_007, 4_001_000]].map(|waited| waited.map(|ns| counters(Some(ns))));
+        let [before, after] =
+            [[7, 1_000], [2_000_007, 4_001_000]].map(|waited| waited.map(|ns| counters(Some(ns))));
         assert_eq!(cpu_wait(&before, &after), Some(Duration::from_millis(3)));
         assert_eq!(cpu_wait(&before, &[after[0], counters(None)]), None);
     }
@@ -576,19 +628,23 @@ mod tests {
             let ms = Duration::from_millis;
             let times = Times { warmup: ms(20), measured: ms(400), interval: Some(ms(20)) };
             let threads = Threads { path, moves: Some(ms(20)), ..Threads::default() };
-            let run = run(&policy, ports, &common(), threads, vec![vec![job(flow)]], times, |_| true).unwrap();
+            let run =
+                run(&policy, ports, &common(), threads, vec![vec![job(flow)]], times, |_| true)
+                    .unwrap();
             let served = run.series[0].iter().filter(|&&bytes| bytes > 0).count();
             assert!(served >= 13, "{path:?}: {:?}", run.series[0]);
         }
     }
 
-    /// A device that is done at once takes what a shard may submit in a turn, turn for turn: all of it were the first job's.
+    /// A device that is done at once takes what a shard may submit in a turn, turn for turn: all of
+    /// it were the first job's.
     #[test]
     fn jobs_of_one_shard_take_turns() {
         let (policy, ports) = NonePolicy::<fairq_core::Native>::new(1, 4, 256).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let second = Job { tenant: 1, depth: 64, ..job(flow) };
-        let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(50), interval: None };
+        let times =
+            Times { warmup: Duration::ZERO, measured: Duration::from_millis(50), interval: None };
         let common = Common { tenants: 2, ..common() };
         let jobs = vec![vec![Job { depth: 64, ..job(flow) }, second]];
         let run = run(&policy, ports, &common, Threads::default(), jobs, times, |_| true).unwrap();
@@ -598,25 +654,38 @@ mod tests {
 
     #[test]
     fn a_policy_that_stages_is_refused_the_direct_path() {
-        let config = SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
+        let config =
+            SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
         let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
-        let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(10), interval: None };
+        let times =
+            Times { warmup: Duration::ZERO, measured: Duration::from_millis(10), interval: None };
         let threads = Threads { path: Path::Direct, ..Threads::default() };
-        let refused = run(&policy, ports, &common(), threads, Vec::new(), times, |_| true).unwrap_err();
+        let refused =
+            run(&policy, ports, &common(), threads, Vec::new(), times, |_| true).unwrap_err();
         assert!(refused.to_string().contains("never holds a request back"), "{refused}");
     }
 
-    /// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the shard that ended
-    /// last waited for it for ever.
+    /// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the
+    /// shard that ended last waited for it for ever.
     #[test]
     fn a_shard_that_ends_wakes_those_that_it_unblocked() {
         let (sender, done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for _ in 0..40 {
-                let config = SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
+                let config = SerialConfig {
+                    ports: 2,
+                    flows: 1,
+                    tags: 256,
+                    slots: 1,
+                    ..SerialConfig::default()
+                };
                 let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
                 let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-                let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(2), interval: None };
+                let times = Times {
+                    warmup: Duration::ZERO,
+                    measured: Duration::from_millis(2),
+                    interval: None,
+                };
                 let jobs = vec![vec![job(flow)], vec![job(flow)]];
                 run(&policy, ports, &common(), Threads::default(), jobs, times, |_| true).unwrap();
             }

@@ -1,17 +1,20 @@
 //! Buffers: page-aligned memory, mapped once, bounded, handed out in pieces.
 //!
-//! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory only. A region is
-//! address space; pages become memory when they are first used and go back when it is dropped. Its first
-//! part is registered with the ring where that helps (direct I/O saves pinning pages on every request).
+//! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory
+//! only. A region is address space; pages become memory when they are first used and go back when
+//! it is dropped. Its first part is registered with the ring where that helps (direct I/O saves
+//! pinning pages on every request).
 //!
-//! **Large pages** ([`Region::prefer_large_pages`]), where the device itself reads and writes the memory: it is told of each stretch of
-//! physical memory, 256 of them for 1 MiB in small pages, and a disk takes so many in one command and no more. The kernel puts adjacent
-//! pieces of a request together again up to that bound only, and pins and maps one page instead of 512. Not elsewhere: who does little
-//! would hold 2 MiB for it.
+//! **Large pages** ([`Region::prefer_large_pages`]), where the device itself reads and writes the
+//! memory: it is told of each stretch of physical memory, 256 of them for 1 MiB in small pages, and
+//! a disk takes so many in one command and no more. The kernel puts adjacent pieces of a request
+//! together again up to that bound only, and pins and maps one page instead of 512. Not elsewhere:
+//! who does little would hold 2 MiB for it.
 //!
-//! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`]. While a
-//! device command or a socket operation names it, the kernel or the device owns the bytes: the holder neither
-//! touches nor frees it until the completion has been taken. Nothing here is shared between shards.
+//! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`].
+//! While a device command or a socket operation names it, the kernel or the device owns the bytes:
+//! the holder neither touches nor frees it until the completion has been taken. Nothing here is
+//! shared between shards.
 
 use std::io;
 use std::ops::Range;
@@ -24,15 +27,18 @@ pub const PAGE: usize = 4096;
 /// Single pages kept for the next request.
 const PAGES_KEPT: usize = 64;
 
-/// Pieces of the heap of at least this much go back to the system when they are given back, in bytes.
+/// Pieces of the heap of at least this much go back to the system when they are given back, in
+/// bytes.
 #[cfg(target_env = "gnu")]
 const LARGE_PIECE: libc::c_int = 128 << 10;
 
-/// Has the heap give large pieces back to the system as soon as they are given back to it, from now on. The C library does so until one
-/// has been given back, and from then on keeps those up to that size for later, in holes between what is smaller: what a
-/// hundred connections had would stay with the process.
+/// Has the heap give large pieces back to the system as soon as they are given back to it, from now
+/// on. The C library does so until one has been given back, and from then on keeps those up to that
+/// size for later, in holes between what is smaller: what a hundred connections had would stay with
+/// the process.
 pub fn give_back_large_pieces() {
-    // SAFETY: a number that the C library looks at when memory is asked for or given back; it accepts being told while threads do so.
+    // SAFETY: a number that the C library looks at when memory is asked for or given back; it
+    // accepts being told while threads do so.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_PIECE);
@@ -46,8 +52,8 @@ pub struct Region {
     /// Bytes at the start that are registered with the ring, and under which index.
     fixed: Option<(u32, usize)>,
     allocator: Allocator,
-    /// Single pages that were given back, the last of them first to go out again: most requests want no more than that, and the
-    /// allocator takes several times as long.
+    /// Single pages that were given back, the last of them first to go out again: most requests
+    /// want no more than that, and the allocator takes several times as long.
     pages: Vec<Allocation>,
     pages_in_use: u32,
 }
@@ -75,7 +81,8 @@ pub struct Memory {
     pub fixed: Option<u32>,
 }
 
-// SAFETY: an address and a length; what may be done with them is the business of the unsafe code that does it.
+// SAFETY: an address and a length; what may be done with them is the business of the unsafe code
+// that does it.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -87,7 +94,8 @@ impl Region {
     /// Maps a region of `length` bytes, rounded up to pages.
     pub fn map(length: usize) -> io::Result<Region> {
         let length = length.next_multiple_of(PAGE).max(PAGE);
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
+        // nothing that exists.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -111,9 +119,15 @@ impl Region {
 
     /// Asks for memory in large pages from now on. It works without, too.
     pub fn prefer_large_pages(&mut self) {
-        // SAFETY: the mapping is this region's own, and how large its pages are changes no byte of it.
-        let advised =
-            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.length, rustix::mm::Advice::LinuxHugepage) };
+        // SAFETY: the mapping is this region's own, and how large its pages are changes no byte of
+        // it.
+        let advised = unsafe {
+            rustix::mm::madvise(
+                self.base.as_ptr().cast(),
+                self.length,
+                rustix::mm::Advice::LinuxHugepage,
+            )
+        };
         if let Err(error) = advised {
             tracing::debug!(%error, "no large pages");
         }
@@ -129,7 +143,8 @@ impl Region {
         self.fixed = Some((index, length));
     }
 
-    /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for it.
+    /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for
+    /// it.
     pub fn allocate(&mut self, length: u32) -> Option<Buffer> {
         let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
         let kept = if pages == 1 { self.pages.pop() } else { None };
@@ -168,7 +183,11 @@ impl Drop for Region {
     fn drop(&mut self) {
         if !self.is_unused() {
             // The kernel or a device may still write there: better lost than unmapped under them.
-            debug_assert!(std::thread::panicking(), "a region is dropped while {} pages are out", self.pages_in_use);
+            debug_assert!(
+                std::thread::panicking(),
+                "a region is dropped while {} pages are out",
+                self.pages_in_use
+            );
             return;
         }
         // SAFETY: the mapping is this region's own, and no buffer of it is out.
@@ -203,9 +222,9 @@ impl Buffer {
     /// Some of the bytes, while no operation has these.
     pub fn part_mut(&mut self, part: Range<u32>) -> &mut [u8] {
         assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
-        // SAFETY: the part is inside the buffer, as was just seen. The holder of the buffer has exclusive access to these
-        // mapped bytes while no operation names them, which is the module's rule of ownership; pages not yet used read as
-        // zero, so all are initialised.
+        // SAFETY: the part is inside the buffer, as was just seen. The holder of the buffer has
+        // exclusive access to these mapped bytes while no operation names them, which is the
+        // module's rule of ownership; pages not yet used read as zero, so all are initialised.
         unsafe {
             let address = self.memory.address.add(part.start as usize);
             std::slice::from_raw_parts_mut(address, (part.end - part.start) as usize)
@@ -220,14 +239,18 @@ mod tests {
     #[test]
     fn a_region_is_bounded_and_everything_can_be_used_again() {
         let mut region = Region::map(16 * PAGE).unwrap();
-        let mut buffers: Vec<Buffer> = std::iter::from_fn(|| region.allocate(PAGE as u32)).collect();
+        let mut buffers: Vec<Buffer> =
+            std::iter::from_fn(|| region.allocate(PAGE as u32)).collect();
         assert_eq!(buffers.len(), 16);
         for (index, buffer) in buffers.iter_mut().enumerate() {
             assert_eq!(buffer.memory().address as usize % PAGE, 0);
             buffer.bytes_mut().fill(index as u8);
         }
         for (index, buffer) in buffers.iter_mut().enumerate() {
-            assert!(buffer.bytes_mut().iter().all(|&byte| byte == index as u8), "buffers do not overlap");
+            assert!(
+                buffer.bytes_mut().iter().all(|&byte| byte == index as u8),
+                "buffers do not overlap"
+            );
         }
         buffers.into_iter().for_each(|buffer| region.free(buffer));
         assert!(region.is_unused());
@@ -243,7 +266,8 @@ mod tests {
         }
         let flags = |region: &Region| {
             let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-            let (begin, end) = (region.base.as_ptr() as usize, region.base.as_ptr() as usize + region.length);
+            let (begin, end) =
+                (region.base.as_ptr() as usize, region.base.as_ptr() as usize + region.length);
             let mut lines = smaps.lines().skip_while(|line| {
                 let mut ends = line.split([' ', '-']).map(|word| usize::from_str_radix(word, 16));
                 !matches!((ends.next(), ends.next()), (Some(Ok(from)), Some(Ok(to))) if from <= begin && end <= to)

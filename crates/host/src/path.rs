@@ -1,4 +1,5 @@
-//! The data path of one shard: a request goes to the policy, from the policy to the device, and back.
+//! The data path of one shard: a request goes to the policy, from the policy to the device, and
+//! back.
 //!
 //! ```text
 //!   submit ──▶ port.submit ──▶ Issue ─────────────────────────▶ queue.issue
@@ -6,19 +7,24 @@
 //!   finished ◀── port.complete ◀── reap: queue.reap
 //! ```
 //!
-//! **Merged requests** are one command of the device's: what the policy joins is collected until the request that completes
-//! it, and handed to the queue with the memory of each part ([`Queue::issue_merged`]); when the command ends, all of them
-//! have. If it fails, each part is issued once more, alone: the device says what became of the command and not where in it, so
-//! that one bad block would fail up to a hundred requests that have nothing to do with it. Reading again and writing the
-//! same again do no harm, since the parts are still on their way for everybody. Nothing is joined to a write that is to be durable,
-//! nor across it, and the policy joins nothing across a flush.
+//! **Merged requests** are one command of the device's: what the policy joins is collected until
+//! the request that completes it, and handed to the queue with the memory of each part
+//! ([`Queue::issue_merged`]); when the command ends, all of them have. If it fails, each part is
+//! issued once more, alone: the device says what became of the command and not where in it, so that
+//! one bad block would fail up to a hundred requests that have nothing to do with it. Reading again
+//! and writing the same again do no harm, since the parts are still on their way for everybody.
+//! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
+//! across a flush.
 //!
-//! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed stock, so the
-//! requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates once a shard runs.
+//! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
+//! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
+//! once a shard runs.
 
 use std::sync::Arc;
 
-use fairq_core::{Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag};
+use fairq_core::{
+    Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
+};
 
 use crate::common::Common;
 use crate::device::{Command, Completion, Device, Queue};
@@ -28,9 +34,9 @@ use crate::record::{Decision, Kind, Recorder, Recording};
 use crate::ring::{Event, Ring};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
 
-/// Requests issued before completions are looked at and replies leave again: so much that a send for it costs little beside,
-/// and so little that a client with a deep queue works on the first replies while the device, or this thread in the
-/// device's place, works on the rest.
+/// Requests issued before completions are looked at and replies leave again: so much that a send
+/// for it costs little beside, and so little that a client with a deep queue works on the first
+/// replies while the device, or this thread in the device's place, works on the rest.
 const BATCH: u32 = 8;
 
 /// What a front end asks of the data path.
@@ -66,7 +72,8 @@ impl Order {
     /// What the device gets of it.
     #[inline]
     pub fn command(&self, tag: Tag, class: Class) -> Command {
-        let Order { op, file, offset, length, fua, no_hole, fast_only, in_place, memory, .. } = *self;
+        let Order { op, file, offset, length, fua, no_hole, fast_only, in_place, memory, .. } =
+            *self;
         Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, in_place, memory }
     }
 }
@@ -102,7 +109,8 @@ pub struct DataPath<P, D: Device> {
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
-    /// What the policy has joined to the command that its next `Issue` completes, and the memory of a command's parts.
+    /// What the policy has joined to the command that its next `Issue` completes, and the memory of
+    /// a command's parts.
     joined: Vec<Tag>,
     memories: Vec<Memory>,
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
@@ -163,7 +171,19 @@ impl<D: Device> DataPath<(), D> {
 impl<P, D: Device> DataPath<P, D> {
     /// The same with another port; gives the one it had, too.
     fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
-        let DataPath { port: old, id, device, queue, live, free, joined, memories, wake, completions, .. } = self;
+        let DataPath {
+            port: old,
+            id,
+            device,
+            queue,
+            live,
+            free,
+            joined,
+            memories,
+            wake,
+            completions,
+            ..
+        } = self;
         let DataPath { finished, stats, changed, counters, observed, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
@@ -208,8 +228,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         !self.free.is_empty() && self.batch < BATCH
     }
 
-    /// Whether no request is live, and neither the port nor the device's queue has something to do for other shards. A port
-    /// behind a lock that waits for a time may be the only one that was told so, and others' requests wait with it.
+    /// Whether no request is live, and neither the port nor the device's queue has something to do
+    /// for other shards. A port behind a lock that waits for a time may be the only one that was
+    /// told so, and others' requests wait with it.
     pub fn is_idle(&self) -> bool {
         self.free.len() == self.live.len() && self.wait_until_ns.is_none() && self.queue.is_idle()
     }
@@ -222,7 +243,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let again = std::mem::replace(changed, stats.staged > 0);
             again.then(|| (index as u16, stats.at(now_ns)))
         });
-        ShardReport { tenants: changed.collect(), counters: self.counters, matrix: self.observed.matrix().clone() }
+        ShardReport {
+            tenants: changed.collect(),
+            counters: self.counters,
+            matrix: self.observed.matrix().clone(),
+        }
     }
 
     /// Counts a turn of the shard's loop, and whether it slept.
@@ -255,24 +280,43 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[cold]
     fn note(&mut self, at_ns: u64, kind: Kind, tag: Tag) {
         let reason = self.port.reason(Some(tag));
-        if let (Some(recorder), Some(Some(live))) = (&mut self.recorder, self.live.get(tag.0 as usize)) {
+        if let (Some(recorder), Some(Some(live))) =
+            (&mut self.recorder, self.live.get(tag.0 as usize))
+        {
             let Command { op, class, offset, length, .. } = live.command;
-            recorder.add(Decision { at_ns, kind, tag, tenant: live.tenant, op, class, offset, length, reason });
+            recorder.add(Decision {
+                at_ns,
+                kind,
+                tag,
+                tenant: live.tenant,
+                op,
+                class,
+                offset,
+                length,
+                reason,
+            });
         }
     }
 
     /// Takes an order. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
-    /// The order's memory must stay valid and untouched until the order comes back from [`Self::finished`].
-    pub unsafe fn submit(&mut self, now_ns: u64, ring: &mut Ring, order: &Order) -> Result<(), SubmitError> {
+    /// The order's memory must stay valid and untouched until the order comes back from
+    /// [`Self::finished`].
+    pub unsafe fn submit(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        order: &Order,
+    ) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the front end asked has_room first");
         // Whose device zeroes by its map is charged for that.
         let op = match order.op {
             Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
             op => op,
         };
-        let request = Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };
+        let request =
+            Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };
         if order.fua {
             self.port.barrier(order.flow);
         }
@@ -309,8 +353,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         Ok(())
     }
 
-    /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was issued since the last call, by
-    /// `submit` or here: the device may have completed it already.
+    /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was
+    /// issued since the last call, by `submit` or here: the device may have completed it already.
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
         self.blocked = false;
@@ -352,8 +396,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.batch += 1;
         let command = self.leave(now_ns, tag, class);
-        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is finished, and it is
-        // not finished before its completion has been reaped.
+        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is
+        // finished, and it is not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &command) };
     }
 
@@ -371,7 +415,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 None => whole = Some(command),
                 Some(whole) => {
                     debug_assert!(
-                        whole.file == command.file && whole.offset + u64::from(whole.length) == command.offset
+                        whole.file == command.file
+                            && whole.offset + u64::from(whole.length) == command.offset
                     );
                     whole.length += command.length;
                 }
@@ -382,7 +427,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         if unsafe { self.queue.issue_merged(now_ns, ring, &whole, &self.memories) } {
             self.counters.joined += parts.len() as u64 - 1;
             for two in parts.windows(2) {
-                self.live[two[0].0 as usize].as_mut().expect("it has just gone").after = Some(two[1]);
+                self.live[two[0].0 as usize].as_mut().expect("it has just gone").after =
+                    Some(two[1]);
             }
         } else {
             parts.iter().for_each(|&part| self.issue_alone(now_ns, ring, part));
@@ -402,8 +448,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[inline]
     fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
-        // Read before it is changed: a processor does not give a wide load what a narrow store has just left, but lets it wait
-        // until all that was stored before is in the cache, the data of the last command among it.
+        // Read before it is changed: a processor does not give a wide load what a narrow store has
+        // just left, but lets it wait until all that was stored before is in the cache, the data of
+        // the last command among it.
         let command = Command { class, ..live.command };
         live.command.class = class;
         live.issued_ns = now_ns;
@@ -421,7 +468,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.queue.event(now_ns, ring, event);
     }
 
-    /// Takes completions from the device; [`Self::finished`] then gives them. True if there were any.
+    /// Takes completions from the device; [`Self::finished`] then gives them. True if there were
+    /// any.
     pub fn reap(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.batch = 0;
         let mut completions = std::mem::take(&mut self.completions);
@@ -448,7 +496,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 self.issued = true;
                 self.issue_alone(now_ns, ring, tag);
             }
-            part = after.map(|tag| (tag, self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take())));
+            part = after.map(|tag| {
+                (tag, self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take()))
+            });
         }
     }
 
@@ -464,7 +514,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.port.complete(now_ns, tag, outcome, &mut self.wake);
         self.free.push(tag);
         let Command { op, length, .. } = live.command;
-        let times = Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
+        let times =
+            Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
         self.stats[usize::from(live.tenant)].complete(op, length, errno, times);
         self.changed[usize::from(live.tenant)] = true;
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
@@ -540,7 +591,12 @@ mod tests {
             &self.info
         }
         fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<FlawedQueue> {
-            Ok(FlawedQueue { store: self.store.clone(), bad: self.bad, sent: Vec::new(), done: Vec::new() })
+            Ok(FlawedQueue {
+                store: self.store.clone(),
+                bad: self.bad,
+                sent: Vec::new(),
+                done: Vec::new(),
+            })
         }
     }
 
@@ -570,7 +626,13 @@ mod tests {
             self.note(command, |store| unsafe { store.execute_merged(command, memories) });
             true
         }
-        fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+        fn reap(
+            &mut self,
+            _now_ns: u64,
+            _ring: &mut Ring,
+            done: &mut Vec<Completion>,
+            _wake: &mut PortSet,
+        ) {
             done.append(&mut self.done);
         }
     }
@@ -586,11 +648,18 @@ mod tests {
 
     impl Bench {
         fn new(bad: u64) -> Bench {
-            let config = SerialConfig { flows: 1, tags: TAGS, slots: 1, merge_bytes: 1 << 16, ..Default::default() };
+            let config = SerialConfig {
+                flows: 1,
+                tags: TAGS,
+                slots: 1,
+                merge_bytes: 1 << 16,
+                ..Default::default()
+            };
             let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
             let flow = policy.add_flow(Weight::DEFAULT).unwrap();
             let store = Arc::new(Store::map(1 << 20).unwrap());
-            let device = Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
+            let device =
+                Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
             let common = Common {
                 device: Arc::new(device),
                 wakers: Arc::new(Wakers::new(1).unwrap()),
@@ -604,7 +673,14 @@ mod tests {
             let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
             let queue = common.device.open_queue(&place, &mut ring).unwrap();
             let path = DataPath::new(PortId(0), queue, &common).with_port(ports.remove(0));
-            Bench { policy, path, ring, flow, region: Region::map(1 << 20).unwrap(), buffers: Vec::new() }
+            Bench {
+                policy,
+                path,
+                ring,
+                flow,
+                region: Region::map(1 << 20).unwrap(),
+                buffers: Vec::new(),
+            }
         }
 
         fn submit(&mut self, op: Op, block: u64, fua: bool) {
@@ -613,25 +689,48 @@ mod tests {
             let (no_hole, fast_only, in_place, memory) = (false, false, false, buffer.memory());
             let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
             let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
-            let order =
-                Order { tenant, flow, op, file, offset, length, fua, no_hole, fast_only, in_place, memory, cookie };
+            let order = Order {
+                tenant,
+                flow,
+                op,
+                file,
+                offset,
+                length,
+                fua,
+                no_hole,
+                fast_only,
+                in_place,
+                memory,
+                cookie,
+            };
             self.buffers.push(buffer);
-            // SAFETY: the buffers outlive the orders and are not touched before `run` has had them all back.
+            // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
+            // all back.
             unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
         }
 
-        /// Until nothing is left: the errno of each order, in the order in which they were submitted, and what the device got.
+        /// Until nothing is left: the errno of each order, in the order in which they were
+        /// submitted, and what the device got.
         fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
             let mut errnos = vec![-1; self.buffers.len()];
             while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
                 self.path.reap(0, &mut self.ring);
                 while let Some(Finished { cookie, errno, .. }) = self.path.finished() {
-                    assert_eq!(std::mem::replace(&mut errnos[cookie as usize], errno), -1, "finished once");
+                    assert_eq!(
+                        std::mem::replace(&mut errnos[cookie as usize], errno),
+                        -1,
+                        "finished once"
+                    );
                 }
             }
             assert_eq!(self.policy.stats().free_slots, Some(1));
             let sent = std::mem::take(&mut self.path.queue.sent);
-            (errnos, sent.into_iter().map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK)).collect())
+            (
+                errnos,
+                sent.into_iter()
+                    .map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK))
+                    .collect(),
+            )
         }
 
         fn free(&mut self) -> Vec<u8> {

@@ -1,19 +1,22 @@
 //! How long a shard that waits for another one looks for the wake-up itself before it sleeps.
 //!
-//! **Problem.** Policies make shards wait for each other: for virtual time, for a slot. Where the device is as fast as memory
-//! the other one moves on in a microsecond, and a shard that sleeps meanwhile is back after the time of a wake-up: 5 us
-//! on a bare machine, up to 160 us in a virtual one, whose CPU has to be started by the host. Shards that wait for each
-//! other by turns then run one at a time and sleep most of it. Where the device is slow, looking is heat.
-//! **Model.** To look as long as a wake-up takes costs at most twice what the best choice would (the ski rental
-//! problem); so [`MOST_NS`] is the bound. Below it, the bound follows what came of looking: [`Patience`] gives the double of what was
-//! needed, and half as much each time when it was in vain. What has become too short never succeeds, so one wait in
-//! [`PROBE`] gets all.
-//! **Only for those who run.** A shard that sleeps, or looks itself, wakes nobody: the shards' states say whether there is a
-//! point in looking. Before a slow device all shards sleep most of the time, and none looks at all.
-//! **Others' CPU.** Whoever else is ready to run on this CPU goes first: the look gives way every [`YIELD_NS`], and ends if that
-//! took [`AWAY_NS`], for then somebody has work for this CPU, which needs no waking as long as it has.
+//! **Problem.** Policies make shards wait for each other: for virtual time, for a slot. Where the
+//! device is as fast as memory the other one moves on in a microsecond, and a shard that sleeps
+//! meanwhile is back after the time of a wake-up: 5 us on a bare machine, up to 160 us in a virtual
+//! one, whose CPU has to be started by the host. Shards that wait for each other by turns then run
+//! one at a time and sleep most of it. Where the device is slow, looking is heat. **Model.** To
+//! look as long as a wake-up takes costs at most twice what the best choice would (the ski rental
+//! problem); so [`MOST_NS`] is the bound. Below it, the bound follows what came of looking:
+//! [`Patience`] gives the double of what was needed, and half as much each time when it was in
+//! vain. What has become too short never succeeds, so one wait in [`PROBE`] gets all. **Only for
+//! those who run.** A shard that sleeps, or looks itself, wakes nobody: the shards' states say
+//! whether there is a point in looking. Before a slow device all shards sleep most of the time, and
+//! none looks at all. **Others' CPU.** Whoever else is ready to run on this CPU goes first: the
+//! look gives way every [`YIELD_NS`], and ends if that took [`AWAY_NS`], for then somebody has work
+//! for this CPU, which needs no waking as long as it has.
 
-/// The most that is looked for a wake-up, in nanoseconds: what it takes to sleep and to be woken in a virtual machine.
+/// The most that is looked for a wake-up, in nanoseconds: what it takes to sleep and to be woken in
+/// a virtual machine.
 const MOST_NS: u64 = 100_000;
 
 /// Below this looking is not worth its own overhead.
@@ -63,7 +66,8 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// Looks through waits of a given length; gives what was spent in vain, and how many were seen to their end.
+    /// Looks through waits of a given length; gives what was spent in vain, and how many were seen
+    /// to their end.
     fn live(patience: &mut Patience, waits: u32, length_ns: u64) -> (u64, u32) {
         let (mut lost_ns, mut seen) = (0, 0);
         for _ in 0..waits {

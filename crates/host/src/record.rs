@@ -1,10 +1,13 @@
-//! Decisions of the scheduler with the numbers that caused them, recorded while somebody wants them.
+//! Decisions of the scheduler with the numbers that caused them, recorded while somebody wants
+//! them.
 //!
-//! **Problem.** "Why did this request wait?" needs each decision as it was made, and nobody may pay for that who does not ask.
+//! **Problem.** "Why did this request wait?" needs each decision as it was made, and nobody may pay
+//! for that who does not ask.
 //!
-//! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory, allocated then, the last so
-//! many of them; nothing is shared and nothing is formatted here. A shard that is not has no ring, and pays one look at
-//! a pointer of its own, which never changes, for each of the four places below.
+//! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory,
+//! allocated then, the last so many of them; nothing is shared and nothing is formatted here. A
+//! shard that is not has no ring, and pays one look at a pointer of its own, which never changes,
+//! for each of the four places below.
 //!
 //! | kind | when | numbers |
 //! |---|---|---|
@@ -138,7 +141,17 @@ mod tests {
     fn arrive(recorder: &mut Recorder, at_ns: u64) {
         let (kind, tag, op, class) = (Kind::Arrive, Tag(0), Op::Read, Class::Medium);
         let reason = Reason::default();
-        recorder.add(Decision { at_ns, kind, tag, tenant: 0, op, class, offset: 0, length: 1, reason });
+        recorder.add(Decision {
+            at_ns,
+            kind,
+            tag,
+            tenant: 0,
+            op,
+            class,
+            offset: 0,
+            length: 1,
+            reason,
+        });
     }
 
     fn times(recorder: Recorder) -> (Vec<u64>, u64) {
@@ -148,7 +161,9 @@ mod tests {
 
     #[test]
     fn the_last_ones_are_kept_in_order() {
-        for (count, expected, lost) in [(2, vec![0, 1], 0), (3, vec![0, 1, 2], 0), (7, vec![4, 5, 6], 4)] {
+        for (count, expected, lost) in
+            [(2, vec![0, 1], 0), (3, vec![0, 1, 2], 0), (7, vec![4, 5, 6], 4)]
+        {
             let mut recorder = Recorder::new(3);
             (0..count).for_each(|at_ns| arrive(&mut recorder, at_ns));
             assert_eq!(times(recorder), (expected, lost));

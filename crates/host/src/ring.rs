@@ -1,17 +1,19 @@
 //! One io_uring per shard, for everything the shard waits for: sockets, files, wake-ups and time.
 //!
-//! A completion carries 64 bits of user data: who asked (upper 8 bits) and what for (lower 56, the asker's own).
-//! Nobody blocks anywhere else, so one system call both submits what a turn of the loop has prepared and waits for
-//! the next event.
+//! A completion carries 64 bits of user data: who asked (upper 8 bits) and what for (lower 56, the
+//! asker's own). Nobody blocks anywhere else, so one system call both submits what a turn of the
+//! loop has prepared and waits for the next event.
 
 use std::io;
 use std::os::fd::RawFd;
 
 use io_uring::{IoUring, cqueue, squeue, types};
 
-/// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch, not the load.
+/// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch,
+/// not the load.
 const SUBMISSION_ENTRIES: u32 = 1024;
-/// Entries of the completion queue; the kernel keeps what overflows, so this is a matter of speed only.
+/// Entries of the completion queue; the kernel keeps what overflows, so this is a matter of speed
+/// only.
 const COMPLETION_ENTRIES: u32 = 8192;
 
 /// Who asked for an operation.
@@ -69,10 +71,12 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of registered buffers.
+    /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of
+    /// registered buffers.
     pub fn new(fixed_buffers: u32) -> io::Result<Ring> {
-        // Completions are then run only when this thread asks for them, never by interrupting it (Linux 6.1). The flag
-        // tells that there are some, without which an enter that waits for nothing would not run them.
+        // Completions are then run only when this thread asks for them, never by interrupting it
+        // (Linux 6.1). The flag tells that there are some, without which an enter that waits for
+        // nothing would not run them.
         let modern = IoUring::builder()
             .setup_cqsize(COMPLETION_ENTRIES)
             .setup_single_issuer()
@@ -81,13 +85,15 @@ impl Ring {
             .build(SUBMISSION_ENTRIES);
         let (uring, tells) = match modern {
             Ok(uring) => (uring, true),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                (IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES)?, false)
-            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (
+                IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES)?,
+                false,
+            ),
             Err(error) => return Err(error),
         };
         if fixed_buffers > 0 {
-            // Registered buffers are an optimisation: without them (old kernel) plain reads and writes are used.
+            // Registered buffers are an optimisation: without them (old kernel) plain reads and
+            // writes are used.
             if let Err(error) = uring.submitter().register_buffers_sparse(fixed_buffers) {
                 tracing::debug!(%error, "no registered buffers");
             }
@@ -98,14 +104,15 @@ impl Ring {
     /// Queues an operation.
     ///
     /// # Safety
-    /// Memory that the operation names must stay valid, and unused by others as the operation demands, until its
-    /// [`Event`] has been taken.
+    /// Memory that the operation names must stay valid, and unused by others as the operation
+    /// demands, until its [`Event`] has been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
         // SAFETY: passed on as the caller gave it.
         unsafe { self.push_chain([(entry, data)]) }
     }
 
-    /// Queues operations each of which begins when the one before it has succeeded, and is cancelled if that failed.
+    /// Queues operations each of which begins when the one before it has succeeded, and is
+    /// cancelled if that failed.
     ///
     /// # Safety
     /// As for [`Self::push`], for each of them.
@@ -124,8 +131,8 @@ impl Ring {
         }
     }
 
-    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has passed. No system call
-    /// if there is nothing to wait for, to hand over, or to run.
+    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has
+    /// passed. No system call if there is nothing to wait for, to hand over, or to run.
     pub fn enter(&mut self, want: usize, timeout_ns: Option<u64>) {
         if want == 0 && self.tells {
             let submission = self.uring.submission();
@@ -135,11 +142,14 @@ impl Ring {
         }
         let result = match timeout_ns {
             Some(ns) if want > 0 => {
-                let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
+                let time = types::Timespec::new()
+                    .sec(ns / 1_000_000_000)
+                    .nsec((ns % 1_000_000_000) as u32);
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.uring.submitter().submit_with_args(want, &args)
             }
-            // Waiting for 0 still runs deferred work if there is any, which is what makes completions appear.
+            // Waiting for 0 still runs deferred work if there is any, which is what makes
+            // completions appear.
             _ => self.uring.submitter().submit_with_args(want, &types::SubmitArgs::new()),
         };
         if let Err(error) = result {
@@ -164,10 +174,12 @@ impl Ring {
         Some(Event { data: UserData::from_word(entry.user_data()), result: entry.result() })
     }
 
-    /// Registers memory as fixed buffer `index`; false if the kernel or the memory-lock limit refuses.
+    /// Registers memory as fixed buffer `index`; false if the kernel or the memory-lock limit
+    /// refuses.
     ///
     /// # Safety
-    /// The memory must stay mapped until the index is registered anew or cleared, and the ring dropped.
+    /// The memory must stay mapped until the index is registered anew or cleared, and the ring
+    /// dropped.
     pub unsafe fn register_buffer(&mut self, index: u32, address: *mut u8, length: usize) -> bool {
         let buffer = libc::iovec { iov_base: address.cast(), iov_len: length };
         // SAFETY: the caller keeps the memory mapped.
@@ -186,8 +198,8 @@ impl Ring {
         self.uring.submitter().register_files(files)
     }
 
-    /// Registers another file at a place of the table, or none (-1); false if the kernel refuses. Operations under way keep the file that they
-    /// began with.
+    /// Registers another file at a place of the table, or none (-1); false if the kernel refuses.
+    /// Operations under way keep the file that they began with.
     pub fn register_file(&mut self, index: u32, file: RawFd) -> bool {
         self.uring.submitter().register_files_update(index, &[file]).is_ok()
     }
@@ -220,14 +232,15 @@ mod tests {
         assert!(ring.event().is_none());
     }
 
-    /// Once a shard that had reason to look again soon never saw its completions: they were deferred, and entering
-    /// without waiting did not run them.
+    /// Once a shard that had reason to look again soon never saw its completions: they were
+    /// deferred, and entering without waiting did not run them.
     #[test]
     fn completions_appear_without_waiting_for_them() {
         let mut ring = Ring::new(0).unwrap();
         let time = types::Timespec::new().nsec(1_000_000);
         let data = UserData { asker: Asker::Shard, value: 1 };
-        // SAFETY: the time is read when the operation is handed over, and is there until the end of the test.
+        // SAFETY: the time is read when the operation is handed over, and is there until the end of
+        // the test.
         unsafe { ring.push(io_uring::opcode::Timeout::new(&time).build(), data) };
         let start = std::time::Instant::now();
         let event = loop {
@@ -246,10 +259,16 @@ mod tests {
         let count = u64::from(SUBMISSION_ENTRIES) * 2 + 5;
         for value in 0..count {
             // SAFETY: a no-op names no memory.
-            unsafe { ring.push(io_uring::opcode::Nop::new().build(), UserData { asker: Asker::Front, value }) };
+            unsafe {
+                ring.push(
+                    io_uring::opcode::Nop::new().build(),
+                    UserData { asker: Asker::Front, value },
+                )
+            };
         }
         ring.enter(1, None);
-        let mut seen: Vec<u64> = std::iter::from_fn(|| ring.event()).map(|event| event.data.value).collect();
+        let mut seen: Vec<u64> =
+            std::iter::from_fn(|| ring.event()).map(|event| event.data.value).collect();
         while (seen.len() as u64) < count {
             ring.enter(1, Some(1_000_000_000));
             seen.extend(std::iter::from_fn(|| ring.event()).map(|event| event.data.value));

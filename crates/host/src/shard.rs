@@ -1,18 +1,22 @@
 //! A shard: one pinned thread with its own ring, port, device queue and front end.
 //!
-//! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap completions, take arrivals,
-//! flush replies, issue while the port says so, ring, deliver wake-ups, park. Nothing on it is shared with other
-//! shards except what the policy itself shares, and the [`Wakers`].
+//! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap
+//! completions, take arrivals, flush replies, issue while the port says so, ring, deliver wake-ups,
+//! park. Nothing on it is shared with other shards except what the policy itself shares, and the
+//! [`Wakers`].
 //!
-//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do, but if another one runs and may wake it, it
-//! first looks for that for a while (see `patience`).
+//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do, but if
+//! another one runs and may wake it, it first looks for that for a while (see `patience`).
 //!
-//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change it leaves the loop and enters
-//! another one ([`Regime`]), with everything but the port: connections, ring, device queue, statistics. Between the two it
-//! takes nothing in, dispatches all that is staged and waits for what is in flight (`Shard::drain`). A port may
-//! need the others to get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
-//! [`Meeting`], argued in `fairq_core::host`); the first to enter the new loop does so after the last has ended with the old one. Whoever it wakes there before
-//! that one has followed finds it out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a turn.
+//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
+//! it leaves the loop and enters another one ([`Regime`]), with everything but the port:
+//! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
+//! that is staged and waits for what is in flight (`Shard::drain`). A port may need the others to
+//! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
+//! [`Meeting`], argued in `fairq_core::host`); the first to enter the new loop does so after the
+//! last has ended with the old one. Whoever it wakes there before that one has followed finds it
+//! out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a
+//! turn.
 
 use std::io;
 use std::sync::Arc;
@@ -31,8 +35,8 @@ use crate::ring::{Asker, Event, Ring, UserData};
 use crate::stats::ShardReport;
 use crate::wakers::Wakers;
 
-/// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long events can be held back
-/// by a device that completes as fast as requests are issued.
+/// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
+/// events can be held back by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
 
 /// Where requests come from and replies go to; one per shard.
@@ -53,7 +57,12 @@ pub trait Front: 'static {
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event);
 
     /// Submits what has arrived.
-    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>);
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    );
 
     /// Takes an order that has been carried out.
     fn finished(&mut self, now_ns: u64, finished: Finished);
@@ -66,13 +75,15 @@ pub trait Front: 'static {
         None
     }
 
-    /// Goes on after a time in which `arrivals` was not called: what came meanwhile is still to be submitted.
+    /// Goes on after a time in which `arrivals` was not called: what came meanwhile is still to be
+    /// submitted.
     fn resume(&mut self);
 
     /// Takes no more requests.
     fn stop(&mut self);
 
-    /// Whether, after `stop`, everything taken has been answered and the front end holds no resource of the ring.
+    /// Whether, after `stop`, everything taken has been answered and the front end holds no
+    /// resource of the ring.
     fn is_stopped(&self) -> bool;
 }
 
@@ -138,7 +149,12 @@ pub struct Shard<P, D: Device, F: Front> {
 
 impl<D: Device, F: Front> Shard<(), D, F> {
     /// Opens everything that belongs to the calling thread.
-    pub fn open(id: PortId, common: &Common<D>, front: F, inbox: Receiver<Message<D, F>>) -> io::Result<Self> {
+    pub fn open(
+        id: PortId,
+        common: &Common<D>,
+        front: F,
+        inbox: Receiver<Message<D, F>>,
+    ) -> io::Result<Self> {
         let mut ring = Ring::new(common.fixed_buffers)?;
         let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
         let queue = common.device.open_queue(&place, &mut ring)?;
@@ -160,7 +176,8 @@ impl<D: Device, F: Front> Shard<(), D, F> {
         Ok(shard)
     }
 
-    /// Runs under this policy and those that follow it, until told to stop and everything in flight is done.
+    /// Runs under this policy and those that follow it, until told to stop and everything in flight
+    /// is done.
     pub fn run(self, first: Box<dyn Regime<D, F>>) {
         let mut now = Some((self, first));
         while let Some((shard, regime)) = now {
@@ -177,8 +194,32 @@ impl<D: Device, F: Front> Shard<(), D, F> {
 impl<P, D: Device, F: Front> Shard<P, D, F> {
     /// The same shard on another data path.
     fn with<Q>(self, exchange: impl FnOnce(DataPath<P, D>) -> DataPath<Q, D>) -> Shard<Q, D, F> {
-        let Shard { index, ring, path, front, inbox, wakers, clock, patience, cpu, stopping, change } = self;
-        Shard { index, ring, path: exchange(path), front, inbox, wakers, clock, patience, cpu, stopping, change }
+        let Shard {
+            index,
+            ring,
+            path,
+            front,
+            inbox,
+            wakers,
+            clock,
+            patience,
+            cpu,
+            stopping,
+            change,
+        } = self;
+        Shard {
+            index,
+            ring,
+            path: exchange(path),
+            front,
+            inbox,
+            wakers,
+            clock,
+            patience,
+            cpu,
+            stopping,
+            change,
+        }
     }
 
     /// Asks to be told when the eventfd is written to.
@@ -260,8 +301,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         reaped
     }
 
-    /// Completions in, replies and a batch of new commands out; again while the device completes on the spot. True if
-    /// there may be more to do at once.
+    /// Completions in, replies and a batch of new commands out; again while the device completes on
+    /// the spot. True if there may be more to do at once.
     fn turn(&mut self) -> bool {
         let mut busy = true;
         for _ in 0..INNER_TURNS {
@@ -296,7 +337,12 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         while let Ok(message) = self.inbox.try_recv() {
             match message {
                 Message::Front(message) => {
-                    self.front.message(self.clock.now_ns(), &mut self.ring, &mut self.path, message);
+                    self.front.message(
+                        self.clock.now_ns(),
+                        &mut self.ring,
+                        &mut self.path,
+                        message,
+                    );
                 }
                 Message::Stats(reply) => {
                     let mut report = self.path.report(self.clock.now_ns());
@@ -333,8 +379,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.wakers.of(self.index).bell().wake();
     }
 
-    /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does and one runs. True if
-    /// there is something to do.
+    /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does
+    /// and one runs. True if there is something to do.
     fn is_woken_in_time(&mut self) -> bool {
         if !self.path.is_blocked() || !self.wakers.any_runs(self.index) {
             return false;

@@ -34,8 +34,9 @@ pub fn regimes<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> Regimes
 }
 
 impl<D: Device, F: Front + Send> Shards<D, F> {
-    /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if there is none),
-    /// with the front end that `front` makes for it. All are open when this returns.
+    /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if
+    /// there is none), with the front end that `front` makes for it. All are open when this
+    /// returns.
     pub fn start(
         ports: Regimes<D, F>,
         common: &Common<D>,
@@ -49,8 +50,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         Shards::start_with(ports, common, cpus, front, open)
     }
 
-    /// The same with threads that do something else: `open` is called in each, and what it gives is run there. It
-    /// answers its inbox as a [`Shard`] does.
+    /// The same with threads that do something else: `open` is called in each, and what it gives is
+    /// run there. It answers its inbox as a [`Shard`] does.
     pub(crate) fn start_with<P, O, R>(
         ports: Vec<P>,
         common: &Common<D>,
@@ -60,7 +61,10 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
     ) -> io::Result<Self>
     where
         P: Send + 'static,
-        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<D, F>>) -> io::Result<R> + Copy + Send + 'static,
+        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<D, F>>) -> io::Result<R>
+            + Copy
+            + Send
+            + 'static,
         R: FnOnce(),
     {
         let mut shards = Shards {
@@ -103,8 +107,9 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         self.wakers.wake(shard);
     }
 
-    /// Makes the shards finish what they have under their policy and go on under that of these ports, one for each of them.
-    /// Requests wait meanwhile. Whoever ticks the old policy does so until the meeting is over.
+    /// Makes the shards finish what they have under their policy and go on under that of these
+    /// ports, one for each of them. Requests wait meanwhile. Whoever ticks the old policy does so
+    /// until the meeting is over.
     pub fn change(&self, ports: Regimes<D, F>) -> Arc<Meeting> {
         assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
         let meeting = Arc::new(Meeting::new(self.count()));
@@ -143,7 +148,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
             self.send(shard, Message::Recorded(reply.clone()));
         }
         drop(reply);
-        let mut recorded: Vec<Recording> = (0..self.count()).map(|_| Recording::default()).collect();
+        let mut recorded: Vec<Recording> =
+            (0..self.count()).map(|_| Recording::default()).collect();
         replies.into_iter().for_each(|(shard, recording)| recorded[shard] = recording);
         recorded
     }
@@ -171,8 +177,9 @@ fn run<R: FnOnce()>(
     open: impl FnOnce() -> io::Result<R>,
     opened: &Sender<io::Result<()>>,
 ) {
-    // A shard that panics leaves its clients and the slots it holds behind. Ending the process is the honest answer:
-    // nothing acknowledged as durable is lost, clients see it at once and a supervisor starts it again.
+    // A shard that panics leaves its clients and the slots it holds behind. Ending the process is
+    // the honest answer: nothing acknowledged as durable is lost, clients see it at once and a
+    // supervisor starts it again.
     let _abort = AbortOnPanic;
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();
@@ -181,7 +188,8 @@ fn run<R: FnOnce()>(
             tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
         }
     }
-    // A shard that waits for a device's or a scheduler's time wants that time, not up to 50 us later.
+    // A shard that waits for a device's or a scheduler's time wants that time, not up to 50 us
+    // later.
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "timer slack stays as it is");
     }
@@ -200,9 +208,10 @@ fn run<R: FnOnce()>(
 /// The shortest slice there is, in nanoseconds.
 const SLICE_NS: u64 = 100_000;
 
-/// Makes this thread ask for its part of a CPU by slices of `slice_ns`. It does not get more of it, but gets it sooner after a
-/// wake-up: with the usual slices of some milliseconds it waits for as long while others compute on its CPU, and other
-/// shards wait for it. Linux does so from 6.12 on, others take no notice.
+/// Makes this thread ask for its part of a CPU by slices of `slice_ns`. It does not get more of it,
+/// but gets it sooner after a wake-up: with the usual slices of some milliseconds it waits for as
+/// long while others compute on its CPU, and other shards wait for it. Linux does so from 6.12 on,
+/// others take no notice.
 fn set_slice(slice_ns: u64) -> io::Result<()> {
     let mut attributes = own_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
@@ -215,14 +224,16 @@ fn set_slice(slice_ns: u64) -> io::Result<()> {
 
 fn set_attributes(attributes: &libc::sched_attr) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as the structure says that it has.
-    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const *attributes, 0) };
+    let written =
+        unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const *attributes, 0) };
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// How much less of a CPU than a shard's [`step_back`] asks for: a tenth where both compute.
 const BEHIND: i32 = 10;
 
-/// Makes this thread stand behind the shards wherever they want the same CPU, however those have been started: for what may take long.
+/// Makes this thread stand behind the shards wherever they want the same CPU, however those have
+/// been started: for what may take long.
 pub(crate) fn step_back() -> io::Result<()> {
     let mut attributes = own_attributes()?;
     attributes.sched_policy = libc::SCHED_OTHER as u32;
@@ -240,7 +251,8 @@ fn own_attributes() -> io::Result<libc::sched_attr> {
     // SAFETY: plain numbers, for which zeroes are good values.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
-    let read = unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, &raw mut attributes, size, 0) };
+    let read =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, &raw mut attributes, size, 0) };
     attributes.size = size;
     if read == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,8 +1,10 @@
-//! What each tenant got and each shard did: counted by each shard alone, in plain memory, and copied out when asked.
+//! What each tenant got and each shard did: counted by each shard alone, in plain memory, and
+//! copied out when asked.
 //!
 //! A shard copies out only the tenants to whom something has happened since the last time; who asks
-//! ([`Shards`](crate::shards::Shards)) keeps the rest in `Ledger`, and adds up again only those. What is told is shared, not
-//! copied, so that a second costs what happened in it and not what there is.
+//! ([`Shards`](crate::shards::Shards)) keeps the rest in `Ledger`, and adds up again only those.
+//! What is told is shared, not copied, so that a second costs what happened in it and not what
+//! there is.
 
 use std::sync::Arc;
 
@@ -57,7 +59,8 @@ pub struct TenantStats {
     pub staged_ns: u64,
     /// Time that requests were on the device, in total.
     pub device_ns: u64,
-    /// Time during which requests waited in the scheduler and none was on the device; of each shard, added up.
+    /// Time during which requests waited in the scheduler and none was on the device; of each
+    /// shard, added up.
     pub starved_ns: u64,
     /// Requests taken in and not yet completed.
     pub in_flight: u64,
@@ -71,7 +74,8 @@ pub struct TenantStats {
 
 impl Default for TenantStats {
     fn default() -> Self {
-        let latency_ns = Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid");
+        let latency_ns =
+            Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid");
         TenantStats {
             reads: 0,
             writes: 0,
@@ -119,7 +123,13 @@ impl TenantStats {
         if self.staged > 0 && self.staged == self.in_flight {
             self.starved_since_ns = times.done_ns;
         }
-        self.count(op, length, errno, times.latency_ns(), times.issued_ns.saturating_sub(times.arrived_ns));
+        self.count(
+            op,
+            length,
+            errno,
+            times.latency_ns(),
+            times.issued_ns.saturating_sub(times.arrived_ns),
+        );
     }
 
     /// A copy in which a time of starvation that has not ended yet is counted.
@@ -132,7 +142,8 @@ impl TenantStats {
         copy
     }
 
-    /// Counts a completed request, which failed unless `errno` is 0 and was in the scheduler for `staged_ns` of its latency.
+    /// Counts a completed request, which failed unless `errno` is 0 and was in the scheduler for
+    /// `staged_ns` of its latency.
     pub fn count(&mut self, op: Op, length: u32, errno: i32, latency_ns: u64, staged_ns: u64) {
         match op {
             Op::Read => {
@@ -213,7 +224,8 @@ impl TenantStats {
 pub struct ShardCounters {
     /// Requests sent to the device, by class: urgent, high, medium, low.
     pub issued: [u64; 4],
-    /// Of those, the ones that were part of a command with others before them: so many commands fewer.
+    /// Of those, the ones that were part of a command with others before them: so many commands
+    /// fewer.
     pub joined: u64,
     /// Requests completed.
     pub completed: u64,
@@ -240,7 +252,8 @@ pub struct ShardReport {
 /// What all shards together tell.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// What each tenant got, by number; the same object as the last time if nothing has happened to the tenant since.
+    /// What each tenant got, by number; the same object as the last time if nothing has happened to
+    /// the tenant since.
     pub tenants: Vec<Arc<TenantStats>>,
     /// What each shard did.
     pub shards: Vec<ShardCounters>,
@@ -266,7 +279,11 @@ impl Ledger {
             shards: vec![ShardCounters::default(); shards],
             matrix: empty_matrix(),
         };
-        Ledger { kept: vec![vec![None; tenants]; shards], matrices: vec![empty_matrix(); shards], totals }
+        Ledger {
+            kept: vec![vec![None; tenants]; shards],
+            matrices: vec![empty_matrix(); shards],
+            totals,
+        }
     }
 
     /// Takes in what shards have told, each with its number.
@@ -320,10 +337,14 @@ mod tests {
         let first = ledger.totals();
         ledger.take([(0, report(&[(2, 11)]))]);
         let second = ledger.totals();
-        let reads = |totals: &Totals| totals.tenants.iter().map(|tenant| tenant.reads).collect::<Vec<_>>();
+        let reads =
+            |totals: &Totals| totals.tenants.iter().map(|tenant| tenant.reads).collect::<Vec<_>>();
         assert_eq!((reads(&first), reads(&second)), (vec![0, 5, 17, 0], vec![0, 5, 18, 0]));
         assert!(Arc::ptr_eq(&first.tenants[1], &second.tenants[1]), "nothing has happened to it");
-        assert_eq!(second.shards[1].completed, 1, "of a shard that does not tell, the last that it told");
+        assert_eq!(
+            second.shards[1].completed, 1,
+            "of a shard that does not tell, the last that it told"
+        );
     }
 
     #[test]
@@ -340,6 +361,9 @@ mod tests {
         stats.issue(140);
         stats.complete(Op::Write, 512, 28, times(140, 150));
         assert_eq!((stats.at(1000).starved_ns, stats.staged, stats.in_flight), (60, 0, 0));
-        assert_eq!((stats.staged_ns, stats.device_ns, stats.errors, stats.last_errno), (150, 80, 1, 28));
+        assert_eq!(
+            (stats.staged_ns, stats.device_ns, stats.errors, stats.last_errno),
+            (150, 80, 1, 28)
+        );
     }
 }

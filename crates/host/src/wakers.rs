@@ -1,7 +1,8 @@
 //! How shards are woken: a [`Bell`] and an eventfd each.
 //!
-//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::host`, costs no system call while the
-//! shard runs, or looks for the bell before it sleeps (see `patience`). Only one that is parked is written to.
+//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::host`,
+//! costs no system call while the shard runs, or looks for the bell before it sleeps (see
+//! `patience`). Only one that is parked is written to.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -74,9 +75,13 @@ impl Wakers {
         ports.for_each(|port| self.wake(usize::from(port.0)));
     }
 
-    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a hint.
+    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a
+    /// hint.
     pub(crate) fn any_runs(&self, except: usize) -> bool {
-        self.shards.iter().enumerate().any(|(index, waker)| index != except && waker.bell.is_running())
+        self.shards
+            .iter()
+            .enumerate()
+            .any(|(index, waker)| index != except && waker.bell.is_running())
     }
 
     /// Whether a shard has been woken since the last call.

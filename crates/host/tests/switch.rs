@@ -1,5 +1,5 @@
-//! Policies take each other's place under clients who write, read back and flush: nobody is dropped, nothing is lost, and a
-//! policy is left only when it holds no request any more.
+//! Policies take each other's place under clients who write, read back and flush: nobody is
+//! dropped, nothing is lost, and a policy is left only when it holds no request any more.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,10 @@ use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig};
-use fairq_core::{FlowId, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag, Weight};
+use fairq_core::{
+    FlowId, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag,
+    Weight,
+};
 use fairq_host::common::{Clock, Common};
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::interference::Served;
@@ -52,7 +55,12 @@ struct Audited<P> {
 }
 
 impl<P: Port> Port for Audited<P> {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let submitted = self.port.submit(now_ns, request, wake)?;
         self.held += 1;
         Ok(submitted)
@@ -90,27 +98,45 @@ const POLICIES: usize = 8;
 
 fn build(which: usize) -> Built {
     let topology = Topology::flat(SHARDS);
-    let serial = SerialConfig { ports: SHARDS, flows: FLOWS, tags: TAGS, slots: 8, ..SerialConfig::default() };
+    let serial = SerialConfig {
+        ports: SHARDS,
+        flows: FLOWS,
+        tags: TAGS,
+        slots: 8,
+        ..SerialConfig::default()
+    };
     match which {
         0 => audited(NonePolicy::<Native>::new(SHARDS, FLOWS, TAGS).unwrap()),
         1 => {
-            let config = MqfqConfig { slots: 8, threshold_bytes: 16 << 10, ..MqfqConfig::new(topology, FLOWS, TAGS) };
+            let config = MqfqConfig {
+                slots: 8,
+                threshold_bytes: 16 << 10,
+                ..MqfqConfig::new(topology, FLOWS, TAGS)
+            };
             audited(Mqfq::<Native>::new(config).unwrap())
         }
         2 => audited(D2fq::<Native>::new(D2fqConfig::new(topology, FLOWS, TAGS)).unwrap()),
         3 => {
-            let config = KyberFairConfig { period_ns: 10_000_000, ..KyberFairConfig::new(SHARDS, FLOWS, TAGS) };
+            let config = KyberFairConfig {
+                period_ns: 10_000_000,
+                ..KyberFairConfig::new(SHARDS, FLOWS, TAGS)
+            };
             audited(KyberFair::<Native>::new(&config).unwrap())
         }
         4 => audited(Serial::<Budgets, Native>::new(&serial, &BfqConfig::default()).unwrap()),
         5 => {
-            let cfq = TimeSlices::new(&serial, &CfqConfig { slice_ns: 2_000_000, ..CfqConfig::default() }).unwrap();
+            let cfq = TimeSlices::new(
+                &serial,
+                &CfqConfig { slice_ns: 2_000_000, ..CfqConfig::default() },
+            )
+            .unwrap();
             let nass = Nass::new(cfq, &serial, &NassConfig::default()).unwrap();
             audited(Serial::<_, Native>::with_policy(nass, &serial).unwrap())
         }
         6 => audited(Kyber::<Native>::new(&KyberConfig::new(SHARDS, FLOWS, TAGS)).unwrap()),
         _ => {
-            let config = MqfqConfig { slots: 4, serial: true, ..MqfqConfig::new(topology, FLOWS, TAGS) };
+            let config =
+                MqfqConfig { slots: 4, serial: true, ..MqfqConfig::new(topology, FLOWS, TAGS) };
             audited(Mqfq::<Native>::new(config).unwrap())
         }
     }
@@ -129,7 +155,8 @@ struct Rig {
 impl Rig {
     fn new(tenants: usize, pace: Pace) -> Rig {
         let Built(policy, ports, served) = build(0);
-        let flows: Vec<FlowId> = (0..tenants).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
+        let flows: Vec<FlowId> =
+            (0..tenants).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
         let common = Common {
             device: Arc::new(PacedDevice::new(tenants as u64 * SIZE, pace).unwrap()),
             wakers: Arc::new(Wakers::new(SHARDS).unwrap()),
@@ -142,7 +169,9 @@ impl Rig {
         let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
-        let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)));
+        let front = |shard: usize| {
+            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)))
+        };
         let shards = Shards::start(ports, &common, &[], front).unwrap();
         Rig { shards, policy, served, flows, counts, clock: common.clock }
     }
@@ -152,7 +181,8 @@ impl Rig {
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         ours.set_write_timeout(Some(PATIENCE)).unwrap();
         let flow = self.flows[tenant];
-        let volume = Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
+        let volume =
+            Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
         let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(SIZE), volume };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
@@ -209,15 +239,19 @@ fn reply(stream: &mut UnixStream) -> u64 {
 }
 
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) >> 7) as u8).collect()
+    (0..length as u64)
+        .map(|at| (at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) >> 7) as u8)
+        .collect()
 }
 
-/// Writes 24 blocks at a time, flushes, reads all back; until told to end. Gives the number of rounds.
+/// Writes 24 blocks at a time, flushes, reads all back; until told to end. Gives the number of
+/// rounds.
 fn client(mut stream: UnixStream, seed: u64, end: &AtomicBool) -> u64 {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut rounds = 0;
     while !end.load(Ordering::Relaxed) {
-        let lengths: Vec<usize> = (0..24).map(|_| [512, 4096, 20_000, 300_000][rng.random_range(0..4)]).collect();
+        let lengths: Vec<usize> =
+            (0..24).map(|_| [512, 4096, 20_000, 300_000][rng.random_range(0..4)]).collect();
         let slot = SIZE / 24;
         let place = |index: u64| index * slot;
         let data = |index: u64| pattern(lengths[index as usize], seed + rounds * 24 + index);
@@ -242,7 +276,10 @@ fn client(mut stream: UnixStream, seed: u64, end: &AtomicBool) -> u64 {
             if index != 99 {
                 let mut read = vec![0; lengths[index as usize]];
                 stream.read_exact(&mut read).unwrap();
-                assert!(read == data(index), "what was written is read, round {rounds} block {index}");
+                assert!(
+                    read == data(index),
+                    "what was written is read, round {rounds} block {index}"
+                );
             }
         }
         rounds += 1;
@@ -252,7 +289,10 @@ fn client(mut stream: UnixStream, seed: u64, end: &AtomicBool) -> u64 {
 
 #[test]
 fn policies_change_under_load_and_nothing_is_lost() {
-    let mut rig = Rig::new(4, Pace { iops: 30_000, bandwidth: 400 << 20, latency_ns: 100_000, parallelism: 16 });
+    let mut rig = Rig::new(
+        4,
+        Pace { iops: 30_000, bandwidth: 400 << 20, latency_ns: 100_000, parallelism: 16 },
+    );
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)
@@ -262,8 +302,11 @@ fn policies_change_under_load_and_nothing_is_lost() {
             })
             .collect();
         let mut rng = SmallRng::seed_from_u64(11);
-        // Each policy after each other one would be 56; these are each policy before and after several.
-        let order = (0..POLICIES).chain((0..POLICIES).rev()).chain((0..16).map(|_| rng.random_range(0..POLICIES)));
+        // Each policy after each other one would be 56; these are each policy before and after
+        // several.
+        let order = (0..POLICIES)
+            .chain((0..POLICIES).rev())
+            .chain((0..16).map(|_| rng.random_range(0..POLICIES)));
         for which in order.collect::<Vec<_>>() {
             rig.change(which);
             rig.pass(Duration::from_millis(30));
@@ -284,8 +327,9 @@ fn policies_change_under_load_and_nothing_is_lost() {
     rig.shards.stop();
 }
 
-/// A connection that was given up with requests that had not been submitted was never closed: those were forgotten, and
-/// it waited for them. A shard that changes its policy submits nothing for a while.
+/// A connection that was given up with requests that had not been submitted was never closed: those
+/// were forgotten, and it waited for them. A shard that changes its policy submits nothing for a
+/// while.
 #[test]
 fn a_client_that_vanishes_during_a_change_is_given_up() {
     let mut rig = Rig::new(2, Pace { latency_ns: 30_000_000, parallelism: 2, ..Pace::default() });

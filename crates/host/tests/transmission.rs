@@ -14,7 +14,9 @@ use fairq_host::device::ram::RamDevice;
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
 use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
-use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request};
+use fairq_host::nbd::proto::{
+    Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request,
+};
 use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Shards, regimes};
@@ -40,7 +42,8 @@ struct Rig {
 
 impl Rig {
     fn new(shards: usize) -> Rig {
-        let (policy, ports) = Mqfq::<Native>::new(MqfqConfig::new(Topology::flat(shards), 4, TAGS)).unwrap();
+        let (policy, ports) =
+            Mqfq::<Native>::new(MqfqConfig::new(Topology::flat(shards), 4, TAGS)).unwrap();
         let flows = [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
         let common = Common {
             device: Arc::new(RamDevice::new(2 * SIZE).unwrap()),
@@ -54,7 +57,9 @@ impl Rig {
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
-        let front = |shard: usize| Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)));
+        let front = |shard: usize| {
+            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)))
+        };
         let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
         Rig { shards: Some(shards), policy, flows, counts }
     }
@@ -63,7 +68,12 @@ impl Rig {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         ours.set_write_timeout(Some(PATIENCE)).unwrap();
-        let volume = Volume { tenant: tenant as u16, flow: self.flows[tenant], file: 0, base: tenant as u64 * SIZE };
+        let volume = Volume {
+            tenant: tenant as u16,
+            flow: self.flows[tenant],
+            file: 0,
+            base: tenant as u64 * SIZE,
+        };
         let extended = negotiated.extended;
         let connect = Connect { fd: theirs.into(), tls: None, negotiated, volume };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
@@ -140,7 +150,9 @@ impl Client {
 }
 
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) >> 7) as u8).collect()
+    (0..length as u64)
+        .map(|at| (at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 77) >> 7) as u8)
+        .collect()
 }
 
 #[test]
@@ -148,14 +160,17 @@ fn data_of_any_size_and_alignment_comes_back() {
     let rig = Rig::new(2);
     let mut client = rig.connect(0, 0);
     let mut other = rig.connect(1, 0);
-    for (offset, length) in [(0, 1), (513, 4096), (4096, 65_536), (100_001, 1 << 20), (1 << 20, 32 << 20)] {
+    for (offset, length) in
+        [(0, 1), (513, 4096), (4096, 65_536), (100_001, 1 << 20), (1 << 20, 32 << 20)]
+    {
         let data = pattern(length, offset);
         assert_eq!(client.write(offset, &data), 0);
         assert!(other.read(offset, length) == data, "{length} bytes at {offset}");
     }
 }
 
-/// Large payloads are received otherwise than small ones, and the header of the next request with them.
+/// Large payloads are received otherwise than small ones, and the header of the next request with
+/// them.
 #[test]
 fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
     let rig = Rig::new(1);
@@ -164,12 +179,14 @@ fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
         let mut client = rig.connect_as(0, 0, Negotiated { extended, ..plain(SIZE) });
         let (mut stream, mut parts, mut at) = (Vec::new(), Vec::new(), 0);
         for cookie in 0..200 {
-            let length = [1, 512, 4096, 16_383, 16_384, 65_536, 70_001, 600_000][rng.random_range(0..8)];
+            let length =
+                [1, 512, 4096, 16_383, 16_384, 65_536, 70_001, 600_000][rng.random_range(0..8)];
             // Every so often one that is refused, whose payload has to be passed over.
             let offset = if rng.random_bool(0.1) { SIZE - 1 + length as u64 } else { at };
             let data = pattern(length, cookie);
             let flags = CommandFlags(if extended { CommandFlags::PAYLOAD_LEN.0 } else { 0 });
-            let request = Request { flags, command: Command::Write, cookie, offset, length: length as u64 };
+            let request =
+                Request { flags, command: Command::Write, cookie, offset, length: length as u64 };
             let mut header = [0; EXTENDED_REQUEST_LEN];
             let header_len = request.encode(extended, &mut header);
             stream.extend_from_slice(&header[..header_len]);
@@ -269,7 +286,13 @@ fn a_client_that_does_not_read_its_replies_holds_up_nobody_else() {
     slow.stream.set_nonblocking(true).unwrap();
     let mut bytes = [0; EXTENDED_REQUEST_LEN];
     for cookie in 0..100_000 {
-        let request = Request { flags: CommandFlags(0), command: Command::Read, cookie, offset: 0, length: 1 << 20 };
+        let request = Request {
+            flags: CommandFlags(0),
+            command: Command::Read,
+            cookie,
+            offset: 0,
+            length: 1 << 20,
+        };
         let length = request.encode(false, &mut bytes);
         match slow.stream.write(&bytes[..length]) {
             Ok(written) if written == length => sent += 1,
@@ -366,14 +389,25 @@ fn a_removed_tenant_is_told_so() {
 #[test]
 fn structured_and_extended_replies_carry_data_and_map() {
     let rig = Rig::new(1);
-    let negotiated = Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
+    let negotiated =
+        Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
     let mut client = rig.connect_as(0, 0, negotiated);
     let data = pattern(8192, 9);
-    client.request(Command::Write, CommandFlags::PAYLOAD_LEN.0 | CommandFlags::FUA.0, 1, 1 << 20, 8192);
+    client.request(
+        Command::Write,
+        CommandFlags::PAYLOAD_LEN.0 | CommandFlags::FUA.0,
+        1,
+        1 << 20,
+        8192,
+    );
     client.stream.write_all(&data).unwrap();
     let mut header = [0; 32];
     client.stream.read_exact(&mut header).unwrap();
-    assert_eq!(header[..8], [0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 0], "an extended header, done, no data");
+    assert_eq!(
+        header[..8],
+        [0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 0],
+        "an extended header, done, no data"
+    );
     client.request(Command::Read, 0, 2, 1 << 20, 8192);
     client.stream.read_exact(&mut header).unwrap();
     assert_eq!(header[4..8], [0, 1, 0, 1], "done, data at an offset");
@@ -392,14 +426,19 @@ fn structured_and_extended_replies_carry_data_and_map() {
             (word(0), word(8))
         })
         .collect();
-    assert_eq!(extents, [(1 << 20, 3), (8192, 0), (SIZE - (1 << 20) - 8192, 3)], "holes read as zeroes");
+    assert_eq!(
+        extents,
+        [(1 << 20, 3), (8192, 0), (SIZE - (1 << 20) - 8192, 3)],
+        "holes read as zeroes"
+    );
 }
 
 /// Each connection has one question with the surveyor at a time, and the rest wait their turn.
 #[test]
 fn all_questions_before_a_disconnect_are_answered_and_none_of_a_lost_connection_stays() {
     let rig = Rig::new(1);
-    let negotiated = || Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
+    let negotiated =
+        || Negotiated { structured: true, extended: true, base_allocation: Some(3), ..plain(SIZE) };
     let [mut client, mut lost] = [0, 1].map(|tenant| rig.connect_as(0, tenant, negotiated()));
     for cookie in 0..50 {
         lost.request(Command::BlockStatus, 0, cookie, 0, SIZE);
@@ -410,8 +449,10 @@ fn all_questions_before_a_disconnect_are_answered_and_none_of_a_lost_connection_
     let mut answers = Vec::new();
     client.stream.read_to_end(&mut answers).unwrap();
     // A header, the context and the count of extents, and one extent.
-    let cookies: Vec<u64> =
-        answers.chunks(32 + 8 + 16).map(|answer| u64::from_be_bytes(answer[8..16].try_into().unwrap())).collect();
+    let cookies: Vec<u64> = answers
+        .chunks(32 + 8 + 16)
+        .map(|answer| u64::from_be_bytes(answer[8..16].try_into().unwrap()))
+        .collect();
     assert_eq!(cookies, (0..50).collect::<Vec<_>>());
     rig.wait_until_empty();
 }

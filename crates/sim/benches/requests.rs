@@ -1,6 +1,8 @@
-//! How many simulated requests a second one core does: closed loops of 4 KiB reads on the Z-SSD, in real time.
+//! How many simulated requests a second one core does: closed loops of 4 KiB reads on the Z-SSD, in
+//! real time.
 //!
-//! Bar: 1 million a second on one core. Timings never fail: they belong to the machine, and to what else runs on it.
+//! Bar: 1 million a second on one core. Timings never fail: they belong to the machine, and to what
+//! else runs on it.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -16,7 +18,12 @@ fn scenario() -> Scenario {
     let profile = Profile::named("z-ssd").expect("it is built in");
     let tenant = |number: usize| {
         let threads = vec![number, number + 4];
-        Tenant::new(&format!("t{number}"), 100 + 100 * number as u16, threads, Job::random_read(4096, 128))
+        Tenant::new(
+            &format!("t{number}"),
+            100 + 100 * number as u16,
+            threads,
+            Job::random_read(4096, 128),
+        )
     };
     Scenario::new(profile, 8, (0..4).map(tenant).collect(), 100 * MS)
 }
@@ -26,26 +33,36 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
     let mut group = criterion.benchmark_group("simulated requests");
     for checked in [false, true] {
         let go = || {
-            let checks = if checked { check::all(&scenario, &subject.promise()) } else { Vec::new() };
+            let checks =
+                if checked { check::all(&scenario, &subject.promise()) } else { Vec::new() };
             run(&scenario, subject, checks).expect("the scenario is legal")
         };
         group.throughput(Throughput::Elements(go().requests));
         let checks = if checked { "all checks" } else { "no checks" };
-        group.bench_function(BenchmarkId::new(name, checks), |bencher| bencher.iter(|| black_box(go())));
+        group.bench_function(BenchmarkId::new(name, checks), |bencher| {
+            bencher.iter(|| black_box(go()))
+        });
     }
 }
 
-/// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight cores, and 64 flows on 64.
+/// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight
+/// cores, and 64 flows on 64.
 fn measure_costs(criterion: &mut Criterion) {
     let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
-    let tenant = |core| Tenant::new(&format!("t{core}"), 100, vec![core], Job::random_read(1024, 128));
-    let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS).on(Machine::FOUR_SOCKETS.host(64));
+    let tenant =
+        |core| Tenant::new(&format!("t{core}"), 100, vec![core], Job::random_read(1024, 128));
+    let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS)
+        .on(Machine::FOUR_SOCKETS.host(64));
     let mut group = criterion.benchmark_group("simulated requests, CPUs take time");
-    for (name, scenario) in [("8 cores", scenario().on(Machine::GOLD_5112.host(8))), ("64 cores", many)] {
+    for (name, scenario) in
+        [("8 cores", scenario().on(Machine::GOLD_5112.host(8))), ("64 cores", many)]
+    {
         let subject = Multi { slots: 64, threshold: 45 << 10 };
         let go = || run_traced(&scenario, &subject, Vec::new()).expect("the scenario is legal");
         group.throughput(Throughput::Elements(go().requests));
-        group.bench_function(BenchmarkId::new("mqfq", name), |bencher| bencher.iter(|| black_box(go())));
+        group.bench_function(BenchmarkId::new("mqfq", name), |bencher| {
+            bencher.iter(|| black_box(go()))
+        });
     }
 }
 

@@ -1,14 +1,15 @@
 //! The agenda: what will happen when, in one order that nothing but the scenario decides.
 //!
-//! Events of the same time happen in the order in which they were added: the key is (time, number), and numbers are given
-//! out once. Nothing hashes, nothing compares floats, so a run does not depend on where or how it was built. The
-//! device keeps an agenda of its own (its commands are most of all events); where both have something at the same time the
-//! device's comes first.
+//! Events of the same time happen in the order in which they were added: the key is (time, number),
+//! and numbers are given out once. Nothing hashes, nothing compares floats, so a run does not
+//! depend on where or how it was built. The device keeps an agenda of its own (its commands are
+//! most of all events); where both have something at the same time the device's comes first.
 //!
-//! **Structure.** Where CPUs take time a request is eight events or so, nearly all of them due within microseconds: a heap's
-//! logarithm is then a good part of a run. What is due soon goes into a *wheel* of short buckets, each a list in order that
-//! seldom has two entries, found by two levels of bitmaps; what is due later goes into a heap. Nothing moves from
-//! one to the other: the first is the earlier of both firsts.
+//! **Structure.** Where CPUs take time a request is eight events or so, nearly all of them due
+//! within microseconds: a heap's logarithm is then a good part of a run. What is due soon goes into
+//! a *wheel* of short buckets, each a list in order that seldom has two entries, found by two
+//! levels of bitmaps; what is due later goes into a heap. Nothing moves from one to the other: the
+//! first is the earlier of both firsts.
 //!
 //! ```text
 //!   add ─▶ due within 65 us?  yes ─▶ wheel: 64 x 64 buckets of 16 ns ─┐
@@ -131,7 +132,8 @@ const WIDTH_BITS: u32 = 4;
 /// As many as two levels of 64 bits tell apart.
 const BUCKETS: u64 = 64 * 64;
 
-/// What happens within a turn from now on; what it holds is less than a turn apart, so a bucket means one time.
+/// What happens within a turn from now on; what it holds is less than a turn apart, so a bucket
+/// means one time.
 struct Wheel<E> {
     /// The first of each bucket and 1; 0 for none.
     heads: Box<[u32]>,
@@ -151,7 +153,13 @@ struct Node<E> {
 
 impl<E: Copy> Wheel<E> {
     fn new() -> Self {
-        Wheel { heads: vec![0; BUCKETS as usize].into(), some: [0; 64], words: 0, nodes: Vec::new(), unused: 0 }
+        Wheel {
+            heads: vec![0; BUCKETS as usize].into(),
+            some: [0; 64],
+            words: 0,
+            nodes: Vec::new(),
+            unused: 0,
+        }
     }
 
     #[inline]

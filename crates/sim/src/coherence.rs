@@ -1,10 +1,12 @@
 //! Caches: which core has which line, and what it costs another to get it.
 //!
-//! **Problem.** What tells schedulers apart on many cores is not how much they compute but whose cache their words are in.
-//! **Model.** MESI over lines of 64 bytes, a cache per core (hardware threads of a core share it), without capacity: a line
-//! leaves a cache only when another core writes it. A line that is not there comes from where it is: another core of the
-//! socket, or the other socket. While it moves, it is *busy*: who wants it meanwhile waits, so a contended line is handed
-//! from one to the next, one transfer each. Readers of a line that nobody has changed do not wait for each other.
+//! **Problem.** What tells schedulers apart on many cores is not how much they compute but whose
+//! cache their words are in. **Model.** MESI over lines of 64 bytes, a cache per core (hardware
+//! threads of a core share it), without capacity: a line leaves a cache only when another core
+//! writes it. A line that is not there comes from where it is: another core of the socket, or the
+//! other socket. While it moves, it is *busy*: who wants it meanwhile waits, so a contended line is
+//! handed from one to the next, one transfer each. Readers of a line that nobody has changed do not
+//! wait for each other.
 //!
 //! | access | in this cache, as it is needed | not so |
 //! |---|---|---|
@@ -12,12 +14,14 @@
 //! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies go |
 //! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
 //!
-//! **Time** is that of the core that accesses. Cores are simulated one verb at a time, so another core may already have been
-//! told about accesses that are later than this one: for those nobody waits.
+//! **Time** is that of the core that accesses. Cores are simulated one verb at a time, so another
+//! core may already have been told about accesses that are later than this one: for those nobody
+//! waits.
 //!
-//! **Locks** are granted in the order in which they are asked for, each after the one before it is free. While others wait the
-//! lock's own line is with them, and has to come back to whoever gives the lock away before it can (as with Linux's queued spinlocks):
-//! one transfer more. What a lock guards moves with it, as many lines as it has; what that points to is not counted.
+//! **Locks** are granted in the order in which they are asked for, each after the one before it is
+//! free. While others wait the lock's own line is with them, and has to come back to whoever gives
+//! the lock away before it can (as with Linux's queued spinlocks): one transfer more. What a lock
+//! guards moves with it, as many lines as it has; what that points to is not counted.
 
 /// What accesses cost, in picoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +108,8 @@ impl Caches {
         self.locks.len() - 1
     }
 
-    /// What it takes to bring a line to a core from the farthest of its holders, or from the nearest.
+    /// What it takes to bring a line to a core from the farthest of its holders, or from the
+    /// nearest.
     fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
         let others = holders & !(1 << core);
         let (near, far) = (others & self.sockets[core] != 0, others & !self.sockets[core] != 0);
@@ -115,7 +120,8 @@ impl Caches {
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
-        let now_ps = if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
+        let now_ps =
+            if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
         let Line { holders, is_changed, .. } = &mut self.lines[line];
         let is_here = if access == Access::Load { *holders & own != 0 } else { *holders == own };
         if !is_here {
@@ -194,7 +200,11 @@ impl Caches {
 impl Line {
     /// When it can move, for one who asks now.
     fn free_from(&self, now_ps: u64) -> u64 {
-        if (self.busy_from_ps..self.busy_until_ps).contains(&now_ps) { self.busy_until_ps } else { now_ps }
+        if (self.busy_from_ps..self.busy_until_ps).contains(&now_ps) {
+            self.busy_until_ps
+        } else {
+            now_ps
+        }
     }
 
     /// It moves until then, for one who asked now.
@@ -210,7 +220,8 @@ impl Line {
 mod tests {
     use super::*;
 
-    const LATENCIES: Latencies = Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+    const LATENCIES: Latencies =
+        Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
 
     /// Two sockets, two cores each.
     fn caches() -> Caches {
@@ -241,7 +252,11 @@ mod tests {
         assert_eq!(caches.access(1, hot, Access::Atomic, 1_000), 1_045);
         assert_eq!(caches.access(0, hot, Access::Atomic, 1_010), 1_085, "after the one before");
         assert_eq!(caches.access(1, hot, Access::Atomic, 1_020), 1_125, "and after both");
-        assert_eq!(caches.access(0, hot, Access::Load, 900), 941, "an earlier one does not wait for later ones");
+        assert_eq!(
+            caches.access(0, hot, Access::Load, 900),
+            941,
+            "an earlier one does not wait for later ones"
+        );
         for core in 0..3 {
             caches.access(core, cold, Access::Load, 0);
         }
@@ -267,7 +282,11 @@ mod tests {
         caches.release(0, lock, has + 1_000);
         assert_eq!(caches.acquire(0, lock, 3, 5_000), 5_005, "still all here");
         caches.release(0, lock, 6_000);
-        assert_eq!(caches.acquire(2, lock, 3, 5_500), 6_002 + 100 + 100 + 5 + 300, "waits, and four lines come");
+        assert_eq!(
+            caches.acquire(2, lock, 3, 5_500),
+            6_002 + 100 + 100 + 5 + 300,
+            "waits, and four lines come"
+        );
         caches.release(2, lock, 8_000);
         caches.held_until(lock, 9_000);
         assert_eq!(caches.acquire(2, lock, 3, 9_500), 9_505);

@@ -155,8 +155,13 @@ mod tests {
 
     #[test]
     fn interrupts_come_first_and_enter_once() {
-        let times =
-            Times { submit_ps: 1, interrupt_ps: 100, complete_ps: 10, interrupt_complete_ps: 110, ..Times::default() };
+        let times = Times {
+            submit_ps: 1,
+            interrupt_ps: 100,
+            complete_ps: 10,
+            interrupt_complete_ps: 110,
+            ..Times::default()
+        };
         let mut cpu = Cpu::default();
         for task in [Task::Ask(0), Task::Complete(0, Outcome::Done), Task::Wake] {
             cpu.add(task);

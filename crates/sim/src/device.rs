@@ -7,13 +7,15 @@
 //!                                       share a set of queues)
 //! ```
 //!
-//! All of it is `fairq-device`, the code that serves in real time; here are the queues between, and what goes wrong:
-//! commands that fail, and times in which nothing completes.
+//! All of it is `fairq-device`, the code that serves in real time; here are the queues between, and
+//! what goes wrong: commands that fail, and times in which nothing completes.
 
 use std::collections::VecDeque;
 
 use fairq_core::{Class, ClassWeights, Op, Outcome};
-use fairq_device::{Arbiter, Arbitration, Burst, Completed, Disk, Mechanism, QueueIndex, Setup, Ssd, Window};
+use fairq_device::{
+    Arbiter, Arbitration, Burst, Completed, Disk, Mechanism, QueueIndex, Setup, Ssd, Window,
+};
 
 use crate::random::Random;
 use crate::scenario::{Faults, Scenario};
@@ -79,18 +81,26 @@ const CLASSES: [Class; 4] = [Class::Urgent, Class::High, Class::Medium, Class::L
 impl Device {
     /// With weights if the policy has some.
     pub(crate) fn new(scenario: &Scenario, weights: Option<ClassWeights>, random: Random) -> Self {
-        let (profile, queues) = (&scenario.profile, scenario.ports.div_ceil(scenario.cores_per_queue) * CLASSES.len());
+        let (profile, queues) =
+            (&scenario.profile, scenario.ports.div_ceil(scenario.cores_per_queue) * CLASSES.len());
         let (mechanism, arbitration) = match weights {
             Some(weights) => (Mechanism::Weighted, Arbitration { burst: Burst::ONE, weights }),
             None => (Mechanism::RoundRobin, Arbitration::RESET),
         };
         let mut arbiter = Arbiter::new(mechanism, queues, arbitration);
-        (0..queues).for_each(|queue| arbiter.add(QueueIndex(queue as u16), CLASSES[queue % CLASSES.len()]));
+        (0..queues).for_each(|queue| {
+            arbiter.add(QueueIndex(queue as u16), CLASSES[queue % CLASSES.len()])
+        });
         let (window, drive) = match &scenario.disk {
             Some(disk) => (disk.queue.get(), Drive::Disk(Disk::new(disk))),
             None => {
                 let (window, capacity) = (profile.host.window.get(), profile.host.capacity());
-                let setup = Setup { capacity, state: scenario.state, outstanding: window, seed: scenario.seed };
+                let setup = Setup {
+                    capacity,
+                    state: scenario.state,
+                    outstanding: window,
+                    seed: scenario.seed,
+                };
                 (window, Drive::Ssd(Box::new(Ssd::new(profile, &setup))))
             }
         };
@@ -147,11 +157,13 @@ impl Device {
         Some((at_ns, id, if failed { Outcome::Failed } else { Outcome::Done }))
     }
 
-    /// The same on a device that stands still at times: then what was to happen happens at the end of that.
+    /// The same on a device that stands still at times: then what was to happen happens at the end
+    /// of that.
     fn pop_between_stalls(&mut self, until_ns: u64) -> Option<(u64, u32)> {
         loop {
             let due_ns = self.drive.next_ns()?;
-            let stall = self.faults.stalls.iter().find(|&&(from, until)| (from..until).contains(&due_ns));
+            let stall =
+                self.faults.stalls.iter().find(|&&(from, until)| (from..until).contains(&due_ns));
             let at_ns = stall.map_or(due_ns, |&(_, until)| until);
             if at_ns > until_ns {
                 return None;

@@ -27,7 +27,8 @@ pub struct Live {
 pub const ONE_UNIT: i128 = 1 << 32;
 
 impl Live {
-    /// Its service per weight: in units of virtual time, times [`ONE_UNIT`], exact to 2^-32 of a unit.
+    /// Its service per weight: in units of virtual time, times [`ONE_UNIT`], exact to 2^-32 of a
+    /// unit.
     pub fn service(&self) -> i128 {
         i128::from(self.cost) * 100 * ONE_UNIT / i128::from(self.weight)
     }

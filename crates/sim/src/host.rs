@@ -1,9 +1,11 @@
-//! Hosts whose CPUs take time: sockets, cores, hardware threads, and what the block layer does beside the scheduler.
+//! Hosts whose CPUs take time: sockets, cores, hardware threads, and what the block layer does
+//! beside the scheduler.
 //!
-//! **Problem.** Claims about CPU use, scaling and latency at small depths are about what a request costs a core.
-//! **Model.** Each port is a hardware thread, with a queue of what it has to do: submissions and answers for its threads, and
-//! before these interrupts, wake-ups from other cores, and timers. A piece of work takes its constant's cycles, then what the
-//! policy's verbs take on the traced platform ([`crate::traced`]); then it takes effect. Work is not interrupted. Hardware
+//! **Problem.** Claims about CPU use, scaling and latency at small depths are about what a request
+//! costs a core. **Model.** Each port is a hardware thread, with a queue of what it has to do:
+//! submissions and answers for its threads, and before these interrupts, wake-ups from other cores,
+//! and timers. A piece of work takes its constant's cycles, then what the policy's verbs take on
+//! the traced platform ([`crate::traced`]); then it takes effect. Work is not interrupted. Hardware
 //! threads of a core share its caches, and slow each other down while both have something to do.
 //!
 //! ```text
@@ -13,8 +15,9 @@
 //!   answer:      reap, in the thread
 //! ```
 //!
-//! **Constants** belong to the machine and its kernel, never to a policy; cycles are scaled by the clock. `[P]`: from a
-//! paper, `[S]`: measured or stated elsewhere, `[D]`: derived from such values here, `[G]`: guessed.
+//! **Constants** belong to the machine and its kernel, never to a policy; cycles are scaled by the
+//! clock. `[P]`: from a paper, `[S]`: measured or stated elsewhere, `[D]`: derived from such values
+//! here, `[G]`: guessed.
 //!
 //! | constant | cycles | where from |
 //! |---|---|---|
@@ -110,8 +113,8 @@ pub struct Host {
 pub struct BlockLayer {
     /// From the thread's system call to the scheduler.
     pub submit: u64,
-    /// More for a request that the scheduler keeps: a third each when it comes, goes, and is completed; under the scheduler's lock,
-    /// if it has one.
+    /// More for a request that the scheduler keeps: a third each when it comes, goes, and is
+    /// completed; under the scheduler's lock, if it has one.
     pub stage: u64,
     /// The command and the doorbell.
     pub issue: u64,
@@ -125,26 +128,48 @@ pub struct BlockLayer {
 
 impl BlockLayer {
     /// All of them, by name.
-    pub const ALL: [(&'static str, BlockLayer); 3] =
-        [("linux-5", Self::LINUX_5), ("linux-4.15", Self::LINUX_4_15), ("low-latency", Self::LOW_LATENCY)];
+    pub const ALL: [(&'static str, BlockLayer); 3] = [
+        ("linux-5", Self::LINUX_5),
+        ("linux-4.15", Self::LINUX_4_15),
+        ("low-latency", Self::LOW_LATENCY),
+    ];
 
     /// The multi-queue block layer of Linux 5.2 and 5.3 under libaio.
-    pub const LINUX_5: BlockLayer =
-        BlockLayer { submit: 4950, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 2970, reap: 2960 };
+    pub const LINUX_5: BlockLayer = BlockLayer {
+        submit: 4950,
+        stage: STAGE_CYCLES,
+        issue: 1320,
+        interrupt: 1980,
+        complete: 2970,
+        reap: 2960,
+    };
 
     /// That of Linux 4.15 with KPTI switched off.
-    pub const LINUX_4_15: BlockLayer =
-        BlockLayer { submit: 3350, stage: STAGE_CYCLES, issue: 890, interrupt: 1340, complete: 2010, reap: 2010 };
+    pub const LINUX_4_15: BlockLayer = BlockLayer {
+        submit: 3350,
+        stage: STAGE_CYCLES,
+        issue: 890,
+        interrupt: 1340,
+        complete: 2010,
+        reap: 2010,
+    };
 
-    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). What it leaves out is the layer itself: the
-    /// command and the interrupt are the same.
-    pub const LOW_LATENCY: BlockLayer =
-        BlockLayer { submit: 2200, stage: STAGE_CYCLES, issue: 1320, interrupt: 1980, complete: 1300, reap: 2400 };
+    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). What it leaves
+    /// out is the layer itself: the command and the interrupt are the same.
+    pub const LOW_LATENCY: BlockLayer = BlockLayer {
+        submit: 2200,
+        stage: STAGE_CYCLES,
+        issue: 1320,
+        interrupt: 1980,
+        complete: 1300,
+        reap: 2400,
+    };
 }
 
 /// Insertion, dispatch and completion of a request that the scheduler keeps.
 const STAGE_CYCLES: u64 = 1680;
-/// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out once.
+/// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out
+/// once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
     pub(crate) submit_ps: u64,
@@ -185,13 +210,15 @@ impl Machine {
         shared_percent: 160,
     };
 
-    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a socket.
+    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a
+    /// socket.
     pub const GOLD_5112: Machine = Machine { cores: 4, mhz: 3600, ..Self::COMMON };
 
     /// D2FQ's machine B: Xeon Gold 6226, 2.7 GHz, 24 cores on two sockets.
     pub const GOLD_6226: Machine = Machine { cores: 12, mhz: 2700, ..Self::COMMON };
 
-    /// MQFQ's NVMf machine (Table 1): two Xeon E5-2630 v3, 2.4 GHz, eight cores and 16 hardware threads each.
+    /// MQFQ's NVMf machine (Table 1): two Xeon E5-2630 v3, 2.4 GHz, eight cores and 16 hardware
+    /// threads each.
     pub const E5_2630_V3: Machine =
         Machine { threads: 2, lines: HASWELL, layer: BlockLayer::LINUX_4_15, ..Self::COMMON };
 
@@ -199,12 +226,18 @@ impl Machine {
     pub const E5_2620_V3: Machine = Machine { cores: 6, ..Self::E5_2630_V3 };
 
     /// Kyber-fairness' machine (Table 1): two E5-2620 of eight cores, so v4, 2.1 GHz.
-    pub const E5_2620_V4: Machine = Machine { threads: 2, mhz: 2100, lines: HASWELL, ..Self::COMMON };
+    pub const E5_2620_V4: Machine =
+        Machine { threads: 2, mhz: 2100, lines: HASWELL, ..Self::COMMON };
 
-    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10, does is taken to be what 4.15 does
-    /// `[G]`.
-    pub const FOUR_QUAD_CORES: Machine =
-        Machine { sockets: 4, cores: 4, lines: HASWELL, layer: BlockLayer::LINUX_4_15, ..Self::COMMON };
+    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10,
+    /// does is taken to be what 4.15 does `[G]`.
+    pub const FOUR_QUAD_CORES: Machine = Machine {
+        sockets: 4,
+        cores: 4,
+        lines: HASWELL,
+        layer: BlockLayer::LINUX_4_15,
+        ..Self::COMMON
+    };
 
     /// Larger than any of the papers': four sockets of sixteen cores.
     pub const FOUR_SOCKETS: Machine = Machine { sockets: 4, cores: 16, mhz: 2700, ..Self::COMMON };
@@ -225,10 +258,11 @@ impl Machine {
         [self.sockets, self.cores, self.threads].into_iter().map(usize::from).product()
     }
 
-    /// The first so many hardware threads, filled as MQFQ's authors do (Section 4): one on each core of the first socket, of the
-    /// second, then the second ones.
+    /// The first so many hardware threads, filled as MQFQ's authors do (Section 4): one on each
+    /// core of the first socket, of the second, then the second ones.
     pub fn host(self, threads: usize) -> Host {
-        let (cores, all) = (usize::from(self.cores), usize::from(self.sockets) * usize::from(self.cores));
+        let (cores, all) =
+            (usize::from(self.cores), usize::from(self.sockets) * usize::from(self.cores));
         let place = |thread: usize| {
             let core = thread % all;
             Place { socket: (core / cores) as u16, core: core as u16 }
@@ -238,24 +272,31 @@ impl Machine {
 
     /// Whether there can be such a machine; what is wrong, if not.
     pub fn check(&self) -> Result<(), String> {
-        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, shared_percent } = *self;
+        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, shared_percent } =
+            *self;
         if sockets == 0 || cores == 0 || threads == 0 {
             return Err("sockets, cores and threads must be above 0".into());
         }
         if !(MHZ.contains(&mhz)) {
-            return Err(format!("a clock of {mhz} MHz: there must be {} to {}", MHZ.start(), MHZ.end()));
+            return Err(format!(
+                "a clock of {mhz} MHz: there must be {} to {}",
+                MHZ.start(),
+                MHZ.end()
+            ));
         }
         for (what, Ways { near_ns, far_ns }) in [("line", lines), ("wake-up", wakes)] {
             if near_ns == 0 || near_ns > far_ns || far_ns > MOST_NS {
                 return Err(format!(
-                    "a {what} takes {near_ns} ns within a socket and {far_ns} ns to another: the first must be above 0, and the \
+                    "a {what} takes {near_ns} ns within a socket and {far_ns} ns to another: the \
+                     first must be above 0, and the \
                      second no less than that and at most a second"
                 ));
             }
         }
         let BlockLayer { submit, stage, issue, interrupt, complete, reap } = layer;
         let Cycles { load, store, atomic, verb, send } = cycles;
-        let all = [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send];
+        let all =
+            [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send];
         if all.iter().any(|&cycles| cycles > MOST_CYCLES) {
             return Err(format!("no piece of work takes more than {MOST_CYCLES} cycles"));
         }
@@ -264,7 +305,8 @@ impl Machine {
         }
         if !SHARED_PERCENT.contains(&shared_percent) {
             return Err(format!(
-                "work takes {shared_percent} % of its time beside another hardware thread of its core: there must be {} to {}",
+                "work takes {shared_percent} % of its time beside another hardware thread of its \
+                 core: there must be {} to {}",
                 SHARED_PERCENT.start(),
                 SHARED_PERCENT.end()
             ));
@@ -288,7 +330,10 @@ impl Host {
     /// What is wrong with it for so many ports.
     pub(crate) fn check(&self, ports: usize) -> Result<(), String> {
         if self.places.len() != ports {
-            return Err(format!("the host has {} hardware threads for {ports} ports", self.places.len()));
+            return Err(format!(
+                "the host has {} hardware threads for {ports} ports",
+                self.places.len()
+            ));
         }
         self.machine.check().map_err(|what| format!("host: {what}"))
     }
@@ -323,7 +368,8 @@ impl Host {
     /// The other ports of each port's core.
     pub(crate) fn siblings(&self) -> Vec<PortSet> {
         let of = |(me, place): (u32, &Place)| {
-            let same = (0..).zip(&self.places).filter(|&(port, other)| port != me && other == place);
+            let same =
+                (0..).zip(&self.places).filter(|&(port, other)| port != me && other == place);
             PortSet::from_bits(same.fold(0, |set, (port, _)| set | 1 << port))
         };
         (0..).zip(&self.places).map(of).collect()
@@ -372,7 +418,9 @@ mod tests {
 
     #[test]
     fn the_parts_are_what_the_papers_say_together() {
-        let sum = |layer: BlockLayer| layer.submit + layer.issue + layer.interrupt + layer.complete + layer.reap;
+        let sum = |layer: BlockLayer| {
+            layer.submit + layer.issue + layer.interrupt + layer.complete + layer.reap
+        };
         let layers = [BlockLayer::LINUX_5, BlockLayer::LOW_LATENCY, BlockLayer::LINUX_4_15];
         assert_eq!(layers.map(sum), [14_180, 9200, 9600]);
         assert_eq!(Machine::GOLD_5112.host(8).ps(3600), 1_000_000);

@@ -1,7 +1,8 @@
 //! The laboratory: fairq's schedulers and devices in virtual time, and the papers' experiments.
 //!
-//! The papers measured machines and drives that few have. Here the *real* policies of `fairq-core` and the *real* arbiter,
-//! window and timing model of `fairq-device` run on simulated cores in virtual time:
+//! The papers measured machines and drives that few have. Here the *real* policies of `fairq-core`
+//! and the *real* arbiter, window and timing model of `fairq-device` run on simulated cores in
+//! virtual time:
 //!
 //! ```text
 //!   Scenario ─▶ world: threads ─▶ ports ─▶ policy ─▶ queues ─▶ arbiter ─▶ window ─▶ Ssd ─▶ Run
@@ -17,12 +18,14 @@
 //! - [`swarm`]: random scenarios under all of them, from a seed.
 //! - [`lab`]: the claims of the papers, one by one.
 //!
-//! **Deterministic.** The same scenario, subject and seed give the same bytes, on any machine: time is integer, the order of
-//! events is total ([`agenda`](self)), nothing hashes, random numbers are a published function ([`random`]). Floating point is
-//! used to tell results, never to decide what happens next (the device's times are integers, too).
+//! **Deterministic.** The same scenario, subject and seed give the same bytes, on any machine: time
+//! is integer, the order of events is total ([`agenda`](self)), nothing hashes, random numbers are
+//! a published function ([`random`]). Floating point is used to tell results, never to decide what
+//! happens next (the device's times are integers, too).
 //!
-//! - [`host`]: machines on which submission, verbs, interrupts and wake-ups take CPU time, if a scenario names one; what verbs
-//!   take comes from running them on a simulated cache-coherence protocol ([`traced`]).
+//! - [`host`]: machines on which submission, verbs, interrupts and wake-ups take CPU time, if a
+//!   scenario names one; what verbs take comes from running them on a simulated cache-coherence
+//!   protocol ([`traced`]).
 #![forbid(unsafe_code)]
 
 mod agenda;

@@ -72,7 +72,8 @@ const LONGEST_NS: u64 = 100_000_000_000;
 
 impl Meter {
     pub(crate) fn new(scenario: &Scenario) -> Self {
-        let intervals = scenario.series_ns.map_or(0, |series_ns| scenario.duration_ns.div_ceil(series_ns));
+        let intervals =
+            scenario.series_ns.map_or(0, |series_ns| scenario.duration_ns.div_ceil(series_ns));
         let got = Got {
             bytes: 0,
             requests: 0,
@@ -87,7 +88,10 @@ impl Meter {
             series_ns: scenario.series_ns.unwrap_or(u64::MAX),
             tenants: vec![got; scenario.tenants.len()],
             class_weights: Vec::new(),
-            cpus: scenario.host.as_ref().map_or_else(Vec::new, |_| vec![CpuUse::default(); scenario.ports]),
+            cpus: scenario
+                .host
+                .as_ref()
+                .map_or_else(Vec::new, |_| vec![CpuUse::default(); scenario.ports]),
             requests: 0,
             digest: Digest::new(),
         }
@@ -108,7 +112,14 @@ impl Meter {
     }
 
     #[inline]
-    pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, id: u64, bytes: u32, submitted_ns: u64) {
+    pub(crate) fn completed(
+        &mut self,
+        now_ns: u64,
+        tenant: usize,
+        id: u64,
+        bytes: u32,
+        submitted_ns: u64,
+    ) {
         self.requests += 1;
         self.digest.add(now_ns);
         self.digest.add(id);
@@ -135,7 +146,14 @@ impl Meter {
     }
 
     /// A hardware thread did a piece of work, maybe a reschedule, and maybe one for nothing.
-    pub(crate) fn worked(&mut self, port: usize, since_ns: u64, now_ns: u64, reschedule: bool, for_nothing: bool) {
+    pub(crate) fn worked(
+        &mut self,
+        port: usize,
+        since_ns: u64,
+        now_ns: u64,
+        reschedule: bool,
+        for_nothing: bool,
+    ) {
         let cpu = &mut self.cpus[port];
         cpu.busy_ns += now_ns.min(self.until_ns).saturating_sub(since_ns.max(self.from_ns));
         if now_ns >= self.from_ns && now_ns < self.until_ns {
@@ -158,7 +176,8 @@ impl Meter {
     }
 }
 
-/// FNV-1a, a word at a time: quick, and the same on every machine. It is to notice changes, not to resist anybody.
+/// FNV-1a, a word at a time: quick, and the same on every machine. It is to notice changes, not to
+/// resist anybody.
 struct Digest(u64);
 
 impl Digest {
@@ -181,7 +200,8 @@ impl Run {
 
     /// Requests a second that all tenants got.
     pub fn iops(&self) -> f64 {
-        self.tenants.iter().map(|got| got.requests).sum::<u64>() as f64 * 1e9 / self.measured_ns as f64
+        self.tenants.iter().map(|got| got.requests).sum::<u64>() as f64 * 1e9
+            / self.measured_ns as f64
     }
 
     /// How much of their time the hardware threads worked, 0 to 1.

@@ -8,8 +8,8 @@
 //! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 32 x 1, 8 x 1, 64 x 1 | as the table says; a sequential thread has a file of its own |
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
-//! How much they compute between requests is a guess wherever the papers say nothing, and it is never fitted to what they
-//! measured.
+//! How much they compute between requests is a guess wherever the papers say nothing, and it is
+//! never fitted to what they measured.
 
 use crate::scenario::{Access, Job, MS, US};
 

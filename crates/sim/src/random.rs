@@ -1,9 +1,10 @@
 //! Random numbers that are the same everywhere and for ever.
 //!
-//! A run is named by its seed, so the numbers that a seed gives must not depend on the machine or on the version of a
-//! library. `rand`'s small generators and its distributions promise neither. ChaCha with eight rounds is a published function
-//! (and `rand_chacha` keeps to it), has independent streams, so that a thread's requests do not change when another
-//! thread is added, and costs about a nanosecond per number. How a number is brought into a range is done here.
+//! A run is named by its seed, so the numbers that a seed gives must not depend on the machine or
+//! on the version of a library. `rand`'s small generators and its distributions promise neither.
+//! ChaCha with eight rounds is a published function (and `rand_chacha` keeps to it), has
+//! independent streams, so that a thread's requests do not change when another thread is added, and
+//! costs about a nanosecond per number. How a number is brought into a range is done here.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -60,7 +61,10 @@ mod tests {
     #[test]
     fn a_seed_means_the_same_numbers_for_ever() {
         let mut random = Random::new(1, 2);
-        assert_eq!([random.word(), random.word()], [6_938_885_953_644_749_562, 2_026_289_535_659_934_096]);
+        assert_eq!(
+            [random.word(), random.word()],
+            [6_938_885_953_644_749_562, 2_026_289_535_659_934_096]
+        );
         assert_eq!(random.below(1000), 406);
     }
 

@@ -1,4 +1,5 @@
-//! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a seed a scenario is a run.
+//! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a
+//! seed a scenario is a run.
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
@@ -23,8 +24,9 @@ pub struct Scenario {
     pub cores_per_queue: usize,
     /// Who asks.
     pub tenants: Vec<Tenant>,
-    /// How often the operating system places the threads anew, evenly over the cores and otherwise by chance; what they
-    /// have outstanding ends where it began. `None`: each stays where its tenant says.
+    /// How often the operating system places the threads anew, evenly over the cores and otherwise
+    /// by chance; what they have outstanding ends where it began. `None`: each stays where its
+    /// tenant says.
     pub moves_ns: Option<u64>,
     /// When tenants stop asking. What they have asked for by then is still served.
     pub duration_ns: u64,
@@ -32,7 +34,8 @@ pub struct Scenario {
     pub warmup_ns: u64,
     /// How long the intervals of the time series are; `None` for no series.
     pub series_ns: Option<u64>,
-    /// How long it takes to wake another core: an inter-processor interrupt. A host has times of its own.
+    /// How long it takes to wake another core: an inter-processor interrupt. A host has times of
+    /// its own.
     pub wake_ns: u64,
     /// Whose CPUs take time; `None`: nothing but the device does.
     pub host: Option<Host>,
@@ -55,8 +58,8 @@ pub struct Tenant {
     pub threads: Vec<usize>,
     /// What each thread does.
     pub job: Job,
-    /// When it is there: from, and until. It is told to the policy at the first moment, and taken away at the last: each
-    /// life is a flow of its own.
+    /// When it is there: from, and until. It is told to the policy at the first moment, and taken
+    /// away at the last: each life is a flow of its own.
     pub lives: Vec<(u64, u64)>,
     /// When its weight changes, and to what.
     pub reweights: Vec<(u64, u16)>,
@@ -79,7 +82,8 @@ pub struct Job {
     pub interval_ns: u64,
     /// Requests are made only at times.
     pub burst: Option<Burst>,
-    /// What is asked for and where comes from a trace, instead of sizes, reads and access. The tenant's threads take turns.
+    /// What is asked for and where comes from a trace, instead of sizes, reads and access. The
+    /// tenant's threads take turns.
     pub replay: Option<Replay>,
 }
 
@@ -88,7 +92,8 @@ pub struct Job {
 pub struct Replay {
     /// The requests.
     pub trace: Trace,
-    /// Not before their time, counted from the tenant's beginning; else as fast as there are places.
+    /// Not before their time, counted from the tenant's beginning; else as fast as there are
+    /// places.
     pub keeps_time: bool,
 }
 
@@ -136,13 +141,15 @@ pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
 /// A second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
-/// How often threads that nobody pins are placed anew, in nanoseconds, where D2FQ's Figure 15 is run.
+/// How often threads that nobody pins are placed anew, in nanoseconds, where D2FQ's Figure 15 is
+/// run.
 ///
-/// It follows from how Linux balances (`sd_init` and Documentation/scheduler/sched-domains.rst): an idle CPU looks for a thread to
-/// take over every so many milliseconds as its domain has CPUs, 8 on the paper's machine, and finds one where another CPU has two
-/// that could run. 750 K requests a second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads
-/// 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that are idle 63 % of it take 132 threads a second, and
-/// each moves every 120 ms on average.
+/// It follows from how Linux balances (`sd_init` and Documentation/scheduler/sched-domains.rst): an
+/// idle CPU looks for a thread to take over every so many milliseconds as its domain has CPUs, 8 on
+/// the paper's machine, and finds one where another CPU has two that could run. 750 K requests a
+/// second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads
+/// 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that are idle 63 % of it
+/// take 132 threads a second, and each moves every 120 ms on average.
 pub const MOVES_NS: u64 = 120 * MS;
 
 /// Times are shorter than this, some eighteen years: then no sum of a few overflows.
@@ -198,8 +205,8 @@ impl Scenario {
         self.disk.as_ref().map_or_else(|| self.profile.host.capacity(), DiskProfile::capacity)
     }
 
-    /// How long it takes to wake another core, unless a scenario says otherwise. A guess between what an interrupt
-    /// takes within a socket and what it takes to another: about a microsecond.
+    /// How long it takes to wake another core, unless a scenario says otherwise. A guess between
+    /// what an interrupt takes within a socket and what it takes to another: about a microsecond.
     pub const WAKE_NS: u64 = US;
 
     /// Tenants on a fresh device for so long; measured from a tenth on.
@@ -254,7 +261,8 @@ impl Scenario {
         SerialConfig { ports, flows, tags, slots, cost: self.cost, merge_bytes: 0 }
     }
 
-    /// The most flows that there can be: one for each life, since the last requests of one are served in the next.
+    /// The most flows that there can be: one for each life, since the last requests of one are
+    /// served in the next.
     pub fn flows(&self) -> usize {
         self.tenants.iter().map(|tenant| tenant.lives.len()).sum()
     }
@@ -263,20 +271,30 @@ impl Scenario {
     pub fn check(&self) -> Result<(), ScenarioError> {
         let refuse = |what: String| Err(ScenarioError::Illegal(what));
         if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
-            return refuse(format!("{} ports: there must be 1 to {}", self.ports, PortSet::MAX_PORTS));
+            return refuse(format!(
+                "{} ports: there must be 1 to {}",
+                self.ports,
+                PortSet::MAX_PORTS
+            ));
         }
         if self.moves_ns == Some(0) {
-            return refuse("moves_ns is 0: threads stay at least a nanosecond where they are".to_owned());
+            return refuse(
+                "moves_ns is 0: threads stay at least a nanosecond where they are".to_owned(),
+            );
         }
         if self.wake_ns == 0 || self.wake_ns > WAKE_MOST_NS {
-            return refuse(format!("wake_ns is {}: waking another core takes 1 ns to 1 ms", self.wake_ns));
+            return refuse(format!(
+                "wake_ns is {}: waking another core takes 1 ns to 1 ms",
+                self.wake_ns
+            ));
         }
         if let Some(host) = &self.host {
             host.check(self.ports).or_else(refuse)?;
         }
         if self.warmup_ns >= self.duration_ns || self.series_ns == Some(0) {
             return refuse(
-                "nothing to measure: the warm-up must end before the run, and an interval be above 0".into(),
+                "nothing to measure: the warm-up must end before the run, and an interval be above \
+                 0".into(),
             );
         }
         let times = [self.duration_ns, self.moves_ns.unwrap_or(0), self.series_ns.unwrap_or(0)];
@@ -293,18 +311,20 @@ impl Scenario {
                 PortSet::MAX_PORTS
             ));
         }
-        let (tags, entries) = (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
+        let (tags, entries) =
+            (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
             return refuse(format!(
-                "{tags} requests on one set of queues, of which a queue of the device holds {entries}"
+                "{tags} requests on one set of queues, of which a queue of the device holds \
+                 {entries}"
             ));
         }
         Ok(())
     }
 }
 
-/// The longest that waking a core may take: requests behind one another, each of which waits for that, must get through in the time
-/// that is left for it when a run ends.
+/// The longest that waking a core may take: requests behind one another, each of which waits for
+/// that, must get through in the time that is left for it when a run ends.
 const WAKE_MOST_NS: u64 = 1_000_000;
 const TOO_LONG: &str = "a time of more than eighteen years";
 
@@ -319,7 +339,10 @@ impl Tenant {
         }
         let Job { sizes, depth, burst, .. } = &self.job;
         let capacity = scenario.profile.host.capacity();
-        if *depth == 0 || sizes.is_empty() || sizes.iter().any(|&(bytes, often)| bytes == 0 || often == 0) {
+        if *depth == 0
+            || sizes.is_empty()
+            || sizes.iter().any(|&(bytes, often)| bytes == 0 || often == 0)
+        {
             return Err("depth, sizes and how often they are chosen must be above 0".into());
         }
         if u64::from(self.job.largest()) > capacity {
@@ -329,8 +352,9 @@ impl Tenant {
             return Err("bursts that are never on".into());
         }
         let Job { think_ns, interval_ns, .. } = self.job;
-        let pauses =
-            burst.map_or([think_ns, interval_ns, 0, 0], |burst| [think_ns, interval_ns, burst.on_ns, burst.off_ns]);
+        let pauses = burst.map_or([think_ns, interval_ns, 0, 0], |burst| {
+            [think_ns, interval_ns, burst.on_ns, burst.off_ns]
+        });
         if pauses.into_iter().any(|ns| ns >= LONGEST_NS) {
             return Err(TOO_LONG.into());
         }

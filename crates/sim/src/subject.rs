@@ -1,4 +1,5 @@
-//! What is run: a policy, as it is built for a scenario, and what it promises, which is what it is checked for.
+//! What is run: a policy, as it is built for a scenario, and what it promises, which is what it is
+//! checked for.
 
 use fairq_core::{ConfigError, Native, Platform, Policy};
 
@@ -24,7 +25,8 @@ pub trait Subject<P: Platform = Native> {
 pub struct Promise {
     /// At most so many requests are outstanding (D), and as many are while enough wait.
     pub slots: Option<u32>,
-    /// Backlogged flows differ by no more than Theorems 1 and 2 of MQFQ say with this T, in units of virtual time.
+    /// Backlogged flows differ by no more than Theorems 1 and 2 of MQFQ say with this T, in units
+    /// of virtual time.
     pub threshold: Option<u64>,
     /// Virtual time never goes back.
     pub steady_time: bool,
@@ -38,6 +40,12 @@ pub struct Promise {
 
 impl Promise {
     /// Nothing but what holds for every policy.
-    pub const NONE: Promise =
-        Promise { slots: None, threshold: None, steady_time: false, shares: false, holds_back: false, turn: 0 };
+    pub const NONE: Promise = Promise {
+        slots: None,
+        threshold: None,
+        steady_time: false,
+        shares: false,
+        holds_back: false,
+        turn: 0,
+    };
 }

@@ -1,7 +1,7 @@
 //! The swarm: random hosts, devices, tenants and mishaps, under every check.
 //!
-//! A seed says everything, so a failure is its seed: [`scenario`] makes the same one again. Each ends with a calm phase in which
-//! nobody asks any more and everything must be served.
+//! A seed says everything, so a failure is its seed: [`scenario`] makes the same one again. Each
+//! ends with a calm phase in which nobody asks any more and everything must be served.
 
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber::fair::Totals;
@@ -26,9 +26,12 @@ pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
     let ports = 1 + random.below(8) as usize;
     let (name, _) = random.pick(&BUILT_IN);
     let profile = Profile::named(name).expect("it is built in");
-    // All threads, up to twelve, may meet on one port, and their requests must fit its queue: SATA has few.
+    // All threads, up to twelve, may meet on one port, and their requests must fit its queue: SATA
+    // has few.
     let room = (profile.host.queue_entries.get() / 12).clamp(1, 64);
-    let tenants = (0..1 + random.below(6)).map(|number| tenant(random, &format!("t{number}"), ports, room)).collect();
+    let tenants = (0..1 + random.below(6))
+        .map(|number| tenant(random, &format!("t{number}"), ports, room))
+        .collect();
     let mut scenario = Scenario::new(profile, ports, tenants, DURATION_NS);
     scenario.state = random.pick(&[State::Fresh, State::Steady]);
     scenario.wake_ns = random.pick(&[1, 500, US, 20 * US]);
@@ -41,7 +44,8 @@ pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
 
 fn policy(random: &mut Random) -> AnyPolicy {
     let slots = random.pick(&[1, 2, 9, 64, 200]);
-    let ratio = random.pick(&[Ratio::Dynamic { initial: 256 }, Ratio::Static(3), Ratio::Static(256)]);
+    let ratio =
+        random.pick(&[Ratio::Dynamic { initial: 256 }, Ratio::Static(3), Ratio::Static(256)]);
     match random.below(8) {
         0 => AnyPolicy::FirstCome,
         1 => AnyPolicy::SfqD(SfqD { slots }),
@@ -55,13 +59,16 @@ fn policy(random: &mut Random) -> AnyPolicy {
     }
 }
 
-/// Another policy for the scenario of a seed: the schedulers behind one lock, with limits and without, and Kyber's.
+/// Another policy for the scenario of a seed: the schedulers behind one lock, with limits and
+/// without, and Kyber's.
 pub fn older_policy(seed: u64) -> AnyPolicy {
     let random = &mut Random::new(seed, STREAM + 1);
     let slots = random.pick(&[1, 2, 9, 32, 64]);
     match random.below(6) {
         0 => AnyPolicy::Depths(Depths),
-        1 => AnyPolicy::Tokens(Tokens { busy: random.pick(&[1, 16, 64]), totals: Totals::default() }),
+        1 => {
+            AnyPolicy::Tokens(Tokens { busy: random.pick(&[1, 16, 64]), totals: Totals::default() })
+        }
         _ => {
             let schedulers = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
             let mut lock = OneLock::new(random.pick(&schedulers), slots);
@@ -92,7 +99,11 @@ fn job(random: &mut Random, room: u32) -> Job {
         sizes: (0..1 + random.below(2)).map(|_| size(random)).collect(),
         read_percent: random.pick(&[0, 50, 70, 100, 100]),
         access: random.pick(&[Access::Random, Access::Sequential]),
-        depth: (1 + random.below(u64::from(room)) as u32).min(if random.one_in(3) { 1 } else { room }),
+        depth: (1 + random.below(u64::from(room)) as u32).min(if random.one_in(3) {
+            1
+        } else {
+            room
+        }),
         think_ns: if random.one_in(4) { random.below(200 * US) } else { 0 },
         interval_ns: if random.one_in(6) { random.below(100 * US) } else { 0 },
         burst: random.one_in(5).then_some(burst),
@@ -102,7 +113,8 @@ fn job(random: &mut Random, room: u32) -> Job {
 
 /// Up to three times there, with pauses.
 fn lives(random: &mut Random) -> Vec<(u64, u64)> {
-    let mut ends: Vec<u64> = (0..2 + 2 * random.below(3)).map(|_| random.below(DURATION_NS)).collect();
+    let mut ends: Vec<u64> =
+        (0..2 + 2 * random.below(3)).map(|_| random.below(DURATION_NS)).collect();
     ends.sort_unstable();
     ends.dedup();
     ends.chunks_exact(2).map(|life| (life[0], life[1])).collect()

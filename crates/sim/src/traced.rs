@@ -1,16 +1,19 @@
-//! The traced platform: the policies' own code, with every access to a shared word charged to the caches of a simulated host.
+//! The traced platform: the policies' own code, with every access to a shared word charged to the
+//! caches of a simulated host.
 //!
-//! **Problem.** A scheduler's cost on 32 cores is what its shared words cost, and nobody here has 32 cores.
-//! **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core is *inside* a verb, each
-//! access goes to `Caches` and takes that core's time; outside (control threads, checks) it is free. A run is one thread,
-//! which is what the thread-local is for; the words' values are ordinary.
+//! **Problem.** A scheduler's cost on 32 cores is what its shared words cost, and nobody here has
+//! 32 cores. **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core
+//! is *inside* a verb, each access goes to `Caches` and takes that core's time; outside (control
+//! threads, checks) it is free. A run is one thread, which is what the thread-local is for; the
+//! words' values are ordinary.
 //!
-//! **Which words share a line** is decided by their places in memory, and must not depend on what the allocator
-//! did. Words are numbered as they are made. Two words share a line if they are as far apart in memory as their
-//! numbers are, so lie in one array or structure, and no more than a line's worth of words is between them; a line begins
-//! with the word of it that is touched first, and grows to either side. That is exact for structures that
-//! are aligned to lines, as all are that matter, and a fair guess for arrays of words. (A traced word is twice as large as a
-//! real one: it carries its number.)
+//! **Which words share a line** is decided by their places in memory, and must not depend on what
+//! the allocator did. Words are numbered as they are made. Two words share a line if they are as
+//! far apart in memory as their numbers are, so lie in one array or structure, and no more than a
+//! line's worth of words is between them; a line begins with the word of it that is touched first,
+//! and grows to either side. That is exact for structures that are aligned to lines, as all are
+//! that matter, and a fair guess for arrays of words. (A traced word is twice as large as a real
+//! one: it carries its number.)
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -50,7 +53,8 @@ impl Platform for Traced {
 /// How many words a line has.
 const LINE_WORDS: u32 = 8;
 
-/// What the simulated host is doing on this thread. What each access needs lies bare, so that it costs a few loads.
+/// What the simulated host is doing on this thread. What each access needs lies bare, so that it
+/// costs a few loads.
 struct Trace {
     /// A run is on.
     is_on: Cell<bool>,
@@ -62,7 +66,8 @@ struct Trace {
     released: Cell<Option<usize>>,
     words: Cell<u32>,
     caches: RefCell<Caches>,
-    /// By where word 0 would be: the lines of an array or structure, each with its first and last number.
+    /// By where word 0 would be: the lines of an array or structure, each with its first and last
+    /// number.
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
@@ -88,7 +93,8 @@ thread_local! {
     };
 }
 
-/// Begins a run on a host with these caches; words and locks that are made from now on belong to it.
+/// Begins a run on a host with these caches; words and locks that are made from now on belong to
+/// it.
 pub(crate) fn begin(caches: Caches) {
     reset(true, caches);
 }
@@ -131,7 +137,11 @@ pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> 
     let result = verb();
     let spent = TRACE.with(|trace| {
         trace.core.set(None);
-        Spent { until_ps: trace.now_ps.get(), waited_ps: trace.waited_ps.get(), held: trace.released.get() }
+        Spent {
+            until_ps: trace.now_ps.get(),
+            waited_ps: trace.waited_ps.get(),
+            held: trace.released.get(),
+        }
     });
     (result, spent)
 }
@@ -170,7 +180,8 @@ impl Trace {
     #[cold]
     fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
         let mut arrays = self.arrays.borrow_mut();
-        let array = arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
+        let array =
+            arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
         let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
         if let Some(span) = array.iter_mut().find(fits) {
             (span.first, span.last) = (span.first.min(number), span.last.max(number));
@@ -205,7 +216,8 @@ impl AtomicWord for Word {
         self.value.load(order)
     }
 
-    /// A sequentially consistent store waits until all see it: on the papers' processors it is an exchange.
+    /// A sequentially consistent store waits until all see it: on the papers' processors it is an
+    /// exchange.
     #[inline]
     fn store(&self, value: u64, order: Ordering) {
         self.trace(if order == Ordering::SeqCst { Access::Atomic } else { Access::Store });
@@ -243,14 +255,21 @@ impl AtomicWord for Word {
     }
 
     #[inline]
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
         self.trace(Access::Atomic);
         self.value.compare_exchange(current, new, success, failure)
     }
 }
 
 impl<T> TracedLock<T> {
-    /// Does something with the caches at this core's time, if a core is inside a verb; says how long it took.
+    /// Does something with the caches at this core's time, if a core is inside a verb; says how
+    /// long it took.
     fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
         TRACE.with(|trace| {
             let Some(core) = trace.core.get() else { return 0 };
@@ -279,7 +298,8 @@ impl<T: Send + 'static> Lock<T> for TracedLock<T> {
 
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let guarded = size_of::<T>().div_ceil(64) as u64;
-        let waited_ps = self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
+        let waited_ps =
+            self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
         TRACE.with(|trace| trace.waited_ps.set(trace.waited_ps.get() + waited_ps));
         let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
         self.trace(|caches, core, lock, now_ps| caches.release(core, lock, now_ps));
@@ -293,7 +313,8 @@ mod tests {
     use crate::coherence::Latencies;
 
     fn begin_with_two_cores() {
-        let latencies = Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+        let latencies =
+            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
         begin(Caches::new(latencies, vec![0, 0]));
     }
 
@@ -312,7 +333,9 @@ mod tests {
             structures[structure][word].fetch_add(1, Ordering::Relaxed);
         };
         // Touched in any order, everything is in core 0's cache.
-        for (structure, word) in (0..20).rev().flat_map(|structure| [2, 0, 1].map(|word| (structure, word))) {
+        for (structure, word) in
+            (0..20).rev().flat_map(|structure| [2, 0, 1].map(|word| (structure, word)))
+        {
             cost(0, || add(structure, word));
         }
         assert_eq!(cost(1, || add(7, 1)), 45);
@@ -326,7 +349,12 @@ mod tests {
     fn an_array_of_words_has_lines_of_eight() {
         begin_with_two_cores();
         let words: Vec<Word> = (0..32).map(Word::new).collect();
-        let moved = |core| words.iter().filter(|word| cost(core, || _ = word.swap(0, Ordering::SeqCst)) > 5).count();
+        let moved = |core| {
+            words
+                .iter()
+                .filter(|word| cost(core, || _ = word.swap(0, Ordering::SeqCst)) > 5)
+                .count()
+        };
         assert_eq!((moved(0), moved(0), moved(1), moved(0)), (4, 0, 4, 4));
         end();
     }

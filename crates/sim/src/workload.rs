@@ -1,7 +1,8 @@
 //! Threads: what each asks for next, and when.
 //!
-//! A thread has `depth` places. A place asks, waits for the answer, thinks, and asks again; pacing and bursts put off
-//! when it asks. So the load follows the device, as that of fio with libaio does.
+//! A thread has `depth` places. A place asks, waits for the answer, thinks, and asks again; pacing
+//! and bursts put off when it asks. So the load follows the device, as that of fio with libaio
+//! does.
 
 use fairq_core::Op;
 
@@ -27,8 +28,8 @@ pub(crate) struct Thread {
     turns: Turns,
 }
 
-/// Which requests of a trace are a thread's, and how far it is: places wait for the time of one after the other, and ask for
-/// them in the same order.
+/// Which requests of a trace are a thread's, and how far it is: places wait for the time of one
+/// after the other, and ask for them in the same order.
 #[derive(Clone, Copy)]
 pub(crate) struct Turns {
     /// The next that a place will wait for.
@@ -106,7 +107,11 @@ impl Thread {
         }
         let Some(burst) = self.job.burst else { return due_ns };
         let cycle_ns = burst.on_ns + burst.off_ns;
-        if due_ns % cycle_ns < burst.on_ns { due_ns } else { (due_ns / cycle_ns + 1).saturating_mul(cycle_ns) }
+        if due_ns % cycle_ns < burst.on_ns {
+            due_ns
+        } else {
+            (due_ns / cycle_ns + 1).saturating_mul(cycle_ns)
+        }
     }
 
     #[inline]
@@ -171,7 +176,10 @@ mod tests {
         let text = "0 0 16 8 1\n1000 0 4194304 8 0\n5000 0 32 8 1\n";
         let trace = Trace::read(Format::Mqsim, text.as_bytes(), None).expect("it is well formed");
         let thread = |number, keeps_time| {
-            let job = Job { replay: Some(Replay { trace: trace.clone(), keeps_time }), ..Job::random_read(4096, 2) };
+            let job = Job {
+                replay: Some(Replay { trace: trace.clone(), keeps_time }),
+                ..Job::random_read(4096, 2)
+            };
             Thread::new(0, 0, &job, 1 << 30, Random::new(1, 1), 1, Turns::new(number, 2, 100))
         };
         let mut first = thread(0, true);
@@ -185,7 +193,11 @@ mod tests {
 
     #[test]
     fn sizes_and_reads_are_mixed_as_asked() {
-        let job = Job { sizes: vec![(4096, 3), (65_536, 1)], read_percent: 70, ..Job::random_read(4096, 1) };
+        let job = Job {
+            sizes: vec![(4096, 3), (65_536, 1)],
+            read_percent: 70,
+            ..Job::random_read(4096, 1)
+        };
         let mut thread = thread(job);
         let asks: Vec<Ask> = (0..10_000).map(|_| thread.ask()).collect();
         let share = |of: &dyn Fn(&Ask) -> bool| asks.iter().filter(|ask| of(ask)).count();

@@ -1,15 +1,18 @@
 //! The world: a host's cores, a policy, a device and tenants, from event to event.
 //!
-//! **Problem.** To see what a scheduler does on a device that one does not have, and the same every time.
-//! **Model.** Each simulated core has a port. It hands what its threads ask for to the policy, sends what
-//! the policy says, takes completions, and does each at the moment when it is due. What one core's verb
-//! wakes on another arrives there a wake-up's time later; a core that is about to be woken is not woken twice. Whenever a core has
-//! done anything it asks `next` until there is nothing to issue, as the contract says. The device completes in its own time.
+//! **Problem.** To see what a scheduler does on a device that one does not have, and the same every
+//! time. **Model.** Each simulated core has a port. It hands what its threads ask for to the
+//! policy, sends what the policy says, takes completions, and does each at the moment when it is
+//! due. What one core's verb wakes on another arrives there a wake-up's time later; a core that is
+//! about to be woken is not woken twice. Whenever a core has done anything it asks `next` until
+//! there is nothing to issue, as the contract says. The device completes in its own time.
 //!
-//! On a scenario's [host](crate::host), if it has one, all of that takes time: what is due is queued at its core, begins when
-//! the core is free, and takes effect when it is done. The policy is asked at the moment when the work before its verb is
-//! done, and for that moment its state is what facts tell; after each request that it issues the core comes back to it
-//! later, so that the verbs of different cores are called in the order of their times. Without a host nothing takes time.
+//! On a scenario's [host](crate::host), if it has one, all of that takes time: what is due is
+//! queued at its core, begins when the core is free, and takes effect when it is done. The policy
+//! is asked at the moment when the work before its verb is done, and for that moment its state is
+//! what facts tell; after each request that it issues the core comes back to it later, so that the
+//! verbs of different cores are called in the order of their times. Without a host nothing takes
+//! time.
 //!
 //! ```text
 //!   event:  thread asks ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
@@ -17,10 +20,13 @@
 //!           completion ─▶ complete┘                └▶ wake other cores later; set a timer
 //! ```
 //!
-//! **Order.** Whatever is due first; among equals the device's completions, then events in the order in which they were
-//! set ([`crate::agenda`]). One event is done at a time, to its end.
+//! **Order.** Whatever is due first; among equals the device's completions, then events in the
+//! order in which they were set ([`crate::agenda`]). One event is done at a time, to its end.
 
-use fairq_core::{Class, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Submitted, Tag, Weight};
+use fairq_core::{
+    Class, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Submitted, Tag,
+    Weight,
+};
 
 use crate::agenda::Agenda;
 use crate::check::Check;
@@ -154,7 +160,11 @@ const MOVES_STREAM: u64 = u64::MAX - 1;
 const MOST_SELF_WAKES: u32 = 1000;
 
 /// Runs a scenario under a policy, with these checks.
-pub fn run<S: Subject>(scenario: &Scenario, subject: &S, checks: Vec<Box<dyn Check>>) -> Result<Run, ScenarioError> {
+pub fn run<S: Subject>(
+    scenario: &Scenario,
+    subject: &S,
+    checks: Vec<Box<dyn Check>>,
+) -> Result<Run, ScenarioError> {
     scenario.check()?;
     if scenario.host.is_some() {
         return Err(ScenarioError::Illegal("a host's CPUs take time: use run_traced".to_owned()));
@@ -173,12 +183,16 @@ pub fn run_traced<S: Subject<Traced>>(
     let Some(host) = &scenario.host else {
         return Err(ScenarioError::Illegal("a scenario without a host: use run".to_owned()));
     };
-    let simulated = || Ok(subject.build(scenario).map(|(policy, ports)| simulate(scenario, policy, ports, checks))?);
+    let simulated = || {
+        Ok(subject
+            .build(scenario)
+            .map(|(policy, ports)| simulate(scenario, policy, ports, checks))?)
+    };
     on_host(host, simulated)
 }
 
-/// Builds and [simulates](simulate) on a host: there a policy's accesses to words of the [`Traced`] platform take time, if the policy
-/// is built here, too.
+/// Builds and [simulates](simulate) on a host: there a policy's accesses to words of the [`Traced`]
+/// platform take time, if the policy is built here, too.
 pub fn on_host<R>(host: &Host, build_and_simulate: impl FnOnce() -> R) -> R {
     traced::begin(host.caches());
     let result = build_and_simulate();
@@ -186,8 +200,14 @@ pub fn on_host<R>(host: &Host, build_and_simulate: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs a scenario, which was [checked](Scenario::check), under a policy that was built for its ports, flows and tags.
-pub fn simulate<P: Policy>(scenario: &Scenario, policy: P, ports: Vec<P::Port>, checks: Vec<Box<dyn Check>>) -> Run {
+/// Runs a scenario, which was [checked](Scenario::check), under a policy that was built for its
+/// ports, flows and tags.
+pub fn simulate<P: Policy>(
+    scenario: &Scenario,
+    policy: P,
+    ports: Vec<P::Port>,
+    checks: Vec<Box<dyn Check>>,
+) -> Run {
     let mut world = World::new(scenario, policy, ports, checks);
     world.begin();
     while world.violation.is_none() && world.step() {}
@@ -195,7 +215,12 @@ pub fn simulate<P: Policy>(scenario: &Scenario, policy: P, ports: Vec<P::Port>, 
 }
 
 impl<'a, P: Policy> World<'a, P> {
-    fn new(scenario: &'a Scenario, policy: P, ports: Vec<P::Port>, checks: Vec<Box<dyn Check>>) -> Self {
+    fn new(
+        scenario: &'a Scenario,
+        policy: P,
+        ports: Vec<P::Port>,
+        checks: Vec<Box<dyn Check>>,
+    ) -> Self {
         let tags = scenario.tags();
         let core = |port| Core {
             port,
@@ -212,9 +237,13 @@ impl<'a, P: Policy> World<'a, P> {
         let all = fed.flat_map(|(tenant, plan)| {
             let begins_ns = plan.lives.first().map_or(0, |life| life.0);
             let turns = move |thread| Turns::new(thread, plan.threads.len(), begins_ns);
-            plan.threads.iter().enumerate().map(move |(thread, &port)| (tenant, port, &plan.job, turns(thread)))
+            plan.threads
+                .iter()
+                .enumerate()
+                .map(move |(thread, &port)| (tenant, port, &plan.job, turns(thread)))
         });
-        let count = scenario.tenants.iter().map(|tenant| tenant.threads.len()).sum::<usize>().max(1) as u64;
+        let count =
+            scenario.tenants.iter().map(|tenant| tenant.threads.len()).sum::<usize>().max(1) as u64;
         let threads = all.zip(0u64..).map(|((tenant, port, job, turns), number)| {
             let random = Random::new(scenario.seed, number);
             Thread::new(tenant, port, job, capacity, random, (number << 16) / count, turns)
@@ -274,7 +303,9 @@ impl<'a, P: Policy> World<'a, P> {
     fn step(&mut self) -> bool {
         let end_ns = self.scenario.duration_ns + CALM_NS;
         let agenda_ns = self.agenda.next_ns();
-        if let Some((at_ns, id, outcome)) = self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns))) {
+        if let Some((at_ns, id, outcome)) =
+            self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
+        {
             self.now_ns = self.now_ns.max(at_ns);
             self.clock.in_hand += 1;
             self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
@@ -295,7 +326,9 @@ impl<'a, P: Policy> World<'a, P> {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Ask(thread) => self.arrive(self.threads[thread as usize].port, Task::Ask(thread)),
+            Event::Ask(thread) => {
+                self.arrive(self.threads[thread as usize].port, Task::Ask(thread))
+            }
             Event::Wake(port) => self.arrive(usize::from(port), Task::Wake),
             Event::Timer(port) => {
                 let timer_ns = &mut self.cores[usize::from(port)].timer_ns;
@@ -346,14 +379,17 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn start(&mut self, port: usize, task: Task) {
         let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
-        let takes_ps = if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
+        let takes_ps =
+            if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
     }
 
     /// Whether another hardware thread of the port's core works.
     #[inline]
     fn is_shared(&self, port: usize) -> bool {
-        self.clock.siblings[port].into_iter().any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
+        self.clock.siblings[port]
+            .into_iter()
+            .any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
     }
 
     /// A core has come to the policy's verbs.
@@ -373,7 +409,8 @@ impl<'a, P: Policy> World<'a, P> {
         } else {
             self.agenda.add(until_ns, Event::Free(port as u8));
         }
-        let (verbs_ps, locks_ps) = (std::mem::take(&mut self.clock.verbs_ps), std::mem::take(&mut self.clock.locks_ps));
+        let (verbs_ps, locks_ps) =
+            (std::mem::take(&mut self.clock.verbs_ps), std::mem::take(&mut self.clock.locks_ps));
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
     }
 
@@ -391,11 +428,12 @@ impl<'a, P: Policy> World<'a, P> {
     /// The core that works takes so long more, were it alone; nothing without a host.
     #[inline]
     fn spend(&mut self, alone_ps: u64) {
-        self.clock.now_ps += if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
+        self.clock.now_ps +=
+            if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
     }
 
-    /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's `stage`, and takes it under the
-    /// lock that the verb held, if it held one.
+    /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's
+    /// `stage`, and takes it under the lock that the verb held, if it held one.
     #[inline]
     fn stage(&mut self) {
         self.spend(self.clock.times.stage_ps);
@@ -432,7 +470,9 @@ impl<'a, P: Policy> World<'a, P> {
     fn come(&mut self, tenant: usize) {
         let weight = self.scenario.tenants[tenant].weight;
         let legal = Weight::new(weight).expect("the scenario was checked");
-        let Ok(id) = self.policy.add_flow(legal) else { return self.broken("a flow that fits is refused") };
+        let Ok(id) = self.policy.add_flow(legal) else {
+            return self.broken("a flow that fits is refused");
+        };
         let flow = self.flows;
         self.flows += 1;
         self.present[tenant] = Some(Present { id, flow, weight });
@@ -454,11 +494,17 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Removed { flow });
     }
 
-    /// Places the threads that are there on cores by chance, as many on each as on any other or one more.
+    /// Places the threads that are there on cores by chance, as many on each as on any other or one
+    /// more.
     fn place(&mut self) {
-        let Some(moves_ns) = self.scenario.moves_ns.filter(|_| self.now_ns < self.scenario.duration_ns) else { return };
-        let mut here: Vec<usize> =
-            (0..self.threads.len()).filter(|&number| self.present[self.threads[number].tenant].is_some()).collect();
+        let Some(moves_ns) =
+            self.scenario.moves_ns.filter(|_| self.now_ns < self.scenario.duration_ns)
+        else {
+            return;
+        };
+        let mut here: Vec<usize> = (0..self.threads.len())
+            .filter(|&number| self.present[self.threads[number].tenant].is_some())
+            .collect();
         self.moves.shuffle(&mut here);
         let mut ports: Vec<usize> = (0..self.scenario.ports).collect();
         self.moves.shuffle(&mut ports);
@@ -488,7 +534,8 @@ impl<'a, P: Policy> World<'a, P> {
         }
         let port = self.threads[thread as usize].port;
         if due_ns <= self.now_ns {
-            // A thread that has its answer asks again before it takes the next one, as fio does unless it is told otherwise.
+            // A thread that has its answer asks again before it takes the next one, as fio does
+            // unless it is told otherwise.
             if self.cores[port].cpu.is_busy() {
                 self.cores[port].cpu.add_next(Task::Ask(thread));
             } else {
@@ -503,7 +550,8 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn ask(&mut self, port: usize, number: u32) {
         let thread = &mut self.threads[number as usize];
-        let present = self.present[thread.tenant].filter(|_| self.now_ns < self.scenario.duration_ns);
+        let present =
+            self.present[thread.tenant].filter(|_| self.now_ns < self.scenario.duration_ns);
         let Some(Present { id, flow, weight }) = present else {
             thread.resting += 1;
             return;
@@ -515,14 +563,25 @@ impl<'a, P: Policy> World<'a, P> {
         };
         let ask = thread.ask();
         let cost = self.scenario.cost.cost(ask.op, ask.length);
-        let submitted_ns = if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
-        let live = Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns, joined: false };
+        let submitted_ns =
+            if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
+        let live =
+            Live { port, tag, flow, bytes: ask.length, cost, weight, submitted_ns, joined: false };
         let (op, offset, length) = (ask.op, ask.offset, ask.length);
-        core.requests[tag as usize] =
-            Some(Kept { live, thread: number, op, offset, issued: false, after: None, length, staged: false });
+        core.requests[tag as usize] = Some(Kept {
+            live,
+            thread: number,
+            op,
+            offset,
+            issued: false,
+            after: None,
+            length,
+            staged: false,
+        });
         core.staged += 1;
         self.live += 1;
-        let request = Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
+        let request =
+            Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
         let mut wake = PortSet::EMPTY;
         let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
         self.tell(Fact::Submitted(live));
@@ -597,7 +656,9 @@ impl<'a, P: Policy> World<'a, P> {
         joined.clear();
         let core = &mut self.cores[port];
         core.joined = joined;
-        let Some(kept) = core.requests.get_mut(first as usize).and_then(Option::as_mut) else { return };
+        let Some(kept) = core.requests.get_mut(first as usize).and_then(Option::as_mut) else {
+            return;
+        };
         kept.length = length;
         let Kept { thread, op, offset, .. } = *kept;
         let id = (port * self.tags) as u32 + first;
@@ -615,7 +676,11 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn leave(&mut self, port: usize, tag: u32, after: Option<u32>) -> u32 {
         let core = &mut self.cores[port];
-        let kept = core.requests.get_mut(tag as usize).and_then(Option::as_mut).filter(|kept| !kept.issued);
+        let kept = core
+            .requests
+            .get_mut(tag as usize)
+            .and_then(Option::as_mut)
+            .filter(|kept| !kept.issued);
         let Some(kept) = kept else {
             self.broken("a port issues what is not staged there");
             return 0;
@@ -630,7 +695,8 @@ impl<'a, P: Policy> World<'a, P> {
     /// A command of a core that takes time is in its queue.
     fn post(&mut self, id: u32, class: Class) {
         let (port, tag) = (id as usize / self.tags, id as usize % self.tags);
-        let Kept { length, op, offset, .. } = self.cores[port].requests[tag].expect("it was issued");
+        let Kept { length, op, offset, .. } =
+            self.cores[port].requests[tag].expect("it was issued");
         self.clock.in_hand -= 1;
         self.device.post(port, class, Command { id, op, offset, length });
     }
@@ -698,7 +764,15 @@ impl<'a, P: Policy> World<'a, P> {
             self.tell(Fact::Completed(live, outcome));
             self.wake(Some(index), wake);
             let id = (index * self.tags) as u32 + tag;
-            self.arrive(index, Task::Reap(Answer { thread, id, bytes: live.bytes, submitted_ns: live.submitted_ns }));
+            self.arrive(
+                index,
+                Task::Reap(Answer {
+                    thread,
+                    id,
+                    bytes: live.bytes,
+                    submitted_ns: live.submitted_ns,
+                }),
+            );
             part = after;
         }
         self.drive(index);
@@ -773,7 +847,12 @@ impl<'a, P: Policy> World<'a, P> {
 
 /// Tells a fact to all checks; the first that finds something wrong ends the run.
 #[inline]
-fn tell(checks: &mut [Box<dyn Check>], violation: &mut Option<Violation>, now_ns: u64, fact: &Fact) {
+fn tell(
+    checks: &mut [Box<dyn Check>],
+    violation: &mut Option<Violation>,
+    now_ns: u64,
+    fact: &Fact,
+) {
     for check in checks {
         if violation.is_none()
             && let Err(what) = check.see(now_ns, fact)

@@ -11,7 +11,9 @@ mod driver;
 fn replay(target: &str, driver: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
     let mut seeds = 0;
-    for entry in std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+    for entry in
+        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+    {
         driver(&std::fs::read(entry.expect("it can be listed").path()).expect("it can be read"));
         seeds += 1;
     }
@@ -37,7 +39,8 @@ proptest! {
     }
 
     #[test]
-    fn any_fields_as_a_trace(first in any::<u8>(), fields in prop::collection::vec("[0-9RWD,. +]{0,12}", 0..30)) {
+    fn any_fields_as_a_trace(first in any::<u8>(), fields in prop::collection::vec("[0-9RWD,. \
+     +]{0,12}", 0..30)) {
         driver::trace(&[&[first][..], fields.join(",").as_bytes()].concat());
     }
 

@@ -1,7 +1,9 @@
-//! Golden digests: the same scenario, policy and seed give the same run, on any machine and in any build.
+//! Golden digests: the same scenario, policy and seed give the same run, on any machine and in any
+//! build.
 //!
-//! A digest changes with every completion's time and place. When it changes for a reason (a policy decides otherwise, a
-//! profile is calibrated anew), the new one belongs into the commit that says why.
+//! A digest changes with every completion's time and place. When it changes for a reason (a policy
+//! decides otherwise, a profile is calibrated anew), the new one belongs into the commit that says
+//! why.
 
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
@@ -48,7 +50,8 @@ fn twice_the_same_and_another_seed_another_run() {
     assert_ne!(digest(5), digest(6));
 }
 
-/// The same loads where CPUs take time, on two sockets: what the caches of the simulated host do is part of the run.
+/// The same loads where CPUs take time, on two sockets: what the caches of the simulated host do is
+/// part of the run.
 #[test]
 fn the_same_run_on_a_host_for_ever() {
     let policies = [
@@ -56,7 +59,12 @@ fn the_same_run_on_a_host_for_ever() {
         (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x36b8_e5fc_a011_a6b5),
         (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0xca9d_fed8_00ee_597e),
         (
-            AnyPolicy::Direct(Direct { ratio: Ratio::Static(8), tau_l: 1 << 20, tau_m: None, strict_paper: false }),
+            AnyPolicy::Direct(Direct {
+                ratio: Ratio::Static(8),
+                tau_l: 1 << 20,
+                tau_m: None,
+                strict_paper: false,
+            }),
             0xcb84_72a0_4749_5559,
         ),
     ];

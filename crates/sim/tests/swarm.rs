@@ -1,5 +1,5 @@
-//! The swarm: many seeds, every check. A failure prints its seed, the commit and the command that runs it again;
-//! `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
+//! The swarm: many seeds, every check. A failure prints its seed, the commit and the command that
+//! runs it again; `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
 
 use std::ops::Range;
 use std::process::Command;
@@ -14,7 +14,9 @@ const SEEDS: u64 = 1500;
 const FEWER_SEEDS: u64 = 300;
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
 fn seeds(usual: u64) -> Range<u64> {
@@ -26,15 +28,20 @@ fn seeds(usual: u64) -> Range<u64> {
 
 /// What git says here; empty if there is none.
 fn git(arguments: &[&str]) -> String {
-    let output = Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+    let output =
+        Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    output
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        .unwrap_or_default()
 }
 
 /// Where it failed, and how to see it again.
 fn told(test: &str, seed: u64, what: &str) -> String {
-    let changes = if git(&["status", "--porcelain"]).is_empty() { "" } else { " and what is not committed" };
+    let changes =
+        if git(&["status", "--porcelain"]).is_empty() { "" } else { " and what is not committed" };
     format!(
-        "seed {seed} at commit {}{changes}: {what}\nagain: FAIRQ_SWARM_SEED={seed} cargo test -p fairq-sim --test swarm {test}",
+        "seed {seed} at commit {}{changes}: {what}\nagain: FAIRQ_SWARM_SEED={seed} cargo test -p \
+         fairq-sim --test swarm {test}",
         git(&["rev-parse", "HEAD"])
     )
 }
@@ -43,9 +50,14 @@ fn told(test: &str, seed: u64, what: &str) -> String {
 fn nothing_is_wrong(test: &str, usual: u64, case: impl Fn(u64) -> (Scenario, AnyPolicy)) -> u64 {
     let one = |seed| {
         let (scenario, policy) = case(seed);
-        let run = policy.run(&scenario).unwrap_or_else(|error| panic!("{}", told(test, seed, &error.to_string())));
+        let run = policy
+            .run(&scenario)
+            .unwrap_or_else(|error| panic!("{}", told(test, seed, &error.to_string())));
         if let Some(violation) = run.violation {
-            panic!("{}", told(test, seed, &format!("under {policy:?}: {violation}\n{scenario:#?}")));
+            panic!(
+                "{}",
+                told(test, seed, &format!("under {policy:?}: {violation}\n{scenario:#?}"))
+            );
         }
         run.requests
     };
@@ -59,7 +71,8 @@ fn nothing_is_wrong_under_any_seed() {
     assert!(requests > 0);
 }
 
-/// The same on hosts whose CPUs take time: what is asked for, and what goes wrong, then meets cores that are busy.
+/// The same on hosts whose CPUs take time: what is asked for, and what goes wrong, then meets cores
+/// that are busy.
 #[test]
 fn nothing_is_wrong_where_cpus_take_time() {
     let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];

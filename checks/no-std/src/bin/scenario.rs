@@ -1,5 +1,5 @@
-//! Runs every policy for a moment, without std, C library or operating system: two tenants of weights 1:3 on two ports.
-//! Prints what it did and exits with 0 if it was right.
+//! Runs every policy for a moment, without std, C library or operating system: two tenants of
+//! weights 1:3 on two ports. Prints what it did and exits with 0 if it was right.
 #![no_std]
 #![no_main]
 
@@ -15,6 +15,7 @@ use core::cell::UnsafeCell;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use fairq_core::Topology;
 use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::fiops::{Fiops, VirtualIops};
@@ -22,18 +23,20 @@ use fairq_core::flashfq::{FlashFq, FlashFqConfig};
 use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::Topology;
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
-use fairq_core::{FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight};
+use fairq_core::{
+    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight,
+};
 
 use freestanding::{exit, print};
 
 const ARENA: usize = 1 << 20;
 
-/// Hands out memory from one array and takes none back: policies allocate while they are built and never again.
+/// Hands out memory from one array and takes none back: policies allocate while they are built and
+/// never again.
 struct Bump {
     arena: UnsafeCell<[u8; ARENA]>,
     used: AtomicUsize,
@@ -75,7 +78,8 @@ const FLOWS: usize = 2;
 const DEPTH: usize = 16;
 const SLOTS: usize = 4;
 
-/// Serves 4000 requests in a closed loop; gives what each flow received. `None`: a contract was broken.
+/// Serves 4000 requests in a closed loop; gives what each flow received. `None`: a contract was
+/// broken.
 fn closed_loop<P: Policy>((policy, mut ports): (P, Vec<P::Port>)) -> Option<[u64; FLOWS]> {
     let mut flows: Vec<FlowId> = Vec::with_capacity(FLOWS);
     for weight in [100, 300] {
@@ -87,8 +91,18 @@ fn closed_loop<P: Policy>((policy, mut ports): (P, Vec<P::Port>)) -> Option<[u64
 
     let flow_of = |tag: u32| tag as usize % FLOWS;
     let mut owed = PortSet::first(PORTS);
-    let submit = |port: usize, tag: u32, ports: &mut [P::Port], owed: &mut PortSet, device: &mut VecDeque<_>| {
-        let request = Request { tag: Tag(tag), flow: *flows.get(flow_of(tag))?, op: Op::Read, offset: 0, length: 4096 };
+    let submit = |port: usize,
+                  tag: u32,
+                  ports: &mut [P::Port],
+                  owed: &mut PortSet,
+                  device: &mut VecDeque<_>| {
+        let request = Request {
+            tag: Tag(tag),
+            flow: *flows.get(flow_of(tag))?,
+            op: Op::Read,
+            offset: 0,
+            length: 4096,
+        };
         if let Submitted::Issue { .. } = ports.get_mut(port)?.submit(0, &request, owed).ok()? {
             device.push_back((port, Tag(tag)));
         }
@@ -153,7 +167,11 @@ extern "C" fn main() -> ! {
         exit(4);
     }
     let inner = VirtualIops::new(&config);
-    if NassOver::<_, Native>::new(inner, &config, &NassConfig::default()).ok().and_then(closed_loop).is_none() {
+    if NassOver::<_, Native>::new(inner, &config, &NassConfig::default())
+        .ok()
+        .and_then(closed_loop)
+        .is_none()
+    {
         print("nass: wrong\n");
         exit(5);
     }
@@ -167,14 +185,17 @@ extern "C" fn main() -> ! {
             exit(3);
         }
     }
-    // The device here has no classes, so nobody is slowed down: that requests come and go is what can be shown.
+    // The device here has no classes, so nobody is slowed down: that requests come and go is what
+    // can be shown.
     let config = D2fqConfig::new(Topology::flat(PORTS), FLOWS, FLOWS * DEPTH);
     let d2fq = D2fq::<Native>::new(config).ok().and_then(closed_loop);
     if d2fq.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
         print("d2fq: wrong\n");
         exit(6);
     }
-    let kyber = Kyber::<Native>::new(&KyberConfig::new(PORTS, FLOWS, FLOWS * DEPTH)).ok().and_then(closed_loop);
+    let kyber = Kyber::<Native>::new(&KyberConfig::new(PORTS, FLOWS, FLOWS * DEPTH))
+        .ok()
+        .and_then(closed_loop);
     if kyber.is_none_or(|[a, b]| a.abs_diff(b) > 4) {
         print("kyber: wrong\n");
         exit(7);
@@ -189,6 +210,9 @@ extern "C" fn main() -> ! {
         print("kyber-fair: wrong\n");
         exit(8);
     }
-    print("none, kyber and d2fq without classes even; the others 1:3; nothing allocated once built\n");
+    print(
+        "none, kyber and d2fq without classes even; the others 1:3; nothing allocated once \
+     built\n",
+    );
     exit(0)
 }

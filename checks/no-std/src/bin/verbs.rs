@@ -1,5 +1,6 @@
-//! The verbs of every policy and nothing else, in a program whose panic handler and allocator call functions that do not
-//! exist: it links only if no panic and no allocation can be reached from a verb. It is never run.
+//! The verbs of every policy and nothing else, in a program whose panic handler and allocator call
+//! functions that do not exist: it links only if no panic and no allocation can be reached from a
+//! verb. It is never run.
 #![no_std]
 #![no_main]
 
@@ -31,7 +32,8 @@ unsafe extern "C" {
 
 #[panic_handler]
 fn panic(_: &PanicInfo) -> ! {
-    // SAFETY: not callable: there is no such function, and the program does not link if this is reached.
+    // SAFETY: not callable: there is no such function, and the program does not link if this is
+    // reached.
     unsafe { a_panic_can_be_reached() }
 }
 
@@ -79,7 +81,8 @@ macro_rules! verbs {
             }
         )*
 
-        /// Taking the verbs' addresses keeps them in the program, and from being specialised to a caller.
+        /// Taking the verbs' addresses keeps them in the program, and from being specialised to a
+        /// caller.
         fn address(which: usize) -> usize {
             let verbs = [$($submit as *const () as usize, $next as *const () as usize, $complete as *const () as usize),*];
             verbs.into_iter().nth(which).unwrap_or(0)

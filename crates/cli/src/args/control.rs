@@ -44,9 +44,11 @@ pub(crate) enum CtlCommand {
     Status,
     /// The tenants, and what each got in the last second
     Tenants,
-    /// Add a tenant, in a part of the device that nobody has now, or with a file of its own (path=FILE)
+    /// Add a tenant, in a part of the device that nobody has now, or with a file of its own
+    /// (path=FILE)
     ///
-    /// What others left in that part is zeroed before the tenant can be opened, unless keep-data says that it is the tenant's.
+    /// What others left in that part is zeroed before the tenant can be opened, unless keep-data
+    /// says that it is the tenant's.
     Add {
         /// As --tenant of serve
         #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
@@ -71,7 +73,8 @@ pub(crate) enum CtlCommand {
     },
     /// How the device is shared; with a name, share it by another policy from now on
     ///
-    /// The policy in force finishes the requests it has, those that come meanwhile wait, and no connection is dropped.
+    /// The policy in force finishes the requests it has, those that come meanwhile wait, and no
+    /// connection is dropped.
     Policy {
         /// As --policy of serve, with the keys behind a colon or as further arguments
         #[arg(value_name = "NAME[:KEY=VALUE…]")]
@@ -112,8 +115,9 @@ pub(crate) enum CtlCommand {
     },
     /// Record the scheduler's decisions for a while, with the numbers that caused them
     ///
-    /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the device (virtual time, start tag,
-    /// class, free slots), are held back (and why) and complete. Without a recording none of this is done.
+    /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the
+    /// device (virtual time, start tag, class, free slots), are held back (and why) and complete.
+    /// Without a recording none of this is done.
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
     Call {

@@ -32,8 +32,8 @@ pub(crate) enum LabCommand {
 /// `fairq lab run`.
 #[derive(Debug, Args)]
 pub(crate) struct LabRunArgs {
-    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast` for those that take seconds;
-    /// or scenario files (.toml)
+    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast`
+    /// for those that take seconds; or scenario files (.toml)
     #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
     pub(crate) ids: Vec<String>,
     /// All claims of a paper, or what is asked beyond them
@@ -45,16 +45,19 @@ pub(crate) struct LabRunArgs {
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Option<u16>,
-    /// The policies to compare on scenario files, as for bench; `all` for all of them [default: none,mqfq]
+    /// The policies to compare on scenario files, as for bench; `all` for all of them [default:
+    /// none,mqfq]
     #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_lab_policies)]
     pub(crate) policy: Option<Policies>,
-    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts the parts together
+    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts
+    /// the parts together
     #[arg(long, value_name = "PART/OF", value_parser = crate::lab::parse_shard)]
     pub(crate) shard: Option<Shard>,
     /// Print one JSON object instead of a table, or write it to FILE beside the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
-    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data (CSV)
+    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data
+    /// (CSV)
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
     /// Fail unless all that comes out is what the report in DIR says

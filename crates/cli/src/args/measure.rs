@@ -18,13 +18,14 @@ pub(crate) struct BenchArgs {
     /// The device, as for serve [default: paced]
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
-    /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT
+    /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or
+    /// nbd://HOST[:PORT]/EXPORT
     ///
-    /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with ca-cert.pem and, if the server
-    /// asks for them, client-cert.pem and client-key.pem.
+    /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with
+    /// ca-cert.pem and, if the server asks for them, client-cert.pem and client-key.pem.
     ///
-    /// Several tenants connect to the exports of their names, unless the address names one or the tenant does
-    /// (export:NAME).
+    /// Several tenants connect to the exports of their names, unless the address names one or the
+    /// tenant does (export:NAME).
     #[arg(long, value_name = "URI")]
     pub(crate) connect: Option<String>,
     /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
@@ -32,9 +33,9 @@ pub(crate) struct BenchArgs {
     pub(crate) policy: Vec<Policies>,
     /// The way to the device [default: shards]
     ///
-    /// shards is the loop that serve runs, too. direct is a client's own: its thread rings the device's class queues itself
-    /// and polls for completions, for policies that never hold a request back (none, d2fq) on devices that are polled (all
-    /// but files).
+    /// shards is the loop that serve runs, too. direct is a client's own: its thread rings the
+    /// device's class queues itself and polls for completions, for policies that never hold a
+    /// request back (none, d2fq) on devices that are polled (all but files).
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<Way>,
     /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
@@ -43,7 +44,8 @@ pub(crate) struct BenchArgs {
     /// Tenants from a fio job file; may be given many times
     #[arg(long, value_name = "FILE")]
     pub(crate) fio: Vec<PathBuf>,
-    /// How long to measure each policy: seconds, or a duration [default: 10, or the fio file's runtime]
+    /// How long to measure each policy: seconds, or a duration [default: 10, or the fio file's
+    /// runtime]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) seconds: Option<Nanos>,
     /// How long to run before measuring [default: 1s, or the fio file's ramp_time]
@@ -51,14 +53,17 @@ pub(crate) struct BenchArgs {
     pub(crate) warmup: Option<Nanos>,
     /// Also tell how shares went over time, in intervals this long
     ///
-    /// In the table: each tenant's share of every phase (from one tenant's start or stop to the next) and how much it varies
-    /// from interval to interval. In the JSON object: the bytes of each interval, too.
+    /// In the table: each tenant's share of every phase (from one tenant's start or stop to the
+    /// next) and how much it varies from interval to interval. In the JSON object: the bytes of
+    /// each interval, too.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "10ms")]
     pub(crate) series: Option<Nanos>,
-    /// Place every job on a shard at random, and anew at such intervals, as a system does with threads that are not pinned
+    /// Place every job on a shard at random, and anew at such intervals, as a system does with
+    /// threads that are not pinned
     ///
-    /// Otherwise jobs are dealt to the shards in turn and stay there, so that tenants with as many jobs as there are shards
-    /// are alike to the microsecond. Without an INTERVAL 120ms, about as often as Linux moves the threads of such loads.
+    /// Otherwise jobs are dealt to the shards in turn and stay there, so that tenants with as many
+    /// jobs as there are shards are alike to the microsecond. Without an INTERVAL 120ms, about as
+    /// often as Linux moves the threads of such loads.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time)]
     pub(crate) moves: Option<Option<Nanos>>,
     /// Run each tenant alone first, with policy none, to tell its slowdown
@@ -97,7 +102,8 @@ pub(crate) struct CalibrateArgs {
     /// The most outstanding requests to try
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) most: u32,
-    /// How long to measure each point: seconds, or a duration; it is done in three rounds, of which the best counts
+    /// How long to measure each point: seconds, or a duration; it is done in three rounds, of which
+    /// the best counts
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     pub(crate) seconds: Nanos,
     /// How much of the most throughput is enough
@@ -129,7 +135,8 @@ pub(crate) enum DeviceCommand {
     Show(ShowArgs),
     /// Measure a file or disk, and derive a profile from it
     ///
-    /// It reads at growing depths. In a directory it makes a scratch file without a name and writes too.
+    /// It reads at growing depths. In a directory it makes a scratch file without a name and writes
+    /// too.
     #[command(after_help = device_examples())]
     Probe(ProbeArgs),
 }
@@ -151,8 +158,8 @@ pub(crate) struct ShowArgs {
 /// `fairq device probe`.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
-    /// A file or block device, or a directory to make a scratch file in; or nvme-soft,KEY=VALUE… as for serve, to see
-    /// whether its queue classes differ in speed
+    /// A file or block device, or a directory to make a scratch file in; or nvme-soft,KEY=VALUE… as
+    /// for serve, to see whether its queue classes differ in speed
     #[arg(value_name = "PATH|DEVICE")]
     pub(crate) path: PathBuf,
     /// Write the profile to this file

@@ -22,18 +22,19 @@ pub(crate) use measure::{BenchArgs, CalibrateArgs, DeviceCommand, ProbeArgs, Sho
 pub(crate) use serve::ServeArgs;
 
 use texts::{
-    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, lab_examples, serve_examples,
-    top_examples,
+    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, lab_examples,
+    serve_examples, top_examples,
 };
 
 /// Share one fast SSD between tenants by weight.
 ///
-/// Every tenant gets its part of the device whenever it wants it, and the others use what it leaves: the device is never
-/// idle while somebody wants it.
+/// Every tenant gets its part of the device whenever it wants it, and the others use what it
+/// leaves: the device is never idle while somebody wants it.
 #[derive(Debug, Parser)]
 #[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
 pub(crate) struct Cli {
-    /// What to log: error, warn, info, debug, trace, or directives such as info,fairq_host=debug [env: FAIRQ_LOG]
+    /// What to log: error, warn, info, debug, trace, or directives such as info,fairq_host=debug
+    /// [env: FAIRQ_LOG]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
@@ -47,36 +48,40 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve a device to tenants over NBD
     ///
-    /// Without arguments: a paced device in memory (4G, 20k IOPS, 400M/s, 100us) for two tenants, gold and silver, three
-    /// to one, on a Unix socket; it prints the commands to attach with.
+    /// Without arguments: a paced device in memory (4G, 20k IOPS, 400M/s, 100us) for two tenants,
+    /// gold and silver, three to one, on a Unix socket; it prints the commands to attach with.
     #[command(after_help = serve_examples())]
     Serve(Box<ServeArgs>),
     /// Ask and change a running server
     ///
-    /// Over its control socket, which only its own user and root may use. Changes hold at once and interrupt no connection.
+    /// Over its control socket, which only its own user and root may use. Changes hold at once and
+    /// interrupt no connection.
     #[command(after_help = ctl_examples())]
     Ctl(CtlArgs),
     /// Watch a running server: who gets what, who hurts whom
     ///
-    /// Once a second, on the whole terminal. Bars are what a tenant got, the mark in them is what it is entitled to; `hurt by`
-    /// says whose requests were served while its own waited. s sorts, w changes a weight, space pauses, q ends.
+    /// Once a second, on the whole terminal. Bars are what a tenant got, the mark in them is what
+    /// it is entitled to; `hurt by` says whose requests were served while its own waited. s sorts,
+    /// w changes a weight, space pauses, q ends.
     #[command(after_help = top_examples())]
     Top(TopArgs),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
     ///
-    /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs there is a table for
-    /// each policy, or one JSON object.
+    /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs
+    /// there is a table for each policy, or one JSON object.
     #[command(after_help = bench_examples())]
     Bench(BenchArgs),
     /// Find the D and T that suit a device
     ///
-    /// Raises the number of outstanding requests until the device gives no more: the smallest number that reaches
-    /// the most is D. Then finds the smallest T at which many shards with small requests lose nothing.
+    /// Raises the number of outstanding requests until the device gives no more: the smallest
+    /// number that reaches the most is D. Then finds the smallest T at which many shards with small
+    /// requests lose nothing.
     #[command(after_help = calibrate_examples())]
     Calibrate(CalibrateArgs),
     /// Show the profiles of devices, or find out what a real one is like
     ///
-    /// A profile says what a device is like: its queues, times and bandwidths, and what is known of it.
+    /// A profile says what a device is like: its queues, times and bandwidths, and what is known of
+    /// it.
     #[command(after_help = device_examples())]
     Device {
         /// What to do with them.
@@ -85,8 +90,9 @@ pub(crate) enum Command {
     },
     /// Put the papers' claims to the test, in virtual time
     ///
-    /// Runs the schedulers on models of the papers' devices and says of each claim what the paper says, what came out and
-    /// whether it holds. The same seed gives the same answers on any machine.
+    /// Runs the schedulers on models of the papers' devices and says of each claim what the paper
+    /// says, what came out and whether it holds. The same seed gives the same answers on any
+    /// machine.
     #[command(after_help = lab_examples(), subcommand_required = true)]
     Lab(LabArgs),
     /// Print a shell's completions
@@ -152,11 +158,15 @@ mod tests {
 
     #[test]
     fn a_wrong_value_names_the_flag_and_the_cure() {
-        let error = Cli::try_parse_from(["fairq", "serve", "--tenant", "db=10G,wieght=3"]).unwrap_err();
+        let error =
+            Cli::try_parse_from(["fairq", "serve", "--tenant", "db=10G,wieght=3"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let text = error.to_string();
         assert!(
-            text.contains("'--tenant <NAME[=SIZE][,KEY=VALUE…]>': unknown key `wieght`; did you mean `weight`?"),
+            text.contains(
+                "'--tenant <NAME[=SIZE][,KEY=VALUE…]>': unknown key `wieght`; did you \
+             mean `weight`?"
+            ),
             "{text}"
         );
         let error = Cli::try_parse_from(["fairq", "serve", "--listen", "/run/x"]).unwrap_err();
@@ -171,14 +181,25 @@ mod tests {
             bench
         };
         let names = |bench: &BenchArgs| -> Vec<&str> {
-            bench.policy.iter().flat_map(|list| &list.0).map(|policy| policy.name.unwrap().name()).collect()
+            bench
+                .policy
+                .iter()
+                .flat_map(|list| &list.0)
+                .map(|policy| policy.name.unwrap().name())
+                .collect()
         };
         assert_eq!(parse(&[]).policy.len(), 0);
-        assert_eq!(names(&parse(&["--policy", "sfqd:slots=4,mqfq", "--policy", "none"])), ["sfqd", "mqfq", "none"]);
+        assert_eq!(
+            names(&parse(&["--policy", "sfqd:slots=4,mqfq", "--policy", "none"])),
+            ["sfqd", "mqfq", "none"]
+        );
         assert_eq!(parse(&["--json"]).json.as_deref(), Some("-".as_ref()));
         assert_eq!(parse(&["--json", "x.json"]).json.as_deref(), Some("x.json".as_ref()));
         let bench = parse(&["--seconds", "2.5", "--warmup", "300ms"]);
-        assert_eq!((bench.seconds, bench.warmup), (Some(Nanos(2_500_000_000)), Some(Nanos(300_000_000))));
+        assert_eq!(
+            (bench.seconds, bench.warmup),
+            (Some(Nanos(2_500_000_000)), Some(Nanos(300_000_000)))
+        );
     }
 
     #[test]
@@ -200,11 +221,16 @@ mod tests {
             "7",
             "--status",
         ];
-        let Command::Serve(serve) = Cli::try_parse_from(args).unwrap().command else { panic!("not serve") };
+        let Command::Serve(serve) = Cli::try_parse_from(args).unwrap().command else {
+            panic!("not serve")
+        };
         let settings = serve.settings();
         assert_eq!(settings.tenant[0].get_ref().name, "a");
         assert_eq!(settings.cpus, Some(CpuList(vec![0])));
-        assert_eq!((settings.tls.mode, settings.limits.connections), (Some(TlsMode::Optional), Some(7)));
+        assert_eq!(
+            (settings.tls.mode, settings.limits.connections),
+            (Some(TlsMode::Optional), Some(7))
+        );
         assert_eq!((settings.status, settings.stdio), (Some(true), None));
     }
 }

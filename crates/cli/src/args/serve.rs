@@ -23,39 +23,46 @@ pub(crate) struct ServeArgs {
     pub(crate) config: Option<PathBuf>,
     /// The store: null | ram | paced | file | nvme-soft, then keys
     ///
-    /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path, create (with a size, if it is
-    /// not there), direct=auto|on|off (file). A path alone is a file. nvme-soft, a software controller with weighted round
-    /// robin: backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
+    /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path,
+    /// create (with a size, if it is not there), direct=auto|on|off (file). A path alone is a file.
+    /// nvme-soft, a software controller with weighted round robin: backing=ram|null|PATH, size,
+    /// profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
     /// poller=inline|core.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times
     ///
-    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or cgroup:/NAME, offset,
-    /// path=FILE (a file of its own), create (that file), keep-data (when added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
+    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or
+    /// cgroup:/NAME, offset, path=FILE (a file of its own), create (that file), keep-data (when
+    /// added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
     /// certificate), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
-    /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na | bfq | bfq-na | flashfq |
-    /// fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then keys
+    /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
+    /// bfq | bfq-na | flashfq | fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then
+    /// keys
     ///
-    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far, in bytes, a tenant
-    /// may run ahead), virtual-time=mindicator|scan, slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us,
-    /// read-cost, write-cost (factors); all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one
-    /// command); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
-    /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
-    /// idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass: channels, sub-request, history, decay, reserve, queue-length,
-    /// aggressiveness, sequentiality, idleness; kyber: read-target, write-target, discard-target, read-depth,
-    /// write-depth, discard-depth, other-depth; kyber-fair: period, busy, patience, tokens.
+    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far,
+    /// in bytes, a tenant may run ahead), virtual-time=mindicator|scan,
+    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, read-cost, write-cost (factors);
+    /// all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one command); d2fq:
+    /// tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
+    /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle;
+    /// bfq: budget, timeout, idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass:
+    /// channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
+    /// idleness; kyber: read-target, write-target, discard-target, read-depth, write-depth,
+    /// discard-depth, other-depth; kyber-fair: period, busy, patience, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
-    /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if that is used]
+    /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if
+    /// that is used]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Where metrics for Prometheus and a web page are served, unix:PATH or tcp:ADDRESS:PORT; may be given many times
+    /// Where metrics for Prometheus and a web page are served, unix:PATH or tcp:ADDRESS:PORT; may
+    /// be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
     /// Serve the one connection on standard input, then end (inetd)
@@ -105,7 +112,12 @@ impl ServeArgs {
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,
-            tls: TlsTable { mode: self.tls, cert: self.tls_cert, key: self.tls_key, client_ca: self.tls_client_ca },
+            tls: TlsTable {
+                mode: self.tls,
+                cert: self.tls_cert,
+                key: self.tls_key,
+                client_ca: self.tls_client_ca,
+            },
             limits: LimitsTable {
                 connections: self.connections,
                 memory_per_connection: self.memory_per_connection,

@@ -15,7 +15,8 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
-/// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can fill.
+/// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can
+/// fill.
 pub(crate) const PACED_IOPS: u64 = 20_000;
 /// See [`PACED_IOPS`].
 pub(crate) const PACED_BANDWIDTH: u64 = 400 << 20;
@@ -51,9 +52,10 @@ impl Kind {
             Kind::Null | Kind::Ram => &["size"],
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
             Kind::File => &["path", "size", "create", "direct"],
-            Kind::NvmeSoft => {
-                &["backing", "size", "create", "direct", "profile", "state", "window", "queues", "wrr", "poller"]
-            }
+            Kind::NvmeSoft => &[
+                "backing", "size", "create", "direct", "profile", "state", "window", "queues",
+                "wrr", "poller",
+            ],
         }
     }
 
@@ -146,7 +148,8 @@ pub(crate) enum DeviceConfig {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NvmeConfig {
     pub(crate) backing: Backing,
-    /// What it is as slow as: a built-in profile's name or a file, and what has been written to that before.
+    /// What it is as slow as: a built-in profile's name or a file, and what has been written to
+    /// that before.
     pub(crate) profile: Option<(String, State)>,
     pub(crate) window: u16,
     pub(crate) queues: u16,
@@ -172,7 +175,8 @@ pub(crate) struct FileConfig {
     pub(crate) path: PathBuf,
     /// How large it must be, if that is said.
     pub(crate) size: Option<u64>,
-    /// To be made, sparse, if it is not there. Never by itself: what is missing may be the file system it is on.
+    /// To be made, sparse, if it is not there. Never by itself: what is missing may be the file
+    /// system it is on.
     pub(crate) create: bool,
 }
 
@@ -182,7 +186,8 @@ impl FromStr for DeviceTable {
     fn from_str(text: &str) -> Result<DeviceTable, String> {
         let items = pairs::items(text);
         let mut pairs = pairs::pairs(&items);
-        let word = pairs.first().filter(|first| first.value.is_none()).map(|first| first.key.to_string());
+        let word =
+            pairs.first().filter(|first| first.value.is_none()).map(|first| first.key.to_string());
         match pairs.first_mut() {
             // The kind comes first, by itself. A path instead of it can only mean a file.
             Some(first) if first.value.is_none() && first.key.contains('/') => {
@@ -191,10 +196,14 @@ impl FromStr for DeviceTable {
             }
             Some(first) if first.value.is_none() => *first = Pair::new("kind", &first.key),
             Some(_) => {}
-            None => return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into()),
+            None => {
+                return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into());
+            }
         }
         pairs::read(pairs).map_err(|error: String| match word {
-            Some(word) if error.starts_with("kind: ") => format!("{error}; a file of that name is ./{word}"),
+            Some(word) if error.starts_with("kind: ") => {
+                format!("{error}; a file of that name is ./{word}")
+            }
             _ => error,
         })
     }
@@ -209,7 +218,8 @@ impl DeviceTable {
         keys::overlay(&self, &flags)
     }
 
-    /// Fills in what is not said and refuses what makes no sense. `implied` is the kind if none is said.
+    /// Fills in what is not said and refuses what makes no sense. `implied` is the kind if none is
+    /// said.
     pub(crate) fn complete(self, implied: Kind) -> Result<DeviceConfig, Refusal> {
         let kind = self.kind.unwrap_or(if self.path.is_some() { Kind::File } else { implied });
         self.refuse_foreign_keys(kind)?;
@@ -232,10 +242,14 @@ impl DeviceTable {
                 let size = self.size.map(|Size(bytes)| bytes);
                 let create = self.create.unwrap_or(false);
                 if create && size.is_none() {
-                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
+                    return Err(Refusal::new(
+                        "device: create needs to know how large: add size=10G, say",
+                    ));
                 }
                 if self.path.is_none() && size.is_some() {
-                    return Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"));
+                    return Err(Refusal::new(
+                        "device: a file needs a path: add path=/srv/disk.img, say",
+                    ));
                 }
                 let file = self.path.map(|path| FileConfig { path, size, create });
                 DeviceConfig::File { file, direct: self.direct.unwrap_or_default() }
@@ -258,32 +272,41 @@ impl DeviceTable {
             "ram" => Backing::Ram { size },
             "null" => Backing::Null { size },
             path if path.contains('/') => {
-                let (size, create) = (self.size.map(|Size(bytes)| bytes), self.create.unwrap_or(false));
+                let (size, create) =
+                    (self.size.map(|Size(bytes)| bytes), self.create.unwrap_or(false));
                 if create && size.is_none() {
-                    return Err(Refusal::new("device: create needs to know how large: add size=10G, say"));
+                    return Err(Refusal::new(
+                        "device: create needs to know how large: add size=10G, say",
+                    ));
                 }
                 let file = FileConfig { path: path.into(), size, create };
                 Backing::File { file, direct: self.direct.unwrap_or_default() }
             }
             other => {
                 return Err(Refusal::new(format!(
-                    "device: backing {other} is nothing known: write ram, null, or a path with a / in it (./{other})"
+                    "device: backing {other} is nothing known: write ram, null, or a path with a / \
+                     in it (./{other})"
                 )));
             }
         };
         let in_memory = !matches!(backing, Backing::File { .. });
         if in_memory && (self.create.is_some() || self.direct.is_some()) {
-            return Err(Refusal::new("device: create and direct are for files: leave them out, or add backing=PATH"));
+            return Err(Refusal::new(
+                "device: create and direct are for files: leave them out, or add backing=PATH",
+            ));
         }
         let name = self.profile.filter(|name| name != "none");
         if !in_memory && name.is_some() {
             return Err(Refusal::new(
-                "device: a profile makes memory as slow as a device, and a file takes its own time: leave one of \
+                "device: a profile makes memory as slow as a device, and a file takes its own \
+                 time: leave one of \
                  profile and backing out",
             ));
         }
         if name.is_none() && self.state.is_some() {
-            return Err(Refusal::new("device: state is a profile's: add profile=z-ssd, say, or leave it out"));
+            return Err(Refusal::new(
+                "device: state is a profile's: add profile=z-ssd, say, or leave it out",
+            ));
         }
         let profile = name.as_deref().map(load_profile).transpose()?;
         // A SATA device has one queue; before it are as many as the controller needs.
@@ -311,7 +334,10 @@ impl DeviceTable {
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
         let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
-        let other = [Kind::File, Kind::Paced, Kind::NvmeSoft].into_iter().find(has_key).unwrap_or(Kind::File);
+        let other = [Kind::File, Kind::Paced, Kind::NvmeSoft]
+            .into_iter()
+            .find(has_key)
+            .unwrap_or(Kind::File);
         Err(Refusal::new(format!(
             "device: kind {} takes no `{key}` (it takes: {}): leave it out, or use kind {}",
             kind.name(),
@@ -325,12 +351,17 @@ fn within(key: &str, value: u16, range: RangeInclusive<u16>) -> Result<(), Refus
     if range.contains(&value) {
         return Ok(());
     }
-    Err(Refusal::new(format!("device: {key} {value} is out of range: {} to {}", range.start(), range.end())))
+    Err(Refusal::new(format!(
+        "device: {key} {value} is out of range: {} to {}",
+        range.start(),
+        range.end()
+    )))
 }
 
 /// A built-in profile, or that in a file.
 pub(crate) fn load_profile(name: &str) -> Result<Profile, Refusal> {
-    let refuse = |error: &dyn std::fmt::Display| Refusal::new(format!("device: profile {name}: {error}"));
+    let refuse =
+        |error: &dyn std::fmt::Display| Refusal::new(format!("device: profile {name}: {error}"));
     if !name.contains('/') && !name.ends_with(".toml") {
         return Profile::named(name).map_err(|error| refuse(&error));
     }
@@ -362,17 +393,29 @@ mod tests {
         );
         assert_eq!(
             complete("paced,iops=0,bandwidth=0,latency=0,parallelism=0"),
-            Ok(DeviceConfig::Paced { size: 4 << 30, iops: 0, bandwidth: 0, latency_ns: 0, parallelism: 0 }),
+            Ok(DeviceConfig::Paced {
+                size: 4 << 30,
+                iops: 0,
+                bandwidth: 0,
+                latency_ns: 0,
+                parallelism: 0
+            }),
             "0 is no limit"
         );
         let file = |path: &str, size, create| Some(FileConfig { path: path.into(), size, create });
         assert_eq!(
             complete("file,path=/srv/a.img,size=10G,create,direct=off"),
-            Ok(DeviceConfig::File { file: file("/srv/a.img", Some(10 << 30), true), direct: Direct::Off })
+            Ok(DeviceConfig::File {
+                file: file("/srv/a.img", Some(10 << 30), true),
+                direct: Direct::Off
+            })
         );
         assert_eq!(
             complete("/dev/nvme0n1"),
-            Ok(DeviceConfig::File { file: file("/dev/nvme0n1", None, false), direct: Direct::Auto })
+            Ok(DeviceConfig::File {
+                file: file("/dev/nvme0n1", None, false),
+                direct: Direct::Auto
+            })
         );
         assert_eq!(complete("path=/dev/sdb"), complete("file,path=/dev/sdb"));
     }
@@ -384,13 +427,23 @@ mod tests {
             other => panic!("{text}: {other:?}"),
         };
         let plain = nvme("nvme-soft");
-        assert_eq!((plain.backing, plain.window, plain.queues), (Backing::Ram { size: 4 << 30 }, 64, 32));
+        assert_eq!(
+            (plain.backing, plain.window, plain.queues),
+            (Backing::Ram { size: 4 << 30 }, 64, 32)
+        );
         assert!(plain.wrr && plain.profile.is_none() && plain.poller == Poller::Inline);
-        let slow = nvme("nvme-soft,backing=ram,size=1G,profile=z-ssd,state=steady,window=32,poller=core");
+        let slow =
+            nvme("nvme-soft,backing=ram,size=1G,profile=z-ssd,state=steady,window=32,poller=core");
         assert_eq!((slow.profile, slow.window), (Some(("z-ssd".into(), State::Steady)), 32));
-        assert_eq!((slow.backing, slow.queues, slow.poller), (Backing::Ram { size: 1 << 30 }, 32, Poller::Core));
+        assert_eq!(
+            (slow.backing, slow.queues, slow.poller),
+            (Backing::Ram { size: 1 << 30 }, 32, Poller::Core)
+        );
         let sata = nvme("nvme-soft,profile=intel-530");
-        assert_eq!((sata.window, sata.queues, sata.wrr), (32, *nvme_soft::QUEUES_RANGE.start(), false));
+        assert_eq!(
+            (sata.window, sata.queues, sata.wrr),
+            (32, *nvme_soft::QUEUES_RANGE.start(), false)
+        );
         assert!(!nvme("nvme-soft,wrr=false").wrr);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
         let file = FileConfig { path: "/srv/a.img".into(), size: Some(1 << 30), create: true };
@@ -401,7 +454,10 @@ mod tests {
     #[test]
     fn what_a_software_controller_cannot_be() {
         let refusal = |text: &str| complete(text).unwrap_err();
-        assert!(refusal("nvme-soft,backing=/a,profile=z-ssd").contains("leave one of profile and backing out"));
+        assert!(
+            refusal("nvme-soft,backing=/a,profile=z-ssd")
+                .contains("leave one of profile and backing out")
+        );
         assert!(refusal("nvme-soft,backing=disk").contains("(./disk)"));
         assert!(refusal("nvme-soft,profile=y-ssd").contains("z-ssd"));
         assert!(refusal("nvme-soft,queues=2").ends_with("queues 2 is out of range: 3 to 61"));
@@ -416,7 +472,8 @@ mod tests {
         let refusal = |text: &str| complete(text).unwrap_err();
         assert_eq!(
             refusal("nvme"),
-            "kind: unknown value `nvme` (allowed: null, ram, paced, file, nvme-soft); a file of that name is ./nvme"
+            "kind: unknown value `nvme` (allowed: null, ram, paced, file, nvme-soft); a file of \
+             that name is ./nvme"
         );
         assert_eq!(
             refusal("ram,iops=5k"),
@@ -424,12 +481,22 @@ mod tests {
         );
         assert_eq!(
             refusal("paced,path=/a"),
-            "device: kind paced takes no `path` (it takes: size, iops, bandwidth, latency, parallelism): leave it out, \
+            "device: kind paced takes no `path` (it takes: size, iops, bandwidth, latency, \
+             parallelism): leave it out, \
              or use kind file"
         );
-        assert_eq!(refusal("ram,size=1000"), "device: size 1000 is not a multiple of 512 above 0: round it up to 1k");
-        assert_eq!(refusal("file,path=/a,create"), "device: create needs to know how large: add size=10G, say");
-        assert_eq!(refusal("file,size=1G"), "device: a file needs a path: add path=/srv/disk.img, say");
+        assert_eq!(
+            refusal("ram,size=1000"),
+            "device: size 1000 is not a multiple of 512 above 0: round it up to 1k"
+        );
+        assert_eq!(
+            refusal("file,path=/a,create"),
+            "device: create needs to know how large: add size=10G, say"
+        );
+        assert_eq!(
+            refusal("file,size=1G"),
+            "device: a file needs a path: add path=/srv/disk.img, say"
+        );
         assert_eq!(refusal(""), "a device is wanted: null, ram, paced, nvme-soft or file,path=…");
     }
 

@@ -1,6 +1,7 @@
 //! Tables by their keys: which are written in one, and one put over another.
 //!
-//! Both go by the form in which tables are written to files, so that a key is listed in one place, its structure.
+//! Both go by the form in which tables are written to files, so that a key is listed in one place,
+//! its structure.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,9 +19,13 @@ pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T
     both.try_into().expect("what is written can be read")
 }
 
-/// A key that is written beside `which`, the one that says what kind of table it is, and is none of that kind's `keys`.
+/// A key that is written beside `which`, the one that says what kind of table it is, and is none of
+/// that kind's `keys`.
 pub(crate) fn foreign<T: Serialize>(table: &T, which: &str, keys: &[&str]) -> Option<String> {
-    written(table).into_iter().map(|(key, _)| key).find(|key| key != which && !keys.contains(&key.as_str()))
+    written(table)
+        .into_iter()
+        .map(|(key, _)| key)
+        .find(|key| key != which && !keys.contains(&key.as_str()))
 }
 
 #[cfg(test)]
@@ -33,7 +38,11 @@ mod tests {
     /// Whatever is written comes through as it is.
     fn comes_through<T>(texts: &[&str])
     where
-        T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug + std::str::FromStr<Err = String>,
+        T: Serialize
+            + DeserializeOwned
+            + PartialEq
+            + std::fmt::Debug
+            + std::str::FromStr<Err = String>,
     {
         for text in texts {
             let table: T = text.parse().unwrap();
@@ -63,7 +72,8 @@ mod tests {
             "nvme-soft,backing=./a,profile=z-ssd,state=fresh,window=64,queues=9,wrr=off,poller=core",
         ]);
         comes_through::<TenantTable>(&[
-            "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a b,description=c=d,,e",
+            "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a \
+             b,description=c=d,,e",
             "db,weight=cgroup:/tenants/db,path=/a b/c,create,keep-data",
         ]);
     }

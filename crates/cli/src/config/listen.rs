@@ -36,7 +36,8 @@ impl FromStr for Listen {
             Some(("unix", path)) => Ok(Listen::Unix(path.into())),
             Some(("tcp", address)) => parse_tcp(address).map(Listen::Tcp).ok_or_else(|| {
                 format!(
-                    "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
+                    "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, \
+                     tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
                 )
             }),
             _ => Err(format!("`{text}` says neither unix:PATH nor tcp:ADDRESS:PORT")),
@@ -45,9 +46,12 @@ impl FromStr for Listen {
 }
 
 fn parse_tcp(address: &str) -> Option<SocketAddr> {
-    let named = address.strip_prefix("localhost").map(|rest| format!("{}{rest}", Ipv4Addr::LOCALHOST));
+    let named =
+        address.strip_prefix("localhost").map(|rest| format!("{}{rest}", Ipv4Addr::LOCALHOST));
     let address = named.as_deref().unwrap_or(address);
-    let alone = || address.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT));
+    let alone = || {
+        address.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT))
+    };
     address.parse().or_else(|_| alone()).ok()
 }
 
@@ -68,7 +72,8 @@ impl Serialize for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        let text = TextOrNumber { expecting: "\"unix:PATH\" or \"tcp:ADDRESS:PORT\"", parse: str::parse };
+        let text =
+            TextOrNumber { expecting: "\"unix:PATH\" or \"tcp:ADDRESS:PORT\"", parse: str::parse };
         deserializer.deserialize_str(text)
     }
 }
@@ -126,17 +131,21 @@ fn escape(path: &Path) -> String {
     path.as_os_str()
         .as_bytes()
         .iter()
-        .map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(
+            |&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") },
+        )
         .collect()
 }
 
-/// Where to listen if nothing is said: the user's runtime directory, else `/run`, else the directory for temporary
-/// files, whichever can be written first.
+/// Where to listen if nothing is said: the user's runtime directory, else `/run`, else the
+/// directory for temporary files, whichever can be written first.
 pub(crate) fn default_socket() -> PathBuf {
     let user = rustix::process::getuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let candidates = [
-        runtime.filter(|directory| directory.is_absolute()).map(|directory| (directory, "fairq.sock".to_owned())),
+        runtime
+            .filter(|directory| directory.is_absolute())
+            .map(|directory| (directory, "fairq.sock".to_owned())),
         Some((PathBuf::from("/run"), "fairq.sock".to_owned())),
     ];
     candidates
@@ -180,10 +189,14 @@ mod tests {
         assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
         assert_eq!(
             refusal("tcp:example:99999"),
-            "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or tcp:0.0.0.0"
+            "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or \
+             tcp:0.0.0.0"
         );
         let long = format!("unix:/{}", "a".repeat(107));
-        assert!(refusal(&long).ends_with("a Unix socket's path has at most 107 bytes, this one has 108"));
+        assert!(
+            refusal(&long)
+                .ends_with("a Unix socket's path has at most 107 bytes, this one has 108")
+        );
     }
 
     #[test]

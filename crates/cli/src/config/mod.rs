@@ -1,8 +1,9 @@
-//! The configuration of `fairq serve`: a TOML file, flags that win over it, and what follows from both.
+//! The configuration of `fairq serve`: a TOML file, flags that win over it, and what follows from
+//! both.
 //!
 //! It goes in three steps, each of which refuses what it can already see is wrong:
-//! 1. [`Settings`] is what was written, in a file or as flags: single values are checked here, where the file's line
-//!    is known.
+//! 1. [`Settings`] is what was written, in a file or as flags: single values are checked here,
+//!    where the file's line is known.
 //! 2. [`Settings::overlaid`] puts the flags over the file, key by key.
 //! 3. [`Settings::plan`] fills in the defaults, checks what must fit together and gives a [`Plan`].
 //!
@@ -57,7 +58,9 @@ impl FromStr for CpuList {
         let mut cpus = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse);
+            let number = |text: &str| {
+                text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse)
+            };
             let (first, last) = (number(first)?, number(last)?);
             if last < first {
                 return Err(refuse());
@@ -76,13 +79,18 @@ impl serde::Serialize for CpuList {
 
 impl<'de> Deserialize<'de> for CpuList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CpuList, D::Error> {
-        let text = crate::units::TextOrNumber { expecting: "a list of CPUs such as \"0-3,6\"", parse: str::parse };
+        let text = crate::units::TextOrNumber {
+            expecting: "a list of CPUs such as \"0-3,6\"",
+            parse: str::parse,
+        };
         deserializer.deserialize_any(text)
     }
 }
 
 /// Whether clients must use TLS.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TlsMode {
     /// No TLS.
@@ -139,11 +147,15 @@ pub(crate) struct Settings {
     pub(crate) log: Option<String>,
 }
 
-fn device_text_or_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DeviceTable>, D::Error> {
+fn device_text_or_table<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<DeviceTable>, D::Error> {
     text_or_table("a device: \"ram,size=4G\", or a table", deserializer)
 }
 
-fn policy_text_or_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyTable>, D::Error> {
+fn policy_text_or_table<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<PolicyTable>, D::Error> {
     text_or_table("a policy: \"mqfq:slots=64\", or a table", deserializer)
 }
 
@@ -180,7 +192,8 @@ pub(crate) fn load(path: &Path) -> Result<Settings, Refusal> {
 
 /// Reads a configuration; `path` is for messages.
 pub(crate) fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
-    let mut settings: Settings = toml::from_str(text).map_err(|error| misread(text, path, &error))?;
+    let mut settings: Settings =
+        toml::from_str(text).map_err(|error| misread(text, path, &error))?;
     for tenant in &mut settings.tenant {
         let (line, _) = line_and_column(text, tenant.span().start);
         tenant.get_mut().origin = Origin::File(path.to_owned(), line);
@@ -196,8 +209,12 @@ pub(crate) fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusa
     let shown = text.lines().nth(line - 1).unwrap_or("");
     // A value's message does not say whose value it is; the line does.
     let key = shown.get(..column - 1).and_then(|before| before.trim_end().strip_suffix('='));
-    let key = key.and_then(|before| before.rsplit(['{', ',']).next()).map(|key| format!("{}: ", key.trim()));
-    let width = text.get(span.clone()).map_or(1, |marked| marked.lines().next().unwrap_or("").chars().count().max(1));
+    let key = key
+        .and_then(|before| before.rsplit(['{', ',']).next())
+        .map(|key| format!("{}: ", key.trim()));
+    let width = text
+        .get(span.clone())
+        .map_or(1, |marked| marked.lines().next().unwrap_or("").chars().count().max(1));
     let gutter = " ".repeat(line.to_string().len());
     Refusal::new(format!(
         "{path}:{line}:{column}: {}{message}\n {gutter} |\n {line} | {shown}\n {gutter} | {}{}",
@@ -223,15 +240,18 @@ fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) 
 }
 
 impl Settings {
-    /// What `flags` says wins: key by key in tables, tenant by tenant (by name); a list of addresses as a whole.
+    /// What `flags` says wins: key by key in tables, tenant by tenant (by name); a list of
+    /// addresses as a whole.
     pub(crate) fn overlaid(self, flags: Settings) -> Settings {
         let mut tenant = self.tenant;
         for flag in flags.tenant {
-            match tenant
-                .iter_mut()
-                .find(|tenant| tenant.get_ref().name == flag.get_ref().name && tenant.get_ref().origin != Origin::Flag)
-            {
-                Some(place) => *place.get_mut() = place.get_ref().clone().overlaid(flag.into_inner()),
+            match tenant.iter_mut().find(|tenant| {
+                tenant.get_ref().name == flag.get_ref().name
+                    && tenant.get_ref().origin != Origin::Flag
+            }) {
+                Some(place) => {
+                    *place.get_mut() = place.get_ref().clone().overlaid(flag.into_inner())
+                }
                 None => tenant.push(flag),
             }
         }
@@ -359,23 +379,32 @@ impl Settings {
     }
 
     fn complete_tenants(&self) -> Result<Vec<Tenant>, Refusal> {
-        let mut tables: Vec<TenantTable> = self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
+        let mut tables: Vec<TenantTable> =
+            self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
             let is_file = self.device.as_ref().is_some_and(|device| {
                 device.kind == Some(Kind::File) || (device.kind.is_none() && device.path.is_some())
             });
             if is_file {
                 return Err(Refusal::new(
-                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant web,weight=100",
+                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
+                     --tenant web,weight=100",
                 ));
             }
-            tables = DEMO_TENANTS.iter().map(|text| text.parse().expect("the demo tenants are well formed")).collect();
+            tables = DEMO_TENANTS
+                .iter()
+                .map(|text| text.parse().expect("the demo tenants are well formed"))
+                .collect();
         }
         if tables.len() > TENANTS_MAX {
-            return Err(Refusal::new(format!("{} tenants are too many: at most {TENANTS_MAX}", tables.len())));
+            return Err(Refusal::new(format!(
+                "{} tenants are too many: at most {TENANTS_MAX}",
+                tables.len()
+            )));
         }
         for (index, table) in tables.iter().enumerate() {
-            if let Some(earlier) = tables[..index].iter().find(|earlier| earlier.name == table.name) {
+            if let Some(earlier) = tables[..index].iter().find(|earlier| earlier.name == table.name)
+            {
                 return Err(Refusal::new(format!(
                     "{}: tenant {} is already there ({}): rename one",
                     table.origin, table.name, earlier.origin
@@ -387,7 +416,9 @@ impl Settings {
 
     /// Where it is said, or beside the default socket if that is used.
     fn control_socket(&self, surroundings: &Surroundings) -> Option<PathBuf> {
-        let is_default = self.listen.is_empty() && surroundings.inherited_sockets == 0 && self.stdio != Some(true);
+        let is_default = self.listen.is_empty()
+            && surroundings.inherited_sockets == 0
+            && self.stdio != Some(true);
         self.control.clone().or_else(|| is_default.then(|| surroundings.default_control.clone()))
     }
 
@@ -395,7 +426,8 @@ impl Settings {
     pub(crate) fn with_tenants(mut self) -> Settings {
         if self.tenant.is_empty() {
             let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
-            self.tenant = DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
+            self.tenant =
+                DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
         }
         self
     }
@@ -426,18 +458,23 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
     let without = tenants.iter().find(|tenant| tenant.path.is_none());
     match (device, with_file, without) {
         (DeviceConfig::File { file: None, .. }, _, Some(tenant)) => Err(Refusal::new(format!(
-            "{}: tenant {} has no file of its own and the device has none to share: add path=FILE to the tenant, or to \
+            "{}: tenant {} has no file of its own and the device has none to share: add path=FILE \
+             to the tenant, or to \
              the device",
             tenant.origin, tenant.name
         ))),
-        (device, _, None) if device.shared_file().is_some_and(|_| !tenants.is_empty()) => Err(Refusal::new(format!(
-            "device: every tenant has a file of its own, so nobody would use {}: leave the device's path out",
-            device.shared_file().map_or(String::new(), |file| file.path.display().to_string())
-        ))),
+        (device, _, None) if device.shared_file().is_some_and(|_| !tenants.is_empty()) => {
+            Err(Refusal::new(format!(
+                "device: every tenant has a file of its own, so nobody would use {}: leave the \
+                 device's path out",
+                device.shared_file().map_or(String::new(), |file| file.path.display().to_string())
+            )))
+        }
         (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
         (device, ..) if device.shared_file().is_some() => Ok(()),
         (_, Some(tenant), _) => Err(Refusal::new(format!(
-            "{}: tenant {} has a file of its own, but the device keeps everything in memory: use device file, or leave \
+            "{}: tenant {} has a file of its own, but the device keeps everything in memory: use \
+             device file, or leave \
              out path",
             tenant.origin, tenant.name
         ))),
@@ -445,35 +482,51 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
 }
 
 fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
-    let mode = table.mode.unwrap_or(if table.cert.is_some() { TlsMode::Required } else { TlsMode::Off });
+    let mode =
+        table.mode.unwrap_or(if table.cert.is_some() { TlsMode::Required } else { TlsMode::Off });
     if mode == TlsMode::Off {
-        let given = [("key", &table.key), ("client-ca", &table.client_ca)].into_iter().find(|(_, path)| path.is_some());
+        let given = [("key", &table.key), ("client-ca", &table.client_ca)]
+            .into_iter()
+            .find(|(_, path)| path.is_some());
         return match given {
-            Some((what, _)) if table.mode.is_none() => {
-                Err(Refusal::new(format!("tls: {what} is given but no certificate: add --tls-cert FILE")))
-            }
+            Some((what, _)) if table.mode.is_none() => Err(Refusal::new(format!(
+                "tls: {what} is given but no certificate: add --tls-cert FILE"
+            ))),
             _ => Ok(None),
         };
     }
     let (Some(cert), Some(key)) = (table.cert.clone(), table.key.clone()) else {
-        let missing = if table.cert.is_none() { "certificate: add --tls-cert" } else { "private key: add --tls-key" };
+        let missing = if table.cert.is_none() {
+            "certificate: add --tls-cert"
+        } else {
+            "private key: add --tls-key"
+        };
         return Err(Refusal::new(format!("tls: TLS needs the server's {missing} FILE")));
     };
-    Ok(Some(Tls { is_required: mode == TlsMode::Required, cert, key, client_ca: table.client_ca.clone() }))
+    Ok(Some(Tls {
+        is_required: mode == TlsMode::Required,
+        cert,
+        key,
+        client_ca: table.client_ca.clone(),
+    }))
 }
 
 fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
-    let Some(tenant) = tenants.iter().find(|tenant| tenant.identity.is_some()) else { return Ok(()) };
+    let Some(tenant) = tenants.iter().find(|tenant| tenant.identity.is_some()) else {
+        return Ok(());
+    };
     if tls.is_some_and(|tls| tls.client_ca.is_some()) {
         return Ok(());
     }
     Err(Refusal::new(format!(
-        "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and --tls-client-ca",
+        "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
+         --tls-client-ca",
         tenant.origin, tenant.name
     )))
 }
 
-/// The CPU of each shard: one shard for each CPU unless otherwise said. More shards than CPUs take turns.
+/// The CPU of each shard: one shard for each CPU unless otherwise said. More shards than CPUs take
+/// turns.
 pub(crate) fn complete_cpus(
     shards: Option<u32>,
     cpus: Option<&CpuList>,
@@ -485,7 +538,9 @@ pub(crate) fn complete_cpus(
     let list = cpus.map_or(available, |CpuList(list)| list.as_slice());
     if let Some(cpu) = list.iter().find(|cpu| !available.contains(cpu)) {
         let offered = available.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        return Err(Refusal::new(format!("cpus: CPU {cpu} is not there for this process: choose from {offered}")));
+        return Err(Refusal::new(format!(
+            "cpus: CPU {cpu} is not there for this process: choose from {offered}"
+        )));
     }
     let count = shards.map_or(list.len().min(SHARDS_MAX), |shards| shards as usize);
     if count > SHARDS_MAX {
@@ -497,12 +552,13 @@ pub(crate) fn complete_cpus(
 fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
     let default = Limits::default();
     let within = |key: &str, value: Option<u32>, default: u32, most: u32| match value {
-        Some(value) if !(1..=most).contains(&value) => {
-            Err(Refusal::new(format!("limits: {key} {value} is not in 1..{most}: the default is {default}")))
-        }
+        Some(value) if !(1..=most).contains(&value) => Err(Refusal::new(format!(
+            "limits: {key} {value} is not in 1..{most}: the default is {default}"
+        ))),
         value => Ok(value.unwrap_or(default)),
     };
-    let memory = table.memory_per_connection.map_or(default.memory_per_connection, |Size(bytes)| bytes);
+    let memory =
+        table.memory_per_connection.map_or(default.memory_per_connection, |Size(bytes)| bytes);
     if !(MEMORY_MIN..=1 << 32).contains(&memory) {
         return Err(Refusal::new(format!(
             "limits: memory-per-connection {} is not in {}..4G: the default is {}",

@@ -1,4 +1,5 @@
-//! The parameters of policies, for those who look at a running server: what each takes, what it means, and what it is now.
+//! The parameters of policies, for those who look at a running server: what each takes, what it
+//! means, and what it is now.
 
 use fairq_core::Topology;
 use fairq_core::kyber::fair::KyberFairConfig;
@@ -29,18 +30,30 @@ const PARAMETERS: &[About] = &[
         "bytes, up to 32M, or on or off",
         "the longest command that adjacent waiting requests are merged to",
     ),
-    parameter("threshold", "bytes at weight 100, up to 1T", "T: how far a tenant may run ahead of the slowest"),
+    parameter(
+        "threshold",
+        "bytes at weight 100, up to 1T",
+        "T: how far a tenant may run ahead of the slowest",
+    ),
     parameter("virtual-time", "mindicator or scan", "how virtual time is found"),
     parameter("slot-kind", "tree, counter or bitmap", "how dispatch slots are handed out"),
     parameter("unthrottle", "wheel or poll:DURATION", "how throttled shards are woken"),
-    parameter("tau-l", "bytes at weight 100, 64k to 1T", "this far ahead of virtual time a tenant uses the low class"),
+    parameter(
+        "tau-l",
+        "bytes at weight 100, 64k to 1T",
+        "this far ahead of virtual time a tenant uses the low class",
+    ),
     parameter("tau-m", "bytes at weight 100, up to tau-l", "from here on the medium class"),
     parameter(
         "tau-w",
         "bytes at weight 100, tau-l to 1T",
         "two tenants this far apart mean that the H/L ratio is too small",
     ),
-    parameter("grace", "a duration, up to 1m", "how long a tenant may pause before it counts as idle"),
+    parameter(
+        "grace",
+        "a duration, up to 1m",
+        "how long a tenant may pause before it counts as idle",
+    ),
     parameter("hl", "dynamic, or static-1 to static-256", "the H/L ratio"),
     parameter("initial", "a ratio, 1 to 256", "what a dynamic H/L ratio begins with"),
     parameter("tracker", "sloppy, scan or mindicator", "how global virtual time is found"),
@@ -50,21 +63,37 @@ const PARAMETERS: &[About] = &[
     parameter("write-cost", "a factor, as 2.5 or 250%", "what writes cost for each byte"),
     parameter("slice", "a duration, 1ns to 1m", "the slice of time of a tenant of weight 100"),
     parameter("target", "a duration, 1ns to 1m", "what all slices together take at most"),
-    parameter("quantum", "requests, from 1", "what a tenant may have on the device in its slice while others wait"),
+    parameter(
+        "quantum",
+        "requests, from 1",
+        "what a tenant may have on the device in its slice while others wait",
+    ),
     parameter("idle", "a duration, up to 1m", "how long a tenant's next request is waited for"),
     parameter("budget", "bytes, 1 to 1T", "the most that a turn may serve"),
     parameter("timeout", "a duration, 1ns to 1m", "the longest turn while others wait"),
-    parameter("wait-for-equals", "true or false", "whether to wait also while all busy tenants have the same weight"),
+    parameter(
+        "wait-for-equals",
+        "true or false",
+        "whether to wait also while all busy tenants have the same weight",
+    ),
     parameter("sync-writes", "true or false", "whether those who write are waited for, too"),
     parameter("request-cost", "bytes, below 4G", "what a request costs beside its length"),
     parameter("channels", "a number, from 1", "eta: channels of the device"),
     parameter("sub-request", "bytes, 512 to 1G", "what one channel takes of a request"),
     parameter("history", "requests, from 1", "alpha: how many arrivals are remembered"),
     parameter("decay", "a number, from 2", "mu: by what sequentiality is divided over time"),
-    parameter("reserve", "requests, from 1", "beta: the most on the device while another tenant's request is expected"),
+    parameter(
+        "reserve",
+        "requests, from 1",
+        "beta: the most on the device while another tenant's request is expected",
+    ),
     parameter("queue-length", "requests, from 1", "the most requests on the device"),
     parameter("aggressiveness", "true or false", "whether aggressive tenants are limited"),
-    parameter("sequentiality", "true or false", "whether sequential tenants are held back or let go"),
+    parameter(
+        "sequentiality",
+        "true or false",
+        "whether sequential tenants are held back or let go",
+    ),
     parameter("idleness", "true or false", "whether room is kept for tenants that only seem idle"),
     parameter("read-target", "a duration, 1ns to 1h", "the latency that reads should have"),
     parameter("write-target", "a duration, 1ns to 1h", "the latency that writes should have"),
@@ -72,18 +101,27 @@ const PARAMETERS: &[About] = &[
     parameter("read-depth", "requests, 1 to 65536", "the most reads on the device"),
     parameter("write-depth", "requests, 1 to 65536", "the most writes on the device"),
     parameter("discard-depth", "requests, 1 to 65536", "the most discards on the device"),
-    parameter("other-depth", "requests, 1 to 65536", "the most flushes and writes of zeroes on the device"),
+    parameter(
+        "other-depth",
+        "requests, 1 to 65536",
+        "the most flushes and writes of zeroes on the device",
+    ),
     parameter("busy", "requests, 1 to 65536", "with fewer on the device nobody is throttled"),
     parameter(
         "patience",
         "a number; 0: none",
         "the device may have less than busy for one part in so many of a period",
     ),
-    parameter("tokens", "bytes, 1 to 256G", "what all tenants together may have served in a period"),
+    parameter(
+        "tokens",
+        "bytes, 1 to 256G",
+        "what all tenants together may have served in a period",
+    ),
     parameter(
         "period",
         "a duration; d2fq 1ms to 1m",
-        "of the H/L ratio's adjustment (d2fq); the longest between two rounds of tokens (kyber-fair)",
+        "of the H/L ratio's adjustment (d2fq); the longest between two rounds of tokens \
+         (kyber-fair)",
     ),
 ];
 
@@ -92,7 +130,8 @@ pub(crate) fn about(key: &str) -> &'static About {
     PARAMETERS.iter().find(|about| about.key == key).expect("every key of a policy is described")
 }
 
-/// What this parameter is now, as it could be written; `auto` where the policy decides while it runs.
+/// What this parameter is now, as it could be written; `auto` where the policy decides while it
+/// runs.
 pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> String {
     let d2fq = d2fq(config, Topology::flat(1), 1, 1);
     let serial = &config.serial;
@@ -138,7 +177,9 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
         "urgent" if d2fq.urgent_percent == 0 => "none".into(),
         "urgent" => Factor(d2fq.urgent_percent.into()).to_string(),
         "read-cost" => Factor(config.cost.read_percent).to_string(),
-        "write-cost" if config.name == PolicyName::KyberFair && config.measured_writes => "auto".into(),
+        "write-cost" if config.name == PolicyName::KyberFair && config.measured_writes => {
+            "auto".into()
+        }
         "write-cost" => Factor(config.cost.write_percent).to_string(),
         "slice" => ns(serial.cfq.slice_ns),
         "target" => ns(serial.cfq.target_ns),
@@ -180,7 +221,8 @@ mod tests {
     #[test]
     fn every_parameter_is_told_as_it_can_be_given() {
         for name in PolicyName::ALL {
-            let config = PolicyTable { name: Some(name), ..PolicyTable::default() }.complete().unwrap();
+            let config =
+                PolicyTable { name: Some(name), ..PolicyTable::default() }.complete().unwrap();
             for key in config.name.keys() {
                 let value = present(key, &config, 64);
                 assert!(!about(key).takes.is_empty() && !about(key).summary.is_empty());

@@ -1,4 +1,5 @@
-//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it is whose.
+//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it
+//! is whose.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -110,7 +111,9 @@ impl FromStr for TenantTable {
         let mut list = vec![Pair::new("name", name.trim())];
         match after {
             // `db=weight=300` leaves out the size as `db,weight=300` does.
-            Some(pair) if pair.contains(['=', ':']) => list.extend(pairs::pairs([&pair.to_owned()])),
+            Some(pair) if pair.contains(['=', ':']) => {
+                list.extend(pairs::pairs([&pair.to_owned()]))
+            }
             Some(size) => list.push(Pair::new("size", size)),
             None => {}
         }
@@ -128,7 +131,9 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
         return Err("a tenant needs a name, as in db=10G,weight=300".into());
     }
     if name.len() > NAME_MAX || !name.chars().all(plain) {
-        return Err(format!("tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"));
+        return Err(format!(
+            "tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"
+        ));
     }
     Ok(())
 }
@@ -141,7 +146,9 @@ impl TenantTable {
 
     /// Refuses what makes no sense by itself.
     pub(crate) fn complete(self) -> Result<Tenant, Refusal> {
-        let refuse = |text: String| Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)));
+        let refuse = |text: String| {
+            Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
+        };
         if let Err(text) = check_name(&self.name) {
             return Err(Refusal::new(format!("{}: {text}", self.origin)));
         }
@@ -151,20 +158,28 @@ impl TenantTable {
                 let up = exact_size(bytes.max(1).next_multiple_of(SECTOR));
                 let above = if key == "size" { " above 0" } else { "" };
                 let given = exact_size(bytes);
-                return refuse(format!("{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"));
+                return refuse(format!(
+                    "{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"
+                ));
             }
         }
         let create = self.create.unwrap_or(false);
         match (&self.path, self.offset, self.size) {
-            (Some(_), Some(_), _) => return refuse("a file of its own is used whole: leave out offset".into()),
+            (Some(_), Some(_), _) => {
+                return refuse("a file of its own is used whole: leave out offset".into());
+            }
             (Some(path), None, None) if create => {
                 return refuse(format!(
                     "create needs to know how large {} is to be: add size=10G, say",
                     path.display()
                 ));
             }
-            (None, _, _) if create => return refuse("create is for a file of its own: add path=FILE".into()),
-            (None, Some(_), None) => return refuse("an offset needs a size: add size=10G, say".into()),
+            (None, _, _) if create => {
+                return refuse("create is for a file of its own: add path=FILE".into());
+            }
+            (None, Some(_), None) => {
+                return refuse("an offset needs a size: add size=10G, say".into());
+            }
             _ => {}
         }
         let weight = match self.weight.clone().unwrap_or_default().now() {
@@ -188,15 +203,22 @@ impl TenantTable {
     }
 }
 
-/// Gives every tenant its place. `shared` is the size of the device that those without a file of their own share (it is
-/// file 0 then); `own` gives the size of each file of a tenant, in the tenants' order.
+/// Gives every tenant its place. `shared` is the size of the device that those without a file of
+/// their own share (it is file 0 then); `own` gives the size of each file of a tenant, in the
+/// tenants' order.
 ///
-/// First come those that say where; then those that say how much, each into the first gap that it fits into; those that
-/// say neither share the largest gap that is left in equal parts.
-pub(crate) fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
+/// First come those that say where; then those that say how much, each into the first gap that it
+/// fits into; those that say neither share the largest gap that is left in equal parts.
+pub(crate) fn layout(
+    tenants: &[Tenant],
+    shared: Option<u64>,
+    own: &[u64],
+) -> Result<Vec<Range>, Refusal> {
     let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
     let mut files = (u16::from(shared.is_some())..).zip(own);
-    for (tenant, place) in tenants.iter().zip(&mut places).filter(|(tenant, _)| tenant.path.is_some()) {
+    for (tenant, place) in
+        tenants.iter().zip(&mut places).filter(|(tenant, _)| tenant.path.is_some())
+    {
         let (file, &size) = files.next().expect("one size for each file");
         *place = Some(Range { file, offset: 0, size: tenant.size.unwrap_or(size) });
         if tenant.size.is_some_and(|wanted| wanted > size) {
@@ -211,9 +233,12 @@ pub(crate) fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Re
         if end > device {
             return Err(does_not_fit(tenant, "the device", device));
         }
-        if let Some((from, to, other)) = taken.iter().find(|(from, to, _)| offset < *to && *from < end) {
+        if let Some((from, to, other)) =
+            taken.iter().find(|(from, to, _)| offset < *to && *from < end)
+        {
             return Err(Refusal::new(format!(
-                "{}: tenants {other} ({}..{}) and {} ({}..{}) overlap: move one, or leave out both offsets",
+                "{}: tenants {other} ({}..{}) and {} ({}..{}) overlap: move one, or leave out both \
+                 offsets",
                 tenant.origin,
                 exact_size(*from),
                 exact_size(*to),
@@ -248,13 +273,15 @@ fn share_the_rest(
     if count == 0 {
         return Ok(());
     }
-    let (mut offset, length) = gaps(taken, device).into_iter().max_by_key(|gap| gap.1).unwrap_or((0, 0));
+    let (mut offset, length) =
+        gaps(taken, device).into_iter().max_by_key(|gap| gap.1).unwrap_or((0, 0));
     let unit = if length / count >= PART { PART } else { SECTOR };
     let size = length / count / unit * unit;
     for (tenant, place) in tenants.iter().zip(places).filter(|(_, place)| place.is_none()) {
         if size == 0 {
             return Err(Refusal::new(format!(
-                "{}: tenant {}: nothing is left of the device's {}: make it larger, or others smaller",
+                "{}: tenant {}: nothing is left of the device's {}: make it larger, or others \
+                 smaller",
                 tenant.origin,
                 tenant.name,
                 exact_size(device)
@@ -299,8 +326,14 @@ fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refu
     let left = match free {
         0 => format!("nothing is left of the device's {}", exact_size(device)),
         _ if free == device => format!("the device has {}", exact_size(device)),
-        _ if largest == free => format!("{} are left of the device's {}", exact_size(free), exact_size(device)),
-        _ => format!("of the {} that are left only {} are in one piece", exact_size(free), exact_size(largest)),
+        _ if largest == free => {
+            format!("{} are left of the device's {}", exact_size(free), exact_size(device))
+        }
+        _ => format!(
+            "of the {} that are left only {} are in one piece",
+            exact_size(free),
+            exact_size(largest)
+        ),
     };
     Refusal::new(format!(
         "{}: tenant {} wants {}, but {left}: make the device larger, or tenants smaller",
@@ -317,13 +350,16 @@ mod tests {
     fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
         specs
             .iter()
-            .map(|spec| spec.parse::<TenantTable>()?.complete().map_err(|refusal| refusal.to_string()))
+            .map(|spec| {
+                spec.parse::<TenantTable>()?.complete().map_err(|refusal| refusal.to_string())
+            })
             .collect()
     }
 
     /// Offset and size in MiB.
     fn place(specs: &[&str], device_mib: u64) -> Result<Vec<(u64, u64)>, String> {
-        let ranges = layout(&tenants(specs)?, Some(device_mib << 20), &[]).map_err(|refusal| refusal.to_string())?;
+        let ranges = layout(&tenants(specs)?, Some(device_mib << 20), &[])
+            .map_err(|refusal| refusal.to_string())?;
         Ok(ranges.iter().map(|range| (range.offset >> 20, range.size >> 20)).collect())
     }
 
@@ -362,9 +398,13 @@ mod tests {
             "weight: `0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
         );
         assert_eq!(refusal("=10G"), "a tenant needs a name, as in db=10G,weight=300");
-        assert_eq!(refusal("a/b=10G"), "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed");
+        assert_eq!(
+            refusal("a/b=10G"),
+            "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed"
+        );
         let typo = refusal("db=10G,wieght=3");
-        let start = "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, weight, path, create, ";
+        let start = "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, \
+         weight, path, create, ";
         assert!(typo.starts_with(start), "{typo}");
         assert_eq!(
             refusal("db=1000"),
@@ -374,7 +414,10 @@ mod tests {
             refusal("db=1k,offset=3"),
             "--tenant: tenant db: offset 3 is not a multiple of 512: round it up to 512"
         );
-        assert_eq!(refusal("db,offset=1G"), "--tenant: tenant db: an offset needs a size: add size=10G, say");
+        assert_eq!(
+            refusal("db,offset=1G"),
+            "--tenant: tenant db: an offset needs a size: add size=10G, say"
+        );
         assert_eq!(
             refusal("db,offset=1G,path=/a"),
             "--tenant: tenant db: a file of its own is used whole: leave out offset"
@@ -383,14 +426,20 @@ mod tests {
             refusal("db,create,path=/a"),
             "--tenant: tenant db: create needs to know how large /a is to be: add size=10G, say"
         );
-        assert_eq!(refusal("db=1G,create"), "--tenant: tenant db: create is for a file of its own: add path=FILE");
+        assert_eq!(
+            refusal("db=1G,create"),
+            "--tenant: tenant db: create is for a file of its own: add path=FILE"
+        );
     }
 
     #[test]
     fn who_says_nothing_gets_an_equal_part_of_the_rest() {
         assert_eq!(place(&["a", "b"], 100), Ok(vec![(0, 50), (50, 50)]));
         assert_eq!(place(&["a", "b=10M", "c"], 100), Ok(vec![(10, 45), (0, 10), (55, 45)]));
-        assert_eq!(place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100), Ok(vec![(20, 10), (30, 30), (0, 20)]));
+        assert_eq!(
+            place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100),
+            Ok(vec![(20, 10), (30, 30), (0, 20)])
+        );
         assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 33)]));
     }
 
@@ -398,28 +447,34 @@ mod tests {
     fn ranges_never_overlap_and_always_fit() {
         assert_eq!(
             place(&["a=50M,offset=0", "b=50M,offset=40M"], 100).unwrap_err(),
-            "--tenant: tenants a (0..50M) and b (40M..90M) overlap: move one, or leave out both offsets"
+            "--tenant: tenants a (0..50M) and b (40M..90M) overlap: move one, or leave out both \
+             offsets"
         );
         assert_eq!(
             place(&["a=60M", "b=60M"], 100).unwrap_err(),
-            "--tenant: tenant b wants 60M, but 40M are left of the device's 100M: make the device larger, or tenants smaller"
+            "--tenant: tenant b wants 60M, but 40M are left of the device's 100M: make the device \
+             larger, or tenants smaller"
         );
         assert_eq!(
             place(&["a=10M,offset=45M", "b=50M"], 100).unwrap_err(),
-            "--tenant: tenant b wants 50M, but of the 90M that are left only 45M are in one piece: make the device larger, \
+            "--tenant: tenant b wants 50M, but of the 90M that are left only 45M are in one piece: \
+             make the device larger, \
              or tenants smaller"
         );
         assert_eq!(
             place(&["a=1G"], 100).unwrap_err(),
-            "--tenant: tenant a wants 1G, but the device has 100M: make the device larger, or tenants smaller"
+            "--tenant: tenant a wants 1G, but the device has 100M: make the device larger, or \
+             tenants smaller"
         );
         assert_eq!(
             place(&["a=10M,offset=95M"], 100).unwrap_err(),
-            "--tenant: tenant a ends at 105M, the device at 100M: make the tenant smaller or the device larger"
+            "--tenant: tenant a ends at 105M, the device at 100M: make the tenant smaller or the \
+             device larger"
         );
         assert_eq!(
             place(&["a=100M", "b"], 100).unwrap_err(),
-            "--tenant: tenant b: nothing is left of the device's 100M: make it larger, or others smaller"
+            "--tenant: tenant b: nothing is left of the device's 100M: make it larger, or others \
+             smaller"
         );
     }
 
@@ -434,7 +489,8 @@ mod tests {
         let list = tenants(&["a=8M,path=/a"]).unwrap();
         assert_eq!(
             layout(&list, None, &[4 << 20]).unwrap_err().to_string(),
-            "--tenant: tenant a ends at 8M, its file at 4M: make the tenant smaller or its file larger"
+            "--tenant: tenant a ends at 8M, its file at 4M: make the tenant smaller or its file \
+             larger"
         );
     }
 }

@@ -33,9 +33,16 @@ fn nothing_said_is_a_paced_device_for_two_tenants_three_to_one() {
     let plan = plan("").unwrap();
     assert_eq!(
         plan.device,
-        DeviceConfig::Paced { size: 4 << 30, iops: 20_000, bandwidth: 400 << 20, latency_ns: 100_000, parallelism: 32 }
+        DeviceConfig::Paced {
+            size: 4 << 30,
+            iops: 20_000,
+            bandwidth: 400 << 20,
+            latency_ns: 100_000,
+            parallelism: 32
+        }
     );
-    let tenants: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> =
+        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("gold", 300), ("silver", 100)]);
     assert_eq!(plan.policy.name, PolicyName::Mqfq);
     assert_eq!(plan.source, Source::Sockets(vec!["unix:/run/fairq.sock".parse().unwrap()]));
@@ -51,7 +58,11 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(
         plan.device,
         DeviceConfig::File {
-            file: Some(FileConfig { path: "/srv/fairq/disk.img".into(), size: Some(64 << 30), create: true }),
+            file: Some(FileConfig {
+                path: "/srv/fairq/disk.img".into(),
+                size: Some(64 << 30),
+                create: true
+            }),
             direct: device::Direct::Auto,
         }
     );
@@ -59,7 +70,8 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(plan.policy.virtual_time, VirtualTime::Mindicator);
     assert_eq!(plan.policy.slot_kind, SlotKind::Tree);
     assert_eq!(plan.policy.unthrottle, Unthrottle::Wheel);
-    let tenants: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> =
+        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
     assert_eq!(plan.tenants[0].identity.as_deref(), Some("db.example.org"));
     assert!(plan.tls.unwrap().is_required);
@@ -71,11 +83,14 @@ fn the_example_file_is_read_and_names_every_key() {
         let list = refusal.split("(allowed: ").nth(1).unwrap().split(')').next().unwrap();
         list.split(", ").map(str::to_owned).collect::<Vec<_>>()
     };
-    for table in ["x=1", "device={x=1}", "policy={x=1}", "tls={x=1}", "limits={x=1}", "[[tenant]]\nx=1"] {
+    for table in
+        ["x=1", "device={x=1}", "policy={x=1}", "tls={x=1}", "limits={x=1}", "[[tenant]]\nx=1"]
+    {
         for key in allowed(table).iter().filter(|key| !["D", "T"].contains(&key.as_str())) {
             let shown = |line: &str| {
                 let line = line.trim_start_matches(['#', ' ', '[']);
-                line.strip_prefix(key.as_str()).is_some_and(|rest| rest.trim_start().starts_with(['=', ']']))
+                line.strip_prefix(key.as_str())
+                    .is_some_and(|rest| rest.trim_start().starts_with(['=', ']']))
             };
             assert!(text.lines().any(shown), "the example lacks `{key}`");
         }
@@ -86,22 +101,28 @@ fn the_example_file_is_read_and_names_every_key() {
 fn a_wrong_line_is_shown() {
     assert_eq!(
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
-        "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, bandwidth, latency, \
-         parallelism, path, create, direct, backing, profile, state, window, queues, wrr, poller)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
+        "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, \
+         bandwidth, latency, \
+         parallelism, path, create, direct, backing, profile, state, window, queues, wrr, \
+         poller)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
         refusal("# two tenants\n\n[[tenant]]\nname = \"db\"\nweight = 0\n"),
-        "fairq.toml:5:10: weight: `0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)\n   |\n 5 | \
+        "fairq.toml:5:10: weight: `0` is not a weight: write a whole number from 1 to 10000 (100 \
+         is the usual)\n   |\n 5 | \
          weight = 0\n   |          ^"
     );
     assert_eq!(
         refusal("device = { kind = \"ram\", size = \"huge\" }"),
-        "fairq.toml:1:33: size: `huge` is not a size: write bytes, or binary units as in 4k, 64KiB, 1.5G, 2T (1k = \
+        "fairq.toml:1:33: size: `huge` is not a size: write bytes, or binary units as in 4k, \
+         64KiB, 1.5G, 2T (1k = \
          1024)\n   |\n 1 | device = { kind = \"ram\", size = \"huge\" }\n   |                                 ^^^^^^"
     );
     let typo = refusal("policy = \"mqfq:slots=64,treshold=4k\"");
-    let start = "fairq.toml:1:10: policy: unknown key `treshold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, ";
-    let shown = ")\n   |\n 1 | policy = \"mqfq:slots=64,treshold=4k\"\n   |          ^^^^^^^^^^^^^^^^^^^^^^^^^^^";
+    let start = "fairq.toml:1:10: policy: unknown key `treshold`; did you mean `threshold`? \
+     (allowed: name, D, slots, merge, T, ";
+    let shown = ")\n   |\n 1 | policy = \"mqfq:slots=64,treshold=4k\"\n   |          \
+     ^^^^^^^^^^^^^^^^^^^^^^^^^^^";
     assert!(typo.starts_with(start) && typo.ends_with(shown), "{typo}");
     let unfinished = refusal("listen = [\"unix:/run/x\"\nshards = 1\n");
     assert!(unfinished.starts_with("fairq.toml:2:"), "{unfinished}");
@@ -111,13 +132,17 @@ fn a_wrong_line_is_shown() {
 #[test]
 fn a_file_that_is_not_there_says_so() {
     let refusal = load(Path::new("/nonexistent/fairq.toml")).unwrap_err().to_string();
-    assert!(refusal.starts_with("/nonexistent/fairq.toml: cannot be read: No such file or directory"), "{refusal}");
+    assert!(
+        refusal.starts_with("/nonexistent/fairq.toml: cannot be read: No such file or directory"),
+        "{refusal}"
+    );
 }
 
 #[test]
 fn flags_win_key_by_key() {
     let file = parse(
-        "listen = [\"unix:/run/a\"]\nshards = 1\n[device]\nkind = \"paced\"\niops = \"50k\"\nsize = \"1G\"\n\
+        "listen = [\"unix:/run/a\"]\nshards = 1\n[device]\nkind = \"paced\"\niops = \"50k\"\nsize \
+         = \"1G\"\n\
          [policy]\nname = \"mqfq\"\nslots = 8\n[limits]\nconnections = 3\n\
          [[tenant]]\nname = \"a\"\nsize = \"10M\"\nweight = 300\n[[tenant]]\nname = \"b\"\n",
         "fairq.toml",
@@ -134,7 +159,8 @@ fn flags_win_key_by_key() {
     let plan = file.overlaid(flags).plan(&surroundings()).unwrap();
     assert!(matches!(plan.device, DeviceConfig::Paced { size: 1_073_741_824, iops: 10_000, .. }));
     assert_eq!((plan.policy.name, plan.policy.slots), (PolicyName::Sfqd, None));
-    let tenants: Vec<_> = plan.tenants.iter().map(|t| (t.name.as_str(), t.weight.get(), t.size)).collect();
+    let tenants: Vec<_> =
+        plan.tenants.iter().map(|t| (t.name.as_str(), t.weight.get(), t.size)).collect();
     assert_eq!(tenants, [("a", 300, Some(10 << 20)), ("b", 700, Some(20 << 20)), ("c", 100, None)]);
     assert_eq!(plan.source, Source::Sockets(vec!["tcp:127.0.0.1:10809".parse().unwrap()]));
     assert_eq!(plan.cpus, [0]);
@@ -145,7 +171,8 @@ fn flags_win_key_by_key() {
 fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(
         refusal("device = \"file,path=/a\""),
-        "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant web,weight=100"
+        "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant \
+         web,weight=100"
     );
     assert_eq!(
         refusal("[[tenant]]\nname=\"a\"\n[[tenant]]\nname=\"a\""),
@@ -153,37 +180,59 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
     );
     assert_eq!(
         refusal("[[tenant]]\nname=\"a\"\nidentity=\"a.example\""),
-        "fairq.toml:1: tenant a: identity needs client certificates: add --tls-cert, --tls-key and --tls-client-ca"
+        "fairq.toml:1: tenant a: identity needs client certificates: add --tls-cert, --tls-key and \
+         --tls-client-ca"
     );
     assert_eq!(
         refusal("stdio = true\nlisten = [\"unix:/a\"]"),
         "stdio serves one connection and listens nowhere: leave out listen, or stdio"
     );
-    assert_eq!(refusal("listen = [\"unix:/a\", \"unix:/a\"]"), "listen unix:/a is given twice: leave one out");
-    assert_eq!(refusal("tls.mode = \"required\""), "tls: TLS needs the server's certificate: add --tls-cert FILE");
-    assert_eq!(refusal("tls.cert = \"/c\""), "tls: TLS needs the server's private key: add --tls-key FILE");
-    assert_eq!(refusal("tls.key = \"/k\""), "tls: key is given but no certificate: add --tls-cert FILE");
+    assert_eq!(
+        refusal("listen = [\"unix:/a\", \"unix:/a\"]"),
+        "listen unix:/a is given twice: leave one out"
+    );
+    assert_eq!(
+        refusal("tls.mode = \"required\""),
+        "tls: TLS needs the server's certificate: add --tls-cert FILE"
+    );
+    assert_eq!(
+        refusal("tls.cert = \"/c\""),
+        "tls: TLS needs the server's private key: add --tls-key FILE"
+    );
+    assert_eq!(
+        refusal("tls.key = \"/k\""),
+        "tls: key is given but no certificate: add --tls-cert FILE"
+    );
     assert_eq!(refusal("shards = 0"), "shards: 0 serve nobody: write 1 to 64");
     assert_eq!(refusal("shards = 65"), "shards: 65 are too many: write 1 to 64");
-    assert_eq!(refusal("cpus = \"0,7\""), "cpus: CPU 7 is not there for this process: choose from 0,1");
-    assert_eq!(refusal("limits.connections = 0"), "limits: connections 0 is not in 1..65536: the default is 256");
+    assert_eq!(
+        refusal("cpus = \"0,7\""),
+        "cpus: CPU 7 is not there for this process: choose from 0,1"
+    );
+    assert_eq!(
+        refusal("limits.connections = 0"),
+        "limits: connections 0 is not in 1..65536: the default is 256"
+    );
     assert_eq!(
         refusal("limits.memory-per-connection = \"4k\""),
         "limits: memory-per-connection 4k is not in 40M..4G: the default is 40M"
     );
     assert_eq!(
         refusal("device = \"ram\"\n[[tenant]]\nname=\"a\"\npath=\"/a\""),
-        "fairq.toml:2: tenant a has a file of its own, but the device keeps everything in memory: use device file, or \
+        "fairq.toml:2: tenant a has a file of its own, but the device keeps everything in memory: \
+         use device file, or \
          leave out path"
     );
     assert_eq!(
         refusal("device = \"file\"\n[[tenant]]\nname=\"a\""),
-        "fairq.toml:2: tenant a has no file of its own and the device has none to share: add path=FILE to the tenant, \
+        "fairq.toml:2: tenant a has no file of its own and the device has none to share: add \
+         path=FILE to the tenant, \
          or to the device"
     );
     assert_eq!(
         refusal("device = \"file,path=/d\"\n[[tenant]]\nname=\"a\"\npath=\"/a\""),
-        "device: every tenant has a file of its own, so nobody would use /d: leave the device's path out"
+        "device: every tenant has a file of its own, so nobody would use /d: leave the device's \
+         path out"
     );
 }
 
@@ -197,7 +246,13 @@ fn tenants_with_files_of_their_own_need_no_device() {
 fn tls_is_required_once_there_is_a_certificate() {
     let tls = plan("tls = { cert = \"/c\", key = \"/k\" }").unwrap().tls.unwrap();
     assert!(tls.is_required);
-    assert!(!plan("tls = { cert = \"/c\", key = \"/k\", mode = \"optional\" }").unwrap().tls.unwrap().is_required);
+    assert!(
+        !plan("tls = { cert = \"/c\", key = \"/k\", mode = \"optional\" }")
+            .unwrap()
+            .tls
+            .unwrap()
+            .is_required
+    );
     assert_eq!(plan("tls = { cert = \"/c\", key = \"/k\", mode = \"off\" }").unwrap().tls, None);
 }
 

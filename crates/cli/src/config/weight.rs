@@ -1,8 +1,9 @@
 //! A tenant's weight: a number, or what a cgroup has.
 //!
-//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: the server that does a client's input and output gives
-//! it what the client's own cgroup would get. The file is read at the start and then once a second, since the
-//! kernel does not tell of every change; if it cannot be read any more, the last weight stays.
+//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: the server that does a
+//! client's input and output gives it what the client's own cgroup would get. The file is read at
+//! the start and then once a second, since the kernel does not tell of every change; if it cannot
+//! be read any more, the last weight stays.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,9 @@ impl FromStr for WeightSource {
     fn from_str(text: &str) -> Result<WeightSource, String> {
         match text.strip_prefix("cgroup:") {
             Some(path) if path.starts_with('/') => Ok(WeightSource::Cgroup(path.into())),
-            Some(path) => Err(format!("`{path}` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup")),
+            Some(path) => {
+                Err(format!("`{path}` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup"))
+            }
             None => parse_weight(text).map(WeightSource::Fixed),
         }
     }
@@ -80,8 +83,11 @@ impl WeightSource {
 
 fn read(path: &Path) -> Result<Weight, String> {
     let is_directory = path.join("io.weight").exists();
-    let folder =
-        if is_directory { path.to_owned() } else { Path::new(MOUNT).join(path.strip_prefix("/").unwrap_or(path)) };
+    let folder = if is_directory {
+        path.to_owned()
+    } else {
+        Path::new(MOUNT).join(path.strip_prefix("/").unwrap_or(path))
+    };
     let file = folder.join("io.weight");
     let text = std::fs::read_to_string(&file).map_err(|error| {
         format!(
@@ -90,18 +96,23 @@ fn read(path: &Path) -> Result<Weight, String> {
             file.display()
         )
     })?;
-    parse_io_weight(&text).ok_or_else(|| format!("weight: {}: no `default` weight from 1 to 10000", file.display()))
+    parse_io_weight(&text)
+        .ok_or_else(|| format!("weight: {}: no `default` weight from 1 to 10000", file.display()))
 }
 
-/// The weight in an `io.weight` file: `default 100`, followed by lines for single devices, which do not concern us.
+/// The weight in an `io.weight` file: `default 100`, followed by lines for single devices, which do
+/// not concern us.
 fn parse_io_weight(text: &str) -> Option<Weight> {
-    let line =
-        text.lines().find_map(|line| line.strip_prefix("default ").or(Some(line).filter(|line| !line.contains(' '))));
+    let line = text.lines().find_map(|line| {
+        line.strip_prefix("default ").or(Some(line).filter(|line| !line.contains(' ')))
+    });
     line?.trim().parse().ok().and_then(Weight::new)
 }
 
 /// A weight, 1 to 10000.
-pub(crate) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Weight>, D::Error> {
+pub(crate) fn weight<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Weight>, D::Error> {
     let text = TextOrNumber { expecting: "a weight from 1 to 10000", parse: parse_weight };
     deserializer.deserialize_any(text).map(Some)
 }
@@ -109,7 +120,9 @@ pub(crate) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
 /// See [`weight`].
 pub(crate) fn parse_weight(text: &str) -> Result<Weight, String> {
     let weight = text.parse().ok().and_then(Weight::new);
-    weight.ok_or_else(|| format!("`{text}` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"))
+    weight.ok_or_else(|| {
+        format!("`{text}` is not a weight: write a whole number from 1 to 10000 (100 is the usual)")
+    })
 }
 
 #[cfg(test)]
@@ -121,8 +134,14 @@ mod tests {
         assert_eq!("250".parse(), Ok(WeightSource::Fixed(Weight::new(250).unwrap())));
         assert_eq!("cgroup:/db".parse(), Ok(WeightSource::Cgroup("/db".into())));
         let refused = |text: &str| text.parse::<WeightSource>().unwrap_err();
-        assert_eq!(refused("0"), "`0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)");
-        assert_eq!(refused("cgroup:db"), "`db` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup");
+        assert_eq!(
+            refused("0"),
+            "`0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
+        );
+        assert_eq!(
+            refused("cgroup:db"),
+            "`db` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup"
+        );
     }
 
     #[test]
@@ -137,6 +156,9 @@ mod tests {
         let source = WeightSource::Cgroup(folder.path().into());
         assert_eq!(source.now().map(Weight::get), Ok(350));
         let absent = WeightSource::Cgroup("/no such cgroup".into()).now().unwrap_err();
-        assert!(absent.starts_with("weight: /sys/fs/cgroup/no such cgroup/io.weight: No such file"), "{absent}");
+        assert!(
+            absent.starts_with("weight: /sys/fs/cgroup/no such cgroup/io.weight: No such file"),
+            "{absent}"
+        );
     }
 }

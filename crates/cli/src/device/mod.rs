@@ -75,13 +75,22 @@ fn wrr_in_words(wrr: Wrr) -> &'static str {
 
 fn list(json: bool) -> anyhow::Result<()> {
     let profiles = BUILT_IN.iter().map(|(name, _)| Profile::named(name));
-    let summaries: Vec<Summary> =
-        profiles.map(|profile| profile.map(|profile| Summary::new(&profile))).collect::<Result<_, _>>()?;
+    let summaries: Vec<Summary> = profiles
+        .map(|profile| profile.map(|profile| Summary::new(&profile)))
+        .collect::<Result<_, _>>()?;
     if json {
         return write_out(&serde_json::to_string_pretty(&summaries)?);
     }
     let mut table = plain_table();
-    table.set_header(["profile", "queues", "window", "WRR", "read latency", "read IOPS", "what it is"]);
+    table.set_header([
+        "profile",
+        "queues",
+        "window",
+        "WRR",
+        "read latency",
+        "read IOPS",
+        "what it is",
+    ]);
     for summary in summaries {
         let latency = summary.latency_us.map_or("–".into(), |us| show_duration(us * 1e3));
         table.add_row([
@@ -98,14 +107,18 @@ fn list(json: bool) -> anyhow::Result<()> {
     if let Some(column) = table.column_mut(6) {
         column.set_cell_alignment(comfy_table::CellAlignment::Left);
     }
-    let about = "WRR: whether the device itself shares by queue class. The software controller always can.";
+    let about =
+        "WRR: whether the device itself shares by queue class. The software controller always can.";
     write_out(&format!("{table}\n\n{about}"))
 }
 
 /// A built-in profile by its name, or a file's.
 fn profile(name: &str) -> Result<(Profile, String), Refusal> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-        return Ok((Profile::parse(text).map_err(|error| Refusal::new(error.to_string()))?, (*text).to_owned()));
+        return Ok((
+            Profile::parse(text).map_err(|error| Refusal::new(error.to_string()))?,
+            (*text).to_owned(),
+        ));
     }
     // A name that cannot be a path is a misspelt profile.
     let is_path = name.contains(['/', '.']) || Path::new(name).exists();
@@ -114,7 +127,8 @@ fn profile(name: &str) -> Result<(Profile, String), Refusal> {
         return Err(Refusal::new(format!("{unknown}; or write the path of a profile file")));
     }
     let text = read_text(Path::new(name))?;
-    let profile = Profile::parse(&text).map_err(|error| Refusal::new(format!("{name}: {error}")))?;
+    let profile =
+        Profile::parse(&text).map_err(|error| Refusal::new(format!("{name}: {error}")))?;
     Ok((profile, text))
 }
 
@@ -154,24 +168,39 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
 fn describe(profile: &Profile) -> String {
     let Profile { host, controller, link, media, .. } = profile;
     let interface = match host.interface {
-        Interface::Nvme => format!("NVMe, {} queues of {}", host.queues.get(), host.queue_entries.get()),
+        Interface::Nvme => {
+            format!("NVMe, {} queues of {}", host.queues.get(), host.queue_entries.get())
+        }
         Interface::Sata => format!("SATA, one queue of {}", host.queue_entries.get()),
     };
     let time = |us: fairq_device::profile::Micros| show_duration(us.ns() as f64);
     let mut lines = vec![
         format!("{}: {}, {} GB", profile.name, profile.model, host.capacity_gb.get()),
-        format!("  host        {interface}; {} commands at a time; WRR {}", host.window.get(), wrr_in_words(host.wrr)),
+        format!(
+            "  host        {interface}; {} commands at a time; WRR {}",
+            host.window.get(),
+            wrr_in_words(host.wrr)
+        ),
         format!(
             "  controller  a read {} and {} beside; a write {} and {}; {}",
             time(controller.read_us),
             time(controller.read_fixed_us),
             time(controller.write_us),
             time(controller.write_fixed_us),
-            if controller.power_loss_protection { "a flush waits for nothing" } else { "a flush waits for the media" },
+            if controller.power_loss_protection {
+                "a flush waits for nothing"
+            } else {
+                "a flush waits for the media"
+            },
         ),
-        format!("  link        {} MB/s to the host, {} MB/s back", link.read_mb_s.get(), link.write_mb_s.get()),
         format!(
-            "  media       {} channels of {} MB/s, {} dies; {}k pages, read in {}; {}k programmed in {}",
+            "  link        {} MB/s to the host, {} MB/s back",
+            link.read_mb_s.get(),
+            link.write_mb_s.get()
+        ),
+        format!(
+            "  media       {} channels of {} MB/s, {} dies; {}k pages, read in {}; {}k programmed \
+             in {}",
             media.channels.get(),
             media.channel_mb_s.get(),
             profile.dies(),
@@ -183,7 +212,8 @@ fn describe(profile: &Profile) -> String {
     ];
     if let Some(garbage) = &profile.garbage {
         let spare = garbage.over_provisioning.get() * 100.0;
-        lines.push(format!("  garbage     {spare:.1} % spare, an erase {}", time(garbage.erase_us)));
+        lines
+            .push(format!("  garbage     {spare:.1} % spare, an erase {}", time(garbage.erase_us)));
     }
     if let Some(slc) = &profile.slc {
         let (size, program) = (slc.size_gb.get(), time(slc.program_us));
@@ -201,7 +231,11 @@ fn points_table(points: &[Comparison<'_>]) -> String {
             (_, Some(_)) => show_duration(value * 1e3),
             _ => show_bandwidth(value * 1e6),
         };
-        let known = [point.iops, point.latency_us, point.mb_s].into_iter().flatten().next().unwrap_or(f64::NAN);
+        let known = [point.iops, point.latency_us, point.mb_s]
+            .into_iter()
+            .flatten()
+            .next()
+            .unwrap_or(f64::NAN);
         let load = match point.load {
             Load::RandomRead => "random read",
             Load::RandomWrite => "random write",

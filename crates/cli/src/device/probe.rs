@@ -1,9 +1,9 @@
 //! `fairq device probe`: what a real file or disk is like, as a profile.
 //!
-//! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; likewise writes where it may
-//! write: into a scratch file if a directory is given, or over what is there with `--overwrite`. The scratch file has
-//! no name, so that nothing is left behind whichever way the program ends. From these points a
-//! [profile](fairq_device::derive) is derived.
+//! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; likewise
+//! writes where it may write: into a scratch file if a directory is given, or over what is there
+//! with `--overwrite`. The scratch file has no name, so that nothing is left behind whichever way
+//! the program ends. From these points a [profile](fairq_device::derive) is derived.
 
 use std::fs::File;
 use std::io::Write;
@@ -42,7 +42,10 @@ const SMALLEST: u64 = 1 << 20;
 /// Measures and derives.
 pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     if args.seconds.0 < 10_000_000 {
-        return Err(Refusal::new("seconds: less than 10 ms a point says nothing: write --seconds 1, say").into());
+        return Err(Refusal::new(
+            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+        )
+        .into());
     }
     let place = Place::open(&args)?;
     let output = Output::open_if_named(args.output.as_deref())?;
@@ -55,7 +58,11 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let device = config.open(Vec::new())?;
     let capacity = device.info().sizes.first().copied().unwrap_or(0);
     if capacity < SMALLEST {
-        let text = format!("{}: has {}: less than 1M says nothing", args.path.display(), exact_size(capacity));
+        let text = format!(
+            "{}: has {}: less than 1M says nothing",
+            args.path.display(),
+            exact_size(capacity)
+        );
         return Err(Refusal::new(text).into());
     }
     let Nanos(ns) = args.seconds;
@@ -87,16 +94,21 @@ fn report(args: &ProbeArgs, place: &Place, derived: &Derived) -> anyhow::Result<
         return write_out(&serde_json::to_string_pretty(&object)?);
     }
     let mut text = points_table(&points);
-    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be told from outside and \
-             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, protection against power loss.\n\
-             (WRR: the kernel's driver does not use it, and a block device shows neither classes nor whether the controller \
+    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be \
+     told from outside and \
+             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, \
+             protection against power loss.\n\
+             (WRR: the kernel's driver does not use it, and a block device shows neither classes \
+             nor whether the controller \
              offers any.)\n";
     if !place.may_write {
-        text += "Writes were not measured and are taken to be like reads: give a directory for a scratch file, or \
+        text += "Writes were not measured and are taken to be like reads: give a directory for a \
+         scratch file, or \
                  --overwrite\nif what is there may be lost.\n";
     }
     if place.has_holes {
-        text += "Parts of this file were never written: reading those does not reach the disk, so the figures are too good.\n";
+        text += "Parts of this file were never written: reading those does not reach the disk, so \
+         the figures are too good.\n";
     }
     text += &match &args.output {
         Some(path) => format!("\nWritten to {0}: fairq device show {0}", path.display()),
@@ -118,13 +130,22 @@ struct Place {
 impl Place {
     fn open(args: &ProbeArgs) -> anyhow::Result<Place> {
         let path = &args.path;
-        let about = std::fs::metadata(path).map_err(|error| Refusal::new(format!("{}: {error}", path.display())))?;
+        let about = std::fs::metadata(path)
+            .map_err(|error| Refusal::new(format!("{}: {error}", path.display())))?;
         if !about.is_dir() {
             if args.size.is_some() {
-                return Err(Refusal::new("size: is for the scratch file in a directory: leave it out").into());
+                return Err(Refusal::new(
+                    "size: is for the scratch file in a directory: leave it out",
+                )
+                .into());
             }
             let has_holes = about.is_file() && about.blocks() * 512 < about.len();
-            return Ok(Place { path: path.clone(), may_write: args.overwrite, has_holes, _scratch: None });
+            return Ok(Place {
+                path: path.clone(),
+                may_write: args.overwrite,
+                has_holes,
+                _scratch: None,
+            });
         }
         let Size(size) = args.size.unwrap_or(Size(1 << 30));
         let scratch = scratch(path, size, args.json)?;
@@ -135,12 +156,17 @@ impl Place {
 
 /// A file without a name, full of what cannot be compressed.
 fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> {
-    let context = || format!("cannot make a scratch file of {} in {}", exact_size(size), directory.display());
+    let context =
+        || format!("cannot make a scratch file of {} in {}", exact_size(size), directory.display());
     let mut file = tempfile::tempfile_in(directory).with_context(context)?;
     let mut random = rand::rngs::SmallRng::seed_from_u64(1);
     let mut piece = vec![0; PIECE];
     if !is_quiet {
-        write_out(&format!("writing a scratch file of {} in {}", exact_size(size), directory.display()))?;
+        write_out(&format!(
+            "writing a scratch file of {} in {}",
+            exact_size(size),
+            directory.display()
+        ))?;
     }
     let mut left = size;
     while left > 0 {
@@ -183,20 +209,29 @@ impl Gauge {
         points.push(self.point(sequential, bytes, depth.min(most))?);
         // Depth 1 tells the latency, the others how the rate grows.
         points.push(self.point(random, 4096, 1)?);
-        for depth in std::iter::successors(Some(2u32), |depth| depth.checked_mul(2)).take_while(|&depth| depth <= most)
+        for depth in std::iter::successors(Some(2u32), |depth| depth.checked_mul(2))
+            .take_while(|&depth| depth <= most)
         {
             points.push(self.point(random, 4096, depth)?);
         }
         Ok(())
     }
 
-    /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that they are one stream.
+    /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that
+    /// they are one stream.
     fn point(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Point> {
         let jobs = if pattern.is_random() { self.shards.min(depth) } else { 1 };
         let part = |index: u32| depth / jobs + u32::from(index < depth % jobs);
         let job = |index: u32| {
             let (bs, depth) = (Some(Size(bytes)), Some(Number(part(index).into())));
-            JobTable { name: format!("p{index}"), bs, depth, rw: Some(pattern), ..JobTable::default() }.complete()
+            JobTable {
+                name: format!("p{index}"),
+                bs,
+                depth,
+                rw: Some(pattern),
+                ..JobTable::default()
+            }
+            .complete()
         };
         let jobs: Vec<Job> = (0..jobs).map(job).collect::<Result<_, Refusal>>()?;
         let label = format!("{} {} × {depth}", load_of(pattern).1, exact_size(bytes));
@@ -204,8 +239,14 @@ impl Gauge {
         let mut all = TenantStats::default();
         measured.tenants.iter().for_each(|tenant| all.add(tenant));
         let failed = all.errors;
-        anyhow::ensure!(failed == 0, "{label}: the device failed {failed} requests: see the kernel's log");
-        anyhow::ensure!(all.operations() > 0, "{label}: nothing completed: give each point more --seconds");
+        anyhow::ensure!(
+            failed == 0,
+            "{label}: the device failed {failed} requests: see the kernel's log"
+        );
+        anyhow::ensure!(
+            all.operations() > 0,
+            "{label}: nothing completed: give each point more --seconds"
+        );
         let seconds = measured.elapsed.as_secs_f64();
         let (iops, mb_s) = (all.operations() as f64 / seconds, all.bytes() as f64 / seconds / 1e6);
         let point = Point {

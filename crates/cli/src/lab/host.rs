@@ -1,6 +1,6 @@
-//! `[host]` of a scenario: a machine whose CPUs take time. It begins as one of the papers' machines, or as the first of them, and
-//! what is said beside that wins. What each number means and where those of the papers' machines come from is in
-//! `fairq_sim::host`.
+//! `[host]` of a scenario: a machine whose CPUs take time. It begins as one of the papers'
+//! machines, or as the first of them, and what is said beside that wins. What each number means and
+//! where those of the papers' machines come from is in `fairq_sim::host`.
 
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
 use fairq_sim::{Host, Machine};
@@ -44,7 +44,8 @@ struct CyclesTable {
 }
 
 impl HostTable {
-    /// The host for so many ports, each a hardware thread of its own; what is wrong, and how to mend it, if there can be none.
+    /// The host for so many ports, each a hardware thread of its own; what is wrong, and how to
+    /// mend it, if there can be none.
     pub(super) fn complete(self, ports: usize) -> Result<Host, String> {
         let machine = self.machine()?;
         machine.check()?;
@@ -52,7 +53,8 @@ impl HostTable {
         if ports > threads {
             let Machine { sockets, cores, threads: each, .. } = machine;
             return Err(format!(
-                "{ports} cores with a queue each, but sockets {sockets} x cores {cores} x threads {each} = {threads} hardware \
+                "{ports} cores with a queue each, but sockets {sockets} x cores {cores} x threads \
+                 {each} = {threads} hardware \
                  threads: say cores = {threads} or less above, or give the host more"
             ));
         }
@@ -69,15 +71,32 @@ impl HostTable {
             Some(name) => chosen(&BlockLayer::ALL, "kernel", name)?,
         };
         let ns = |said: Option<Nanos>, usual: u64| said.map_or(usual, |Nanos(ns)| ns);
-        let CyclesTable { submit, stage, issue, interrupt, complete, reap, verb, send, load, store, atomic } =
-            self.cycles;
+        let CyclesTable {
+            submit,
+            stage,
+            issue,
+            interrupt,
+            complete,
+            reap,
+            verb,
+            send,
+            load,
+            store,
+            atomic,
+        } = self.cycles;
         Ok(Machine {
             sockets: self.sockets.unwrap_or(usual.sockets),
             cores: self.cores.unwrap_or(usual.cores),
             threads: self.threads.unwrap_or(usual.threads),
             mhz: self.mhz.unwrap_or(usual.mhz),
-            lines: Ways { near_ns: ns(self.line, usual.lines.near_ns), far_ns: ns(self.far_line, usual.lines.far_ns) },
-            wakes: Ways { near_ns: ns(self.wake, usual.wakes.near_ns), far_ns: ns(self.far_wake, usual.wakes.far_ns) },
+            lines: Ways {
+                near_ns: ns(self.line, usual.lines.near_ns),
+                far_ns: ns(self.far_line, usual.lines.far_ns),
+            },
+            wakes: Ways {
+                near_ns: ns(self.wake, usual.wakes.near_ns),
+                far_ns: ns(self.far_wake, usual.wakes.far_ns),
+            },
             layer: BlockLayer {
                 submit: submit.unwrap_or(layer.submit),
                 stage: stage.unwrap_or(layer.stage),
@@ -93,7 +112,9 @@ impl HostTable {
                 verb: verb.unwrap_or(usual.cycles.verb),
                 send: send.unwrap_or(usual.cycles.send),
             },
-            shared_percent: self.shared.map_or(usual.shared_percent, |Factor(hundredths)| hundredths.into()),
+            shared_percent: self
+                .shared
+                .map_or(usual.shared_percent, |Factor(hundredths)| hundredths.into()),
         })
     }
 }
@@ -119,7 +140,8 @@ mod tests {
     fn what_is_said_wins_over_what_the_machine_has() {
         let usual = host("", 8).unwrap().machine;
         assert_eq!(usual, Machine::GOLD_5112);
-        let text = "like = \"e5-2630-v3\"\nmhz = 3000\nfar-line = \"200ns\"\nkernel = \"low-latency\"\nshared = 1.5\n\
+        let text = "like = \"e5-2630-v3\"\nmhz = 3000\nfar-line = \"200ns\"\nkernel = \
+         \"low-latency\"\nshared = 1.5\n\
                     cycles = { submit = 7, atomic = 20 }";
         let said = host(text, 32).unwrap().machine;
         assert_eq!((said.mhz, said.shared_percent, said.all_threads()), (3000, 150, 32));
@@ -133,20 +155,33 @@ mod tests {
         let error = |text: &str, ports| host(text, ports).unwrap_err();
         assert_eq!(
             error("sockets = 2\ncores = 8\nthreads = 2", 33),
-            "33 cores with a queue each, but sockets 2 x cores 8 x threads 2 = 32 hardware threads: say cores = 32 or less \
+            "33 cores with a queue each, but sockets 2 x cores 8 x threads 2 = 32 hardware \
+             threads: say cores = 32 or less \
              above, or give the host more"
         );
-        assert!(error("like = \"cray\"", 1).starts_with("like: nothing is called `cray`: there are gold-5112, "));
+        assert!(
+            error("like = \"cray\"", 1)
+                .starts_with("like: nothing is called `cray`: there are gold-5112, ")
+        );
         assert_eq!(
             error("kernel = \"bsd\"", 1),
             "kernel: nothing is called `bsd`: there are linux-5, linux-4.15, low-latency"
         );
         assert_eq!(error("sockets = 0", 1), "sockets, cores and threads must be above 0");
         assert_eq!(error("mhz = 0", 1), "a clock of 0 MHz: there must be 1 to 100000");
-        assert!(error("line = \"200ns\"", 1).starts_with("a line takes 200 ns within a socket and 136 ns to another"));
+        assert!(
+            error("line = \"200ns\"", 1)
+                .starts_with("a line takes 200 ns within a socket and 136 ns to another")
+        );
         assert!(error("shared = 0.5", 1).starts_with("work takes 50 % of its time"));
-        assert!(error("cycles = { verb = 2000000000 }", 1).starts_with("no piece of work takes more than"));
-        assert!(error("cycles = { submit = 0, issue = 0, complete = 0, reap = 0 }", 1).contains("leave the host out"));
+        assert!(
+            error("cycles = { verb = 2000000000 }", 1)
+                .starts_with("no piece of work takes more than")
+        );
+        assert!(
+            error("cycles = { submit = 0, issue = 0, complete = 0, reap = 0 }", 1)
+                .contains("leave the host out")
+        );
         assert!(error("cycles = { sumbit = 1 }", 1).contains("unknown field `sumbit`"));
     }
 }

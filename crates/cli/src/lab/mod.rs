@@ -1,5 +1,5 @@
-//! `fairq lab`: the papers' claims as a table, as JSON and as a report, and scenarios of one's own. The experiments are in
-//! `fairq-sim`.
+//! `fairq lab`: the papers' claims as a table, as JSON and as a report, and scenarios of one's own.
+//! The experiments are in `fairq-sim`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,9 @@ fn is_file(name: &str) -> bool {
 
 fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
     if args.policy.is_some() {
-        return Err(Refusal::new("--policy is for scenario files: each claim has its policies").into());
+        return Err(
+            Refusal::new("--policy is for scenario files: each claim has its policies").into()
+        );
     }
     let rows = selected(args)?;
     let shard = args.shard.unwrap_or(Shard::WHOLE);
@@ -82,7 +84,11 @@ fn same(record: &Record, known: &Record) -> anyhow::Result<()> {
     if differences.is_empty() {
         return Ok(());
     }
-    Err(anyhow::anyhow!("{} differ from the record:\n{}", differences.len(), differences.join("\n")))
+    Err(anyhow::anyhow!(
+        "{} differ from the record:\n{}",
+        differences.len(),
+        differences.join("\n")
+    ))
 }
 
 /// The record in the folder of a report.
@@ -121,10 +127,12 @@ fn progress_bar() -> ProgressBar {
     // Before the first experiment is done nobody knows.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
-            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta()))).expect("it is text");
+            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))
+                .expect("it is text");
         }
     };
-    let style = ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
+    let style =
+        ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
     let style = style.with_key("left", left);
     let bar = ProgressBar::new(1).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(500));
@@ -149,7 +157,11 @@ fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::
 }
 
 fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
-    let parts = args.parts.iter().map(|path| Record::read(&file_of(path))).collect::<Result<Vec<_>, _>>()?;
+    let parts = args
+        .parts
+        .iter()
+        .map(|path| Record::read(&file_of(path)))
+        .collect::<Result<Vec<_>, _>>()?;
     let record = Record::merged(parts)?;
     tell(&record, args.json.as_deref(), args.output.as_deref())
 }
@@ -198,7 +210,9 @@ mod tests {
 
     #[test]
     fn claims_are_selected_once_and_unknown_ones_refused() {
-        let ids = |args: LabRunArgs| selected(&args).map(|rows| rows.iter().map(|row| row.id).collect::<Vec<_>>());
+        let ids = |args: LabRunArgs| {
+            selected(&args).map(|rows| rows.iter().map(|row| row.id).collect::<Vec<_>>())
+        };
         assert_eq!(ids(args(&["M-5c", "m-5c.1", "D-3.1"], None)).unwrap(), ["D-3.1", "M-5c.1"]);
         assert!(ids(args(&[], Some("mqfq"))).unwrap().iter().all(|id| id.starts_with("M-")));
         assert_eq!(ids(args(&["all"], None)).unwrap().len(), ROWS.len());

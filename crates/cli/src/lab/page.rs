@@ -12,10 +12,12 @@ use super::text::{capitalised, markdown, said};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Writes `RESULTS.md` and, in the folder `results`, the page, the record, and each figure with its data.
+/// Writes `RESULTS.md` and, in the folder `results`, the page, the record, and each figure with its
+/// data.
 pub(super) fn write(record: &Record, command: &str, into: &Path) -> anyhow::Result<()> {
     let folder = into.join("results");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot make {}", folder.display()))?;
     let put = |name: &Path, text: &str| {
         std::fs::write(name, text).with_context(|| format!("cannot write {}", name.display()))
     };
@@ -45,12 +47,15 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                 header {
                     h1 { "What the papers claim, and what came out" }
                     p.lead {
-                        "Four papers on sharing fast storage, claim by claim: what they say, what fairq's schedulers do on "
-                        "models of the papers' devices in virtual time, and whether it holds. What counts as the same "
+                        "Four papers on sharing fast storage, claim by claim: what they say, what \
+                         fairq's schedulers do on "
+                        "models of the papers' devices in virtual time, and whether it holds. What \
+                         counts as the same "
                         "stands beside each claim."
                     }
                     (overview(record))
-                    p.made { "Made by " code { (command) } ", which gives the same bytes on any machine." }
+                    p.made { "Made by " code { (command) } ", which gives the same bytes on any \
+                     machine." }
                 }
                 nav {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
@@ -81,22 +86,28 @@ fn overview(record: &Record) -> Markup {
                 }
             }
             span.name {}
-            span.key { span.yes { "holds" } span.no { "does not hold" } span.open { "cannot be said here" } }
+            span.key { span.yes { "holds" } span.no { "does not \
+             hold" } span.open { "cannot be said here" } }
         }
     }
 }
 
 fn section(record: &Record, paper: Paper, drawn: &[(&Figure, String)]) -> Markup {
     // Figures and tables are named after the first letter of their paper's claims.
-    let claims: Vec<&Claim> = record.claims.iter().filter(|claim| claim.paper == paper.name()).collect();
-    let letter = claims.first().and_then(|claim| claim.id.chars().next()).map(|letter| letter.to_ascii_lowercase());
+    let claims: Vec<&Claim> =
+        record.claims.iter().filter(|claim| claim.paper == paper.name()).collect();
+    let letter = claims
+        .first()
+        .and_then(|claim| claim.id.chars().next())
+        .map(|letter| letter.to_ascii_lowercase());
     let mine = |id: &str| id.chars().next() == letter;
     html! {
         section id=(paper.name()) {
             h2 { (paper.title()) }
             div.wide {
                 table {
-                    thead { tr { th { "claim" } th { "paper’s value" } th { "ours" } th {} th { "note" } } }
+                    thead { tr { th { "claim" } th { "paper’s \
+                     value" } th { "ours" } th {} th { "note" } } }
                     tbody { @for claim in claims { (row(claim)) } }
                 }
             }
@@ -160,7 +171,10 @@ mod tests {
         let record = Record { seed: 1, claims: vec![claim], ..Record::default() };
         let page = page(&record, "fairq lab run all", &[]).into_string();
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
-        assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("src="), "{page}");
+        assert!(
+            !page.contains("http://") && !page.contains("https://") && !page.contains("src="),
+            "{page}"
+        );
     }
 
     #[test]
@@ -169,6 +183,9 @@ mod tests {
         let record = Record { seed: 7, ..Record::default() };
         write(&record, "fairq lab run all --seed 7", folder.path()).unwrap();
         assert_eq!(Record::read(&folder.path().join("results/lab.json")).unwrap(), record);
-        assert!(folder.path().join("results/report.html").exists() && folder.path().join("RESULTS.md").exists());
+        assert!(
+            folder.path().join("results/report.html").exists()
+                && folder.path().join("RESULTS.md").exists()
+        );
     }
 }

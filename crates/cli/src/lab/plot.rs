@@ -42,7 +42,8 @@ pub(super) fn svg(figure: &Figure) -> anyhow::Result<String> {
 /// The least and the most of what is to be shown, not the same.
 fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
     let shown = values.filter(|value| value.is_finite() && (!is_log || *value > 0.0));
-    let (least, most) = shown.fold((f64::MAX, f64::MIN), |(least, most), value| (least.min(value), most.max(value)));
+    let (least, most) = shown
+        .fold((f64::MAX, f64::MIN), |(least, most), value| (least.min(value), most.max(value)));
     match (least <= most, is_log) {
         (false, _) => (1.0, 10.0),
         (true, true) => (least / 1.2, most * 1.2),
@@ -69,17 +70,21 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     // Four kinds of coordinates are four types.
     match (figure.x.log, figure.y.log) {
         (false, false) => {
-            let mut chart = builder.build_cartesian_2d(left..right, bottom..top).map_err(|error| said(&error))?;
+            let mut chart = builder
+                .build_cartesian_2d(left..right, bottom..top)
+                .map_err(|error| said(&error))?;
             fill(figure, area, &mut chart, bottom)
         }
         (true, false) => {
             let x = (left..right).log_scale();
-            let mut chart = builder.build_cartesian_2d(x, bottom..top).map_err(|error| said(&error))?;
+            let mut chart =
+                builder.build_cartesian_2d(x, bottom..top).map_err(|error| said(&error))?;
             fill(figure, area, &mut chart, bottom)
         }
         (false, true) => {
             let y = (bottom..top).log_scale();
-            let mut chart = builder.build_cartesian_2d(left..right, y).map_err(|error| said(&error))?;
+            let mut chart =
+                builder.build_cartesian_2d(left..right, y).map_err(|error| said(&error))?;
             fill(figure, area, &mut chart, bottom)
         }
         (true, true) => {
@@ -110,7 +115,10 @@ where
     let font = ("sans-serif", 13).into_font().color(&INK);
     let is_bars = !figure.groups.is_empty();
     let mut mesh: MeshStyle<'_, '_, X, Y, SVGBackend<'_>> = chart.configure_mesh();
-    mesh.axis_style(INK).light_line_style(WHITE.mix(0.0)).bold_line_style(GRID).label_style(font.clone());
+    mesh.axis_style(INK)
+        .light_line_style(WHITE.mix(0.0))
+        .bold_line_style(GRID)
+        .label_style(font.clone());
     mesh.x_desc(figure.x.label.as_str()).y_desc(figure.y.label.as_str());
     mesh.x_label_formatter(&number).y_label_formatter(&number).y_labels(6).x_labels(8);
     if is_bars {
@@ -120,9 +128,14 @@ where
     let lines = figure.lines.len();
     for (index, line) in figure.lines.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        let key = move |(x, y): (i32, i32)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], colour.filled());
+        let key = move |(x, y): (i32, i32)| {
+            Rectangle::new([(x, y - 4), (x + 14, y + 4)], colour.filled())
+        };
         let shown = line.points.iter().copied().filter(|(x, y)| {
-            x.is_finite() && y.is_finite() && (!figure.x.log || *x > 0.0) && (!figure.y.log || *y > 0.0)
+            x.is_finite()
+                && y.is_finite()
+                && (!figure.x.log || *x > 0.0)
+                && (!figure.y.log || *y > 0.0)
         });
         let drawn = if is_bars {
             let width = 0.8 / lines as f64;
@@ -185,7 +198,10 @@ mod tests {
 
     fn figure(log: bool, groups: &[&str]) -> Figure {
         let axis = |label: &str| Axis { label: label.into(), log };
-        let line = |name: &str| Line { name: name.into(), points: vec![(0.0, 0.0), (1.0, 3.0), (10.0, f64::NAN)] };
+        let line = |name: &str| Line {
+            name: name.into(),
+            points: vec![(0.0, 0.0), (1.0, 3.0), (10.0, f64::NAN)],
+        };
         Figure {
             id: "f".into(),
             title: "t".into(),
@@ -202,7 +218,10 @@ mod tests {
             let svg = svg(&figure).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
             assert!(svg.contains("left &lt; right") || !figure.groups.is_empty(), "{svg}");
-            assert!(svg.contains("one &amp; only") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            assert!(
+                svg.contains("one &amp; only") && !svg.contains("NaN") && !svg.contains("inf"),
+                "{svg}"
+            );
         }
     }
 

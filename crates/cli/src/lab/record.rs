@@ -1,7 +1,7 @@
 //! What came out, as it is kept: claims, figures and tables, and the seed that gives them again.
 //!
-//! `--json` prints the claims alone. The record has everything that a report needs, so that the parts of a sweep spread over
-//! many machines can be put together without running anything again.
+//! `--json` prints the claims alone. The record has everything that a report needs, so that the
+//! parts of a sweep spread over many machines can be put together without running anything again.
 
 use std::path::Path;
 
@@ -100,36 +100,48 @@ impl Record {
     pub(super) fn read(path: &Path) -> Result<Record, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
         let what = "it has to be a folder that --output made";
-        let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("cannot be read: {error}: {what}")))?;
-        let record: Record = serde_json::from_str(&text).map_err(|error| refuse(format!("{error}: {what}")))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| refuse(format!("cannot be read: {error}: {what}")))?;
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| refuse(format!("{error}: {what}")))?;
         match record.claims.iter().find(|claim| claim.row().is_none()) {
-            Some(claim) => Err(refuse(format!("no claim is called `{}`: was it made by another version?", claim.id))),
+            Some(claim) => Err(refuse(format!(
+                "no claim is called `{}`: was it made by another version?",
+                claim.id
+            ))),
             None => Ok(record),
         }
     }
 
-    /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come out alike.
+    /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come
+    /// out alike.
     pub(super) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
-        let (seed, asked) = parts.first().map_or_else(Default::default, |part| (part.seed, part.asked.clone()));
+        let (seed, asked) =
+            parts.first().map_or_else(Default::default, |part| (part.seed, part.asked.clone()));
         let mut all = Record { seed, asked, ..Record::default() };
         complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
                 return Err(Refusal::new(format!(
-                    "a part was run with seed {}, another with {}: parts belong together only if their seeds are the same",
+                    "a part was run with seed {}, another with {}: parts belong together only if \
+                     their seeds are the same",
                     all.seed, part.seed
                 )));
             }
             if part.asked != all.asked {
                 return Err(Refusal::new(format!(
-                    "a part is of `fairq lab run {}`, another of `fairq lab run {}`: parts belong together only if the same was asked for",
+                    "a part is of `fairq lab run {}`, another of `fairq lab run {}`: parts belong \
+                     together only if the same was asked for",
                     all.asked, part.asked
                 )));
             }
             for claim in part.claims {
                 match all.claims.iter().find(|known| known.id == claim.id) {
                     Some(known) if *known != claim => {
-                        return Err(Refusal::new(format!("claim {} came out differently in two parts", claim.id)));
+                        return Err(Refusal::new(format!(
+                            "claim {} came out differently in two parts",
+                            claim.id
+                        )));
                     }
                     Some(_) => {}
                     None => all.claims.push(claim),
@@ -176,13 +188,17 @@ impl Record {
     /// How many of a paper's claims hold, do not, and cannot be said.
     pub(super) fn counts(&self, papers: &[lab::Paper]) -> [usize; 3] {
         let mine = |claim: &&Claim| papers.iter().any(|paper| paper.name() == claim.paper);
-        let count = |holds| self.claims.iter().filter(mine).filter(|claim| claim.holds == holds).count();
+        let count =
+            |holds| self.claims.iter().filter(mine).filter(|claim| claim.holds == holds).count();
         [count(Some(true)), count(Some(false)), count(None)]
     }
 
     /// The distribution of outcomes, over the papers.
     pub(super) fn summary(&self) -> String {
-        let papers = lab::Paper::ALL.into_iter().filter(|paper| *paper != lab::Paper::Beyond).collect::<Vec<_>>();
+        let papers = lab::Paper::ALL
+            .into_iter()
+            .filter(|paper| *paper != lab::Paper::Beyond)
+            .collect::<Vec<_>>();
         let [hold, fail, open] = self.counts(&papers);
         let all = hold + fail + open;
         format!("of {all} claims {hold} hold, {fail} do not, {open} cannot be said here")
@@ -200,8 +216,16 @@ fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
     for number in 1..=of {
         match parts.iter().filter(|part| part.0 == number).count() {
             1 => {}
-            0 => return Err(Refusal::new(format!("part {number}/{of} is missing: run it with --shard {number}/{of}"))),
-            _ => return Err(Refusal::new(format!("part {number}/{of} is there twice: give each once"))),
+            0 => {
+                return Err(Refusal::new(format!(
+                    "part {number}/{of} is missing: run it with --shard {number}/{of}"
+                )));
+            }
+            _ => {
+                return Err(Refusal::new(format!(
+                    "part {number}/{of} is there twice: give each once"
+                )));
+            }
         }
     }
     Ok(())
@@ -231,7 +255,8 @@ impl Claim {
 impl From<lab::Finding> for Claim {
     fn from(finding: lab::Finding) -> Claim {
         let lab::Finding { row, measured, holds, note } = finding;
-        let [id, paper, claim, expected] = [row.id, row.paper.name(), row.claim, row.expected].map(str::to_owned);
+        let [id, paper, claim, expected] =
+            [row.id, row.paper.name(), row.claim, row.expected].map(str::to_owned);
         Claim { id, paper, claim, expected, measured, holds, note }
     }
 }
@@ -250,7 +275,10 @@ impl From<lab::Figure> for Figure {
         };
         let line = |line: lab::Line| {
             let points = line.points.into_iter().filter(|(x, y)| x.is_finite() && y.is_finite());
-            Line { name: line.name, points: points.map(|(x, y)| (rounded(x), rounded(y))).collect() }
+            Line {
+                name: line.name,
+                points: points.map(|(x, y)| (rounded(x), rounded(y))).collect(),
+            }
         };
         Figure {
             id: figure.id.to_owned(),
@@ -263,14 +291,20 @@ impl From<lab::Figure> for Figure {
     }
 }
 
-/// Seven digits: more than any figure shows, and few enough to be read back exactly as they were written.
+/// Seven digits: more than any figure shows, and few enough to be read back exactly as they were
+/// written.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }
 
 impl From<lab::Table> for Table {
     fn from(table: lab::Table) -> Table {
-        Table { id: table.id.to_owned(), title: table.title, header: table.header, rows: table.rows }
+        Table {
+            id: table.id.to_owned(),
+            title: table.title,
+            header: table.header,
+            rows: table.rows,
+        }
     }
 }
 
@@ -278,13 +312,21 @@ impl Figure {
     /// As comma-separated values, a line for each point.
     pub(super) fn csv(&self) -> String {
         let quoted = |text: &str| {
-            if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
+            if text.contains([',', '"']) {
+                format!("\"{}\"", text.replace('"', "\"\""))
+            } else {
+                text.into()
+            }
         };
         let or = |text: &str, usual: &str| quoted(if text.is_empty() { usual } else { text });
-        let mut csv = format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));
+        let mut csv =
+            format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));
         for line in &self.lines {
             for &(x, y) in &line.points {
-                let x = self.groups.get(x as usize).map_or_else(|| x.to_string(), |group| quoted(group));
+                let x = self
+                    .groups
+                    .get(x as usize)
+                    .map_or_else(|| x.to_string(), |group| quoted(group));
                 csv.push_str(&format!("{},{x},{y}\n", quoted(&line.name)));
             }
         }
@@ -311,8 +353,12 @@ mod tests {
 
     #[test]
     fn parts_make_a_whole_in_the_catalogues_order() {
-        let whole = Record::merged(vec![record(1, &["M-T2"]), record(1, &["M-T1", "M-T2"])]).unwrap();
-        assert_eq!(whole.claims.iter().map(|claim| claim.id.as_str()).collect::<Vec<_>>(), ["M-T1", "M-T2"]);
+        let whole =
+            Record::merged(vec![record(1, &["M-T2"]), record(1, &["M-T1", "M-T2"])]).unwrap();
+        assert_eq!(
+            whole.claims.iter().map(|claim| claim.id.as_str()).collect::<Vec<_>>(),
+            ["M-T1", "M-T2"]
+        );
         assert_eq!(whole.summary(), "of 2 claims 2 hold, 0 do not, 0 cannot be said here");
     }
 
@@ -332,13 +378,20 @@ mod tests {
     #[test]
     fn each_part_must_be_there_once() {
         let parts = |parts: &[(usize, usize)]| {
-            let part = |&part| Record { part: Some(part), asked: "all".into(), ..record(1, &["M-T1"]) };
+            let part =
+                |&part| Record { part: Some(part), asked: "all".into(), ..record(1, &["M-T1"]) };
             Record::merged(parts.iter().map(part).collect()).map_err(|refusal| refusal.to_string())
         };
         let whole = parts(&[(2, 3), (3, 3), (1, 3)]).unwrap();
         assert_eq!((whole.part, whole.asked.as_str()), (None, "all"));
-        assert_eq!(parts(&[(1, 3), (3, 3)]).unwrap_err(), "part 2/3 is missing: run it with --shard 2/3");
-        assert_eq!(parts(&[(1, 2), (1, 2)]).unwrap_err(), "part 1/2 is there twice: give each once");
+        assert_eq!(
+            parts(&[(1, 3), (3, 3)]).unwrap_err(),
+            "part 2/3 is missing: run it with --shard 2/3"
+        );
+        assert_eq!(
+            parts(&[(1, 2), (1, 2)]).unwrap_err(),
+            "part 1/2 is there twice: give each once"
+        );
         assert!(parts(&[(1, 2), (2, 3)]).unwrap_err().contains("one of 2, another one of 3"));
     }
 

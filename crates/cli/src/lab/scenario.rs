@@ -1,8 +1,10 @@
-//! Scenarios of one's own: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has every key.
+//! Scenarios of one's own: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has
+//! every key.
 //!
-//! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job files. What is more is what
-//! only a simulation can have: a device by its profile, as many cores as there are submission queues, bursts, lives,
-//! weights that change, traces, applications by name, errors and stalls.
+//! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
+//! files. What is more is what only a simulation can have: a device by its profile, as many cores
+//! as there are submission queues, bursts, lives, weights that change, traces, applications by
+//! name, errors and stalls.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -108,12 +110,16 @@ struct TenantTable {
 /// Runs scenario files under policies, one after the other.
 pub(super) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
     if let Some(id) = args.ids.iter().find(|id| !super::is_file(id)) {
-        return Err(
-            Refusal::new(format!("`{id}` is a claim and others are files: run them one after the other")).into()
-        );
+        return Err(Refusal::new(format!(
+            "`{id}` is a claim and others are files: run them one after the other"
+        ))
+        .into());
     }
     if args.shard.is_some() || args.output.is_some() || args.against.is_some() {
-        return Err(Refusal::new("--shard, --output and --against are for claims, not for scenario files").into());
+        return Err(Refusal::new(
+            "--shard, --output and --against are for claims, not for scenario files",
+        )
+        .into());
     }
     let Policies(policies) = args.policy.clone().unwrap_or_else(Policies::usual);
     let mut texts = Vec::new();
@@ -151,7 +157,8 @@ impl WithPolicy for Simulate<'_> {
     where
         L::Port: 'static,
     {
-        // What holds for every policy: nothing is lost, nobody starves, a device with room has what it was sent.
+        // What holds for every policy: nothing is lost, nobody starves, a device with room has what
+        // it was sent.
         let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
         simulate(self.0, policy, ports, check::all(self.0, &promise))
     }
@@ -159,11 +166,18 @@ impl WithPolicy for Simulate<'_> {
 
 fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
     let slots = scenario.profile.host.window.get();
-    let shape = Shape { topology: scenario.topology(), flows: scenario.flows(), tags: scenario.tags(), slots };
+    let shape = Shape {
+        topology: scenario.topology(),
+        flows: scenario.flows(),
+        tags: scenario.tags(),
+        slots,
+    };
     let name = describe_policy(&policy, slots);
     let run = match &scenario.host {
         None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),
-        Some(host) => on_host(host, || with_policy::<Traced, _>(&policy, shape, Simulate(scenario))),
+        Some(host) => {
+            on_host(host, || with_policy::<Traced, _>(&policy, shape, Simulate(scenario)))
+        }
     }?;
     if let Some(violation) = run.violation {
         return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
@@ -192,7 +206,8 @@ fn load(path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
 fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
     let shown = path.display().to_string();
     let folder = path.parent().unwrap_or(Path::new(""));
-    let table: ScenarioTable = toml::from_str(text).map_err(|error| misread(text, &shown, &error))?;
+    let table: ScenarioTable =
+        toml::from_str(text).map_err(|error| misread(text, &shown, &error))?;
     let refuse = |what: String| Refusal::new(format!("{shown}: {what}"));
     let profile = load_profile(&table.device)?;
     let cores = table.cores.unwrap_or(8);
@@ -213,7 +228,9 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
         tenants.extend(fio.jobs.iter().map(|job| from_fio(job, &mut free)));
     }
     if tenants.is_empty() {
-        return Err(refuse("nobody asks for anything: give it a [[tenant]], or a fio job file".into()));
+        return Err(refuse(
+            "nobody asks for anything: give it a [[tenant]], or a fio job file".into(),
+        ));
     }
     let Nanos(duration_ns) = table.duration;
     let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
@@ -228,7 +245,10 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
         let (line, _) = line_and_column(text, spanned.span().start);
         let told = |what: String| Refusal::new(format!("{shown}:{line}: host: {what}"));
         if table.wake.is_some() {
-            return Err(told("it says itself how long wake-ups take (wake and far-wake): leave wake out above".into()));
+            return Err(told(
+                "it says itself how long wake-ups take (wake and far-wake): leave wake out above"
+                    .into(),
+            ));
         }
         scenario.host = Some(spanned.into_inner().complete(cores as usize).map_err(told)?);
     }
@@ -252,7 +272,9 @@ fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
         read_percent: u32::from(job.read_percent),
         access: if job.random { Access::Random } else { Access::Sequential },
         think_ns: job.think_ns,
-        interval_ns: job.rate.map_or(0, |rate| interval_ns(threads.len(), u64::from(job.block), rate)),
+        interval_ns: job
+            .rate
+            .map_or(0, |rate| interval_ns(threads.len(), u64::from(job.block), rate)),
         ..Load::random_read(job.block, u32::from(job.depth))
     };
     let mut tenant = Tenant::new(&job.name, job.weight.get(), threads, load);
@@ -260,17 +282,25 @@ fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
     tenant
 }
 
-/// How long each of so many threads waits from request to request, so that all together keep to a rate.
+/// How long each of so many threads waits from request to request, so that all together keep to a
+/// rate.
 fn interval_ns(threads: usize, bytes: u64, rate: u64) -> u64 {
     (threads as u64).saturating_mul(bytes).saturating_mul(1_000_000_000) / rate.max(1)
 }
 
 impl TenantTable {
-    fn complete(self, free: &mut impl Iterator<Item = usize>, folder: &Path) -> Result<Tenant, String> {
+    fn complete(
+        self,
+        free: &mut impl Iterator<Item = usize>,
+        folder: &Path,
+    ) -> Result<Tenant, String> {
         let (usual_threads, mut load) = match &self.like {
             None => (1, Load::random_read(4096, 32)),
             Some(name) => proxy::named(name).ok_or_else(|| {
-                format!("like: nothing is called `{name}`: there are {}", proxy::ALL.map(|proxy| proxy.0).join(", "))
+                format!(
+                    "like: nothing is called `{name}`: there are {}",
+                    proxy::ALL.map(|proxy| proxy.0).join(", ")
+                )
             })?,
         };
         if self.jobs.is_some() && self.cores.is_some() {
@@ -284,12 +314,15 @@ impl TenantTable {
             return Err("it has no thread: give it jobs or cores".into());
         }
         if let Some(sizes) = self.bs {
-            let bytes = |Size(bytes): Size| u32::try_from(bytes).map_err(|_| format!("bs {bytes} is too large"));
+            let bytes = |Size(bytes): Size| {
+                u32::try_from(bytes).map_err(|_| format!("bs {bytes} is too large"))
+            };
             load.sizes = match sizes {
                 Sizes::One(size) => vec![(bytes(size)?, 1)],
-                Sizes::Many(sizes) => {
-                    sizes.into_iter().map(|(size, often)| Ok((bytes(size)?, often))).collect::<Result<_, String>>()?
-                }
+                Sizes::Many(sizes) => sizes
+                    .into_iter()
+                    .map(|(size, often)| Ok((bytes(size)?, often)))
+                    .collect::<Result<_, String>>()?,
             };
         }
         load.depth = self.depth.unwrap_or(load.depth);
@@ -302,9 +335,16 @@ impl TenantTable {
             };
         }
         match (self.rwmix, self.rw) {
-            (Some(percent), _) if percent > 100 => return Err(format!("rwmix {percent} is more than 100 %")),
-            (Some(_), Some(Pattern::Read | Pattern::RandRead | Pattern::Write | Pattern::RandWrite)) => {
-                return Err("rwmix is for both reads and writes: say rw = \"rw\" or \"randrw\", too".into());
+            (Some(percent), _) if percent > 100 => {
+                return Err(format!("rwmix {percent} is more than 100 %"));
+            }
+            (
+                Some(_),
+                Some(Pattern::Read | Pattern::RandRead | Pattern::Write | Pattern::RandWrite),
+            ) => {
+                return Err(
+                    "rwmix is for both reads and writes: say rw = \"rw\" or \"randrw\", too".into(),
+                );
             }
             (Some(percent), _) => load.read_percent = percent,
             (None, _) => {}
@@ -315,26 +355,38 @@ impl TenantTable {
             (None, None) => load.burst,
             _ => return Err("bursts have an `on` and an `off`: give both".into()),
         };
-        let mean = load.sizes.iter().map(|&(bytes, often)| u64::from(bytes) * u64::from(often)).sum::<u64>()
+        let mean = load
+            .sizes
+            .iter()
+            .map(|&(bytes, often)| u64::from(bytes) * u64::from(often))
+            .sum::<u64>()
             / load.sizes.iter().map(|size| u64::from(size.1)).sum::<u64>().max(1);
         load.interval_ns = match (self.rate, self.iops) {
-            (Some(_), Some(_)) => return Err("rate and iops are two words for one limit: leave one out".into()),
-            (Some(Bandwidth(0)), _) | (_, Some(Count(0))) => return Err("a limit of 0 would do nothing".into()),
+            (Some(_), Some(_)) => {
+                return Err("rate and iops are two words for one limit: leave one out".into());
+            }
+            (Some(Bandwidth(0)), _) | (_, Some(Count(0))) => {
+                return Err("a limit of 0 would do nothing".into());
+            }
             (Some(Bandwidth(rate)), None) => interval_ns(threads.len(), mean, rate),
             (None, Some(Count(iops))) => interval_ns(threads.len(), 1, iops),
             (None, None) => load.interval_ns,
         };
         load.replay = replay(self.trace, self.format, self.volume, self.timing, folder)?;
-        let mut tenant = Tenant::new(&self.name, self.weight.unwrap_or_default().get(), threads, load);
+        let mut tenant =
+            Tenant::new(&self.name, self.weight.unwrap_or_default().get(), threads, load);
         tenant.lives = match (self.start, self.stop, self.lives) {
             (None, None, lives) if lives.is_empty() => tenant.lives,
-            (None, None, lives) => lives.into_iter().map(|(Nanos(from), Nanos(until))| (from, until)).collect(),
+            (None, None, lives) => {
+                lives.into_iter().map(|(Nanos(from), Nanos(until))| (from, until)).collect()
+            }
             (start, stop, lives) if lives.is_empty() => {
                 vec![(start.map_or(0, |Nanos(ns)| ns), stop.map_or(u64::MAX, |Nanos(ns)| ns))]
             }
             _ => return Err("start and stop are one life, lives are several: leave one out".into()),
         };
-        tenant.reweights = self.weights.into_iter().map(|(Nanos(at_ns), weight)| (at_ns, weight)).collect();
+        tenant.reweights =
+            self.weights.into_iter().map(|(Nanos(at_ns), weight)| (at_ns, weight)).collect();
         Ok(tenant)
     }
 }
@@ -355,8 +407,10 @@ fn replay(
     };
     let path = folder.join(path);
     let format = format.ok_or_else(|| format!("a trace needs its format: one of {}", formats()))?;
-    let known = Format::named(&format).ok_or_else(|| format!("format `{format}` is none of {}", formats()))?;
-    let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let known = Format::named(&format)
+        .ok_or_else(|| format!("format `{format}` is none of {}", formats()))?;
+    let file =
+        std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let trace = Trace::read(known, BufReader::new(file), volume.as_deref());
     let trace = trace.map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(Some(Replay { trace, keeps_time: timing == Some(Timing::Original) }))
@@ -375,10 +429,19 @@ mod tests {
     #[test]
     fn the_example_has_every_key_and_runs() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("volume.csv"), "419,R,8192,4096,100\n419,W,0,512,200\n").unwrap();
-        std::fs::write(folder.path().join("jobs.fio"), "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n").unwrap();
+        std::fs::write(folder.path().join("volume.csv"), "419,R,8192,4096,100\n419,W,0,512,200\n")
+            .unwrap();
+        std::fs::write(
+            folder.path().join("jobs.fio"),
+            "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n",
+        )
+        .unwrap();
         // Everything that is commented out, too.
-        let text = EXAMPLE.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
+        let text = EXAMPLE
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
+            .collect::<Vec<_>>()
+            .join("\n");
         let mut scenario = parse(&text, &folder.path().join("my.toml"), Some(7)).unwrap();
         assert_eq!(scenario.seed, 7, "what is said beside the file wins");
         let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
@@ -399,7 +462,8 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_their_line() {
         let error = |tenant: &str| {
-            read(&format!("device = \"z-ssd\"\nduration = \"1s\"\n\n[[tenant]]\n{tenant}\n")).unwrap_err()
+            read(&format!("device = \"z-ssd\"\nduration = \"1s\"\n\n[[tenant]]\n{tenant}\n"))
+                .unwrap_err()
         };
         let unknown = error("name = \"a\"\nbsize = \"4k\"");
         assert!(unknown.starts_with("my.toml:6:1: unknown key `bsize`"), "{unknown}");
@@ -413,22 +477,35 @@ mod tests {
         );
         assert_eq!(
             error("name = \"a\"\ntrace = \"t.csv\""),
-            "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, mqsim, blkparse, vscsi, fairq"
+            "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, \
+             mqsim, blkparse, vscsi, fairq"
         );
         assert_eq!(
             error("name = \"a\"\ndepth = 0"),
             "my.toml: tenant a: depth, sizes and how often they are chosen must be above 0"
         );
-        assert_eq!(error("name = \"a\"\ncores = [99]"), "my.toml: tenant a: a thread on port 99 of 8");
-        assert!(read("device = \"z-ssd\"\nduration = \"1s\"").unwrap_err().contains("nobody asks for anything"));
-        assert!(read("device = \"none\"\nduration = \"1s\"").unwrap_err().contains("no profile is called `none`"));
+        assert_eq!(
+            error("name = \"a\"\ncores = [99]"),
+            "my.toml: tenant a: a thread on port 99 of 8"
+        );
+        assert!(
+            read("device = \"z-ssd\"\nduration = \"1s\"")
+                .unwrap_err()
+                .contains("nobody asks for anything")
+        );
+        assert!(
+            read("device = \"none\"\nduration = \"1s\"")
+                .unwrap_err()
+                .contains("no profile is called `none`")
+        );
     }
 
     #[test]
     fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
         let text = |host: &str| {
             format!(
-                "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \"a\"\ndepth = 64\n"
+                "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \
+                 \"a\"\ndepth = 64\n"
             )
         };
         let run = |host: &str| {
@@ -442,10 +519,14 @@ mod tests {
         assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
         assert_eq!(
             read(&text("wake = \"1us\"\n[host]\n")).unwrap_err(),
-            "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave wake out above"
+            "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave \
+             wake out above"
         );
         let many = text("[host]\ncores = 1\nsockets = 0\n");
-        assert_eq!(read(&many).unwrap_err(), "my.toml:4: host: sockets, cores and threads must be above 0");
+        assert_eq!(
+            read(&many).unwrap_err(),
+            "my.toml:4: host: sockets, cores and threads must be above 0"
+        );
     }
 
     #[test]

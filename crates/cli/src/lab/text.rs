@@ -57,7 +57,11 @@ fn grid(table: &Table) -> String {
 /// The paper's value, and within what ours must be.
 pub(super) fn said(claim: &Claim) -> String {
     let within = claim.within();
-    if within.is_empty() { claim.expected.clone() } else { format!("{} ({within})", claim.expected) }
+    if within.is_empty() {
+        claim.expected.clone()
+    } else {
+        format!("{} ({within})", claim.expected)
+    }
 }
 
 pub(super) fn capitalised(text: &str) -> String {
@@ -69,14 +73,16 @@ pub(super) fn capitalised(text: &str) -> String {
 pub(super) fn markdown(record: &Record, command: &str) -> String {
     let mut text = format!(
         "# What the papers claim, and what came out\n\n\
-         Made by `{command}`; the same command gives the same bytes. Virtual time, models of the papers' devices, the \
+         Made by `{command}`; the same command gives the same bytes. Virtual time, models of the \
+         papers' devices, the \
          schedulers that fairq serves with. \
          [As a page with the figures](results/report.html).\n\n\
          {}.\n",
         capitalised(&record.summary())
     );
     for paper in Paper::ALL {
-        let claims: Vec<&Claim> = record.claims.iter().filter(|claim| claim.paper == paper.name()).collect();
+        let claims: Vec<&Claim> =
+            record.claims.iter().filter(|claim| claim.paper == paper.name()).collect();
         if claims.is_empty() {
             continue;
         }
@@ -85,7 +91,9 @@ pub(super) fn markdown(record: &Record, command: &str) -> String {
         if paper != Paper::Beyond {
             let _ = write!(text, "{hold} hold, {fail} do not, {open} cannot be said here.\n\n");
         }
-        text.push_str("| id | claim | paper's value (within) | ours | | note |\n|---|---|---|---|---|---|\n");
+        text.push_str(
+            "| id | claim | paper's value (within) | ours | | note |\n|---|---|---|---|---|---|\n",
+        );
         for claim in claims {
             let verdict = match claim.holds {
                 Some(false) => "**does not hold**",
@@ -93,8 +101,12 @@ pub(super) fn markdown(record: &Record, command: &str) -> String {
             };
             let cells = [&claim.claim, &said(claim), &claim.measured].map(|cell| escaped(cell));
             let [what, paper, ours] = cells;
-            let _ =
-                writeln!(text, "| {} | {what} | {paper} | {ours} | {verdict} | {} |", claim.id, escaped(&claim.note));
+            let _ = writeln!(
+                text,
+                "| {} | {what} | {paper} | {ours} | {verdict} | {} |",
+                claim.id,
+                escaped(&claim.note)
+            );
         }
     }
     for table in &record.tables {
@@ -106,14 +118,23 @@ pub(super) fn markdown(record: &Record, command: &str) -> String {
             "---|".repeat(table.header.len())
         );
         for row in &table.rows {
-            let _ = writeln!(text, "| {} |", row.iter().map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | "));
+            let _ = writeln!(
+                text,
+                "| {} |",
+                row.iter().map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | ")
+            );
         }
     }
     if !record.figures.is_empty() {
         text.push_str("\n## Figures\n\n");
     }
     for figure in &record.figures {
-        let _ = writeln!(text, "- [{}](results/{id}.svg) ([data](results/{id}.csv))", figure.title, id = figure.id);
+        let _ = writeln!(
+            text,
+            "- [{}](results/{id}.svg) ([data](results/{id}.csv))",
+            figure.title,
+            id = figure.id
+        );
     }
     text
 }
@@ -133,11 +154,17 @@ mod tests {
             paper: "mqfq".into(),
             claim: "never | more".into(),
             expected: "never exceeded".into(),
-            measured: "never exceeded in so many requests that the line would be far too long for any terminal".into(),
+            measured: "never exceeded in so many requests that the line would be far too long for \
+             any terminal"
+                .into(),
             holds,
             note: note.into(),
         };
-        let claims = vec![claim("M-T1", Some(true), ""), claim("M-T2", Some(false), "a<b"), claim("M-T3", None, "why")];
+        let claims = vec![
+            claim("M-T1", Some(true), ""),
+            claim("M-T2", Some(false), "a<b"),
+            claim("M-T3", None, "why"),
+        ];
         Record { seed: 1, claims, ..Record::default() }
     }
 
@@ -153,7 +180,9 @@ mod tests {
     fn markdown_keeps_its_cells() {
         let text = markdown(&record(), "fairq lab run all");
         assert!(
-            text.contains("| never \\| more | never exceeded (a unit per flow and port, for rounding) |"),
+            text.contains(
+                "| never \\| more | never exceeded (a unit per flow and port, for rounding) |"
+            ),
             "{text}"
         );
         assert!(text.contains("**does not hold** | a&lt;b |"), "{text}");

@@ -43,7 +43,9 @@ fn put(key: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     let under = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     match value {
         Value::Null => {}
-        Value::Object(fields) => fields.iter().for_each(|(name, value)| put(&under(name), value, keys)),
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| put(&under(name), value, keys))
+        }
         Value::Array(list) if key == "tenant" => {
             for tenant in list {
                 let name = tenant["name"].as_str().unwrap_or_default();
@@ -72,7 +74,9 @@ mod tests {
     #[test]
     fn only_what_differs_is_named() {
         let parse = |text: &str| config::parse(text, "fairq.toml").unwrap();
-        let old = parse("listen=[\"unix:/a\"]\npolicy=\"mqfq:T=64k\"\n[[tenant]]\nname=\"db\"\nweight=300\n");
+        let old = parse(
+            "listen=[\"unix:/a\"]\npolicy=\"mqfq:T=64k\"\n[[tenant]]\nname=\"db\"\nweight=300\n",
+        );
         let new = parse(
             "listen=[\"unix:/a\"]\npolicy=\"mqfq:T=128k,D=8\"\n[[tenant]]\nname=\"web\"\n[[tenant]]\nname=\"db\"\nweight=100\n",
         );

@@ -1,8 +1,10 @@
 //! Tells in the log that shards wait for their CPUs.
 //!
-//! **Problem.** Where other programs have the shards' CPUs, a device that could do more is slow, and nothing else says why.
-//! **Model.** A shard that is ready to run and does not is counted by the kernel. When one of them was so for more than [`MUCH`] of the last
-//! [`WINDOW_S`] seconds it is told, since others wait for it then, and again when that is over: below [`LITTLE`], so that it is not told each minute.
+//! **Problem.** Where other programs have the shards' CPUs, a device that could do more is slow,
+//! and nothing else says why. **Model.** A shard that is ready to run and does not is counted by
+//! the kernel. When one of them was so for more than [`MUCH`] of the last [`WINDOW_S`] seconds it
+//! is told, since others wait for it then, and again when that is over: below [`LITTLE`], so that
+//! it is not told each minute.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +27,8 @@ pub(super) struct CpuWaits {
 }
 
 impl CpuWaits {
-    /// Takes in what each shard had waited until now. Gives the percentage of the one that waited most, if that is to be told.
+    /// Takes in what each shard had waited until now. Gives the percentage of the one that waited
+    /// most, if that is to be told.
     fn count(&mut self, now: Duration, waited_ns: Vec<u64>) -> Option<u64> {
         self.seconds.push_back((now, waited_ns));
         if self.seconds.len() <= WINDOW_S {
@@ -33,7 +36,8 @@ impl CpuWaits {
         }
         let (then, before) = self.seconds.pop_front()?;
         let (_, after) = self.seconds.back()?;
-        let most_ns = before.iter().zip(after).map(|(before, after)| after.saturating_sub(*before)).max()?;
+        let most_ns =
+            before.iter().zip(after).map(|(before, after)| after.saturating_sub(*before)).max()?;
         let percent = most_ns * 100 / ((now - then).as_nanos() as u64).max(1);
         let is_news = if self.is_told { percent < LITTLE } else { percent > MUCH };
         self.is_told ^= is_news;
@@ -42,12 +46,14 @@ impl CpuWaits {
 
     /// Takes in the second that ends now, and tells what is new.
     pub(super) fn tell(&mut self, now: Duration, shards: &[ShardCounters]) {
-        let waited_ns = shards.iter().map(|shard| shard.cpu.map_or(0, |cpu| cpu.waited_ns)).collect();
+        let waited_ns =
+            shards.iter().map(|shard| shard.cpu.map_or(0, |cpu| cpu.waited_ns)).collect();
         match (self.count(now, waited_ns), self.is_told) {
             (None, _) => {}
             (Some(percent), true) => tracing::warn!(
                 percent,
-                "shards wait for their CPUs, which others have: give the server priority (Nice= or CPUSchedulingPolicy=rr in its \
+                "shards wait for their CPUs, which others have: give the server priority (Nice= or \
+                 CPUSchedulingPolicy=rr in its \
                  unit), CPUs of its own (--cpus), or the policy kyber-fair, which minds it least"
             ),
             (Some(percent), false) => tracing::info!(percent, "shards wait no more for their CPUs"),

@@ -1,9 +1,10 @@
 //! Tells in the log that the device fails a tenant's requests.
 //!
-//! **Problem.** A full file system fails every write, thousands of times a second. A line for each is a log that nobody can read, and its
-//! being written a load of its own; no line at all leaves the clients' word for it, who see an error and not its cause.
-//! **Model.** Failures come in *spells*: one begins with a failure, and ends when none has come for [`QUIET`]. Its begin is told, with the
-//! last error, and its end, with how many there were.
+//! **Problem.** A full file system fails every write, thousands of times a second. A line for each
+//! is a log that nobody can read, and its being written a load of its own; no line at all leaves
+//! the clients' word for it, who see an error and not its cause. **Model.** Failures come in
+//! *spells*: one begins with a failure, and ends when none has come for [`QUIET`]. Its begin is
+//! told, with the last error, and its end, with how many there were.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,11 +47,17 @@ impl Failures {
     }
 
     /// Takes in what tenants got in the second that ends now, and tells what is new.
-    pub(super) fn tell<'a>(&mut self, now: Duration, tenants: impl Iterator<Item = (&'a str, &'a TenantStats)>) {
+    pub(super) fn tell<'a>(
+        &mut self,
+        now: Duration,
+        tenants: impl Iterator<Item = (&'a str, &'a TenantStats)>,
+    ) {
         for (tenant, stats) in tenants.filter(|(_, stats)| stats.errors > 0) {
             if self.count(now, tenant, stats.errors) {
-                let (failed, error) = (stats.errors, io::Error::from_raw_os_error(stats.last_errno));
-                tracing::warn!(tenant, failed, %error, "the device fails requests: {}", cure(stats.last_errno));
+                let (failed, error) =
+                    (stats.errors, io::Error::from_raw_os_error(stats.last_errno));
+                tracing::warn!(tenant, failed, %error, "the device fails requests: \
+                 {}", cure(stats.last_errno));
             }
         }
         for (tenant, failed) in self.take_over(now) {
@@ -63,9 +70,12 @@ impl Failures {
 fn cure(errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno) {
         Errno::NOSPC | Errno::DQUOT => {
-            "make room on its file system, where a sparse file takes what is written; others are served as before"
+            "make room on its file system, where a sparse file takes what is written; others are \
+             served as before"
         }
-        Errno::FBIG => "raise the limit on file sizes (ulimit -f) or take a file system of larger files",
+        Errno::FBIG => {
+            "raise the limit on file sizes (ulimit -f) or take a file system of larger files"
+        }
         _ => "the kernel's log may say why; each client is told of its own requests",
     }
 }

@@ -70,14 +70,20 @@ struct OfDrain {
 }
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 8] = ["add", "remove", "weight", "policy.set", "params", "listen", "unlisten", "drain"];
+const CHANGES: [&str; 8] =
+    ["add", "remove", "weight", "policy.set", "params", "listen", "unlisten", "drain"];
 
 /// The methods that change nothing of what is shown.
 const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
 
 impl Console {
     /// Carries out a call of the control socket; what it changed is in the log.
-    pub(super) fn call_method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
+    pub(super) fn call_method(
+        &mut self,
+        admin: &mut dyn Admin,
+        method: &str,
+        given: Value,
+    ) -> Result<Value, Fault> {
         // `params` without any only tells.
         let changes = CHANGES.contains(&method)
             && (method == "drain" || given.as_object().is_some_and(|given| !given.is_empty()));
@@ -90,7 +96,12 @@ impl Console {
     }
 
     /// Carries out a call.
-    pub(super) fn method(&mut self, admin: &mut dyn Admin, method: &str, given: Value) -> Result<Value, Fault> {
+    pub(super) fn method(
+        &mut self,
+        admin: &mut dyn Admin,
+        method: &str,
+        given: Value,
+    ) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
         if !READS.contains(&method) {
             (self.look, self.latest) = (None, None);
@@ -121,7 +132,9 @@ impl Console {
             }
             "config.reload" => {
                 let Nothing {} = params(given)?;
-                self.reload_told(admin).map(|changes| json!({ "changes": changes })).map_err(Fault::refused)
+                self.reload_told(admin)
+                    .map(|changes| json!({ "changes": changes }))
+                    .map_err(Fault::refused)
             }
             "drain" => {
                 let OfDrain { now } = params(given)?;
@@ -135,8 +148,8 @@ impl Console {
         }
     }
 
-    /// What is shown of the server on a terminal and on the web page: what was said at the last full second, so that neither
-    /// the shards nor anybody else have more to do however many look.
+    /// What is shown of the server on a terminal and on the web page: what was said at the last
+    /// full second, so that neither the shards nor anybody else have more to do however many look.
     pub(super) fn look(&mut self, admin: &dyn Admin) -> &Value {
         let look = self.look.take().unwrap_or_else(|| {
             let asked;
@@ -147,8 +160,11 @@ impl Console {
                     &asked
                 }
             };
-            let whole = json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
-            serde_json::from_value::<Look>(whole).expect("what is shown is a part of what is told").json()
+            let whole =
+                json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
+            serde_json::from_value::<Look>(whole)
+                .expect("what is shown is a part of what is told")
+                .json()
         });
         self.look.insert(look)
     }
@@ -195,7 +211,8 @@ impl Console {
     }
 
     fn tenant(&self, now: &Status, member: &Member, names: &[&str; GROUPS]) -> Value {
-        let server::Tenant { name, weight, file, base, size, read_only, identity, .. } = &member.tenant;
+        let server::Tenant { name, weight, file, base, size, read_only, identity, .. } =
+            &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
         let source = self.table(name).and_then(|table| table.weight.clone());
@@ -245,7 +262,9 @@ impl Console {
     /// The parts that others have in a tenant's delay over the last seconds; by number.
     fn parts(&self, victim: usize, now: &Matrix) -> Option<[f64; GROUPS]> {
         let earlier = self.matrices.front();
-        let since = |other: usize| now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]));
+        let since = |other: usize| {
+            now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]))
+        };
         let total: u64 = (0..GROUPS).map(since).sum();
         (total > 0).then(|| std::array::from_fn(|other| since(other) as f64 / total as f64))
     }
@@ -273,7 +292,8 @@ impl Console {
 
     fn policy(&self, admin: &dyn Admin) -> Value {
         let name = self.plan.policy.name;
-        let mut keys = serde_json::to_value(self.settings.policy.clone().unwrap_or_default()).unwrap_or_default();
+        let mut keys = serde_json::to_value(self.settings.policy.clone().unwrap_or_default())
+            .unwrap_or_default();
         if let Some(keys) = keys.as_object_mut() {
             keys.retain(|key, value| key != "name" && !value.is_null());
         }
@@ -290,16 +310,19 @@ impl Console {
         self.settings.tenant.iter().map(Spanned::get_ref).find(|table| table.name == name)
     }
 
-    /// The configuration with every address and every tenant's place, so that a server started with it is found where this one is
-    /// and finds each tenant's data.
+    /// The configuration with every address and every tenant's place, so that a server started with
+    /// it is found where this one is and finds each tenant's data.
     fn in_force(&self, admin: &dyn Admin) -> Settings {
         let mut settings = self.settings.clone();
         if self.plan.source != Source::Stdio {
-            settings.listen = admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
+            settings.listen =
+                admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
         }
         settings.control = self.plan.control.clone();
         let roster = admin.roster();
-        for table in settings.tenant.iter_mut().map(Spanned::get_mut).filter(|table| table.path.is_none()) {
+        for table in
+            settings.tenant.iter_mut().map(Spanned::get_mut).filter(|table| table.path.is_none())
+        {
             if let Some(member) = roster.find(&table.name) {
                 table.size = Some(Size(member.tenant.size));
                 table.offset = Some(Size(member.tenant.base));
@@ -311,16 +334,26 @@ impl Console {
     fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.add_table(admin, table).map_err(Fault::refused)?;
-        Ok(json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }))
+        Ok(
+            json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }),
+        )
     }
 
     /// Adds a tenant as it is written, at a place that nobody has.
-    fn add_table(&mut self, admin: &mut dyn Admin, table: TenantTable) -> Result<server::Tenant, Refusal> {
+    fn add_table(
+        &mut self,
+        admin: &mut dyn Admin,
+        table: TenantTable,
+    ) -> Result<server::Tenant, Refusal> {
         let new = table.clone().complete()?;
-        let refuse = |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        if new.identity.is_some() && self.plan.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
+        let refuse =
+            |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
+        if new.identity.is_some()
+            && self.plan.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none())
+        {
             return refuse(
-                "identity needs client certificates: restart with --tls-cert, --tls-key and --tls-client-ca",
+                "identity needs client certificates: restart with --tls-cert, --tls-key and \
+                 --tls-client-ca",
             );
         }
         let roster = admin.roster();
@@ -339,7 +372,11 @@ impl Console {
         }
         let table = match new.path {
             Some(_) => table,
-            None => TenantTable { offset: Some(Size(range.offset)), size: Some(Size(range.size)), ..table },
+            None => TenantTable {
+                offset: Some(Size(range.offset)),
+                size: Some(Size(range.size)),
+                ..table
+            },
         };
         self.settings.tenant.push(Spanned::new(0..0, table));
         Ok(tenant)
@@ -349,7 +386,8 @@ impl Console {
     fn gap(&self, admin: &dyn Admin, new: &Tenant) -> Result<Range, Refusal> {
         if !self.plan.device.has_shared_file() {
             return Err(Refusal::new(format!(
-                "{}: tenant {}: the device has no file to share: give it one of its own with path=FILE",
+                "{}: tenant {}: the device has no file to share: give it one of its own with \
+                 path=FILE",
                 new.origin, new.name
             )));
         }
@@ -369,10 +407,17 @@ impl Console {
     }
 
     /// A file of the tenant's own.
-    fn own_file(&mut self, admin: &mut dyn Admin, new: &Tenant, path: &Path) -> Result<Range, Refusal> {
-        let refuse = |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
+    fn own_file(
+        &mut self,
+        admin: &mut dyn Admin,
+        new: &Tenant,
+        path: &Path,
+    ) -> Result<Range, Refusal> {
+        let refuse =
+            |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
         if let Some(&(file, _)) = self.own.get(path)
-            && let Some(other) = admin.roster().members().iter().find(|member| member.tenant.file == file)
+            && let Some(other) =
+                admin.roster().members().iter().find(|member| member.tenant.file == file)
         {
             return Err(refuse(format!(
                 "{} is the file of tenant {}: name another",
@@ -381,7 +426,8 @@ impl Console {
             )));
         }
         let config = FileConfig { path: path.into(), size: new.size, create: new.create };
-        let (file, size) = admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
+        let (file, size) =
+            admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
         self.own.insert(path.into(), (file, size));
         Ok(Range { file, offset: 0, size })
     }
@@ -405,7 +451,12 @@ impl Console {
         Ok(json!({ "tenant": name }))
     }
 
-    fn weight(&mut self, admin: &mut dyn Admin, name: &str, source: WeightSource) -> Result<Value, Fault> {
+    fn weight(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        source: WeightSource,
+    ) -> Result<Value, Fault> {
         let weight = source.now().map_err(Fault::params)?;
         let before = admin.roster().find(name).map(|member| member.tenant.weight);
         admin.set_weight(name, weight).map_err(Fault::refused)?;
@@ -414,28 +465,37 @@ impl Console {
     }
 
     fn write_weight(&mut self, name: &str, source: WeightSource) {
-        if let Some(table) = self.settings.tenant.iter_mut().find(|table| table.get_ref().name == name) {
+        if let Some(table) =
+            self.settings.tenant.iter_mut().find(|table| table.get_ref().name == name)
+        {
             table.get_mut().weight = Some(source);
         }
     }
 
     /// Gives tenants whose weight is a cgroup's the weight that it has now.
     pub(super) fn follow_cgroups(&mut self, admin: &mut dyn Admin) {
-        let followed = self.settings.tenant.iter().map(Spanned::get_ref).filter_map(|table| match &table.weight {
-            Some(source @ WeightSource::Cgroup(_)) => Some((&table.name, source)),
-            _ => None,
+        let followed = self.settings.tenant.iter().map(Spanned::get_ref).filter_map(|table| {
+            match &table.weight {
+                Some(source @ WeightSource::Cgroup(_)) => Some((&table.name, source)),
+                _ => None,
+            }
         });
         for (name, source) in followed {
-            let Ok(weight) = source.now().inspect_err(|error| tracing::debug!(tenant = name, "{error}")) else {
+            let Ok(weight) =
+                source.now().inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
+            else {
                 continue;
             };
             let roster = admin.roster();
             if roster.find(name).is_some_and(|member| member.tenant.weight != weight) {
                 match admin.set_weight(name, weight) {
                     Ok(()) => {
-                        tracing::info!(tenant = name, weight = weight.get(), %source, "the cgroup's weight changed")
+                        tracing::info!(tenant = name, weight = weight.get(), %source, "the \
+                         cgroup's weight changed")
                     }
-                    Err(error) => tracing::warn!(tenant = name, %error, "cannot follow the cgroup's weight"),
+                    Err(error) => {
+                        tracing::warn!(tenant = name, %error, "cannot follow the cgroup's weight")
+                    }
                 }
             }
         }
@@ -458,8 +518,10 @@ impl Console {
 
     fn params(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
         let name = self.plan.policy.name;
-        let flags: PolicyTable = format!("{}:{text}", name.name()).parse().map_err(Fault::params)?;
-        let written = PolicyTable { name: Some(name), ..self.settings.policy.clone().unwrap_or_default() };
+        let flags: PolicyTable =
+            format!("{}:{text}", name.name()).parse().map_err(Fault::params)?;
+        let written =
+            PolicyTable { name: Some(name), ..self.settings.policy.clone().unwrap_or_default() };
         self.change_policy(admin, written.overlaid(flags))
     }
 
@@ -480,16 +542,22 @@ impl Console {
         Ok(json!({ "from": before, "to": self.describe_policy(), "changes": differ }))
     }
 
-    /// Makes the policy what it is in `settings`, and writes it down: parameters that the running policy can change are changed
-    /// there; for anything else another one takes its place.
-    fn make_policy(&mut self, admin: &mut dyn Admin, wanted: PolicyConfig, settings: &Settings) -> Result<(), String> {
+    /// Makes the policy what it is in `settings`, and writes it down: parameters that the running
+    /// policy can change are changed there; for anything else another one takes its place.
+    fn make_policy(
+        &mut self,
+        admin: &mut dyn Admin,
+        wanted: PolicyConfig,
+        settings: &Settings,
+    ) -> Result<(), String> {
         let mut differ = changes::between(&self.settings, settings);
         differ.retain(|change| change.key.starts_with("policy."));
         if wanted.name == self.plan.policy.name {
             differ.retain(|change| change.key != "policy.name");
         }
         if wanted != self.plan.policy && !self.tune_all(admin, &differ, &wanted)? {
-            let built = build_policy(&wanted, &self.shape).map_err(|refusal| refusal.to_string())?;
+            let built =
+                build_policy(&wanted, &self.shape).map_err(|refusal| refusal.to_string())?;
             admin.change_policy(built).map_err(|error| error.to_string())?;
         }
         self.plan.policy = wanted;
@@ -498,17 +566,27 @@ impl Console {
     }
 
     /// Changes parameters in the policy in force; false if that does not change all of them.
-    fn tune_all(&self, admin: &mut dyn Admin, differ: &[Change], wanted: &PolicyConfig) -> Result<bool, String> {
-        let is_live = |key: &str| wanted.name.live_keys().iter().any(|live| key.strip_prefix("policy.") == Some(live));
+    fn tune_all(
+        &self,
+        admin: &mut dyn Admin,
+        differ: &[Change],
+        wanted: &PolicyConfig,
+    ) -> Result<bool, String> {
+        let is_live = |key: &str| {
+            wanted.name.live_keys().iter().any(|live| key.strip_prefix("policy.") == Some(live))
+        };
         if !differ.iter().all(|change| is_live(&change.key)) {
             return Ok(false);
         }
         for Change { key, .. } in differ {
             let tuning = match key.as_str() {
-                "policy.slots" => Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots())),
-                _ => wanted
-                    .threshold
-                    .map_or_else(|| Tuning::FollowingThreshold(crate::engine::default_threshold()), Tuning::Threshold),
+                "policy.slots" => {
+                    Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots()))
+                }
+                _ => wanted.threshold.map_or_else(
+                    || Tuning::FollowingThreshold(crate::engine::default_threshold()),
+                    Tuning::Threshold,
+                ),
             };
             match admin.tune(tuning) {
                 Ok(()) => {}
@@ -540,7 +618,10 @@ impl Console {
         match &result {
             Ok(changes) => {
                 for Change { key, from, to, done } in changes {
-                    let (from, to) = (from.as_deref().unwrap_or("(nothing)"), to.as_deref().unwrap_or("(nothing)"));
+                    let (from, to) = (
+                        from.as_deref().unwrap_or("(nothing)"),
+                        to.as_deref().unwrap_or("(nothing)"),
+                    );
                     if *done {
                         tracing::info!(key, from, to, "changed");
                     } else {
@@ -557,7 +638,9 @@ impl Console {
     /// Reads the file again and makes the server so, as far as that can be done while it runs.
     fn reload_file(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
         let Some(path) = &self.given.file else {
-            return Err(Refusal::new("there is no file to read again: the server was started without --config"));
+            return Err(Refusal::new(
+                "there is no file to read again: the server was started without --config",
+            ));
         };
         let wanted = config::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
         let plan = wanted.plan(&self.given.surroundings)?;
@@ -573,10 +656,16 @@ impl Console {
             .map(|table| table.get_ref().name.clone())
             .filter(|name| tables().all(|table| table.name != *name))
             .collect();
-        let come: Vec<TenantTable> = tables().filter(|table| self.table(&table.name).is_none()).cloned().collect();
+        let come: Vec<TenantTable> =
+            tables().filter(|table| self.table(&table.name).is_none()).cloned().collect();
         let mut done = |prefix: &str| {
-            let under = |key: &str| key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'));
-            differ.iter_mut().filter(|change| under(&change.key)).for_each(|change| change.done = true);
+            let under = |key: &str| {
+                key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+            };
+            differ
+                .iter_mut()
+                .filter(|change| under(&change.key))
+                .for_each(|change| change.done = true);
         };
         done("policy");
         for name in gone {
@@ -592,7 +681,9 @@ impl Console {
         }
         for table in tables() {
             let source = table.weight.clone().unwrap_or_default();
-            if self.table(&table.name).is_some_and(|old| old.weight.clone().unwrap_or_default() != source)
+            if self
+                .table(&table.name)
+                .is_some_and(|old| old.weight.clone().unwrap_or_default() != source)
                 && self.weight(admin, &table.name, source).is_ok()
             {
                 done(&format!("tenant.{}.weight", table.name));
@@ -604,13 +695,14 @@ impl Console {
         Ok(differ)
     }
 
-    /// The configuration in force, with places of tenants only where `wanted` names them: where nothing is said, any
-    /// place will do, and the one that a tenant has is as good as another.
+    /// The configuration in force, with places of tenants only where `wanted` names them: where
+    /// nothing is said, any place will do, and the one that a tenant has is as good as another.
     fn comparable(&self, wanted: &Settings) -> Settings {
         let mut in_force = self.settings.clone();
         for table in &mut in_force.tenant {
             let table = table.get_mut();
-            let said = wanted.tenant.iter().map(Spanned::get_ref).find(|said| said.name == table.name);
+            let said =
+                wanted.tenant.iter().map(Spanned::get_ref).find(|said| said.name == table.name);
             if let Some(said) = said {
                 table.offset = table.offset.filter(|_| said.offset.is_some());
                 table.size = table.size.filter(|_| said.size.is_some());
@@ -626,7 +718,8 @@ impl Console {
         }
         let places = admin.listening();
         let missing = wanted.listen.iter().filter(|at| !self.settings.listen.contains(at));
-        let missing = missing.map(|at| server::Listen::from(at.clone())).filter(|at| !places.contains(at));
+        let missing =
+            missing.map(|at| server::Listen::from(at.clone())).filter(|at| !places.contains(at));
         let mut all = true;
         for at in missing {
             if let Err(error) = admin.listen(&at) {
@@ -660,9 +753,19 @@ fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
 }
 
 fn policy_state(now: &Status) -> Value {
-    let fairq_core::Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
-    let classes =
-        now.classes.map(|classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }));
+    let fairq_core::Stats {
+        virtual_time,
+        spread,
+        slots,
+        free_slots,
+        throttles,
+        blocks,
+        wakes,
+        tokens,
+    } = now.policy;
+    let classes = now.classes.map(
+        |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),
+    );
     json!({
         "virtual_time": virtual_time,
         "virtual_time_spread": spread,

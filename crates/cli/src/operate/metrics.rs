@@ -1,8 +1,9 @@
 //! The metrics, in the Prometheus text format.
 //!
-//! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device` and `shard`, and
-//! never two of the first and last together, so the number of series is so many per tenant plus so many per shard.
-//! At most [`MOST_TENANTS`] tenants have series of their own; what the others got is told together.
+//! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device`
+//! and `shard`, and never two of the first and last together, so the number of series is so many
+//! per tenant plus so many per shard. At most [`MOST_TENANTS`] tenants have series of their own;
+//! what the others got is told together.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -47,7 +48,8 @@ struct Text(String);
 impl Text {
     /// Begins a family.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes everything");
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}")
+            .expect("a string takes everything");
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
@@ -104,13 +106,23 @@ fn subjects(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>) -> Vec
     if !rest.is_empty() {
         let mut all = TenantStats::default();
         rest.iter().for_each(|member| all.add(&stats(member)));
-        subjects.push(Subject { name: OTHERS.into(), weight: None, stats: Arc::new(all), row: None });
+        subjects.push(Subject {
+            name: OTHERS.into(),
+            weight: None,
+            stats: Arc::new(all),
+            row: None,
+        });
     }
     subjects
 }
 
 /// All metrics.
-pub(crate) fn text(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>, plan: &Plan) -> String {
+pub(crate) fn text(
+    now: &Status,
+    roster: &Roster,
+    second: &HashMap<FlowId, Row>,
+    plan: &Plan,
+) -> String {
     let mut text = Text::default();
     server(&mut text, now, roster, plan);
     tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
@@ -128,15 +140,28 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         ("device", &plan.device.describe()),
     ];
     text.sample("fairq_info", &labels, 1.0);
-    text.one("fairq_uptime_seconds", "gauge", "Time since the server started.", now.elapsed.as_secs_f64());
+    text.one(
+        "fairq_uptime_seconds",
+        "gauge",
+        "Time since the server started.",
+        now.elapsed.as_secs_f64(),
+    );
     text.one("fairq_tenants", "gauge", "Tenants being served.", roster.members().len() as f64);
-    text.one("fairq_draining", "gauge", "1 while no more connections are taken.", f64::from(u8::from(now.is_draining)));
+    text.one(
+        "fairq_draining",
+        "gauge",
+        "1 while no more connections are taken.",
+        f64::from(u8::from(now.is_draining)),
+    );
 }
 
 fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
     type Value = fn(&TenantStats) -> u64;
-    let ops: [(&str, Value); 3] =
-        [("read", |stats| stats.reads), ("write", |stats| stats.writes), ("other", |stats| stats.others)];
+    let ops: [(&str, Value); 3] = [
+        ("read", |stats| stats.reads),
+        ("write", |stats| stats.writes),
+        ("other", |stats| stats.others),
+    ];
     let name = "fairq_tenant_operations_total";
     text.family(name, "counter", "Requests completed; long ones count by the piece.");
     for subject in subjects {
@@ -148,18 +173,48 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
     let counters: [(&str, &str, Value, f64); 9] = [
         ("fairq_tenant_read_bytes_total", "Bytes read.", |stats| stats.read_bytes, 1.0),
         ("fairq_tenant_written_bytes_total", "Bytes written.", |stats| stats.written_bytes, 1.0),
-        ("fairq_tenant_errors_total", "Requests that the device failed.", |stats| stats.errors, 1.0),
-        ("fairq_tenant_staged_seconds_total", "Time requests waited in the scheduler.", |stats| stats.staged_ns, 1e-9),
-        ("fairq_tenant_device_seconds_total", "Time requests were on the device.", |stats| stats.device_ns, 1e-9),
+        (
+            "fairq_tenant_errors_total",
+            "Requests that the device failed.",
+            |stats| stats.errors,
+            1.0,
+        ),
+        (
+            "fairq_tenant_staged_seconds_total",
+            "Time requests waited in the scheduler.",
+            |stats| stats.staged_ns,
+            1e-9,
+        ),
+        (
+            "fairq_tenant_device_seconds_total",
+            "Time requests were on the device.",
+            |stats| stats.device_ns,
+            1e-9,
+        ),
         (
             "fairq_tenant_starved_seconds_total",
             "Time during which requests waited in the scheduler and none was on the device.",
             |stats| stats.starved_ns,
             1e-9,
         ),
-        ("fairq_tenant_in_flight", "Requests taken in and not yet completed.", |stats| stats.in_flight, 1.0),
-        ("fairq_tenant_queue_length", "Requests that wait in the scheduler.", |stats| stats.staged, 1.0),
-        ("fairq_tenant_latency_max_seconds", "The longest latency so far.", |stats| stats.latency_ns.max(), 1e-9),
+        (
+            "fairq_tenant_in_flight",
+            "Requests taken in and not yet completed.",
+            |stats| stats.in_flight,
+            1.0,
+        ),
+        (
+            "fairq_tenant_queue_length",
+            "Requests that wait in the scheduler.",
+            |stats| stats.staged,
+            1.0,
+        ),
+        (
+            "fairq_tenant_latency_max_seconds",
+            "The longest latency so far.",
+            |stats| stats.latency_ns.max(),
+            1e-9,
+        ),
     ];
     for (name, help, value, unit) in counters {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -174,12 +229,15 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
         ("fairq_tenant_weight", "The tenant's weight.", |subject| subject.weight.map(f64::from)),
         (
             "fairq_tenant_entitled_ratio",
-            "What its weight is of the weights of all who wanted something in the last second; 0 while idle.",
+            "What its weight is of the weights of all who wanted something in the last second; 0 \
+             while idle.",
             |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.entitled)),
         ),
-        ("fairq_tenant_received_ratio", "What it got of all bytes in the last second.", |subject| {
-            subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.share))
-        }),
+        (
+            "fairq_tenant_received_ratio",
+            "What it got of all bytes in the last second.",
+            |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.share)),
+        ),
     ];
     for (name, help, value) in gauges {
         text.family(name, "gauge", help);
@@ -193,7 +251,11 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
 }
 
 fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
-    text.family("fairq_tenant_latency_seconds", "histogram", "From a request's arrival to its completion.");
+    text.family(
+        "fairq_tenant_latency_seconds",
+        "histogram",
+        "From a request's arrival to its completion.",
+    );
     let bounds = BUCKETS_NS.map(|bound| (bound as f64 * 1e-9).to_string());
     for Subject { name, stats, .. } in subjects {
         let labels = [("tenant", name.as_str()), ("device", device)];
@@ -202,7 +264,11 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
             text.sample("fairq_tenant_latency_seconds_bucket", &labels, below as f64);
         }
         let count = stats.latency_ns.len() as f64;
-        text.sample("fairq_tenant_latency_seconds_bucket", &[labels[0], labels[1], ("le", "+Inf")], count);
+        text.sample(
+            "fairq_tenant_latency_seconds_bucket",
+            &[labels[0], labels[1], ("le", "+Inf")],
+            count,
+        );
         let sum = (stats.staged_ns + stats.device_ns) as f64 * 1e-9;
         text.sample("fairq_tenant_latency_seconds_sum", &labels, sum);
         text.sample("fairq_tenant_latency_seconds_count", &labels, count);
@@ -213,7 +279,8 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
 fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
     let (mut from, mut sum) = (0, 0);
     BUCKETS_NS.map(|bound| {
-        // What is in one slot of the histogram with a bound is below it, and not counted again above it.
+        // What is in one slot of the histogram with a bound is below it, and not counted again
+        // above it.
         sum += if latency_ns.is_empty() { 0 } else { latency_ns.count_between(from, bound) };
         from = latency_ns.next_non_equivalent(bound);
         sum
@@ -226,9 +293,15 @@ fn shards(text: &mut Text, now: &Status) {
     let counters: [(&str, &str, Value); 5] = [
         ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
         ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),
-        ("fairq_shard_joined_total", "Requests that were part of another's command.", |shard| shard.joined),
+        ("fairq_shard_joined_total", "Requests that were part of another's command.", |shard| {
+            shard.joined
+        }),
         ("fairq_shard_turns_total", "Turns of the shard's loop.", |shard| shard.turns),
-        ("fairq_shard_sleeps_total", "Times the shard slept; each ended with a wake-up.", |shard| shard.sleeps),
+        (
+            "fairq_shard_sleeps_total",
+            "Times the shard slept; each ended with a wake-up.",
+            |shard| shard.sleeps,
+        ),
     ];
     for (name, help, value) in counters {
         text.family(name, "counter", help);
@@ -239,18 +312,32 @@ fn shards(text: &mut Text, now: &Status) {
     type Time = fn(&CpuTime) -> u64;
     let times: [(&str, &str, Time); 2] = [
         ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |cpu| cpu.ran_ns),
-        ("fairq_shard_cpu_wait_seconds_total", "Time it was ready to run and others had its CPU.", |cpu| cpu.waited_ns),
+        (
+            "fairq_shard_cpu_wait_seconds_total",
+            "Time it was ready to run and others had its CPU.",
+            |cpu| cpu.waited_ns,
+        ),
     ];
     for (name, help, value) in times {
         text.family(name, "counter", help);
-        for (shard, cpu) in shards.iter().zip(&now.totals.shards).filter_map(|(shard, all)| Some((shard, all.cpu?))) {
+        for (shard, cpu) in
+            shards.iter().zip(&now.totals.shards).filter_map(|(shard, all)| Some((shard, all.cpu?)))
+        {
             text.sample(name, &[("shard", shard)], value(&cpu) as f64 * 1e-9);
         }
     }
-    text.family("fairq_shard_issued_total", "counter", "Requests sent to the device, by queue class.");
+    text.family(
+        "fairq_shard_issued_total",
+        "counter",
+        "Requests sent to the device, by queue class.",
+    );
     for (shard, counters) in shards.iter().zip(&now.totals.shards) {
         for (class, issued) in ["urgent", "high", "medium", "low"].iter().zip(counters.issued) {
-            text.sample("fairq_shard_issued_total", &[("shard", shard), ("class", class)], issued as f64);
+            text.sample(
+                "fairq_shard_issued_total",
+                &[("shard", shard), ("class", class)],
+                issued as f64,
+            );
         }
     }
     text.family("fairq_shard_connections", "gauge", "Open connections.");
@@ -260,7 +347,8 @@ fn shards(text: &mut Text, now: &Status) {
 }
 
 fn policy(text: &mut Text, now: &Status) {
-    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } = now.policy;
+    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } =
+        now.policy;
     if let Some(time) = virtual_time {
         text.one(
             "fairq_policy_virtual_time_bytes",
@@ -278,14 +366,29 @@ fn policy(text: &mut Text, now: &Status) {
         );
     }
     if let (Some(slots), Some(free)) = (slots, free_slots) {
-        text.one("fairq_policy_slots", "gauge", "The most requests outstanding on the device (D).", slots as f64);
+        text.one(
+            "fairq_policy_slots",
+            "gauge",
+            "The most requests outstanding on the device (D).",
+            slots as f64,
+        );
         let used = slots.saturating_sub(free) as f64;
         text.one("fairq_policy_slots_in_use", "gauge", "Slots that requests or shards hold.", used);
     }
     let help = "Times a shard stopped because its next request was too far ahead.";
     text.one("fairq_policy_throttles_total", "counter", help, throttles as f64);
-    text.one("fairq_policy_blocks_total", "counter", "Times a shard stopped for want of a slot.", blocks as f64);
-    text.one("fairq_policy_wakes_total", "counter", "Wake-ups given to other shards.", wakes as f64);
+    text.one(
+        "fairq_policy_blocks_total",
+        "counter",
+        "Times a shard stopped for want of a slot.",
+        blocks as f64,
+    );
+    text.one(
+        "fairq_policy_wakes_total",
+        "counter",
+        "Wake-ups given to other shards.",
+        wakes as f64,
+    );
     if let Some(TokenStats { periods, tokens, write_percent }) = tokens {
         text.one("fairq_policy_periods_total", "counter", "Periods begun.", periods as f64);
         text.one(
@@ -300,21 +403,36 @@ fn policy(text: &mut Text, now: &Status) {
     if let Some(weights) = now.classes {
         let name = "fairq_policy_class_weight";
         text.family(name, "gauge", "The weight of each of the device's queue classes.");
-        for (class, weight) in [("high", weights.high), ("medium", weights.medium), ("low", weights.low)] {
+        for (class, weight) in
+            [("high", weights.high), ("medium", weights.medium), ("low", weights.low)]
+        {
             text.sample(name, &[("class", class)], f64::from(weight));
         }
         let ratio = f64::from(weights.high) / f64::from(weights.low.max(1));
-        text.one("fairq_policy_hl_ratio", "gauge", "How much faster the high class is than the low one.", ratio);
+        text.one(
+            "fairq_policy_hl_ratio",
+            "gauge",
+            "How much faster the high class is than the low one.",
+            ratio,
+        );
     }
 }
 
 fn interference(text: &mut Text, now: &Status, roster: &Roster) {
     let name = "fairq_interference_seconds_total";
-    text.family(name, "counter", "Delay of sampled requests of a tenant while requests of another (by) were served.");
+    text.family(
+        name,
+        "counter",
+        "Delay of sampled requests of a tenant while requests of another (by) were served.",
+    );
     let mut names = vec![None; GROUPS];
     for member in roster.members() {
         let slot = &mut names[group(member.number())];
-        *slot = Some(if group(member.number()) == GROUPS - 1 { OTHERS } else { member.tenant.name.as_str() });
+        *slot = Some(if group(member.number()) == GROUPS - 1 {
+            OTHERS
+        } else {
+            member.tenant.name.as_str()
+        });
     }
     for (victim, row) in names.iter().zip(now.totals.matrix.iter()) {
         for (by, ns) in names.iter().zip(row) {
@@ -348,6 +466,9 @@ mod tests {
         let mut text = Text::default();
         text.sample("a", &[("tenant", "x\"y\\z\n"), ("by", "ü")], 0.5);
         text.one("b", "gauge", "What.", 3.0);
-        assert_eq!(text.0, "a{tenant=\"x\\\"y\\\\z\\n\",by=\"ü\"} 0.5\n# HELP b What.\n# TYPE b gauge\nb 3\n");
+        assert_eq!(
+            text.0,
+            "a{tenant=\"x\\\"y\\\\z\\n\",by=\"ü\"} 0.5\n# HELP b What.\n# TYPE b gauge\nb 3\n"
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! What the operator of a running server sees and can do: the terminal, the control socket, metrics and the web page.
+//! What the operator of a running server sees and can do: the terminal, the control socket, metrics
+//! and the web page.
 //!
-//! One [`Console`] holds what is known beside the server itself: the configuration in force, and what was counted up to the
-//! last second. It runs in the server's control thread; each change is checked, made by the server's
-//! [`Admin`], and only then written into the configuration that `config dump` shows.
+//! One [`Console`] holds what is known beside the server itself: the configuration in force, and
+//! what was counted up to the last second. It runs in the server's control thread; each change is
+//! checked, made by the server's [`Admin`], and only then written into the configuration that
+//! `config dump` shows.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IsTerminal;
@@ -112,8 +114,8 @@ impl Console {
         })
     }
 
-    /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom nothing has happened cost
-    /// next to nothing.
+    /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom
+    /// nothing has happened cost next to nothing.
     fn count(&mut self, now: &Status, roster: &Roster) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
@@ -122,17 +124,25 @@ impl Console {
             .members()
             .iter()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
-                (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => self.idle.clone(),
+                (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => {
+                    self.idle.clone()
+                }
                 (Some(earlier), stats) => Arc::new(stats.since(earlier)),
                 (None, stats) => stats.clone(),
             })
             .collect();
-        let names: Vec<(String, u16)> =
-            roster.members().iter().map(|member| (member.tenant.name.clone(), member.tenant.weight.get())).collect();
+        let names: Vec<(String, u16)> = roster
+            .members()
+            .iter()
+            .map(|member| (member.tenant.name.clone(), member.tenant.weight.get()))
+            .collect();
         let rows = status::rows(&names, &counted, seconds);
         let flows = || roster.members().iter().map(|member| member.flow);
         self.second = flows().zip(rows.iter().cloned()).collect();
-        self.last = (now.elapsed, flows().zip(roster.members().iter().map(|member| stats(member).clone())).collect());
+        self.last = (
+            now.elapsed,
+            flows().zip(roster.members().iter().map(|member| stats(member).clone())).collect(),
+        );
         self.matrices.push_back(now.totals.matrix.clone());
         if self.matrices.len() > INTERFERENCE_S + 1 {
             self.matrices.pop_front();
@@ -162,8 +172,16 @@ impl Operator for Console {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
         let s = if tenants == 1 { "" } else { "s" };
-        tracing::info!(listening = places, tenants, device = self.plan.device.describe(), "serving");
-        notify(&[NotifyState::Ready, NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}"))]);
+        tracing::info!(
+            listening = places,
+            tenants,
+            device = self.plan.device.describe(),
+            "serving"
+        );
+        notify(&[
+            NotifyState::Ready,
+            NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),
+        ]);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
@@ -179,7 +197,8 @@ impl Operator for Console {
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &roster);
         let members = roster.members().iter().zip(&counted);
-        self.failures.tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
+        self.failures
+            .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
@@ -189,7 +208,11 @@ impl Operator for Console {
         rpc::answer(line, |method, params| self.call_method(admin, method, params))
     }
 
-    fn http(&mut self, admin: &mut dyn Admin, request: &server::HttpRequest) -> server::HttpResponse {
+    fn http(
+        &mut self,
+        admin: &mut dyn Admin,
+        request: &server::HttpRequest,
+    ) -> server::HttpResponse {
         web::answer(self, admin, request)
     }
 
@@ -210,7 +233,8 @@ impl Operator for Console {
 /// The files of tenants, their numbers and sizes: they follow the one that is shared.
 fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
     let paths = plan.tenants.iter().filter_map(|tenant| tenant.path.clone());
-    let numbered = (0u16..).zip(sizes.iter().copied()).skip(usize::from(plan.device.has_shared_file()));
+    let numbered =
+        (0u16..).zip(sizes.iter().copied()).skip(usize::from(plan.device.has_shared_file()));
     paths.zip(numbered).collect()
 }
 

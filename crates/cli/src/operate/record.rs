@@ -1,9 +1,10 @@
 //! Recordings of the scheduler's decisions, over the control socket.
 //!
-//! `trace.start` makes the shards record, `trace.stop` takes what they have, and `trace.read` tells it piece by piece: rows of
-//! plain numbers, at most [`ROWS`] a call, so that the control thread is never busy with it for long. What is made of
-//! them is `fairq ctl trace`'s matter ([`crate::trace`]). One recording at a time; a client that forgets to stop one
-//! costs memory for at most [`SECONDS_MAX`] seconds, and `trace.read` at its end drops it.
+//! `trace.start` makes the shards record, `trace.stop` takes what they have, and `trace.read` tells
+//! it piece by piece: rows of plain numbers, at most [`ROWS`] a call, so that the control thread is
+//! never busy with it for long. What is made of them is `fairq ctl trace`'s matter
+//! ([`crate::trace`]). One recording at a time; a client that forgets to stop one costs memory for
+//! at most [`SECONDS_MAX`] seconds, and `trace.read` at its end drops it.
 
 use std::time::{Duration, Instant};
 
@@ -51,16 +52,27 @@ struct OfRead {
 
 impl Console {
     /// Begins a recording, in place of any other.
-    pub(super) fn trace_start(&mut self, admin: &mut dyn Admin, given: Value) -> Result<Value, Fault> {
+    pub(super) fn trace_start(
+        &mut self,
+        admin: &mut dyn Admin,
+        given: Value,
+    ) -> Result<Value, Fault> {
         let OfStart { seconds, events } = params(given)?;
         let events = events.unwrap_or(EVENTS);
         if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
-            return Err(Fault::params(format!("{seconds} seconds: record for up to {SECONDS_MAX}")));
+            return Err(Fault::params(format!(
+                "{seconds} seconds: record for up to {SECONDS_MAX}"
+            )));
         }
         if !(1..=EVENTS_MAX).contains(&events) {
-            return Err(Fault::params(format!("{events} events: a shard keeps the last 1 to {EVENTS_MAX}")));
+            return Err(Fault::params(format!(
+                "{events} events: a shard keeps the last 1 to {EVENTS_MAX}"
+            )));
         }
-        self.records = Records { until: Some(Instant::now() + Duration::from_secs_f64(seconds)), shards: Vec::new() };
+        self.records = Records {
+            until: Some(Instant::now() + Duration::from_secs_f64(seconds)),
+            shards: Vec::new(),
+        };
         admin.record(events);
         Ok(json!({ "events": events }))
     }
@@ -75,9 +87,14 @@ impl Console {
         }
         let shard = |recording: &Recording| json!({ "events": recording.decisions.len(), "lost": recording.lost });
         let roster = admin.roster();
-        let tenants: Vec<Value> =
-            roster.members().iter().map(|member| json!([member.number(), member.tenant.name])).collect();
-        Ok(json!({ "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(), "tenants": tenants }))
+        let tenants: Vec<Value> = roster
+            .members()
+            .iter()
+            .map(|member| json!([member.number(), member.tenant.name]))
+            .collect();
+        Ok(
+            json!({ "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(), "tenants": tenants }),
+        )
     }
 
     /// Some of a shard's rows; after the last shard's last the recording is gone.
@@ -97,7 +114,8 @@ impl Console {
     /// Ends a recording that nobody ended in time.
     pub(super) fn trace_expire(&mut self, admin: &mut dyn Admin) {
         // Whoever asked for so many seconds needs some more to end it.
-        if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now()) {
+        if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now())
+        {
             admin.recorded();
             self.records = Records::default();
             tracing::warn!("dropped a recording that nobody has fetched");

@@ -1,7 +1,7 @@
 //! JSON-RPC 2.0 on lines: one request or batch a line, one answer a line.
 //!
-//! What a method takes is an object with named parameters, or nothing. The list of methods is data ([`METHODS`]), from which
-//! `rpc.discover` answers with an OpenRPC document.
+//! What a method takes is an object with named parameters, or nothing. The list of methods is data
+//! ([`METHODS`]), from which `rpc.discover` answers with an OpenRPC document.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -35,7 +35,12 @@ const fn optional(name: &'static str, kind: &'static str, summary: &'static str)
 
 /// Every method there is.
 pub(crate) const METHODS: &[Method] = &[
-    Method { name: "rpc.discover", summary: "This list, as an OpenRPC document", params: &[], result: "the document" },
+    Method {
+        name: "rpc.discover",
+        summary: "This list, as an OpenRPC document",
+        params: &[],
+        result: "the document",
+    },
     Method {
         name: "status",
         summary: "What the server is, and what it does now",
@@ -44,7 +49,8 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "tenants",
-        summary: "The tenants: weights, ranges, what each got since the start and in the last second",
+        summary: "The tenants: weights, ranges, what each got since the start and in the last \
+         second",
         params: &[],
         result: "a list of tenants",
     },
@@ -56,7 +62,8 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "add",
-        summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of its own; a part is zeroed first, and the \
+        summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of \
+         its own; a part is zeroed first, and the \
                   tenant can be opened when preparing of tenants is null",
         params: &[required(
             "tenant",
@@ -67,7 +74,8 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "remove",
-        summary: "Removes a tenant: its connections end when what they have in flight is answered; its data stay until \
+        summary: "Removes a tenant: its connections end when what they have in flight is answered; \
+         its data stay until \
                   another tenant is placed there",
         params: &[required("tenant", "string", "its name")],
         result: "the tenant's name",
@@ -77,7 +85,11 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Changes a tenant's weight, for requests that come from now on",
         params: &[
             required("tenant", "string", "its name"),
-            required("weight", "string", "1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight"),
+            required(
+                "weight",
+                "string",
+                "1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight",
+            ),
         ],
         result: "the tenant's name, and its weight before and now",
     },
@@ -85,20 +97,24 @@ pub(crate) const METHODS: &[Method] = &[
         name: "policy",
         summary: "How the device is shared: the policy, what is said of it, its state",
         params: &[],
-        result: "name, description, params, state; changing_s in it as long as requests wait for the policy before",
+        result: "name, description, params, state; changing_s in it as long as requests wait for \
+         the policy before",
     },
     Method {
         name: "policy.set",
-        summary: "Shares the device by another policy: the one in force finishes its requests, those that come wait; no \
+        summary: "Shares the device by another policy: the one in force finishes its requests, \
+         those that come wait; no \
                   connection is dropped",
         params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
-        result: "the policy before and now, and what is written differently; it holds when changing_s of policy is null",
+        result: "the policy before and now, and what is written differently; it holds when \
+         changing_s of policy is null",
     },
     Method {
         name: "params",
         summary: "Changes parameters of the policy, all or none; without any, lists them",
         params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
-        result: "what changed, from what, to what; or each parameter with its value and what it takes",
+        result: "what changed, from what, to what; or each parameter with its value and what it \
+         takes",
     },
     Method {
         name: "listen",
@@ -114,7 +130,8 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "interference",
-        summary: "Who hurts whom: the part of each tenant's delay during which each other was served, over ten seconds",
+        summary: "Who hurts whom: the part of each tenant's delay during which each other was \
+         served, over ten seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
     },
@@ -126,7 +143,8 @@ pub(crate) const METHODS: &[Method] = &[
     },
     Method {
         name: "config.reload",
-        summary: "Reads the configuration file again and makes the server so; a bad file changes nothing",
+        summary: "Reads the configuration file again and makes the server so; a bad file changes \
+         nothing",
         params: &[],
         result: "what differs, from what, to what, and whether it holds now or needs a restart",
     },
@@ -134,7 +152,11 @@ pub(crate) const METHODS: &[Method] = &[
         name: "trace.start",
         summary: "Records the scheduler's decisions, the last of each shard, until trace.stop",
         params: &[
-            required("seconds", "number", "how long it will be, at most; a recording that nobody stops is dropped"),
+            required(
+                "seconds",
+                "number",
+                "how long it will be, at most; a recording that nobody stops is dropped",
+            ),
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
         result: "how many each shard keeps",
@@ -143,7 +165,8 @@ pub(crate) const METHODS: &[Method] = &[
         name: "trace.stop",
         summary: "Ends the recording",
         params: &[],
-        result: "of each shard, how much there is and how much found no room; the tenants' numbers and names",
+        result: "of each shard, how much there is and how much found no room; the tenants' numbers \
+         and names",
     },
     Method {
         name: "trace.read",
@@ -152,12 +175,17 @@ pub(crate) const METHODS: &[Method] = &[
             required("shard", "number", "of which shard"),
             required("from", "number", "from which decision on, from 0"),
         ],
-        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free slots, virtual time, start tag, why",
+        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
+         slots, virtual time, start tag, why",
     },
     Method {
         name: "drain",
         summary: "Takes no more connections and ends when the last client has gone",
-        params: &[optional("now", "boolean", "end as at SIGTERM: finish what is in flight and cut off who stays")],
+        params: &[optional(
+            "now",
+            "boolean",
+            "end as at SIGTERM: finish what is in flight and cut off who stays",
+        )],
         result: "the number of connections that are waited for",
     },
 ];
@@ -182,9 +210,12 @@ impl Fault {
 
     /// There is no such method.
     pub(crate) fn no_method(name: &str) -> Fault {
-        let near = METHODS.iter().map(|method| (strsim::jaro_winkler(method.name, name), method.name));
+        let near =
+            METHODS.iter().map(|method| (strsim::jaro_winkler(method.name, name), method.name));
         let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness > 0.8);
-        let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| format!("did you mean {name}?"));
+        let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| {
+            format!("did you mean {name}?")
+        });
         Fault { code: -32601, message: format!("there is no method {name}: {hint}") }
     }
 
@@ -209,22 +240,32 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
     if !given.is_object() {
         return Err(Fault::params("parameters have names: send an object"));
     }
-    serde_json::from_value(given).map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
+    serde_json::from_value(given)
+        .map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
 }
 
 /// Answers a line; `None` if nobody waits for an answer.
-pub(crate) fn answer(line: &str, mut call: impl FnMut(&str, Value) -> Result<Value, Fault>) -> Option<String> {
+pub(crate) fn answer(
+    line: &str,
+    mut call: impl FnMut(&str, Value) -> Result<Value, Fault>,
+) -> Option<String> {
     let parsed: Value = match serde_json::from_str(line) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let fault = Fault { code: -32700, message: format!("not JSON: {error}: send one request a line") };
+            let fault = Fault {
+                code: -32700,
+                message: format!("not JSON: {error}: send one request a line"),
+            };
             return Some(failed(Value::Null, &fault).to_string());
         }
     };
     match parsed {
-        Value::Array(batch) if batch.is_empty() => Some(failed(Value::Null, &invalid("an empty batch")).to_string()),
+        Value::Array(batch) if batch.is_empty() => {
+            Some(failed(Value::Null, &invalid("an empty batch")).to_string())
+        }
         Value::Array(batch) => {
-            let answers: Vec<Value> = batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
+            let answers: Vec<Value> =
+                batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
             (!answers.is_empty()).then(|| Value::Array(answers).to_string())
         }
         request => one(request, &mut call).map(|answer| answer.to_string()),
@@ -235,7 +276,8 @@ fn invalid(text: &str) -> Fault {
     Fault {
         code: -32600,
         message: format!(
-            "{text} is not a request: send {{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"status\"}}, for example"
+            "{text} is not a request: send \
+             {{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"status\"}}, for example"
         ),
     }
 }
@@ -245,12 +287,18 @@ fn failed(id: Value, fault: &Fault) -> Value {
 }
 
 /// Carries out one request; one without an id is not answered.
-fn one(request: Value, call: &mut impl FnMut(&str, Value) -> Result<Value, Fault>) -> Option<Value> {
-    let Value::Object(mut request) = request else { return Some(failed(Value::Null, &invalid("this"))) };
+fn one(
+    request: Value,
+    call: &mut impl FnMut(&str, Value) -> Result<Value, Fault>,
+) -> Option<Value> {
+    let Value::Object(mut request) = request else {
+        return Some(failed(Value::Null, &invalid("this")));
+    };
     let id = request.remove("id");
     let valid_id = id.as_ref().is_none_or(|id| id.is_string() || id.is_number() || id.is_null());
     let version = request.get("jsonrpc").and_then(Value::as_str) == Some("2.0");
-    let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id) else {
+    let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id)
+    else {
         return Some(failed(id.filter(|_| valid_id).unwrap_or(Value::Null), &invalid("this")));
     };
     let result = call(&method.clone(), request.remove("params").unwrap_or(Value::Null));
@@ -313,16 +361,26 @@ mod tests {
         assert_eq!(echo, json!({ "jsonrpc": "2.0", "id": "x", "result": { "a": 1 } }));
         assert_eq!(ask(r#"{"jsonrpc":"2.0","method":"echo"}"#), None, "a notification");
         assert_eq!(ask(r#"[{"jsonrpc":"2.0","method":"echo"}]"#), None);
-        let batch = r#"[{"jsonrpc":"2.0","id":1,"method":"echo"},{"jsonrpc":"2.0","method":"echo"},1]"#;
+        let batch =
+            r#"[{"jsonrpc":"2.0","id":1,"method":"echo"},{"jsonrpc":"2.0","method":"echo"},1]"#;
         let batch = ask(batch).unwrap();
-        assert_eq!((batch.as_array().unwrap().len(), &batch[0]["id"], &batch[1]["id"]), (2, &json!(1), &Value::Null));
+        assert_eq!(
+            (batch.as_array().unwrap().len(), &batch[0]["id"], &batch[1]["id"]),
+            (2, &json!(1), &Value::Null)
+        );
         assert_eq!(code("{"), -32700);
         assert_eq!(code("[]"), -32600);
         assert_eq!(code(r#"{"id":1,"method":"echo"}"#), -32600, "no version");
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":{},"method":"echo"}"#), -32600);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":1,"method":"tenant"}"#), -32601);
-        assert_eq!(Fault::no_method("tenant").message, "there is no method tenant: did you mean tenants?");
-        assert_eq!(Fault::no_method("xyz").message, "there is no method xyz: rpc.discover lists them");
+        assert_eq!(
+            Fault::no_method("tenant").message,
+            "there is no method tenant: did you mean tenants?"
+        );
+        assert_eq!(
+            Fault::no_method("xyz").message,
+            "there is no method xyz: rpc.discover lists them"
+        );
     }
 
     #[test]
@@ -343,7 +401,8 @@ mod tests {
     #[test]
     fn the_list_names_each_method_once() {
         let document = discover();
-        let names: Vec<_> = document["methods"].as_array().unwrap().iter().map(|method| &method["name"]).collect();
+        let names: Vec<_> =
+            document["methods"].as_array().unwrap().iter().map(|method| &method["name"]).collect();
         assert_eq!(names.len(), METHODS.len());
         assert!((1..names.len()).all(|index| !names[..index].contains(&names[index])));
     }

@@ -1,13 +1,15 @@
 //! What is served over HTTP: `/metrics` for Prometheus, and a page for people.
 //!
-//! **The page** is one document with its style and script in it, so that a saved one is whole. Its policy ([`policy`]) lets it run
-//! and show what bears this answer's random number only, load nothing, and speak to nobody but this server. Once a second it
-//! asks for `/look.json`, which is what `fairq top --json` prints.
+//! **The page** is one document with its style and script in it, so that a saved one is whole. Its
+//! policy ([`policy`]) lets it run and show what bears this answer's random number only, load
+//! nothing, and speak to nobody but this server. Once a second it asks for `/look.json`, which is
+//! what `fairq top --json` prints.
 //!
-//! **Writing.** The page shows and changes nothing, unless the configuration names a file with a token; then whoever sends that
-//! token may change weights (`POST /weight`), and nothing else. A browser sends it on behalf of this page only: it travels
-//! in a header that no form and no link can set, there is no answer that allows other origins to, and a request that
-//! another origin caused is refused before the token is looked at. The token is compared in constant time.
+//! **Writing.** The page shows and changes nothing, unless the configuration names a file with a
+//! token; then whoever sends that token may change weights (`POST /weight`), and nothing else. A
+//! browser sends it on behalf of this page only: it travels in a header that no form and no link
+//! can set, there is no answer that allows other origins to, and a request that another origin
+//! caused is refused before the token is looked at. The token is compared in constant time.
 
 use std::borrow::Cow;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +17,8 @@ use std::path::Path;
 
 use fairq_host::server::{Admin, HttpRequest, HttpResponse};
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName,
+    HeaderValue, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, Response, StatusCode};
 use rand::rngs::OsRng;
@@ -73,7 +75,8 @@ impl Writers {
 
 fn read_token(path: &Path) -> Result<String, Refusal> {
     let refuse = |text: String| Refusal::new(format!("web-token: {}: {text}", path.display()));
-    let mode = std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.permissions().mode();
+    let mode =
+        std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.permissions().mode();
     if mode & 0o077 != 0 {
         return Err(refuse(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
     }
@@ -81,27 +84,34 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
     let token = text.trim();
     if token.len() < TOKEN_MIN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(refuse(format!(
-            "a token has at least {TOKEN_MIN} characters, none of them blank: make one with head -c 18 /dev/urandom | base64"
+            "a token has at least {TOKEN_MIN} characters, none of them blank: make one with head \
+             -c 18 /dev/urandom | base64"
         )));
     }
     Ok(token.to_owned())
 }
 
 /// Answers a request.
-pub(super) fn answer(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
+pub(super) fn answer(
+    console: &mut Console,
+    admin: &mut dyn Admin,
+    request: &HttpRequest,
+) -> HttpResponse {
     let reads = request.method() == Method::GET || request.method() == Method::HEAD;
     let writes = request.method() == Method::POST;
     let nonce = format!("{:032x}", OsRng.unwrap_err().random::<u128>());
     let mut response = match request.uri().path() {
         "/" if reads => made(HTML, page(&nonce)),
         "/look.json" if reads => made(JSON, console.look(admin).to_string()),
-        "/metrics" if reads => {
-            made(METRICS, metrics::text(&admin.status(), &admin.roster(), &console.second, &console.plan))
-        }
+        "/metrics" if reads => made(
+            METRICS,
+            metrics::text(&admin.status(), &admin.roster(), &console.second, &console.plan),
+        ),
         "/weight" if writes => set_weight(console, admin, request),
-        "/" | "/look.json" | "/metrics" | "/weight" => {
-            refuse(StatusCode::METHOD_NOT_ALLOWED, "GET what is shown; POST a weight, and nothing else")
-        }
+        "/" | "/look.json" | "/metrics" | "/weight" => refuse(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "GET what is shown; POST a weight, and nothing else",
+        ),
         _ => refuse(StatusCode::NOT_FOUND, "there are /, /look.json and /metrics"),
     };
     let headers = response.headers_mut();
@@ -114,10 +124,12 @@ pub(super) fn answer(console: &mut Console, admin: &mut dyn Admin, request: &Htt
     response
 }
 
-/// What an answer may run, load and show, and whom it may talk to: this server. Icons may be in the page itself.
+/// What an answer may run, load and show, and whom it may talk to: this server. Icons may be in the
+/// page itself.
 fn policy(nonce: &str) -> HeaderValue {
     let text = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src \
+         'self'; img-src data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     HeaderValue::try_from(text).expect("it is ASCII")
@@ -126,7 +138,8 @@ fn policy(nonce: &str) -> HeaderValue {
 /// The page, whole.
 fn page(nonce: &str) -> String {
     let page = include_str!("web/page.html").replace("@nonce@", nonce);
-    page.replace("@style@", include_str!("web/page.css")).replace("@script@", include_str!("web/page.js"))
+    page.replace("@style@", include_str!("web/page.css"))
+        .replace("@script@", include_str!("web/page.js"))
 }
 
 fn made(kind: &'static str, body: String) -> HttpResponse {
@@ -159,7 +172,10 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
     }
     if !console.writers.know(request.headers().get(AUTHORIZATION)) {
-        return refuse(StatusCode::UNAUTHORIZED, "the token is wrong: it is in the file that web-token names");
+        return refuse(
+            StatusCode::UNAUTHORIZED,
+            "the token is wrong: it is in the file that web-token names",
+        );
     }
     let Ok(params) = serde_json::from_slice::<Value>(request.body()) else {
         return refuse(StatusCode::BAD_REQUEST, "send {\"tenant\": \"db\", \"weight\": \"300\"}");
@@ -174,7 +190,8 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     }
 }
 
-/// Whether a page of another origin caused the request. A browser says so; a program says nothing, and needs the token.
+/// Whether a page of another origin caused the request. A browser says so; a program says nothing,
+/// and needs the token.
 fn is_cross_site(request: &HttpRequest) -> bool {
     let header = |name: &HeaderName| request.headers().get(name).map(HeaderValue::as_bytes);
     if let Some(site) = header(&SITE) {
@@ -191,7 +208,9 @@ mod tests {
 
     fn caused_by(headers: &[(&str, &str)]) -> bool {
         let request =
-            headers.iter().fold(http::Request::post("/weight"), |request, (name, value)| request.header(*name, *value));
+            headers.iter().fold(http::Request::post("/weight"), |request, (name, value)| {
+                request.header(*name, *value)
+            });
         is_cross_site(&request.body(Vec::new()).unwrap())
     }
 
@@ -199,7 +218,11 @@ mod tests {
     fn another_origin_is_told_from_the_page_and_from_programs() {
         assert!(!caused_by(&[]) && !caused_by(&[("sec-fetch-site", "same-origin")]));
         assert!(!caused_by(&[("host", "h:1"), ("origin", "http://h:1")]));
-        assert!(!caused_by(&[("host", "h:1"), ("origin", "http://proxy"), ("sec-fetch-site", "same-origin")]));
+        assert!(!caused_by(&[
+            ("host", "h:1"),
+            ("origin", "http://proxy"),
+            ("sec-fetch-site", "same-origin")
+        ]));
         for headers in [
             &[("sec-fetch-site", "cross-site"), ("host", "h:1"), ("origin", "http://h:1")][..],
             &[("sec-fetch-site", "same-site")],
@@ -214,7 +237,9 @@ mod tests {
     #[test]
     fn the_page_is_one_document() {
         let page = page("n0");
-        for (tag, end) in [("<style nonce=\"n0\">", "</style>"), ("<script nonce=\"n0\">", "</script>")] {
+        for (tag, end) in
+            [("<style nonce=\"n0\">", "</style>"), ("<script nonce=\"n0\">", "</script>")]
+        {
             assert_eq!((page.matches(tag).count(), page.matches(end).count()), (1, 1), "{tag}");
         }
         assert!(
@@ -226,14 +251,17 @@ mod tests {
                 && page.matches("href=").count()
                     == page.matches("href=\"data:").count() + page.matches("href=\"#").count()
         );
-        assert!(policy("n0").to_str().unwrap().contains("script-src 'nonce-n0'; style-src 'nonce-n0'"));
+        assert!(
+            policy("n0").to_str().unwrap().contains("script-src 'nonce-n0'; style-src 'nonce-n0'")
+        );
     }
 
     #[test]
     fn a_token_is_a_file_that_nobody_else_reads() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let mode =
+            |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         let refusal = || Writers::new(Some(&path)).map(|_| ()).unwrap_err().to_string();
         assert!(refusal().contains("No such file"));
         std::fs::write(&path, "0123456789abcdef\n").unwrap();
@@ -243,12 +271,17 @@ mod tests {
         let mut writers = Writers::new(Some(&path)).unwrap();
         let mut knows = |text: &'static str| writers.know(Some(&HeaderValue::from_static(text)));
         assert!(knows("Bearer 0123456789abcdef"));
-        for wrong in ["Bearer 0123456789abcdeg", "Bearer 0123456789abcde", "0123456789abcdef", "Bearer ", ""] {
+        for wrong in
+            ["Bearer 0123456789abcdeg", "Bearer 0123456789abcde", "0123456789abcdef", "Bearer ", ""]
+        {
             assert!(!knows(wrong), "{wrong}");
         }
         assert!(!writers.know(None) && writers.refused == 6);
         std::fs::write(&path, "short").unwrap();
         assert!(refusal().contains("at least 16 characters"));
-        assert!(!Writers::new(None).unwrap().know(Some(&HeaderValue::from_static("Bearer "))), "nobody may");
+        assert!(
+            !Writers::new(None).unwrap().know(Some(&HeaderValue::from_static("Bearer "))),
+            "nobody may"
+        );
     }
 }

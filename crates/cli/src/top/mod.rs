@@ -30,7 +30,8 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     if args.once {
         look.sort(model::Order::default());
         let height = look.tenants.len() as u16 + 5;
-        let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
+        let columns =
+            rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
         let width = if columns >= 80 { columns } else { 120 };
         let text = view::text(&look, &Screen::default(), width, height);
         // Its last line is the keys, of which there are none.
@@ -50,7 +51,11 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Looks, draws and takes keys until `q`.
-fn show(terminal: &mut ratatui::DefaultTerminal, server: &mut Connection, mut look: Look) -> anyhow::Result<()> {
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    server: &mut Connection,
+    mut look: Look,
+) -> anyhow::Result<()> {
     let mut screen = Screen::default();
     let mut next = Instant::now() + PERIOD;
     loop {
@@ -83,7 +88,9 @@ fn press(key: KeyEvent, screen: &mut Screen, server: &mut Connection) -> anyhow:
             KeyCode::Backspace => drop(typed.pop()),
             KeyCode::Esc => screen.typed = None,
             KeyCode::Enter => {
-                if let Some((tenant, weight)) = screen.typed.take().filter(|(_, weight)| !weight.is_empty()) {
+                if let Some((tenant, weight)) =
+                    screen.typed.take().filter(|(_, weight)| !weight.is_empty())
+                {
                     let set = server.call("weight", json!({ "tenant": tenant, "weight": weight }));
                     screen.complaint = set.err().map(|error| error.to_string());
                 }
@@ -97,7 +104,9 @@ fn press(key: KeyEvent, screen: &mut Screen, server: &mut Connection) -> anyhow:
         KeyCode::Char('c') if ends => return Ok(false),
         KeyCode::Char('s') => screen.order = screen.order.next(),
         KeyCode::Char(' ' | 'p') => screen.is_paused = !screen.is_paused,
-        KeyCode::Char('w') => screen.typed = screen.chosen.clone().map(|tenant| (tenant, String::new())),
+        KeyCode::Char('w') => {
+            screen.typed = screen.chosen.clone().map(|tenant| (tenant, String::new()))
+        }
         KeyCode::Down | KeyCode::Char('j') => screen.step(1),
         KeyCode::Up | KeyCode::Char('k') => screen.step(-1),
         _ => {}

@@ -106,13 +106,19 @@ impl Look {
     }
 
     pub(crate) fn sort(&mut self, order: Order) {
-        let last = |tenant: &Tenant, value: fn(&LastSecond) -> f64| tenant.last_second.as_ref().map_or(-1.0, value);
+        let last = |tenant: &Tenant, value: fn(&LastSecond) -> f64| {
+            tenant.last_second.as_ref().map_or(-1.0, value)
+        };
         let most = |value: fn(&LastSecond) -> f64| {
-            move |a: &Tenant, b: &Tenant| last(b, value).total_cmp(&last(a, value)).then_with(|| a.name.cmp(&b.name))
+            move |a: &Tenant, b: &Tenant| {
+                last(b, value).total_cmp(&last(a, value)).then_with(|| a.name.cmp(&b.name))
+            }
         };
         match order {
             Order::Name => self.tenants.sort_by(|a, b| a.name.cmp(&b.name)),
-            Order::Weight => self.tenants.sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.name.cmp(&b.name))),
+            Order::Weight => self
+                .tenants
+                .sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.name.cmp(&b.name))),
             Order::Share => self.tenants.sort_by(most(|last| last.share)),
             Order::Iops => self.tenants.sort_by(most(|last| last.iops)),
             Order::P99 => self.tenants.sort_by(most(|last| last.p99_ns)),

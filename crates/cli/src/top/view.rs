@@ -1,4 +1,5 @@
-//! How it is shown: a summary, a table with bars, a line of keys; 80 columns are enough, and more show more.
+//! How it is shown: a summary, a table with bars, a line of keys; 80 columns are enough, and more
+//! show more.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -20,7 +21,8 @@ const WIDE: u16 = 110;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) order: Order,
-    /// The row that is selected, and whose it is: others may overtake it from one second to the next.
+    /// The row that is selected, and whose it is: others may overtake it from one second to the
+    /// next.
     pub(crate) selected: usize,
     pub(crate) chosen: Option<String>,
     pub(crate) is_paused: bool,
@@ -33,7 +35,10 @@ pub(crate) struct Screen {
 impl Screen {
     /// Stays with the tenant that is selected, wherever it is now.
     pub(crate) fn follow(&mut self, look: &Look) {
-        let place = self.chosen.as_ref().and_then(|name| look.tenants.iter().position(|tenant| tenant.name == *name));
+        let place = self
+            .chosen
+            .as_ref()
+            .and_then(|name| look.tenants.iter().position(|tenant| tenant.name == *name));
         self.selected = place.unwrap_or(self.selected).min(look.tenants.len().saturating_sub(1));
         self.chosen = look.tenants.get(self.selected).map(|tenant| tenant.name.clone());
     }
@@ -48,7 +53,8 @@ impl Screen {
 /// Draws a look at a server.
 pub(crate) fn draw(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let [head, table, foot] =
-        Layout::vertical([Constraint::Length(3), Constraint::Min(1), Constraint::Length(1)]).areas(area);
+        Layout::vertical([Constraint::Length(3), Constraint::Min(1), Constraint::Length(1)])
+            .areas(area);
     Paragraph::new(summary(look, screen)).render(head, buffer);
     tenants(look, screen, table, buffer);
     Paragraph::new(keys(screen)).render(foot, buffer);
@@ -60,7 +66,8 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
     let iops: f64 = active().map(|last| last.iops).sum();
     let bytes: f64 = active().map(|last| last.bytes_per_s).sum();
     let state = &status.policy_state;
-    let mut first = format!("fairq · up {:.0} s · {} connections", status.uptime_s, status.connections);
+    let mut first =
+        format!("fairq · up {:.0} s · {} connections", status.uptime_s, status.connections);
     if status.draining {
         first += " · draining";
     }
@@ -68,11 +75,16 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
         first += " · PAUSED";
     }
     first += &format!(" · {}", status.device);
-    let second = format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
+    let second =
+        format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
     let mut third = Vec::new();
     if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
         let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
-        third.push(format!("D {}{} {used}/{slots}", "▪".repeat(filled), "·".repeat(SLOTS - filled)));
+        third.push(format!(
+            "D {}{} {used}/{slots}",
+            "▪".repeat(filled),
+            "·".repeat(SLOTS - filled)
+        ));
     }
     if let Some(weights) = &state.class_weights {
         let of = |class: &str| weights.get(class).copied().unwrap_or(0);
@@ -118,7 +130,11 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
     // The selected one stays in sight.
     let from = screen.selected.saturating_sub(most.saturating_sub(1));
     let rows = look.tenants.iter().enumerate().skip(from).take(most).map(|(index, tenant)| {
-        let style = if index == screen.selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
+        let style = if index == screen.selected {
+            Style::new().add_modifier(Modifier::REVERSED)
+        } else {
+            Style::new()
+        };
         Row::new(cells(tenant, is_wide)).style(style)
     });
     let head = Row::new(heads).style(Style::new().add_modifier(Modifier::UNDERLINED));
@@ -128,12 +144,18 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
 fn cells(tenant: &Tenant, is_wide: bool) -> Vec<Cell<'static>> {
     let right = |text: String, width: usize| Cell::new(format!("{text:>width$}"));
     let Some(last) = tenant.last_second else {
-        let mut cells = vec![Cell::new(tenant.name.clone()), right(tenant.weight.to_string(), 6), Cell::new("idle")];
+        let mut cells = vec![
+            Cell::new(tenant.name.clone()),
+            right(tenant.weight.to_string(), 6),
+            Cell::new("idle"),
+        ];
         cells.resize(if is_wide { 12 } else { 9 }, Cell::new(""));
         return cells;
     };
-    let LastSecond { entitled, share, iops, bytes_per_s, p50_ns, p99_ns, staged_ns, device_ns } = last;
-    let hurt = tenant.worst().map_or(String::new(), |(name, part)| format!("{:.0}% {name}", part * 100.0));
+    let LastSecond { entitled, share, iops, bytes_per_s, p50_ns, p99_ns, staged_ns, device_ns } =
+        last;
+    let hurt =
+        tenant.worst().map_or(String::new(), |(name, part)| format!("{:.0}% {name}", part * 100.0));
     let mut cells = vec![
         Cell::new(tenant.name.clone()),
         right(tenant.weight.to_string(), 6),
@@ -148,7 +170,13 @@ fn cells(tenant: &Tenant, is_wide: bool) -> Vec<Cell<'static>> {
     if is_wide {
         cells.insert(6, right(show_duration(p50_ns), 8));
         cells.insert(9, right(show_duration(device_ns), 8));
-        cells.insert(10, right(format!("{}+{}", tenant.staged, tenant.in_flight.saturating_sub(tenant.staged)), 9));
+        cells.insert(
+            10,
+            right(
+                format!("{}+{}", tenant.staged, tenant.in_flight.saturating_sub(tenant.staged)),
+                9,
+            ),
+        );
     }
     cells
 }
@@ -169,7 +197,9 @@ fn bar(share: f64, entitled: f64) -> String {
 
 fn keys(screen: &Screen) -> Line<'static> {
     if let Some((tenant, typed)) = &screen.typed {
-        return Line::raw(format!("weight of {tenant}, 1 to 10000: {typed}_   Enter sets it, Esc does not"));
+        return Line::raw(format!(
+            "weight of {tenant}, 1 to 10000: {typed}_   Enter sets it, Esc does not"
+        ));
     }
     if let Some(complaint) = &screen.complaint {
         return Line::styled(complaint.clone(), Style::new().add_modifier(Modifier::BOLD));
@@ -222,7 +252,8 @@ mod tests {
         use serde_json::Value;
         serde_json::from_value(json!({
             "status": {
-                "uptime_s": 12.3, "device": "paced 4G", "policy": "mqfq D=32 T=45k", "connections": 3, "draining": false,
+                "uptime_s": 12.3, "device": "paced \
+                 4G", "policy": "mqfq D=32 T=45k", "connections": 3, "draining": false,
                 "policy_state": {
                     "virtual_time_spread": 41_000, "slots": 32, "slots_in_use": 30, "throttles": 5, "blocks": 9,
                     "class_weights": { "high": 256, "medium": 32, "low": 4 },
@@ -260,12 +291,22 @@ mod tests {
     fn a_wide_terminal_shows_more_and_the_selected_stays_in_sight() {
         let mut look = look();
         look.sort(Order::Share);
-        let screen =
-            Screen { selected: 2, typed: Some(("lead".into(), "25".into())), is_paused: true, ..Screen::default() };
+        let screen = Screen {
+            selected: 2,
+            typed: Some(("lead".into(), "25".into())),
+            is_paused: true,
+            ..Screen::default()
+        };
         let text = text(&look, &screen, 120, 6);
-        assert!(text.contains("PAUSED") && text.contains("p50") && text.contains("queue"), "\n{text}");
+        assert!(
+            text.contains("PAUSED") && text.contains("p50") && text.contains("queue"),
+            "\n{text}"
+        );
         assert!(text.contains("lead") && !text.contains("\ngold"), "only one row fits\n{text}");
-        assert!(text.ends_with("weight of lead, 1 to 10000: 25_   Enter sets it, Esc does not"), "\n{text}");
+        assert!(
+            text.ends_with("weight of lead, 1 to 10000: 25_   Enter sets it, Esc does not"),
+            "\n{text}"
+        );
     }
 
     #[test]
@@ -278,7 +319,11 @@ mod tests {
         let before = (screen.selected, screen.chosen.clone());
         look.sort(Order::Name);
         screen.follow(&look);
-        assert_eq!((before, screen.selected), ((1, Some("silver".into())), 2), "others have overtaken it");
+        assert_eq!(
+            (before, screen.selected),
+            ((1, Some("silver".into())), 2),
+            "others have overtaken it"
+        );
         look.tenants.retain(|tenant| tenant.name != "silver");
         screen.follow(&look);
         assert_eq!(

@@ -1,11 +1,13 @@
 //! A recording for ui.perfetto.dev, in Chrome's trace event format (JSON).
 //!
-//! A process for each tenant, with two slices for each request: staged, and on the device. A process for each shard, with its
-//! decisions as instants, and counters of requests on the device, virtual time and free slots.
+//! A process for each tenant, with two slices for each request: staged, and on the device. A
+//! process for each shard, with its decisions as instants, and counters of requests on the device,
+//! virtual time and free slots.
 //!
-//! What Perfetto's importer wants beyond the format: slices of requests overlap, so they are asynchronous (`b`, `e`), and both
-//! events of one have the same category, number, process and *name*; a process' only thread has the number of the process,
-//! else it is taken for another one; what has no value is left out; and there is no `displayTimeUnit`, which it counts as a mistake.
+//! What Perfetto's importer wants beyond the format: slices of requests overlap, so they are
+//! asynchronous (`b`, `e`), and both events of one have the same category, number, process and
+//! *name*; a process' only thread has the number of the process, else it is taken for another one;
+//! what has no value is left out; and there is no `displayTimeUnit`, which it counts as a mistake.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -44,10 +46,18 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
     for shard in 0..recorded.shards {
         writer.name(shard_process(shard), &format!("shard {shard}"), "decisions")?;
     }
-    let tenants: BTreeSet<u16> =
-        recorded.rows.iter().filter(|(_, row)| row.kind != "held").map(|(_, row)| row.tenant).collect();
+    let tenants: BTreeSet<u16> = recorded
+        .rows
+        .iter()
+        .filter(|(_, row)| row.kind != "held")
+        .map(|(_, row)| row.tenant)
+        .collect();
     for number in tenants {
-        writer.name(tenant_process(number), &format!("tenant {}", recorded.name(number)), "requests")?;
+        writer.name(
+            tenant_process(number),
+            &format!("tenant {}", recorded.name(number)),
+            "requests",
+        )?;
     }
     for (number, (shard, row)) in (0..).zip(&recorded.rows) {
         writer.request(number, *shard, row)?;
@@ -81,19 +91,33 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    fn slice(&mut self, ph: &str, at_ns: u64, Open { number, process, name }: &Open, args: Value) -> io::Result<()> {
+    fn slice(
+        &mut self,
+        ph: &str,
+        at_ns: u64,
+        Open { number, process, name }: &Open,
+        args: Value,
+    ) -> io::Result<()> {
         let ts = self.ts(at_ns);
         self.put(&json!({
             "ph": ph, "cat": "request", "id": number, "pid": process, "tid": process, "name": name, "ts": ts, "args": args,
         }))
     }
 
-    fn counter(&mut self, shard: usize, at_ns: u64, name: &str, unit: &str, value: u64) -> io::Result<()> {
+    fn counter(
+        &mut self,
+        shard: usize,
+        at_ns: u64,
+        name: &str,
+        unit: &str,
+        value: u64,
+    ) -> io::Result<()> {
         let (ts, process) = (self.ts(at_ns), shard_process(shard));
         self.put(&json!({"ph": "C", "pid": process, "tid": process, "name": name, "ts": ts, "args": {unit: value}}))
     }
 
-    /// What a row means for its request; `number` is what the request is called, if it is its first.
+    /// What a row means for its request; `number` is what the request is called, if it is its
+    /// first.
     fn request(&mut self, number: u64, shard: usize, row: &Row) -> io::Result<()> {
         let (live, process) = ((shard, row.tag), tenant_process(row.tenant));
         let args = told([
@@ -111,10 +135,16 @@ impl<W: Write> Writer<'_, W> {
         if !is_end && !matches!(row.kind.as_str(), "arrive" | "issue") {
             return Ok(());
         }
-        // A tag is used again only when its request has ended: what a full ring has lost of that ends here.
+        // A tag is used again only when its request has ended: what a full ring has lost of that
+        // ends here.
         let before = self.open.remove(&live);
         if let Some(open) = &before {
-            self.slice("e", row.at_ns, open, if is_end { json!({ "failed": row.kind == "fail" }) } else { json!({}) })?;
+            self.slice(
+                "e",
+                row.at_ns,
+                open,
+                if is_end { json!({ "failed": row.kind == "fail" }) } else { json!({}) },
+            )?;
             self.on_device[shard] -= u64::from(open.name == ON_DEVICE);
         }
         if !is_end {
@@ -170,8 +200,9 @@ fn tenant_process(number: u16) -> usize {
     1000 + usize::from(number)
 }
 
-/// Reads a recording as Perfetto's importer reads it, and refuses what that one would drop, count as a mistake or misunderstand: gives the
-/// slices (process, name, microseconds), the last values of counters, and the names of instants.
+/// Reads a recording as Perfetto's importer reads it, and refuses what that one would drop, count
+/// as a mistake or misunderstand: gives the slices (process, name, microseconds), the last values
+/// of counters, and the names of instants.
 #[cfg(test)]
 pub(super) mod reader {
     use std::collections::{BTreeMap, HashMap};
@@ -196,16 +227,28 @@ pub(super) mod reader {
         let mut read = Read::default();
         for event in whole["traceEvents"].as_array().unwrap() {
             let fields = event.as_object().unwrap();
-            // A field that is an array ends the whole import, and one without a value is not the same as none.
+            // A field that is an array ends the whole import, and one without a value is not the
+            // same as none.
             assert!(fields.values().all(|value| !value.is_array() && !value.is_null()), "{event}");
-            let text =
-                |key: &str| event[key].as_str().unwrap_or_else(|| panic!("{key} is no text: {event}")).to_owned();
-            let number = |key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {event}"));
+            let text = |key: &str| {
+                event[key]
+                    .as_str()
+                    .unwrap_or_else(|| panic!("{key} is no text: {event}"))
+                    .to_owned()
+            };
+            let number = |key: &str| {
+                event[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {event}"))
+            };
             let (pid, args) = (number("pid"), event["args"].as_object().unwrap());
             assert!(u32::try_from(pid).is_ok() && pid == number("tid"), "{event}");
-            assert!(args.values().all(|value| value.is_string() || value.is_number() || value.is_boolean()), "{event}");
+            assert!(
+                args.values()
+                    .all(|value| value.is_string() || value.is_number() || value.is_boolean()),
+                "{event}"
+            );
             if text("ph") == "M" {
-                let known = if text("name") == "process_name" { &mut processes } else { &mut threads };
+                let known =
+                    if text("name") == "process_name" { &mut processes } else { &mut threads };
                 let name = args["name"].as_str().filter(|name| !name.is_empty()).unwrap();
                 assert_eq!(known.insert(pid, name.to_owned()), None, "{event}");
                 continue;
@@ -213,12 +256,14 @@ pub(super) mod reader {
             let ts = event["ts"].as_f64().unwrap();
             assert!(ts >= last, "not in the order of time: {event}");
             last = ts;
-            let process: String = processes.get(&pid).unwrap_or_else(|| panic!("no name: {event}")).clone();
+            let process: String =
+                processes.get(&pid).unwrap_or_else(|| panic!("no name: {event}")).clone();
             let track = || (text("cat"), number("id"), pid, text("name"));
             match &*text("ph") {
                 "b" => assert_eq!(open.insert(track(), ts), None, "{event}"),
                 "e" => {
-                    let began = open.remove(&track()).unwrap_or_else(|| panic!("never began: {event}"));
+                    let began =
+                        open.remove(&track()).unwrap_or_else(|| panic!("never began: {event}"));
                     read.slices.push((process, text("name"), ts - began));
                 }
                 "i" => {
@@ -228,7 +273,10 @@ pub(super) mod reader {
                 "C" => {
                     let (unit, value) = args.iter().next().unwrap();
                     assert_eq!(args.len(), 1);
-                    read.counters.insert((process, format!("{} {unit}", text("name"))), value.as_f64().unwrap());
+                    read.counters.insert(
+                        (process, format!("{} {unit}", text("name"))),
+                        value.as_f64().unwrap(),
+                    );
                 }
                 other => panic!("{other}: {event}"),
             }

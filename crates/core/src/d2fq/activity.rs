@@ -1,24 +1,31 @@
-//! What all ports know about a flow: its virtual time, and on how many ports it has requests in flight, since when.
+//! What all ports know about a flow: its virtual time, and on how many ports it has requests in
+//! flight, since when.
 //!
-//! **Problem.** The paper counts each flow's requests in flight to tell active flows from idle ones. A shared counter
-//! would be written twice for every request, by every port.
-//! **Model.** Each port counts in its own memory; shared is only the number of *ports* that have any, which changes when a
-//! port's own count goes between 0 and 1. Beside it is the time at which the flow's state began: since when it has been
-//! in flight without a break, or since when it has not been. A flow that has had nothing in flight for longer than the
-//! **grace period** is idle; before that it may just be thinking (deceptive idleness, Section 3.5).
+//! **Problem.** The paper counts each flow's requests in flight to tell active flows from idle
+//! ones. A shared counter would be written twice for every request, by every port. **Model.** Each
+//! port counts in its own memory; shared is only the number of *ports* that have any, which changes
+//! when a port's own count goes between 0 and 1. Beside it is the time at which the flow's state
+//! began: since when it has been in flight without a break, or since when it has not been. A flow
+//! that has had nothing in flight for longer than the **grace period** is idle; before that it may
+//! just be thinking (deceptive idleness, Section 3.5).
 //!
-//! **A pause between two bursts is not a break.** A shard takes completions in batches, and a client answers many replies with
-//! many requests at once; a flow of any depth may have nothing in flight for a moment in between. If that counted, the
-//! hungriest flows would look as if they asked for little: no measure for Eq. 2, and brought up to the others each time
-//! they come back. So each flow has a **presence**: time in which it was deep adds to it, up to 8 grace periods; time in
-//! which it was away, or shallow, is taken from it. As long as that is covered, the flow has been in flight *all along*.
-//! One that is away or shallow for longer, or more than half of the time, waits for its client: that is a break.
+//! **A pause between two bursts is not a break.** A shard takes completions in batches, and a
+//! client answers many replies with many requests at once; a flow of any depth may have nothing in
+//! flight for a moment in between. If that counted, the hungriest flows would look as if they asked
+//! for little: no measure for Eq. 2, and brought up to the others each time they come back. So each
+//! flow has a **presence**: time in which it was deep adds to it, up to 8 grace periods; time in
+//! which it was away, or shallow, is taken from it. As long as that is covered, the flow has been
+//! in flight *all along*. One that is away or shallow for longer, or more than half of the time,
+//! waits for its client: that is a break.
 //!
-//! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has never been active.
+//! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has
+//! never been active.
 //!
-//! **Memory ordering.** Leaving is Release and Acquire: who takes the number to 0 has seen all that ports did while they
-//! were counted. When a spell in flight began and since when it counts are written by the port that begins one; they are
-//! Relaxed, as they decide no more than a threshold. Virtual time is a counter of its own and is accessed with Relaxed; nothing is published through it.
+//! **Memory ordering.** Leaving is Release and Acquire: who takes the number to 0 has seen all that
+//! ports did while they were counted. When a spell in flight began and since when it counts are
+//! written by the port that begins one; they are Relaxed, as they decide no more than a threshold.
+//! Virtual time is a counter of its own and is accessed with Relaxed; nothing is published through
+//! it.
 
 use crate::platform::{AtomicWord, Ordering, Platform};
 use crate::vtime::VTime;
@@ -118,7 +125,8 @@ impl<P: Platform> FlowState<P> {
     pub(super) fn shift(&self, to: impl Fn(VTime) -> Option<VTime>) {
         let mut old = self.vt.load(Ordering::Relaxed);
         while let Some(new) = to(VTime::from_word(old)) {
-            match self.vt.compare_exchange(old, new.to_word(), Ordering::Relaxed, Ordering::Relaxed) {
+            match self.vt.compare_exchange(old, new.to_word(), Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => {
                     let units = new.since(VTime::from_word(old)) as u64;
                     self.moved.fetch_add(units, Ordering::Relaxed);
@@ -149,8 +157,9 @@ impl<P: Platform> FlowState<P> {
         Activity { word, since: self.since.load(Ordering::Relaxed) }
     }
 
-    /// The flow is in flight again, and `was` before; true if that was a pause, and it has been in flight all along. For
-    /// the port that brought it back: another that sees the flow before this is done takes it for what it was before.
+    /// The flow is in flight again, and `was` before; true if that was a pause, and it has been in
+    /// flight all along. For the port that brought it back: another that sees the flow before this
+    /// is done takes it for what it was before.
     pub(super) fn resume(&self, was: Activity, was_deep: bool, now_ns: u64, grace_ns: u64) -> bool {
         let left_ns = was.word & !PORTS;
         let served_ns = left_ns.saturating_sub(self.entered.load(Ordering::Relaxed));
@@ -158,7 +167,8 @@ impl<P: Platform> FlowState<P> {
         let (earned_ns, missed_ns) =
             if was_deep { (served_ns, away_ns) } else { (0, away_ns.saturating_add(served_ns)) };
         let most_ns = grace_ns.saturating_mul(PRESENCE_GRACES);
-        let presence_ns = self.presence.load(Ordering::Relaxed).saturating_add(earned_ns).min(most_ns);
+        let presence_ns =
+            self.presence.load(Ordering::Relaxed).saturating_add(earned_ns).min(most_ns);
         let paused = presence_ns > missed_ns;
         self.entered.store(now_ns, Ordering::Relaxed);
         self.presence.store(presence_ns.saturating_sub(missed_ns), Ordering::Relaxed);

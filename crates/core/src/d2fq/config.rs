@@ -10,7 +10,8 @@ use crate::topology::Topology;
 pub enum Ratio {
     /// Adjusted once a period (Section 3.2).
     Dynamic {
-        /// What it is before the first adjustment. The paper begins at 256, where every share can be had.
+        /// What it is before the first adjustment. The paper begins at 256, where every share can
+        /// be had.
         initial: u16,
     },
     /// Always this, 1 to 256.
@@ -44,16 +45,20 @@ pub struct D2fqConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at weight 100. `None`: the
-    /// paper's 8 MiB, halved with the other thresholds for a slower device, until that serves as much in 1/128 of a period
-    /// ([`super`]). Smaller begins to throttle earlier and lengthens tails (Figures 7 and 8).
+    /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at
+    /// weight 100. `None`: the paper's 8 MiB, halved with the other thresholds for a slower device,
+    /// until that serves as much in 1/128 of a period ([`super`]). Smaller begins to throttle
+    /// earlier and lengthens tails (Figures 7 and 8).
     pub tau_l: Option<u64>,
-    /// tau_m: from here on the medium class. `None`: tau_l / 2, the paper's. Equal to tau_l there is no medium class.
+    /// tau_m: from here on the medium class. `None`: tau_l / 2, the paper's. Equal to tau_l there
+    /// is no medium class.
     pub tau_m: Option<u64>,
-    /// tau_w: two flows this far apart mean that the ratio is too small. `None`: 2 tau_l, the paper's.
+    /// tau_w: two flows this far apart mean that the ratio is too small. `None`: 2 tau_l, the
+    /// paper's.
     pub tau_w: Option<u64>,
-    /// How long a flow may have nothing in flight before it counts as idle, in nanoseconds. Default 5 ms: longer than
-    /// a client that computes between two requests, shorter than a pause that anybody would call one.
+    /// How long a flow may have nothing in flight before it counts as idle, in nanoseconds. Default
+    /// 5 ms: longer than a client that computes between two requests, shorter than a pause that
+    /// anybody would call one.
     pub grace_ns: u64,
     /// The period of the adjustment of the ratio, in nanoseconds. Default 1 s, the paper's.
     pub period_ns: u64,
@@ -61,9 +66,11 @@ pub struct D2fqConfig {
     pub ratio: Ratio,
     /// How global virtual time is found. Default: [`TrackerKind::Sloppy`].
     pub tracker: TrackerKind,
-    /// Does exactly what the paper says where the default differs; see the table in [`super`]. Default: no.
+    /// Does exactly what the paper says where the default differs; see the table in [`super`].
+    /// Default: no.
     pub strict_paper: bool,
-    /// How much of all bytes served may be urgent, in percent, 0 to 50. Default 0: no flow is ever urgent.
+    /// How much of all bytes served may be urgent, in percent, 0 to 50. Default 0: no flow is ever
+    /// urgent.
     pub urgent_percent: u8,
     /// What a request costs its flow. Default: its length.
     pub cost: CostModel,

@@ -1,24 +1,29 @@
 //! `d2fq`: device-direct fair queueing (Woo, Ahn, Lee and Jeong, USENIX FAST 2021).
 //!
-//! **Problem.** Fair queueing on the host holds requests back, sorts them and wakes their ports later. For a device of a million
-//! requests per second that costs more CPU than the requests themselves.
+//! **Problem.** Fair queueing on the host holds requests back, sorts them and wakes their ports
+//! later. For a device of a million requests per second that costs more CPU than the requests
+//! themselves.
 //!
-//! **Model.** An NVMe controller with weighted round robin serves three classes of submission queues at three speeds. A
-//! flow's *virtual time* is what it has been served, divided by its weight; one unit is a byte at weight 100
-//! ([`crate::vtime`]). *Global virtual time* (gvt) is the least of all active flows. Whoever is behind or near it uses the high
-//! class, whoever is ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch, nothing is
+//! **Model.** An NVMe controller with weighted round robin serves three classes of submission
+//! queues at three speeds. A flow's *virtual time* is what it has been served, divided by its
+//! weight; one unit is a byte at weight 100 ([`crate::vtime`]). *Global virtual time* (gvt) is the
+//! least of all active flows. Whoever is behind or near it uses the high class, whoever is ahead by
+//! tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch, nothing is
 //! staged, nobody waits for another port. Virtual time is charged at completion.
 //!
-//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what the flows need (`ratio`);
-//! [`Policy::class_weights`] tells the weights that the device is to have.
+//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what
+//! the flows need (`ratio`); [`Policy::class_weights`] tells the weights that the device is to
+//! have.
 //!
-//! **What it guarantees.** No bound on unfairness over short times (the paper has none either); over longer ones two backlogged
-//! flows stay within about tau_w of each other in virtual time once the ratio has adapted, **if** the device schedules: its queues
-//! must be backed up behind a window of commands that it works on, and it must be asked for at most 256:1.
+//! **What it guarantees.** No bound on unfairness over short times (the paper has none either);
+//! over longer ones two backlogged flows stay within about tau_w of each other in virtual time once
+//! the ratio has adapted, **if** the device schedules: its queues must be backed up behind a window
+//! of commands that it works on, and it must be asked for at most 256:1.
 //!
-//! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a time; tau_l = 8 MiB. Both begin in
-//! the high class, each is served half, and b's virtual time runs three times as fast. After 12 MiB each, b is at 12 Mi units
-//! and a at 4 Mi: b is 8 MiB ahead and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
+//! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a
+//! time; tau_l = 8 MiB. Both begin in the high class, each is served half, and b's virtual time
+//! runs three times as fast. After 12 MiB each, b is at 12 Mi units and a at 4 Mi: b is 8 MiB ahead
+//! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
 //! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
 //!
 //! | structure | what it holds | source |
@@ -32,15 +37,17 @@
 //! **Knobs.** [`D2fqConfig`].
 //!
 //! # What a request writes
-//! The paper's Figure 10 changes the flow's virtual time and its number of requests in flight, twice a request, from every core.
-//! Here a request writes its port's memory only. A port *publishes* a flow's completions when they are worth
-//! `batch = tau_l / max(64, 8 x ports)` units, when nothing of the flow is left in flight on this port, or after 1/64 of
-//! the period. **Slack**: virtual time as others see it is late by less than `ports x batch <= tau_l / 8`, plus one request
-//! per port; the classes of a flow change that much later, and shares over longer times do not change at all, for nothing
-//! is lost.
+//! The paper's Figure 10 changes the flow's virtual time and its number of requests in flight,
+//! twice a request, from every core. Here a request writes its port's memory only. A port
+//! *publishes* a flow's completions when they are worth `batch = tau_l / max(64, 8 x ports)` units,
+//! when nothing of the flow is left in flight on this port, or after 1/64 of the period. **Slack**:
+//! virtual time as others see it is late by less than `ports x batch <= tau_l / 8`, plus one
+//! request per port; the classes of a flow change that much later, and shares over longer times do
+//! not change at all, for nothing is lost.
 //!
-//! Cache lines that a request moves between cores, when F flows are active on all of n ports and each publication covers k
-//! requests (k is 32 for 4 KiB at the default weight and knobs, up to 8 ports):
+//! Cache lines that a request moves between cores, when F flows are active on all of n ports and
+//! each publication covers k requests (k is 32 for 4 KiB at the default weight and knobs, up to 8
+//! ports):
 //!
 //! | tracker | lines moved per request |
 //! |---|---|
@@ -48,11 +55,12 @@
 //! | mindicator | the same for the flow's, plus a leaf and its path per publication that changes a port's least: up to (2 + depth)/(k F), and an exclusive root for each flow that comes or goes |
 //! | scan | F reads a request, of which every line that another port wrote since the last scan moves: up to F/k x (n - 1)/n and at least F cache hits |
 //!
-//! A flow with one request at a time on a port publishes every request, and changes its `activity` twice: 3 writes of one line,
-//! which no other port wants unless the flow is there too.
+//! A flow with one request at a time on a port publishes every request, and changes its `activity`
+//! twice: 3 writes of one line, which no other port wants unless the flow is there too.
 //!
 //! # Where the paper is silent, or where this differs
-//! `decisions.md` beside this file has every decision, by the numbers that comments cite, with the tests that hold it.
+//! `decisions.md` beside this file has every decision, by the numbers that comments cite, with the
+//! tests that hold it.
 //!
 //! | | default | `strict_paper` |
 //! |---|---|---|
@@ -65,14 +73,16 @@
 //! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
 //! | f_min in Eq. 2 | of the flows that were in flight all period | of all active flows |
 //!
-//! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged like any other, once, when it completes.
+//! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged
+//! like any other, once, when it completes.
 //!
-//! **When nobody holds gvt** and the least flow must be looked for, that look costs about 10 ns a flow. It is done at most once
-//! per microsecond and flow slot in use (64 at least), so it takes at most 1 % of one CPU; in that time the flows
-//! move on by no more than 1 us of the device's throughput each, 10 KB at 10 GB/s, when all slots are active.
+//! **When nobody holds gvt** and the least flow must be looked for, that look costs about 10 ns a
+//! flow. It is done at most once per microsecond and flow slot in use (64 at least), so it takes at
+//! most 1 % of one CPU; in that time the flows move on by no more than 1 us of the device's
+//! throughput each, 10 KB at 10 GB/s, when all slots are active.
 //!
-//! **Memory ordering** is argued in `gvt` and `activity`. Usage statistics are single-writer words, Relaxed: they are sums
-//! for a human-scale period.
+//! **Memory ordering** is argued in `gvt` and `activity`. Usage statistics are single-writer words,
+//! Relaxed: they are sums for a human-scale period.
 
 mod activity;
 mod config;
@@ -109,16 +119,19 @@ use ratio::Sample;
 use tracker::{Least, Tracker, least};
 use urgent::Budget;
 
-/// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so a flow learns what became of
-/// a change of class only when all that it had in flight is done. A threshold within a few times that distance makes flows
-/// overshoot it to and fro, and the ratio with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight
-/// each, factors 1 and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 it settles at 17.
+/// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so
+/// a flow learns what became of a change of class only when all that it had in flight is done. A
+/// threshold within a few times that distance makes flows overshoot it to and fro, and the ratio
+/// with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight each, factors 1
+/// and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 it settles
+/// at 17.
 const DEPTHS: u64 = 8;
 
 /// Thresholds are halved at most so often: tau_l is 64 KiB then.
 const SCALE_MAX: u64 = 7;
 
-/// All flows together are to be served tau_l units in one part in so many of a period, at least. The paper's device does that in 1/400.
+/// All flows together are to be served tau_l units in one part in so many of a period, at least.
+/// The paper's device does that in 1/400.
 const PERIOD_PARTS: u64 = 128;
 
 /// A flow that pauses may be behind by so many times what counts as unfair.
@@ -210,7 +223,11 @@ impl<P: Platform> D2fq<P> {
             states: (0..flows).map(|_| FlowState::new()).collect(),
             tracker: CachePadded::new(Tracker::new(&config)),
             usage: (0..ports).map(|_| (0..flows).map(|_| Usage::new()).collect()).collect(),
-            survey: CachePadded::new(Survey { due_ns: P::U64::new(0), floor: P::U64::new(0), used: P::U64::new(0) }),
+            survey: CachePadded::new(Survey {
+                due_ns: P::U64::new(0),
+                floor: P::U64::new(0),
+                used: P::U64::new(0),
+            }),
             urgent: (config.urgent_percent > 0).then(budget),
             cost: config.cost,
             medium: (config.medium() >> KIU) as i64,
@@ -267,7 +284,8 @@ impl<P: Platform> Policy for D2fq<P> {
                 // In the paper's mode an idle holder keeps it.
                 gvt.release_slot(slot);
             }
-            // No port uses the slot yet; the table makes it visible. The old flow's debt is not the new one's.
+            // No port uses the slot yet; the table makes it visible. The old flow's debt is not the
+            // new one's.
             let old = state.vt();
             state.reset(at_gvt(old, tracker.ahead(old, || None)));
             // Only `add` writes it, under the table's lock.
@@ -310,7 +328,8 @@ impl<P: Platform> Policy for D2fq<P> {
             }
             let unfair = self.unfair >> self.shared.scale();
             if self.is_dynamic {
-                let ratio = ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
+                let ratio =
+                    ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
                 self.ratio.store(u64::from(ratio), Ordering::Relaxed);
             }
             if !self.shared.strict_paper {
@@ -372,7 +391,8 @@ impl Adjuster {
                     progress,
                     paused: state.has_paused_since(began_ns),
                     backlogged: activity.is_backlogged(now_ns, period_ns),
-                    bytes: [0, 1, 2].map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
+                    bytes: [0, 1, 2]
+                        .map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
                     in_flight: units(in_flight, weight),
                 });
             }
@@ -382,7 +402,9 @@ impl Adjuster {
 
     /// How often thresholds are to be halved, of which tau_l is `low`.
     fn scale(&self, low: u64) -> u64 {
-        (0..SCALE_MAX).find(|&scale| low >> scale <= self.served / PERIOD_PARTS).unwrap_or(SCALE_MAX)
+        (0..SCALE_MAX)
+            .find(|&scale| low >> scale <= self.served / PERIOD_PARTS)
+            .unwrap_or(SCALE_MAX)
     }
 }
 
@@ -393,14 +415,18 @@ impl<P: Platform> Shared<P> {
         least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
     }
 
-    /// Looks at all flows, if that is due, for the least backlogged one and for gvt if nobody holds it.
+    /// Looks at all flows, if that is due, for the least backlogged one and for gvt if nobody holds
+    /// it.
     #[cold]
     fn survey(&self, now_ns: u64) {
         let Survey { due_ns, floor, used } = &*self.survey;
         let due = due_ns.load(Ordering::Relaxed);
-        let period_ns = used.load(Ordering::Relaxed).saturating_mul(SURVEY_PER_FLOW_NS).max(SURVEY_MIN_NS);
+        let period_ns =
+            used.load(Ordering::Relaxed).saturating_mul(SURVEY_PER_FLOW_NS).max(SURVEY_MIN_NS);
         let next = now_ns.saturating_add(period_ns);
-        if now_ns < due || due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if now_ns < due
+            || due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return;
         }
         let least = self.least(now_ns);
@@ -432,16 +458,19 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Takes from flows that had nothing in flight at times what they are behind the others by more than `LAGS` times what
-    /// counts as unfair: more was never waited for.
+    /// Takes from flows that had nothing in flight at times what they are behind the others by more
+    /// than `LAGS` times what counts as unfair: more was never waited for.
     fn forfeit(&self, samples: &[Sample], unfair: u64) {
         let backlogged = || samples.iter().filter(|sample| sample.backlogged);
         let most_in_flight = samples.iter().map(|sample| sample.in_flight).max().unwrap_or(0);
         let lag = ratio::unfair(unfair, most_in_flight).saturating_mul(LAGS);
         for sample in samples.iter().filter(|sample| sample.paused) {
             let others = backlogged().filter(|other| other.slot != sample.slot);
-            let least = others.map(|other| other.vt).reduce(|a, b| if b.is_before(a) { b } else { a });
-            let (Some(least), Some(state)) = (least.map(|least| least.minus(lag)), self.states.get(sample.slot)) else {
+            let least =
+                others.map(|other| other.vt).reduce(|a, b| if b.is_before(a) { b } else { a });
+            let (Some(least), Some(state)) =
+                (least.map(|least| least.minus(lag)), self.states.get(sample.slot))
+            else {
                 continue;
             };
             state.shift(|vt| vt.is_before(least).then_some(least));
@@ -478,8 +507,8 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Brings idle flows that lag behind up to gvt, where they would be brought when they come back anyway, so that
-    /// nothing leaves the window in which virtual times compare.
+    /// Brings idle flows that lag behind up to gvt, where they would be brought when they come back
+    /// anyway, so that nothing leaves the window in which virtual times compare.
     fn lift_idle(&self, now_ns: u64) {
         let least = self.least(now_ns).active;
         for state in self.states.iter() {
@@ -497,11 +526,14 @@ impl<P: Platform> Shared<P> {
 
     /// What a flow did on all ports: bytes submitted to each class, wrapping, and bytes in flight.
     fn usage_of(&self, slot: usize) -> ([u64; 3], u64) {
-        self.usage.iter().filter_map(|port| port.get(slot)).fold(([0; 3], 0), |(bytes, in_flight), usage| {
-            let [a, b, c] = usage.bytes();
-            let [x, y, z] = bytes;
-            let sum = [x.wrapping_add(a), y.wrapping_add(b), z.wrapping_add(c)];
-            (sum, in_flight.wrapping_add(usage.in_flight()))
-        })
+        self.usage.iter().filter_map(|port| port.get(slot)).fold(
+            ([0; 3], 0),
+            |(bytes, in_flight), usage| {
+                let [a, b, c] = usage.bytes();
+                let [x, y, z] = bytes;
+                let sum = [x.wrapping_add(a), y.wrapping_add(b), z.wrapping_add(c)];
+                (sum, in_flight.wrapping_add(usage.in_flight()))
+            },
+        )
     }
 }

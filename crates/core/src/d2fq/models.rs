@@ -48,7 +48,8 @@ impl Flow {
     }
 }
 
-/// A flow on two ports goes idle: nobody holds the word, whoever was last; its value is what the flow reached.
+/// A flow on two ports goes idle: nobody holds the word, whoever was last; its value is what the
+/// flow reached.
 fn an_idle_flow_holds_nothing(releases: bool) {
     check(move || {
         let (gvt, flow) = (Arc::new(Gvt::<Loom>::new()), Flow::new(0));
@@ -74,8 +75,8 @@ fn without_release_an_idle_flow_keeps_it() {
     an_idle_flow_holds_nothing(false);
 }
 
-/// Two flows: after its publication neither is behind a word that is held; a flow that stays active and publishes again
-/// takes it up again, whatever the other did meanwhile.
+/// Two flows: after its publication neither is behind a word that is held; a flow that stays active
+/// and publishes again takes it up again, whatever the other did meanwhile.
 #[test]
 fn the_word_is_never_lost_and_never_runs_ahead() {
     check(|| {
@@ -115,7 +116,8 @@ fn the_lesser_of_two_holds_it() {
     });
 }
 
-/// Two ports come and go at once: exactly one finds that it is the last, and whoever comes first is told what was before.
+/// Two ports come and go at once: exactly one finds that it is the last, and whoever comes first is
+/// told what was before.
 #[test]
 fn activity_is_counted() {
     check(|| {
@@ -131,7 +133,11 @@ fn activity_is_counted() {
         assert_eq!(flow.state.activity().ports(), 0);
         assert!(first || other_first);
         assert!(last || other_last);
-        assert_eq!(first && other_first, last && other_last, "both first only if one left before the other came");
+        assert_eq!(
+            first && other_first,
+            last && other_last,
+            "both first only if one left before the other came"
+        );
     });
 }
 
@@ -141,7 +147,8 @@ fn a_lift_and_a_charge_both_count() {
     check(|| {
         let flow = Flow::new(0);
         let other = flow.clone();
-        let lifter = thread::spawn(move || other.state.shift(|vt| vt.is_before(at(10)).then(|| at(10))));
+        let lifter =
+            thread::spawn(move || other.state.shift(|vt| vt.is_before(at(10)).then(|| at(10))));
         flow.state.charge(3 << 10);
         lifter.join().unwrap();
         let charged = flow.state.vt().since(VTime::ZERO) - flow.state.moved() as i64;

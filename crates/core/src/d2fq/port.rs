@@ -1,7 +1,8 @@
 //! One port of D2FQ: the three verbs.
 //!
-//! A flow's record on a port is one cache line that nobody else touches: what it has in flight, what has been completed but
-//! not published, what it submitted to each class. [`Local::publish`] writes it where others see it.
+//! A flow's record on a port is one cache line that nobody else touches: what it has in flight,
+//! what has been completed but not published, what it submitted to each class. [`Local::publish`]
+//! writes it where others see it.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -26,7 +27,8 @@ pub struct D2fqPort<P: Platform = Native> {
 struct Local {
     port: PortId,
     account: PortFlows,
-    /// Per tag: cost less 1 in the upper 48 bits, slot plus 1 in the lower 16; 0 where the tag is not in use.
+    /// Per tag: cost less 1 in the upper 48 bits, slot plus 1 in the lower 16; 0 where the tag is
+    /// not in use.
     live: Box<[u64]>,
     flows: Box<[PortFlow]>,
     /// For the mindicator.
@@ -46,7 +48,8 @@ struct PortFlow {
     pending: u64,
     /// Cost of what is in flight, in bytes.
     in_flight: u64,
-    /// Cost of all that was submitted to the high (and urgent), medium and low class, in bytes, wrapping.
+    /// Cost of all that was submitted to the high (and urgent), medium and low class, in bytes,
+    /// wrapping.
     bytes: [u64; 3],
     /// When it was last published.
     published_ns: u64,
@@ -78,7 +81,8 @@ impl<P: Platform> D2fqPort<P> {
             account: PortFlows::new(port, &shared.flows),
             live: (0..tags).map(|_| 0).collect(),
             flows: (0..flows).map(|_| UNUSED).collect(),
-            leads: matches!(*shared.tracker, Tracker::Mindicator(_)).then(|| Box::new(Leads::new(flows))),
+            leads: matches!(*shared.tracker, Tracker::Mindicator(_))
+                .then(|| Box::new(Leads::new(flows))),
         };
         D2fqPort { shared, local }
     }
@@ -88,7 +92,12 @@ impl<P: Platform> Port for D2fqPort<P> {
     const IS_DIRECT: bool = true;
 
     #[inline]
-    fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let class = self.local.submit(&self.shared, now_ns, request)?;
         Ok(Submitted::Issue { class })
     }
@@ -128,7 +137,8 @@ impl Local {
         if self.live.get(tag).is_none_or(|&live| live != 0) {
             return Err(SubmitError::BadTag);
         }
-        let weight = self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let weight =
+            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.account.live(slot);
         if live == 1 {
             self.activate(shared, request.flow, now_ns);
@@ -162,8 +172,11 @@ impl Local {
 
     #[inline]
     fn complete<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) {
-        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else { return };
-        let (slot, cost) = ((*live as usize & 0xffff).wrapping_sub(1), (*live >> SLOT_BITS).wrapping_add(1));
+        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else {
+            return;
+        };
+        let (slot, cost) =
+            ((*live as usize & 0xffff).wrapping_sub(1), (*live >> SLOT_BITS).wrapping_add(1));
         *live = 0;
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let weight = shared.flows.weight_in(slot);
@@ -187,7 +200,9 @@ impl Local {
     #[cold]
     fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, now_ns: u64) {
         let slot = id.slot();
-        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { return };
+        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
+            return;
+        };
         if flow.generation != id.generation() {
             flow.generation = id.generation();
             flow.normalizer = Normalizer::NEW;
@@ -209,7 +224,13 @@ impl Local {
 
     /// What was completed before a change of weight is charged at the weight before (decision 11).
     #[cold]
-    fn reweigh<P: Platform>(&mut self, shared: &Shared<P>, slot: usize, weight: Weight, now_ns: u64) {
+    fn reweigh<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        slot: usize,
+        weight: Weight,
+        now_ns: u64,
+    ) {
         if self.flows.get(slot).is_some_and(|flow| flow.pending > 0) {
             self.publish(shared, slot, false, now_ns);
         }
@@ -218,17 +239,21 @@ impl Local {
         }
     }
 
-    /// Charges the flow for what was completed here, shows what it did, and moves global virtual time. `last`: it has
-    /// nothing in flight here any more.
+    /// Charges the flow for what was completed here, shows what it did, and moves global virtual
+    /// time. `last`: it has nothing in flight here any more.
     #[inline(never)]
     fn publish<P: Platform>(&mut self, shared: &Shared<P>, slot: usize, last: bool, now_ns: u64) {
-        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else { return };
+        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
+            return;
+        };
         let units = flow.normalizer.units(flow.pending, flow.weight);
         flow.pending = 0;
         flow.published_ns = now_ns;
         let before = state.charge(units);
         let after = before.plus(units);
-        if let Some(usage) = shared.usage.get(usize::from(self.port.0)).and_then(|port| port.get(slot)) {
+        if let Some(usage) =
+            shared.usage.get(usize::from(self.port.0)).and_then(|port| port.get(slot))
+        {
             let submitted = usage.show(flow.bytes, flow.in_flight);
             if let Some(budget) = &shared.urgent {
                 budget.earn(submitted);
@@ -237,7 +262,9 @@ impl Local {
         let holder = Holder::new(slot, flow.generation);
         match (&*shared.tracker, &mut self.leads) {
             (Tracker::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
-            (Tracker::Mindicator(time), Some(leads)) => leads.put(time, self.port, slot, (!last).then_some(after)),
+            (Tracker::Mindicator(time), Some(leads)) => {
+                leads.put(time, self.port, slot, (!last).then_some(after))
+            }
             _ => {}
         }
         if last && state.leave(now_ns) {
@@ -263,7 +290,8 @@ impl<P: Platform> Usage<P> {
         Usage { bytes: core::array::from_fn(|_| P::U64::new(0)), in_flight: P::U64::new(0) }
     }
 
-    /// Shows the bytes submitted to each class and what is in flight; gives how many bytes came since the last time.
+    /// Shows the bytes submitted to each class and what is in flight; gives how many bytes came
+    /// since the last time.
     fn show(&self, bytes: [u64; 3], in_flight: u64) -> u64 {
         let mut since = 0u64;
         for (word, bytes) in self.bytes.iter().zip(bytes) {
@@ -276,7 +304,9 @@ impl<P: Platform> Usage<P> {
 
     /// The bytes submitted to each class, wrapping.
     pub(super) fn bytes(&self) -> [u64; 3] {
-        [0, 1, 2].map(|class: usize| self.bytes.get(class).map_or(0, |word| word.load(Ordering::Relaxed)))
+        [0, 1, 2].map(|class: usize| {
+            self.bytes.get(class).map_or(0, |word| word.load(Ordering::Relaxed))
+        })
     }
 
     /// Bytes in flight.
@@ -309,7 +339,9 @@ impl<P: Platform> Shared<P> {
         }
         // On all ports together about that much. No division here: it is seldom more than tau_l.
         let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
-        if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get())) && !self.strict_paper {
+        if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get()))
+            && !self.strict_paper
+        {
             return self.class_of_deep(ahead, (units(own, weight) >> KIU) as i64);
         }
         if ahead < self.low { Class::Medium } else { Class::Low }
@@ -320,7 +352,8 @@ impl<P: Platform> Shared<P> {
     fn class_of_deep(&self, ahead: i64, low: i64) -> Class {
         // 16 bits after the point are exact enough.
         let share = (self.medium << 16) / self.low.max(1);
-        let medium = (low >> 16).wrapping_mul(share).wrapping_add((low & 0xffff).wrapping_mul(share) >> 16);
+        let medium =
+            (low >> 16).wrapping_mul(share).wrapping_add((low & 0xffff).wrapping_mul(share) >> 16);
         if ahead < medium {
             Class::High
         } else if ahead < low {

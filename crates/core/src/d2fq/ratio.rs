@@ -1,22 +1,23 @@
 //! The H/L ratio: how much faster the high class is to be than the low one (Section 3.2).
 //!
-//! **Problem.** Too small a ratio cannot slow a flow down to its share; too large a one makes the throttled flows' tails
-//! long for nothing (Figure 5).
-//! **Model.** Once a period, from what each flow did in it:
-//! - *Increase* (Eq. 2), if the flow that is most ahead is more than tau_w ahead of the least: the ratio is multiplied by how
-//!   much faster it ran, rounded down, plus 1.
-//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: what a flow's bytes in each class would have cost it in the
-//!   low and medium classes, relative to all in the high one; rounded up.
+//! **Problem.** Too small a ratio cannot slow a flow down to its share; too large a one makes the
+//! throttled flows' tails long for nothing (Figure 5). **Model.** Once a period, from what each
+//! flow did in it:
+//! - *Increase* (Eq. 2), if the flow that is most ahead is more than tau_w ahead of the least: the
+//!   ratio is multiplied by how much faster it ran, rounded down, plus 1.
+//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: what a flow's bytes in each class
+//!   would have cost it in the low and medium classes, relative to all in the high one; rounded up.
 //!
-//! The registers are `L = 256 / r`, `M = L x ceil(sqrt r)`, `H = L x r`, so that H/L is the ratio exactly, and M is at the
-//! geometric mean.
+//! The registers are `L = 256 / r`, `M = L x ceil(sqrt r)`, `H = L x r`, so that H/L is the ratio
+//! exactly, and M is at the geometric mean.
 //!
-//! **What the paper leaves open.** The floor is 3: the paper reports 3 where less would do. Flows that were not in flight all
-//! period are no measure for the least (decision 9), because no ratio helps a flow that waits for its own client. If the least
-//! flow got nothing all period though it was backlogged, the ratio becomes 256 (decision 10). tau_w is at least twice
-//! what tau_l is for the foremost flow. Eq. 2 is taken as it stands, also when it gives less than before because the gap is
-//! closing: kept from falling, the ratio was seen to climb to 256 and stay.
-//! A flow whose weight changed counts from the next period on (decision 11).
+//! **What the paper leaves open.** The floor is 3: the paper reports 3 where less would do. Flows
+//! that were not in flight all period are no measure for the least (decision 9), because no ratio
+//! helps a flow that waits for its own client. If the least flow got nothing all period though it
+//! was backlogged, the ratio becomes 256 (decision 10). tau_w is at least twice what tau_l is for
+//! the foremost flow. Eq. 2 is taken as it stands, also when it gives less than before because the
+//! gap is closing: kept from falling, the ratio was seen to climb to 256 and stay. A flow whose
+//! weight changed counts from the next period on (decision 11).
 
 use super::DEPTHS;
 use super::gvt::KIU;
@@ -69,7 +70,8 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64, strict_paper: bool) -> u16 {
     let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
     let counts = |sample: &&Sample| strict_paper || sample.backlogged;
-    let least = samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
+    let least =
+        samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
     if let (Some(most), Some(least)) = (most, least) {
         let limit = if strict_paper { unfair } else { self::unfair(unfair, most.in_flight) };
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);

@@ -1,4 +1,5 @@
-//! The decisions on what the paper leaves open, one by one, on one thread; `decisions.md` numbers them.
+//! The decisions on what the paper leaves open, one by one, on one thread; `decisions.md` numbers
+//! them.
 
 use std::vec::Vec;
 
@@ -24,13 +25,17 @@ impl Rig {
         let mut config = D2fqConfig::new(Topology::flat(ports), weights.len() + 1, 4096);
         change(&mut config);
         let (policy, ports) = D2fq::new(config).unwrap();
-        let flows = weights.iter().map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap()).collect();
+        let flows = weights
+            .iter()
+            .map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap())
+            .collect();
         Rig { policy, ports, flows, free: (0..4096).rev().collect(), now_ns: 1000 * MS }
     }
 
     fn submit(&mut self, port: usize, flow: usize, length: u32) -> (Class, u32) {
         let tag = self.free.pop().unwrap();
-        let request = Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let request =
+            Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
         let answer = self.ports[port].submit(self.now_ns, &request, &mut { PortSet::EMPTY });
         let Ok(Submitted::Issue { class }) = answer else { panic!("{answer:?}") };
         (class, tag)
@@ -62,14 +67,17 @@ impl Rig {
     fn tick(&mut self) -> Vec<usize> {
         self.policy.tick(self.now_ns, &mut { PortSet::EMPTY });
         let slot = |flow: &FlowId| flow.slot();
-        let flow = |sample: &Sample| self.flows.iter().map(slot).position(|slot| slot == sample.slot).unwrap();
+        let flow = |sample: &Sample| {
+            self.flows.iter().map(slot).position(|slot| slot == sample.slot).unwrap()
+        };
         self.policy.adjuster.with(|adjuster| adjuster.samples.iter().map(flow).collect())
     }
 
     /// The flow that holds gvt.
     fn holder(&self) -> Option<usize> {
         let Tracker::Sloppy(gvt) = &*self.policy.shared.tracker else { panic!("another tracker") };
-        gvt.holder_slot().and_then(|holder| self.flows.iter().position(|flow| flow.slot() == holder))
+        gvt.holder_slot()
+            .and_then(|holder| self.flows.iter().position(|flow| flow.slot() == holder))
     }
 
     fn vt(&self, flow: usize) -> u64 {
@@ -83,7 +91,9 @@ fn the_defaults_are_the_papers() {
     let config = D2fqConfig::new(Topology::flat(1), 1, 1);
     assert_eq!((config.medium(), config.low(), config.unfair()), (4 << 20, 8 << 20, 16 << 20));
     assert_eq!((config.ratio, config.period_ns), (Ratio::Dynamic { initial: 256 }, 1000 * MS));
-    assert!(!config.strict_paper && config.urgent_percent == 0 && config.tracker == TrackerKind::Sloppy);
+    assert!(
+        !config.strict_paper && config.urgent_percent == 0 && config.tracker == TrackerKind::Sloppy
+    );
     assert!((MS..=10 * MS).contains(&config.grace_ns), "the paper does not say");
     let (policy, _) = D2fq::<Native>::new(config).unwrap();
     assert_eq!(policy.class_weights(), Some(class_weights(256)));
@@ -106,7 +116,9 @@ fn virtual_time_is_exact_and_charged_at_completion() {
 #[test]
 fn flushes_and_discards_are_charged() {
     let mut rig = Rig::new(1, &[100], |_| ());
-    for (tag, op, length) in [(1, Op::Flush, 0), (2, Op::Discard, 1 << 20), (3, Op::WriteZeroes, 4096)] {
+    for (tag, op, length) in
+        [(1, Op::Flush, 0), (2, Op::Discard, 1 << 20), (3, Op::WriteZeroes, 4096)]
+    {
         let request = Request { tag: Tag(tag), flow: rig.flows[0], op, offset: 0, length };
         rig.ports[0].submit(rig.now_ns, &request, &mut { PortSet::EMPTY }).unwrap();
         rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
@@ -177,11 +189,13 @@ fn thresholds_are_above_what_is_in_flight() {
     }
 }
 
-/// Decisions 5 and 7: a flow ahead of gvt stays there over idleness, in the paper's mode it does not; within the grace period
-/// it is not idle in either.
+/// Decisions 5 and 7: a flow ahead of gvt stays there over idleness, in the paper's mode it does
+/// not; within the grace period it is not idle in either.
 #[test]
 fn idling_does_not_erase_debt() {
-    for (strict, pause_ns, erased) in [(false, 100 * MS, false), (true, 100 * MS, true), (true, 4 * MS, false)] {
+    for (strict, pause_ns, erased) in
+        [(false, 100 * MS, false), (true, 100 * MS, true), (true, 4 * MS, false)]
+    {
         let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
         rig.hold(1);
         rig.serve(0, 10);
@@ -213,7 +227,8 @@ fn grace_is_for_idleness_without_a_break() {
     }
 }
 
-/// Decision 6: who has nothing in flight holds nothing; in the paper's mode, when its grace period is over.
+/// Decision 6: who has nothing in flight holds nothing; in the paper's mode, when its grace period
+/// is over.
 #[test]
 fn a_holder_without_requests_lets_go() {
     for strict in [false, true] {
@@ -251,7 +266,11 @@ fn gvt_without_a_holder_is_the_least_active() {
     assert_eq!((gvt.holder_slot(), gvt.units()), (Some(2), 3 << 20), "it never goes back");
     gvt.release(c);
     gvt.update_as_in_paper(b, mib(6));
-    assert_eq!((gvt.holder_slot(), gvt.units()), (Some(1), 6 << 20), "the paper's: the first to come");
+    assert_eq!(
+        (gvt.holder_slot(), gvt.units()),
+        (Some(1), 6 << 20),
+        "the paper's: the first to come"
+    );
 }
 
 /// Decision 8: a flow that comes back far behind the backlogged ones is brought near.
@@ -275,12 +294,14 @@ fn lag_is_limited() {
     }
 }
 
-/// A deep flow whose completions come all at once, and whose next requests follow soon, has been in flight all along; one that
-/// is shallow or thinks for long has not.
+/// A deep flow whose completions come all at once, and whose next requests follow soon, has been in
+/// flight all along; one that is shallow or thinks for long has not.
 #[test]
 fn a_pause_of_a_deep_flow_is_no_break() {
     let us = MS / 1000;
-    for (depth, pause_ns, breaks) in [(64, 0, false), (64, 900 * us, false), (64, 2000 * us, true), (4, 0, true)] {
+    for (depth, pause_ns, breaks) in
+        [(64, 0, false), (64, 900 * us, false), (64, 2000 * us, true), (4, 0, true)]
+    {
         let mut rig = Rig::new(1, &[100], |_| ());
         let slot = rig.flows[0].slot();
         let since = rig.now_ns;
@@ -293,7 +314,11 @@ fn a_pause_of_a_deep_flow_is_no_break() {
         }
         rig.submit(0, 0, 4096);
         let activity = rig.policy.shared.states[slot].activity();
-        assert_eq!(activity.is_backlogged(rig.now_ns, rig.now_ns - since), !breaks, "{depth} deep, {pause_ns} ns");
+        assert_eq!(
+            activity.is_backlogged(rig.now_ns, rig.now_ns - since),
+            !breaks,
+            "{depth} deep, {pause_ns} ns"
+        );
     }
 }
 
@@ -312,11 +337,16 @@ fn presence_pays_for_shallow_spells() {
         }
         rig.submit(0, 0, 4096);
         let activity = rig.policy.shared.states[slot].activity();
-        assert_eq!(activity.is_backlogged(rig.now_ns, rig.now_ns - since), !breaks, "{shallow_ns} ns");
+        assert_eq!(
+            activity.is_backlogged(rig.now_ns, rig.now_ns - since),
+            !breaks,
+            "{shallow_ns} ns"
+        );
     }
 }
 
-/// Thresholds are halved for a slow device, and whole again as soon as it is fast; not if they are set.
+/// Thresholds are halved for a slow device, and whole again as soon as it is fast; not if they are
+/// set.
 #[test]
 fn thresholds_follow_the_device() {
     for (tau_l, expected) in [(None, [4, 4, 0, 1, 2]), (Some(8 << 20), [0; 5])] {
@@ -335,7 +365,11 @@ fn thresholds_follow_the_device() {
     rig.hold(1);
     rig.policy.shared.scale.store(2, Ordering::Relaxed);
     let classes = rig.serve(0, 3);
-    assert_eq!(classes, [Class::High, Class::Medium, Class::Low], "tau_l is 2 MiB, tau_m half of it");
+    assert_eq!(
+        classes,
+        [Class::High, Class::Medium, Class::Low],
+        "tau_l is 2 MiB, tau_m half of it"
+    );
 }
 
 /// A flow that pauses keeps what it is owed, but not without limit; one that never pauses does.
@@ -364,7 +398,8 @@ fn what_a_pausing_flow_is_owed_is_limited() {
     }
 }
 
-/// What a client in bursts is owed is not taken from it: beside a flow without pauses it stays behind, and high.
+/// What a client in bursts is owed is not taken from it: beside a flow without pauses it stays
+/// behind, and high.
 #[test]
 fn a_flow_in_bursts_keeps_its_credit() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -398,13 +433,29 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(3, &[most, least, stuck], unfair, false), 256);
     let one_at_a_time = sample(0, 1, false, [1, 0, 0]);
     assert_eq!(next(3, &[most, least, one_at_a_time], unfair, false), 22, "no ratio helps it");
-    assert_eq!(next(3, &[most, least, one_at_a_time], unfair, true), 256, "the paper's f_min is any flow");
-    assert_eq!(next(3, &[most, sample(0, 0, false, [0; 3])], unfair, true), 3, "nothing to divide by");
+    assert_eq!(
+        next(3, &[most, least, one_at_a_time], unfair, true),
+        256,
+        "the paper's f_min is any flow"
+    );
+    assert_eq!(
+        next(3, &[most, sample(0, 0, false, [0; 3])], unfair, true),
+        3,
+        "nothing to divide by"
+    );
     assert_eq!(next(77, &[], unfair, false), 77, "no samples, no change");
     let deep = Sample { in_flight: 4 << 20, ..most };
-    assert_eq!(next(9, &[deep, least], unfair, false), 9, "30 MiB are no gap for who has 4 MiB in flight");
+    assert_eq!(
+        next(9, &[deep, least], unfair, false),
+        9,
+        "30 MiB are no gap for who has 4 MiB in flight"
+    );
     let closing = sample(40, 50, true, [1, 0, 0]);
-    assert_eq!(next(100, &[closing, least], unfair, false), 51, "by the gap, though nobody was slowed down");
+    assert_eq!(
+        next(100, &[closing, least], unfair, false),
+        51,
+        "by the gap, though nobody was slowed down"
+    );
     assert_eq!(next(1, &[closing, least], unfair, false), 3, "the floor");
 }
 
@@ -443,8 +494,13 @@ fn class_weights_are_as_derived() {
         let ClassWeights { high, medium, low } = class_weights(ratio);
         (high, medium, low)
     };
-    let expected =
-        [(1, (256, 256, 256)), (3, (255, 170, 85)), (6, (252, 126, 42)), (18, (252, 70, 14)), (256, (256, 16, 1))];
+    let expected = [
+        (1, (256, 256, 256)),
+        (3, (255, 170, 85)),
+        (6, (252, 126, 42)),
+        (18, (252, 70, 14)),
+        (256, (256, 16, 1)),
+    ];
     expected.into_iter().for_each(|(ratio, weights)| assert_eq!(at(ratio), weights));
     for ratio in 1..=256 {
         let (high, medium, low) = at(ratio);
@@ -482,7 +538,8 @@ fn a_new_weight_begins_a_new_period() {
     }
 }
 
-/// Decision 12, as far as it is the policy's: a throttled flow is never given another class because its own is full.
+/// Decision 12, as far as it is the policy's: a throttled flow is never given another class because
+/// its own is full.
 #[test]
 fn a_low_flow_stays_low_however_much_it_submits() {
     let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = true);
@@ -491,7 +548,8 @@ fn a_low_flow_stays_low_however_much_it_submits() {
     assert!((0..3000).all(|_| rig.submit(0, 0, 4096).0 == Class::Low));
 }
 
-/// What is published lags by less than a batch per port, and nothing lags once nothing is in flight.
+/// What is published lags by less than a batch per port, and nothing lags once nothing is in
+/// flight.
 #[test]
 fn virtual_time_is_published_in_batches() {
     let mut rig = Rig::new(2, &[100], |_| ());
@@ -524,12 +582,15 @@ fn urgent_is_off_by_default_and_never_beyond_a_share() {
     rig.policy.set_urgent(rig.flows[0], true).unwrap();
     rig.hold(1);
     let classes = rig.serve(0, 20);
-    assert!(classes.contains(&Class::Urgent) && classes[12..].iter().all(|&class| class == Class::Low), "{classes:?}");
+    assert!(
+        classes.contains(&Class::Urgent) && classes[12..].iter().all(|&class| class == Class::Low),
+        "{classes:?}"
+    );
 }
 
 proptest! {
-    /// Law: in any interval urgent bytes are at most the budget's part of all bytes submitted by its end and not counted at
-    /// its beginning, plus the burst.
+    /// Law: in any interval urgent bytes are at most the budget's part of all bytes submitted by
+    /// its end and not counted at its beginning, plus the burst.
     #[test]
     fn urgent_keeps_its_budget(
         percent in 1u8..=50,
@@ -561,8 +622,8 @@ proptest! {
         }
     }
 
-    /// After a publication gvt is not ahead of the publisher, unless nobody held it; and a flow without requests never
-    /// holds it. Any history, also across the wrap.
+    /// After a publication gvt is not ahead of the publisher, unless nobody held it; and a flow
+    /// without requests never holds it. Any history, also across the wrap.
     #[test]
     fn gvt_is_not_ahead_of_who_publishes(
         origin in prop_oneof![Just(0u64), Just((1 << 50) - (1 << 20)), Just((1 << 56) - (1 << 20))],

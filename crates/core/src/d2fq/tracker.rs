@@ -1,4 +1,5 @@
-//! The three ways to track global virtual time that Figure 17 compares, and each port's part in the third.
+//! The three ways to track global virtual time that Figure 17 compares, and each port's part in the
+//! third.
 
 use super::activity::FlowState;
 use super::config::{D2fqConfig, TrackerKind};
@@ -14,7 +15,8 @@ use crate::vtime::VTime;
 pub(super) enum Tracker<P: Platform> {
     /// One word with a holder.
     Sloppy(Gvt<P>),
-    /// The least of all active flows, looked for each time; the word keeps it for when there is none.
+    /// The least of all active flows, looked for each time; the word keeps it for when there is
+    /// none.
     Scan(Gvt<P>),
     /// The least of all ports' leads, in MQFQ's tree.
     Mindicator(VirtualTime<P>),
@@ -66,7 +68,13 @@ impl Leads {
     }
 
     /// The flow has requests here and is at `vt`; `None`: it has none any more.
-    pub(super) fn put<P: Platform>(&mut self, time: &VirtualTime<P>, port: PortId, slot: usize, vt: Option<VTime>) {
+    pub(super) fn put<P: Platform>(
+        &mut self,
+        time: &VirtualTime<P>,
+        port: PortId,
+        slot: usize,
+        vt: Option<VTime>,
+    ) {
         match vt {
             Some(vt) => self.flows.put(slot, Key::new(vt, 0, Tag(slot as u32))),
             None => self.flows.remove(slot),
@@ -75,7 +83,8 @@ impl Leads {
         if lead == self.published {
             return;
         }
-        let earlier = lead.filter(|lead| self.published.is_none_or(|published| lead.is_before(published)));
+        let earlier =
+            lead.filter(|lead| self.published.is_none_or(|published| lead.is_before(published)));
         self.published = lead;
         if let Some(lead) = earlier {
             // A leaf is lowered to virtual time at the latest, and raised from there.

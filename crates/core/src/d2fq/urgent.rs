@@ -1,13 +1,14 @@
 //! A budget for the urgent class (beyond the paper, which announces it as future work).
 //!
-//! **Problem.** A controller serves urgent queues before all weighted ones, without limit: nothing protects the others.
-//! **Model.** A flow that is marked urgent gets the urgent class where Eq. 1 would give it the high one, so it stays bound
-//! to its share, and only while there is **credit**: every byte that anybody submits earns `percent / 100` of a byte, every
-//! urgent byte takes one, and at most [`Budget::burst`] are saved up.
-//! **Law.** In any interval urgent requests take at most `percent` of all bytes, plus the burst, plus what ports have not
-//! published; what remains, at least half, is the weighted classes'.
-//! **Units.** Hundredths of a byte, so nothing is rounded. One shared word, written once per publication and per urgent
-//! request; accessed with Relaxed, for nothing else depends on it.
+//! **Problem.** A controller serves urgent queues before all weighted ones, without limit: nothing
+//! protects the others. **Model.** A flow that is marked urgent gets the urgent class where Eq. 1
+//! would give it the high one, so it stays bound to its share, and only while there is **credit**:
+//! every byte that anybody submits earns `percent / 100` of a byte, every urgent byte takes one,
+//! and at most [`Budget::burst`] are saved up. **Law.** In any interval urgent requests take at
+//! most `percent` of all bytes, plus the burst, plus what ports have not published; what remains,
+//! at least half, is the weighted classes'. **Units.** Hundredths of a byte, so nothing is rounded.
+//! One shared word, written once per publication and per urgent request; accessed with Relaxed, for
+//! nothing else depends on it.
 
 use crate::platform::{AtomicWord, Ordering, Platform};
 
@@ -21,7 +22,11 @@ pub(super) struct Budget<P: Platform> {
 impl<P: Platform> Budget<P> {
     /// So many percent, and at most `burst_bytes` saved up.
     pub(super) fn new(percent: u8, burst_bytes: u64) -> Self {
-        Budget { credit: P::U64::new(0), percent: u64::from(percent), burst: burst_bytes.saturating_mul(100) }
+        Budget {
+            credit: P::U64::new(0),
+            percent: u64::from(percent),
+            burst: burst_bytes.saturating_mul(100),
+        }
     }
 
     /// So many bytes were submitted.

@@ -1,20 +1,24 @@
 //! The bell: how a thread that serves is told to look again.
 //!
-//! **Problem.** A port's thread sleeps when it has nothing to do, and others have to wake it: policies for virtual time and slots,
-//! the control thread for messages. Waking costs a system call, so a thread that is busy, which looks soon anyway, should not be
-//! woken; and one that is just about to sleep must not be missed.
-//! **Model.** A bit says that it rang, a word what the owner does: it runs, it looks (it waits for the bell with its eyes
-//! open, for a while), or it is parked. Whoever rings sets the bit and then looks at the word; only if the owner is parked
-//! does it have to be woken, by the first who finds it so. An owner that wants to sleep sets the word and then looks at the bit.
+//! **Problem.** A port's thread sleeps when it has nothing to do, and others have to wake it:
+//! policies for virtual time and slots, the control thread for messages. Waking costs a system
+//! call, so a thread that is busy, which looks soon anyway, should not be woken; and one that is
+//! just about to sleep must not be missed. **Model.** A bit says that it rang, a word what the
+//! owner does: it runs, it looks (it waits for the bell with its eyes open, for a while), or it is
+//! parked. Whoever rings sets the bit and then looks at the word; only if the owner is parked does
+//! it have to be woken, by the first who finds it so. An owner that wants to sleep sets the word
+//! and then looks at the bit.
 //!
-//! **No ring is lost.** Both sides write before they read, in one total order (sequential consistency), so at least one of them
-//! sees the other: either the ringer finds the owner parked and wakes it, or the owner finds the bit and stays awake. A ringer
-//! that finds it looking has set the bit before the owner parks, since the word did not say so yet; the owner's look after that finds it.
-//! Nobody but a ringer that takes the word from parked to running wakes the owner, so one sleep costs one wake-up. Both words change
-//! by exchange, so that each change is of what the last one left; it costs what an ordered store does.
-//! **What was said before is heard.** Taking the bit is an acquire of the setting of it, so the owner then finds what the ringer had
-//! written before it rang. Only [`Bell::is_rung`] and the first look of [`Bell::take`] are relaxed: they see the bit late at worst,
-//! and never after [`Bell::park`] has seen it, which is the same thread's.
+//! **No ring is lost.** Both sides write before they read, in one total order (sequential
+//! consistency), so at least one of them sees the other: either the ringer finds the owner parked
+//! and wakes it, or the owner finds the bit and stays awake. A ringer that finds it looking has set
+//! the bit before the owner parks, since the word did not say so yet; the owner's look after that
+//! finds it. Nobody but a ringer that takes the word from parked to running wakes the owner, so one
+//! sleep costs one wake-up. Both words change by exchange, so that each change is of what the last
+//! one left; it costs what an ordered store does. **What was said before is heard.** Taking the bit
+//! is an acquire of the setting of it, so the owner then finds what the ringer had written before
+//! it rang. Only [`Bell::is_rung`] and the first look of [`Bell::take`] are relaxed: they see the
+//! bit late at worst, and never after [`Bell::park`] has seen it, which is the same thread's.
 
 use crate::platform::{AtomicWord, Ordering, Platform};
 
@@ -38,14 +42,16 @@ impl<P: Platform> Default for Bell<P> {
 }
 
 impl<P: Platform> Bell<P> {
-    /// Makes the owner look again. True if it sleeps, or is about to: the caller has to wake it then.
+    /// Makes the owner look again. True if it sleeps, or is about to: the caller has to wake it
+    /// then.
     #[inline]
     #[must_use]
     pub fn ring(&self) -> bool {
         self.rung.swap(1, Ordering::SeqCst);
         P::fence();
         // The look spares an owner that runs the loss of its cache line.
-        self.state.load(Ordering::SeqCst) != RUNS && self.state.swap(RUNS, Ordering::SeqCst) == PARKED
+        self.state.load(Ordering::SeqCst) != RUNS
+            && self.state.swap(RUNS, Ordering::SeqCst) == PARKED
     }
 
     /// Whether it rang since the last call; for the owner.
@@ -72,7 +78,8 @@ impl<P: Platform> Bell<P> {
         self.state.swap(LOOKS, Ordering::AcqRel);
     }
 
-    /// The owner wants to sleep. False if the bell rang: then it must not. [`Self::wake`] follows in any case.
+    /// The owner wants to sleep. False if the bell rang: then it must not. [`Self::wake`] follows
+    /// in any case.
     #[inline]
     #[must_use]
     pub fn park(&self) -> bool {
@@ -114,7 +121,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any history: whoever may sleep has taken all rings, and the first ring after that wakes it.
+        /// In any history: whoever may sleep has taken all rings, and the first ring after that
+        /// wakes it.
         #[test]
         fn nobody_sleeps_through_a_ring(steps in proptest::collection::vec(0u8..5, 0..200)) {
             let bell = Bell::<Native>::default();
@@ -144,7 +152,8 @@ mod tests {
         }
     }
 
-    /// The law over real threads: whatever is said before a ring is heard, and nobody sleeps while something is not heard.
+    /// The law over real threads: whatever is said before a ring is heard, and nobody sleeps while
+    /// something is not heard.
     #[test]
     fn everything_said_is_heard() {
         const EACH: u64 = 100_000;
@@ -157,10 +166,15 @@ mod tests {
                     if bell.take() {
                         heard = said.load(Ordering::Relaxed);
                     } else if bell.park() {
-                        // It may be woken in vain, by a ringer that found it parked before it saw the ring and went on.
+                        // It may be woken in vain, by a ringer that found it parked before it saw
+                        // the ring and went on.
                         let since = Instant::now();
                         std::thread::park_timeout(PATIENCE);
-                        assert!(since.elapsed() < PATIENCE, "asleep though {} was said", said.load(Ordering::Relaxed));
+                        assert!(
+                            since.elapsed() < PATIENCE,
+                            "asleep though {} was said",
+                            said.load(Ordering::Relaxed)
+                        );
                     }
                     bell.wake();
                 }

@@ -1,12 +1,15 @@
-//! The meeting: where threads wait until none of them holds a request of the policy that is to be replaced.
+//! The meeting: where threads wait until none of them holds a request of the policy that is to be
+//! replaced.
 //!
-//! **Problem.** A port may need the others to get rid of its requests, so a thread that has none left goes on turning until nobody
-//! has any; only then may any of them go on with its next port.
-//! **Model.** A count of those that are missing. The last to arrive wakes the others, who may sleep meanwhile (see [`super::bell`]).
+//! **Problem.** A port may need the others to get rid of its requests, so a thread that has none
+//! left goes on turning until nobody has any; only then may any of them go on with its next port.
+//! **Model.** A count of those that are missing. The last to arrive wakes the others, who may sleep
+//! meanwhile (see [`super::bell`]).
 //!
-//! **Order.** Arriving is a release and an acquire in one: the subtractions form one chain, so the last one, and whoever reads 0
-//! with an acquire, comes after all that each thread did before it arrived. The last one rings after the count has come to 0, and a
-//! ring makes its owner look again; so nobody sleeps while the meeting is over.
+//! **Order.** Arriving is a release and an acquire in one: the subtractions form one chain, so the
+//! last one, and whoever reads 0 with an acquire, comes after all that each thread did before it
+//! arrived. The last one rings after the count has come to 0, and a ring makes its owner look
+//! again; so nobody sleeps while the meeting is over.
 
 use crate::platform::{AtomicWord, Ordering, Platform};
 
@@ -21,7 +24,8 @@ impl<P: Platform> Meeting<P> {
         Meeting { missing: P::U64::new(threads as u64) }
     }
 
-    /// A thread holds no request any more; once for each. True if it was the last, which then has to wake the others.
+    /// A thread holds no request any more; once for each. True if it was the last, which then has
+    /// to wake the others.
     #[must_use]
     pub fn arrive(&self) -> bool {
         self.missing.fetch_sub(1, Ordering::AcqRel) == 1
@@ -43,7 +47,8 @@ mod tests {
     use crate::platform::Native;
 
     proptest! {
-        /// The law over real threads: nobody goes on before all have left, and one of them is the last.
+        /// The law over real threads: nobody goes on before all have left, and one of them is the
+        /// last.
         #[test]
         fn nobody_goes_on_early(work in proptest::collection::vec(0u32..2_000, 1..5)) {
             let meeting = Meeting::<Native>::new(work.len());

@@ -1,5 +1,6 @@
-//! The bell and the meeting under the model checker, as in [`crate::mqfq`]'s models; each law is also checked on a broken machine or
-//! a broken use that the model must catch. Sleeping is a flag here: whoever sleeps has ended, and must be told if there is more.
+//! The bell and the meeting under the model checker, as in [`crate::mqfq`]'s models; each law is
+//! also checked on a broken machine or a broken use that the model must catch. Sleeping is a flag
+//! here: whoever sleeps has ended, and must be told if there is more.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -11,7 +12,8 @@ use super::{Bell, Meeting};
 use crate::broken::{NoOrder, Unordered, check};
 use crate::platform::{Loom, Ordering, Platform};
 
-/// A thread that can be told to go on, as by an eventfd: a count of how often it was told, and how often it has heard that.
+/// A thread that can be told to go on, as by an eventfd: a count of how often it was told, and how
+/// often it has heard that.
 struct Sleeper<P: Platform> {
     bell: Bell<P>,
     told: AtomicU64,
@@ -133,7 +135,8 @@ fn what_is_said_after_the_ring_is_missed() {
 
 // The meeting.
 
-/// Threads that each hold a request of the old policy get rid of it, meet and go on, as a shard that drains does.
+/// Threads that each hold a request of the old policy get rid of it, meet and go on, as a shard
+/// that drains does.
 fn all_go_on_together<P: Platform>(threads: usize, last_rings: bool) {
     check(3, move || {
         let meeting = Meeting::<P>::new(threads);
@@ -154,7 +157,10 @@ fn all_go_on_together<P: Platform>(threads: usize, last_rings: bool) {
                     }
                     sleepers[own].bell.take();
                 }
-                assert!(held.iter().all(|held| held.load(Ordering::Relaxed) == 0), "another holds a request");
+                assert!(
+                    held.iter().all(|held| held.load(Ordering::Relaxed) == 0),
+                    "another holds a request"
+                );
                 true
             }
         };

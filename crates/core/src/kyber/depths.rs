@@ -1,21 +1,23 @@
 //! The tokens of the domains, shared by all ports, and who waits for one.
 //!
-//! **Model.** A domain's word holds its depth and how many tokens of it are in use; a request takes one before it goes to the
-//! device and gives it back when it completes. The depth may change at any time: if it shrinks below what is in use, no
-//! more are taken until enough have come back.
+//! **Model.** A domain's word holds its depth and how many tokens of it are in use; a request takes
+//! one before it goes to the device and gives it back when it completes. The depth may change at
+//! any time: if it shrinks below what is in use, no more are taken until enough have come back.
 //!
-//! **Hand-over.** A port that completes a request is the first to come for another token: it would take back the one that
-//! it gave, before the port that it woke for it has even begun to run, and with few tokens the others would wait for seconds.
-//! So a token that comes back while ports wait is not free for a moment: it is *granted* to the next waiting port
-//! after the one that had it, round robin, counted as in use all the while. To wake another port costs more than the
-//! request, though, and the token lies idle until then; so a port that itself waits keeps what comes back to it, [`KEEPS`] times
-//! in a row at most. *Bounded wait*: as long as a port waits, each token that a port does not keep is granted either to it
-//! or to a port nearer to it in the round. What a port was granted and does not want any more, it
-//! gives back when it stops ([`Depths::give_back`]).
+//! **Hand-over.** A port that completes a request is the first to come for another token: it would
+//! take back the one that it gave, before the port that it woke for it has even begun to run, and
+//! with few tokens the others would wait for seconds. So a token that comes back while ports wait
+//! is not free for a moment: it is *granted* to the next waiting port after the one that had it,
+//! round robin, counted as in use all the while. To wake another port costs more than the request,
+//! though, and the token lies idle until then; so a port that itself waits keeps what comes back to
+//! it, [`KEEPS`] times in a row at most. *Bounded wait*: as long as a port waits, each token that a
+//! port does not keep is granted either to it or to a port nearer to it in the round. What a port
+//! was granted and does not want any more, it gives back when it stops ([`Depths::give_back`]).
 //!
-//! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word and *then* tries
-//! again; whoever makes a token free (or raises the depth) *then* reads `waiting`. In the total order of these accesses
-//! one sees the other. Whoever clears a port's bit has a token in hand for it, grants that, and wakes it.
+//! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
+//! and *then* tries again; whoever makes a token free (or raises the depth) *then* reads `waiting`.
+//! In the total order of these accesses one sees the other. Whoever clears a port's bit has a token
+//! in hand for it, grants that, and wakes it.
 
 use alloc::boxed::Box;
 
@@ -53,7 +55,8 @@ fn has_room(word: u64) -> bool {
 impl<P: Platform> Depths<P> {
     /// Tokens as many as `depths` says, none in use.
     pub(super) fn new(ports: usize, depths: [u32; DOMAINS]) -> Self {
-        let tokens = |depth| Tokens { word: P::U64::new(u64::from(depth) << 32), waiting: P::U64::new(0) };
+        let tokens =
+            |depth| Tokens { word: P::U64::new(u64::from(depth) << 32), waiting: P::U64::new(0) };
         let none = || CachePadded::new(core::array::from_fn(|_| P::U64::new(0)));
         let grants = (0..ports).map(|_| none()).collect();
         Depths { domains: depths.map(|depth| CachePadded::new(tokens(depth))), grants }
@@ -115,14 +118,16 @@ impl<P: Platform> Depths<P> {
         P::fence();
     }
 
-    /// Gives a token back that `port` had, to itself first if it may keep it and waits; gives the port to wake.
+    /// Gives a token back that `port` had, to itself first if it may keep it and waits; gives the
+    /// port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
         let before = PortId(port.0.wrapping_sub(1) & LAST.0);
         self.pass(domain, if keeps { before } else { port }, PortSet::MAX_PORTS)
     }
 
-    /// `port` stops, and wants tokens of the domains only for which it `has` requests: gives the ports to wake.
+    /// `port` stops, and wants tokens of the domains only for which it `has` requests: gives the
+    /// ports to wake.
     #[inline]
     pub(super) fn give_back(&self, port: PortId, has: impl Fn(Domain) -> bool) -> PortSet {
         let mut wake = PortSet::EMPTY;
@@ -202,13 +207,15 @@ impl<P: Platform> Depths<P> {
     /// The first port that waits after `port`, among the next `ports`.
     #[inline]
     fn waiting_after(&self, domain: Domain, port: PortId, ports: usize) -> Option<PortId> {
-        let after = self.tokens(domain).waiting.load(Ordering::SeqCst).rotate_right(u32::from(port.0) + 1);
+        let after =
+            self.tokens(domain).waiting.load(Ordering::SeqCst).rotate_right(u32::from(port.0) + 1);
         let next = after.trailing_zeros();
         let chosen = (u32::from(port.0) + 1 + next) % PortSet::MAX_PORTS as u32;
         ((next as usize) < ports).then_some(PortId(chosen as u8))
     }
 
-    /// Grants a token, which the caller has in hand, to a port that waits; `false`: it does not any more.
+    /// Grants a token, which the caller has in hand, to a port that waits; `false`: it does not any
+    /// more.
     #[inline]
     fn grant(&self, domain: Domain, port: PortId) -> bool {
         let bit = PortSet::only(port).bits();

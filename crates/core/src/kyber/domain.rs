@@ -1,8 +1,8 @@
 //! Request domains, and a set of staged queues, one for each.
 //!
-//! A set serves one domain for a *batch* before it goes on to the next that has requests, round robin, so that the device
-//! sees runs of the same kind while no domain waits for ever. The queues of all sets of a port are threaded through one
-//! array of links, by tag.
+//! A set serves one domain for a *batch* before it goes on to the next that has requests, round
+//! robin, so that the device sees runs of the same kind while no domain waits for ever. The queues
+//! of all sets of a port are threaded through one array of links, by tag.
 
 use crate::port::Op;
 use crate::serial::fifo::{Fifo, Links};
@@ -33,7 +33,8 @@ pub(super) const DOMAINS: usize = 4;
 
 impl Domain {
     /// All of them, in the order of their indices.
-    pub const ALL: [Domain; DOMAINS] = [Domain::Read, Domain::Write, Domain::Discard, Domain::Other];
+    pub const ALL: [Domain; DOMAINS] =
+        [Domain::Read, Domain::Write, Domain::Discard, Domain::Other];
 
     /// The domain of an operation.
     #[inline]
@@ -77,7 +78,11 @@ pub(super) struct QueueSet {
 
 impl Default for QueueSet {
     fn default() -> Self {
-        QueueSet { queues: [Fifo::default(); DOMAINS], current: Domain::Read, left: Domain::Read.batch() }
+        QueueSet {
+            queues: [Fifo::default(); DOMAINS],
+            current: Domain::Read,
+            left: Domain::Read.batch(),
+        }
     }
 }
 
@@ -90,9 +95,14 @@ impl QueueSet {
         }
     }
 
-    /// Takes out the tag to go next, of a domain that `may` go. Each domain that has requests is asked for once at most.
+    /// Takes out the tag to go next, of a domain that `may` go. Each domain that has requests is
+    /// asked for once at most.
     #[inline]
-    pub(super) fn pick(&mut self, links: &mut Links, mut may: impl FnMut(Domain) -> bool) -> Option<u32> {
+    pub(super) fn pick(
+        &mut self,
+        links: &mut Links,
+        mut may: impl FnMut(Domain) -> bool,
+    ) -> Option<u32> {
         if self.left > 0 && self.has(self.current) && may(self.current) {
             self.left -= 1;
             return self.take(links);
@@ -155,8 +165,10 @@ mod tests {
         while let Some(tag) = set.pick(&mut links, |_| true) {
             order.push(tag);
         }
-        let expected: Vec<u32> =
-            [0..16, 20..28, 40..41, 16..20, 28..36, 41..42, 36..40, 42..43].into_iter().flatten().collect();
+        let expected: Vec<u32> = [0..16, 20..28, 40..41, 16..20, 28..36, 41..42, 36..40, 42..43]
+            .into_iter()
+            .flatten()
+            .collect();
         assert_eq!(order, expected);
         assert!(set.is_empty());
 

@@ -1,17 +1,18 @@
 //! Latency histograms, and the depths that follow from them.
 //!
-//! **Histograms.** For reads, writes and discards each, two: the *total* latency (submit to complete) and the *device's*
-//! (issue to complete). A bucket is a quarter of the domain's target wide: four *good* buckets up to the target, four
-//! *bad* ones beyond, the last for everything above 7/4 of it. Each port counts in words that it alone writes; `tick`
-//! adds them up.
+//! **Histograms.** For reads, writes and discards each, two: the *total* latency (submit to
+//! complete) and the *device's* (issue to complete). A bucket is a quarter of the domain's target
+//! wide: four *good* buckets up to the target, four *bad* ones beyond, the last for everything
+//! above 7/4 of it. Each port counts in words that it alone writes; `tick` adds them up.
 //!
-//! **Depths** (each tick, 100 ms). The device is *congested* if the 90th percentile of any domain's device latency is in a bad
-//! bucket. Then the depth of each domain is multiplied by its 99th percentile of total latency over its target,
-//! rounded up to a quarter: domains that meet their target give way, domains that miss it gain. Without congestion depths only
-//! grow, of domains that miss their target. Never below 1 nor above the initial depth.
+//! **Depths** (each tick, 100 ms). The device is *congested* if the 90th percentile of any domain's
+//! device latency is in a bad bucket. Then the depth of each domain is multiplied by its 99th
+//! percentile of total latency over its target, rounded up to a quarter: domains that meet their
+//! target give way, domains that miss it gain. Without congestion depths only grow, of domains that
+//! miss their target. Never below 1 nor above the initial depth.
 //!
-//! A percentile needs 500 samples, or what has come in a second. If there is congestion and a domain has too few samples,
-//! what it had last is used, once.
+//! A percentile needs 500 samples, or what has come in a second. If there is congestion and a
+//! domain has too few samples, what it had last is used, once.
 
 use alloc::boxed::Box;
 
@@ -50,7 +51,11 @@ impl<P: Platform> Latencies<P> {
     /// Nothing counted yet. Targets are in nanoseconds, at least 1 and at most an hour.
     pub(super) fn new(ports: usize, targets: [u64; TIMED]) -> Self {
         let zero = || P::U64::new(0);
-        let line = || Line(core::array::from_fn(|_| core::array::from_fn(|_| core::array::from_fn(|_| zero()))));
+        let line = || {
+            Line(core::array::from_fn(|_| {
+                core::array::from_fn(|_| core::array::from_fn(|_| zero()))
+            }))
+        };
         let scales = targets.map(|target| (1 << 62) / target.max(1));
         Latencies { lines: (0..ports).map(|_| CachePadded::new(line())).collect(), scales, targets }
     }
@@ -59,9 +64,14 @@ impl<P: Platform> Latencies<P> {
     #[inline]
     pub(super) fn record(&self, port: PortId, domain: Domain, total_ns: u64, device_ns: u64) {
         let index = domain as usize;
-        let Some(Line(domains)) = self.lines.get(usize::from(port.0)).map(|line| &**line) else { return };
+        let Some(Line(domains)) = self.lines.get(usize::from(port.0)).map(|line| &**line) else {
+            return;
+        };
         let Some([total, device]) = domains.get(index) else { return };
-        let (Some(&scale), Some(&target)) = (self.scales.get(index), self.targets.get(index)) else { return };
+        let (Some(&scale), Some(&target)) = (self.scales.get(index), self.targets.get(index))
+        else {
+            return;
+        };
         for (words, ns) in [(total, total_ns), (device, device_ns)] {
             // Capped at twice the target, times 2^62 / target: no more than 2^63.
             let quarters = (ns.min(2 * target) * scale) >> 60;
@@ -77,7 +87,9 @@ impl<P: Platform> Latencies<P> {
         for line in &self.lines {
             for (sum, [total, device]) in sums.iter_mut().zip(&line.0) {
                 for (sum, words) in [(&mut sum.total, total), (&mut sum.device, device)] {
-                    sum.iter_mut().zip(words).for_each(|(sum, word)| *sum += word.load(Ordering::Relaxed));
+                    sum.iter_mut()
+                        .zip(words)
+                        .for_each(|(sum, word)| *sum += word.load(Ordering::Relaxed));
                 }
             }
         }
@@ -144,10 +156,13 @@ impl Adjuster {
         let mut congested = false;
         for (domain, sum) in sums.iter().enumerate() {
             let seen = core::mem::replace(&mut self.seen[domain], *sum);
-            let news = |now: [u64; BUCKETS], then: [u64; BUCKETS]| now.into_iter().zip(then).map(|(a, b)| a - b);
+            let news = |now: [u64; BUCKETS], then: [u64; BUCKETS]| {
+                now.into_iter().zip(then).map(|(a, b)| a - b)
+            };
             self.total[domain].add(now_ns, news(sum.total, seen.total));
             self.device[domain].add(now_ns, news(sum.device, seen.device));
-            congested |= self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
+            congested |=
+                self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
         }
         let mut new = depths;
         for domain in 0..TIMED {
@@ -178,7 +193,13 @@ mod tests {
         Latencies::new(2, [2 * MS, 10 * MS, 5_000 * MS])
     }
 
-    fn record(latencies: &Latencies<Native>, domain: Domain, count: u32, total_ns: u64, device_ns: u64) {
+    fn record(
+        latencies: &Latencies<Native>,
+        domain: Domain,
+        count: u32,
+        total_ns: u64,
+        device_ns: u64,
+    ) {
         (0..count).for_each(|n| latencies.record(PortId(n as u8 % 2), domain, total_ns, device_ns));
     }
 
@@ -197,7 +218,11 @@ mod tests {
             let latencies = Latencies::<Native>::new(1, [target; TIMED]);
             latencies.record(PORT, Domain::Write, ns, 0);
             let sum = latencies.sum()[1];
-            assert_eq!(sum.total.iter().position(|&count| count == 1), Some(bucket), "{ns} ns, target {target}");
+            assert_eq!(
+                sum.total.iter().position(|&count| count == 1),
+                Some(bucket),
+                "{ns} ns, target {target}"
+            );
             assert_eq!(sum.device[0], 1);
         }
     }
@@ -222,14 +247,21 @@ mod tests {
         record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
         record(&latencies, Domain::Write, 600, MS, MS);
         assert_eq!(adjuster.adjust(0, &latencies, [128, 128, 64, 16], MOST), [256, 32, 64, 16]);
-        // Too few writes to judge by: what was known of them counts once more, and no more than once.
+        // Too few writes to judge by: what was known of them counts once more, and no more than
+        // once.
         for expected in [8, 32] {
             record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
             record(&latencies, Domain::Write, 1, MS, MS);
-            assert_eq!(adjuster.adjust(MS, &latencies, [256, 32, 64, 16], MOST), [256, expected, 64, 16]);
+            assert_eq!(
+                adjuster.adjust(MS, &latencies, [256, 32, 64, 16], MOST),
+                [256, expected, 64, 16]
+            );
         }
         record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
-        assert_eq!(adjuster.adjust(PATIENCE_NS, &latencies, [256, 1, 64, 16], MOST), [256, 1, 64, 16]);
+        assert_eq!(
+            adjuster.adjust(PATIENCE_NS, &latencies, [256, 1, 64, 16], MOST),
+            [256, 1, 64, 16]
+        );
     }
 
     #[test]

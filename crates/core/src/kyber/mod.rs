@@ -1,31 +1,40 @@
-//! `kyber`: latency targets by depth control, as in Linux's scheduler of that name (Sandoval, 2017).
+//! `kyber`: latency targets by depth control, as in Linux's scheduler of that name (Sandoval,
+//! 2017).
 //!
-//! **Problem.** A deep queue of writes makes every read wait behind it inside the device, where no scheduler reaches. So what
-//! is sent there has to be limited, by kind, and by as much as the latencies ask for.
+//! **Problem.** A deep queue of writes makes every read wait behind it inside the device, where no
+//! scheduler reaches. So what is sent there has to be limited, by kind, and by as much as the
+//! latencies ask for.
 //!
-//! **Model.** Requests belong to a *domain*: read, write, discard, other. Each domain has a *depth*, the tokens that its
-//! requests take while they are on the device (`depths`). A port stages requests in a queue per domain and serves
-//! the domains in turn, in *batches* of 16 reads, 8 writes, 1 discard, 1 other (`domain`). Every 100 ms `tick`
-//! looks at the histograms of latencies and changes the depths towards the targets (`latency`). A token that comes back
-//! goes to the ports that wait for one, in turn, so that no port starves beside another, however small the depth.
+//! **Model.** Requests belong to a *domain*: read, write, discard, other. Each domain has a
+//! *depth*, the tokens that its requests take while they are on the device (`depths`). A port
+//! stages requests in a queue per domain and serves the domains in turn, in *batches* of 16 reads,
+//! 8 writes, 1 discard, 1 other (`domain`). Every 100 ms `tick` looks at the histograms of
+//! latencies and changes the depths towards the targets (`latency`). A token that comes back goes
+//! to the ports that wait for one, in turn, so that no port starves beside another, however small
+//! the depth.
 //!
-//! **What it does not do.** It knows no flows beyond counting them: whoever sends more gets more. Weights mean
-//! nothing here; [`fair`] adds them. It is work-conserving within the depths, and holds back what exceeds them on purpose.
+//! **What it does not do.** It knows no flows beyond counting them: whoever sends more gets more.
+//! Weights mean nothing here; [`fair`] adds them. It is work-conserving within the depths, and
+//! holds back what exceeds them on purpose.
 //!
-//! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s); the depths, 256, 128,
-//! 64 and 16, which are also the most that they grow back to. `merge_bytes`: adjacent requests as one command, with one token.
+//! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
+//! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
+//! adjacent requests as one command, with one token.
 //!
-//! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the *request structures* that the
-//! scheduler allocates for a hardware queue, so that a flood of writes cannot keep a read from being allocated
-//! one. Here nothing is allocated: a tag is the caller's, and a connection is bounded on its own (`fairq-host`), so one
-//! tenant's writes cannot use up another's tags. What is left of the rule is the depth of writes, half that of reads.
+//! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the
+//! *request structures* that the scheduler allocates for a hardware queue, so that a flood of
+//! writes cannot keep a read from being allocated one. Here nothing is allocated: a tag is the
+//! caller's, and a connection is bounded on its own (`fairq-host`), so one tenant's writes cannot
+//! use up another's tags. What is left of the rule is the depth of writes, half that of reads.
 //!
-//! **Measured** (two CPUs of a virtual machine; one run of 3 s on a paced device of 20 K IOPS, four tenants of 4 x 32 random
-//! reads): all of `none`'s throughput, even shares, p99.9 of 32 ms at a median of 25.7 ms; `none` has 30 ms at the same median.
-//! Before tokens were handed over p99.9 was 2 to 3.5 s.
+//! **Measured** (two CPUs of a virtual machine; one run of 3 s on a paced device of 20 K IOPS, four
+//! tenants of 4 x 32 random reads): all of `none`'s throughput, even shares, p99.9 of 32 ms at a
+//! median of 25.7 ms; `none` has 30 ms at the same median. Before tokens were handed over p99.9 was
+//! 2 to 3.5 s.
 //!
-//! **Memory ordering.** Histograms are counters of one writer each, read by `tick` with Relaxed: a count that arrives a tick
-//! late is counted a tick late. Tokens and waiters are sequentially consistent, argued in `depths`.
+//! **Memory ordering.** Histograms are counters of one writer each, read by `tick` with Relaxed: a
+//! count that arrives a tick late is counted a tick late. Tokens and waiters are sequentially
+//! consistent, argued in `depths`.
 
 mod depths;
 mod domain;
@@ -63,7 +72,8 @@ pub struct KyberConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// The most requests of each [`Domain`] on the device; default 256 reads, 128 writes, 64 discards and 16 others.
+    /// The most requests of each [`Domain`] on the device; default 256 reads, 128 writes, 64
+    /// discards and 16 others.
     pub depths: [u32; DOMAINS],
     /// The latency that reads should have, in nanoseconds; default 2 ms.
     pub read_target_ns: u64,
@@ -71,8 +81,8 @@ pub struct KyberConfig {
     pub write_target_ns: u64,
     /// The latency that discards should have, in nanoseconds; default 5 s.
     pub discard_target_ns: u64,
-    /// The most bytes of a flow's adjacent requests that a port [merges](crate::serial::merge) to one command, which then takes
-    /// one token; default 0, which merges none.
+    /// The most bytes of a flow's adjacent requests that a port [merges](crate::serial::merge) to
+    /// one command, which then takes one token; default 0, which merges none.
     pub merge_bytes: u32,
 }
 
@@ -134,7 +144,10 @@ impl<P: Platform> Kyber<P> {
         });
         let port = |port| KyberPort::new(PortId(port as u8), config, shared.clone());
         let ports = (0..config.ports).map(port).collect();
-        Ok((Kyber { shared, most: config.depths, adjuster: P::Mutex::new(Adjuster::default()) }, ports))
+        Ok((
+            Kyber { shared, most: config.depths, adjuster: P::Mutex::new(Adjuster::default()) },
+            ports,
+        ))
     }
 
     /// The depths as they are now, by [`Domain`].
@@ -162,7 +175,10 @@ impl<P: Platform> Policy for Kyber<P> {
         let Shared { depths, latencies, .. } = &*self.shared;
         self.adjuster.with(|adjuster| {
             let new = adjuster.adjust(now_ns, latencies, self.depths(), self.most);
-            Domain::ALL.into_iter().zip(new).for_each(|(domain, depth)| wake.extend(depths.resize(domain, depth)));
+            Domain::ALL
+                .into_iter()
+                .zip(new)
+                .for_each(|(domain, depth)| wake.extend(depths.resize(domain, depth)));
         });
         Some(now_ns.saturating_add(TICK_NS))
     }

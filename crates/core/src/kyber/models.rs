@@ -22,16 +22,20 @@ fn want<P: Platform>(depths: &Depths<P>, port: PortId, looks_again: bool) -> boo
     }
 }
 
-/// The last token comes back, or another is made, while B goes to sleep for want of one: it is woken, or finds it.
+/// The last token comes back, or another is made, while B goes to sleep for want of one: it is
+/// woken, or finds it.
 fn a_token_finds_its_user<P: Platform>(grows: bool, looks_again: bool) {
     check(6, move || {
         let depths = Arc::new(Depths::<P>::new(3, [1; 4]));
         assert!(depths.acquire(Domain::Read, A));
         let other = depths.clone();
-        let giver =
-            thread::spawn(
-                move || if grows { other.resize(Domain::Read, 2) } else { other.release(Domain::Read, A, false) },
-            );
+        let giver = thread::spawn(move || {
+            if grows {
+                other.resize(Domain::Read, 2)
+            } else {
+                other.release(Domain::Read, A, false)
+            }
+        });
         let got = want(&depths, B, looks_again);
         let wake = giver.join().unwrap();
         assert!(got || wake.contains(B), "a wake-up was lost");
@@ -91,7 +95,8 @@ fn without_giving_it_back_a_token_is_stranded() {
     a_token_is_not_stranded(false);
 }
 
-/// A and B each give a token back while C waits: it is granted one and only one, and no token is lost.
+/// A and B each give a token back while C waits: it is granted one and only one, and no token is
+/// lost.
 #[test]
 fn two_returned_tokens_are_granted_once_each() {
     check(6, || {
@@ -103,6 +108,10 @@ fn two_returned_tokens_are_granted_once_each() {
         let wakes = [depths.release(Domain::Read, A, false), second.join().unwrap()];
         assert_eq!(wakes.iter().filter(|wake| wake.contains(C)).count(), 1, "C is woken once");
         assert_eq!(depths.state(Domain::Read).1, 1, "C's is in use");
-        assert!(depths.acquire(Domain::Read, C) && depths.acquire(Domain::Read, A) && !depths.acquire(Domain::Read, B));
+        assert!(
+            depths.acquire(Domain::Read, C)
+                && depths.acquire(Domain::Read, A)
+                && !depths.acquire(Domain::Read, B)
+        );
     });
 }

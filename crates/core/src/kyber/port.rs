@@ -39,7 +39,13 @@ struct Entry {
 
 impl<P: Platform> KyberPort<P> {
     pub(super) fn new(id: PortId, config: &KyberConfig, shared: Arc<Shared<P>>) -> Self {
-        let free = Entry { submitted_ns: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
+        let free = Entry {
+            submitted_ns: 0,
+            issued_ns: 0,
+            flow: 0,
+            domain: Domain::Other,
+            state: State::Free,
+        };
         let account = PortFlows::new(id, &shared.flows);
         let entries = (0..config.tags).map(|_| free).collect();
         let units = Units::new(config.flows, config.tags, config.merge_bytes);
@@ -85,10 +91,17 @@ impl<P: Platform> KyberPort<P> {
 
 impl<P: Platform> Port for KyberPort<P> {
     #[inline]
-    fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let free = |entry: &&mut Entry| entry.state == State::Free;
-        let entry = self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let weight = self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let entry =
+            self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        let weight =
+            self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let domain = Domain::of(request.op);
         let flow = request.flow.slot() as u32;
         *entry = Entry { submitted_ns: now_ns, issued_ns: 0, flow, domain, state: State::Staged };
@@ -122,7 +135,8 @@ impl<P: Platform> Port for KyberPort<P> {
         entry.state = State::Free;
         let Entry { submitted_ns, issued_ns, flow, domain, .. } = *entry;
         self.account.finish(&self.shared.flows, flow as usize);
-        let (total_ns, device_ns) = (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
+        let (total_ns, device_ns) =
+            (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
         self.shared.latencies.record(self.id, domain, total_ns, device_ns);
         if !self.units.completed(tag, outcome) {
             return;
@@ -170,7 +184,9 @@ mod tests {
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let wake = &mut { PortSet::EMPTY };
         let [a, b] = &mut ports[..] else { panic!("two ports") };
-        for (tag, op) in (0..).zip([Op::Read; 4].into_iter().chain([Op::Write; 4]).chain([Op::Discard; 2])) {
+        for (tag, op) in
+            (0..).zip([Op::Read; 4].into_iter().chain([Op::Write; 4]).chain([Op::Discard; 2]))
+        {
             a.submit(0, &request(tag, flow, op), wake).unwrap();
         }
         assert_eq!(issue_all(a, 0), [0, 1, 2, 4, 5, 8]);
@@ -193,9 +209,9 @@ mod tests {
     }
 
     proptest! {
-        /// The worst neighbours: a port that completes takes all it can get before any other runs; any request completes
-        /// next, if none has been on the device for too long. A port that waits has a token when none has come back more often
-        /// than the other ports may keep it.
+        /// The worst neighbours: a port that completes takes all it can get before any other runs;
+        /// any request completes next, if none has been on the device for too long. A port that
+        /// waits has a token when none has come back more often than the other ports may keep it.
         #[test]
         fn no_port_waits_longer_than_a_round(
             ports in 2usize..5,
@@ -231,9 +247,11 @@ mod tests {
                 }
                 let on_device = |port| device.iter().any(|&(index, ..)| index == port);
                 for (port, &since) in served.iter().enumerate() {
-                    prop_assert!(on_device(port) || step - since <= bound, "port {port} waits since step {since}");
+                    prop_assert!(on_device(port) || step - since <= bound, "port {port} waits \
+                     since step {since}");
                 }
-                prop_assert_eq!(device.len(), (depth as usize).min(most * ports.len()), "a token lies idle");
+                prop_assert_eq!(device.len(), (depth as usize).min(most * ports.len()), "a token \
+                 lies idle");
             }
         }
     }
@@ -290,7 +308,12 @@ mod tests {
             assert_eq!(issued.len(), 64);
             // Reads take 4 ms, twice their target, and writes 1 ms, a tenth of it.
             for tag in issued {
-                port.complete(now_ns + if tag % 2 == 0 { 4 * MS } else { MS }, Tag(tag), Outcome::Done, wake);
+                port.complete(
+                    now_ns + if tag % 2 == 0 { 4 * MS } else { MS },
+                    Tag(tag),
+                    Outcome::Done,
+                    wake,
+                );
             }
             now_ns += 5 * MS;
         }
@@ -304,9 +327,18 @@ mod tests {
         let config = KyberConfig::new(1, 1, 1);
         let refused = |config: KyberConfig| Kyber::<Native>::new(&config).err();
         assert_eq!(refused(config), None);
-        assert_eq!(refused(KyberConfig { depths: [1, 0, 1, 1], ..config }), Some(ConfigError::Depth(0)));
-        assert_eq!(refused(KyberConfig { read_target_ns: 0, ..config }), Some(ConfigError::Target(0)));
-        assert_eq!(refused(KyberConfig { discard_target_ns: u64::MAX, ..config }), Some(ConfigError::Target(u64::MAX)));
+        assert_eq!(
+            refused(KyberConfig { depths: [1, 0, 1, 1], ..config }),
+            Some(ConfigError::Depth(0))
+        );
+        assert_eq!(
+            refused(KyberConfig { read_target_ns: 0, ..config }),
+            Some(ConfigError::Target(0))
+        );
+        assert_eq!(
+            refused(KyberConfig { discard_target_ns: u64::MAX, ..config }),
+            Some(ConfigError::Target(u64::MAX))
+        );
         assert_eq!(refused(KyberConfig { ports: 65, ..config }), Some(ConfigError::Ports(65)));
     }
 }

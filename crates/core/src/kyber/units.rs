@@ -1,6 +1,8 @@
-//! What the queues of a port hold: requests, or, where they are merged, chains of them that go as one command.
+//! What the queues of a port hold: requests, or, where they are merged, chains of them that go as
+//! one command.
 //!
-//! Merging is the port's own business, as its queues are: each port has a [`Merger`], and nothing of it is shared.
+//! Merging is the port's own business, as its queues are: each port has a [`Merger`], and nothing
+//! of it is shared.
 
 use crate::flow::{FlowId, Weight};
 use crate::port::{Class, Next, Outcome, Request, Tag};
@@ -32,7 +34,15 @@ impl Units {
     pub(super) fn place(&mut self, request: &Request, weight: Weight) -> Placed {
         let Request { tag: Tag(tag), flow, op, offset, length } = *request;
         let Some(merger) = &mut self.merger else { return Placed::New(Job(tag)) };
-        merger.place(&Arrival { job: Job(tag), flow: flow.slot(), weight, op, offset, length, cost: 0 })
+        merger.place(&Arrival {
+            job: Job(tag),
+            flow: flow.slot(),
+            weight,
+            op,
+            offset,
+            length,
+            cost: 0,
+        })
     }
 
     /// The next part of the command that the port is in the midst of.
@@ -44,7 +54,9 @@ impl Units {
     /// A unit goes, which is staged no more: its first part.
     #[inline]
     pub(super) fn begin(&mut self, unit: u32) -> Option<Piece> {
-        let Some(merger) = &mut self.merger else { return Some(Piece { job: unit, goes_on: false }) };
+        let Some(merger) = &mut self.merger else {
+            return Some(Piece { job: unit, goes_on: false });
+        };
         merger.leave(Job(unit));
         merger.begin(0, Job(unit));
         merger.piece(0)

@@ -10,7 +10,8 @@ pub enum VirtualTimeKind {
     /// A tree of minima over ports, cores and sockets (Section 3.1).
     #[default]
     Mindicator,
-    /// One array of all ports' minima, scanned at each update: what the paper compares with (Section 4.3.1).
+    /// One array of all ports' minima, scanned at each update: what the paper compares with
+    /// (Section 4.3.1).
     ArrayScan,
 }
 
@@ -48,17 +49,19 @@ pub struct MqfqConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// D, the most requests outstanding on the device. Default 64, the internal parallelism that the paper
-    /// measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
+    /// D, the most requests outstanding on the device. Default 64, the internal parallelism that
+    /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
     pub slots: u32,
-    /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in units of virtual time:
-    /// bytes at weight 100. Default 45 KiB, the paper's for its SSD: the smallest that caused no
-    /// significant contention. 0 gives SFQ(D)'s order at the price of its contention.
-    /// With several ports a fifth of it is kept for what they charge late (see the module's text).
+    /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in
+    /// units of virtual time: bytes at weight 100. Default 45 KiB, the paper's for its SSD: the
+    /// smallest that caused no significant contention. 0 gives SFQ(D)'s order at the price of its
+    /// contention. With several ports a fifth of it is kept for what they charge late (see the
+    /// module's text).
     pub threshold_bytes: u64,
-    /// Whether T grows from there as long as ports stop for each other too often, bounded by what the device serves in a fraction
-    /// of a millisecond, or are late most of the time, bounded by more (see `follow`). Default: no, as in the paper, which finds T
-    /// once for each device (Section 3.4).
+    /// Whether T grows from there as long as ports stop for each other too often, bounded by what
+    /// the device serves in a fraction of a millisecond, or are late most of the time, bounded by
+    /// more (see `follow`). Default: no, as in the paper, which finds T once for each device
+    /// (Section 3.4).
     pub threshold_follows: bool,
     /// What a request costs its flow. Default: its length.
     pub cost: CostModel,
@@ -68,8 +71,8 @@ pub struct MqfqConfig {
     pub slot_kind: SlotKind,
     /// How throttled ports are woken. Default: [`UnthrottleKind::Wheel`].
     pub unthrottle: UnthrottleKind,
-    /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's MQFQ-serial, Section 4.2). Default:
-    /// no.
+    /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
+    /// MQFQ-serial, Section 4.2). Default: no.
     pub serial: bool,
 }
 

@@ -1,36 +1,44 @@
 //! A T that follows the device, for who gives none.
 //!
-//! **Problem.** T lets ports work without asking each other. What it has to be is a matter of time: how long a port takes to hear
-//! that virtual time has moved, which is a wake-up, and in that time virtual time moves as fast as the device serves. The paper
-//! finds T once for each device (Section 3.4), 45 KiB at 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of what the device does, on
-//! machines that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing, and one
-//! microsecond of memory, where ports then stop for each other all the time.
-//! **Model.** The paper chooses the smallest T that causes no significant contention. Contention is that ports stop because they are
-//! ahead ([`MANY`] times a second costs up to a hundredth of the time): once in [`PERIOD_NS`] T is doubled if they
-//! did so more often, and otherwise goes back an eighth of the way to what was configured.
-//! **Bound.** T never becomes more than what virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of
-//! weight 100, so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many they are. A device
-//! that is slow enough for T as configured to last that long never sees another one.
+//! **Problem.** T lets ports work without asking each other. What it has to be is a matter of time:
+//! how long a port takes to hear that virtual time has moved, which is a wake-up, and in that time
+//! virtual time moves as fast as the device serves. The paper finds T once for each device (Section
+//! 3.4), 45 KiB at 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of what the device does, on machines
+//! that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where
+//! they cost nothing, and one microsecond of memory, where ports then stop for each other all the
+//! time. **Model.** The paper chooses the smallest T that causes no significant contention.
+//! Contention is that ports stop because they are ahead ([`MANY`] times a second costs up to a
+//! hundredth of the time): once in [`PERIOD_NS`] T is doubled if they did so more often, and
+//! otherwise goes back an eighth of the way to what was configured. **Bound.** T never becomes more
+//! than what virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of weight 100,
+//! so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many
+//! they are. A device that is slow enough for T as configured to last that long never sees another
+//! one.
 //!
-//! **Late ports.** A thread that shares its CPU with other programs comes when they let it, which takes a hundred times as long as a
-//! wake-up. While all wait for it nothing moves, the bound neither, and a device that could do millions of requests a second
-//! does thousands. What counts is how long ports that virtual time let go did not come, while the device had room. Where that is more than
-//! half of the time the bound is [`LATEST_NS`]: T doubles until it is not, and stays while it is more than an eighth. For less than that fairness is not given up: a tenant with a short queue has
-//! nothing left to send while the others make up for what they are behind.
+//! **Late ports.** A thread that shares its CPU with other programs comes when they let it, which
+//! takes a hundred times as long as a wake-up. While all wait for it nothing moves, the bound
+//! neither, and a device that could do millions of requests a second does thousands. What counts is
+//! how long ports that virtual time let go did not come, while the device had room. Where that is
+//! more than half of the time the bound is [`LATEST_NS`]: T doubles until it is not, and stays
+//! while it is more than an eighth. For less than that fairness is not given up: a tenant with a
+//! short queue has nothing left to send while the others make up for what they are behind.
 //!
-//! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that was in force in it. A flow may
-//! be ahead by what it is due in [`AHEAD_NS`]: over a second, that is one part in 2,500; where ports are late, at most one part in 50.
+//! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that
+//! was in force in it. A flow may be ahead by what it is due in [`AHEAD_NS`]: over a second, that
+//! is one part in 2,500; where ports are late, at most one part in 50.
 
 use crate::vtime::VTime;
 
 /// How often T is looked at, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;
-/// How far flows may be ahead, in nanoseconds of virtual time's movement: what two wake-ups take in a virtual machine.
+/// How far flows may be ahead, in nanoseconds of virtual time's movement: what two wake-ups take in
+/// a virtual machine.
 const AHEAD_NS: u64 = 400_000;
 /// The same where ports are late.
 const LATEST_NS: u64 = 20_000_000;
-/// How often a second ports may stop because they are ahead: what they and their wakers lose by it is some microseconds each, and
-/// in a virtual machine, where a wake-up takes a hundred, some fifty.
+/// How often a second ports may stop because they are ahead: what they and their wakers lose by it
+/// is some microseconds each, and in a virtual machine, where a wake-up takes a hundred, some
+/// fifty.
 const MANY: u64 = 200;
 /// From which part of the time on ports are late, and until which they stay so.
 const LATE: u64 = 2;
@@ -47,7 +55,8 @@ pub(super) struct Count {
     pub(super) now: VTime,
     /// How often ports have stopped because they were ahead.
     pub(super) stops: u64,
-    /// For how long in all ports that virtual time had let go had not come, and found a slot free then.
+    /// For how long in all ports that virtual time had let go had not come, and found a slot free
+    /// then.
     pub(super) late_ns: u64,
 }
 
@@ -78,7 +87,8 @@ impl Follow {
         let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
         let stops = count.stops.wrapping_sub(last.stops);
         let late_ns = count.late_ns.wrapping_sub(last.late_ns);
-        let within = |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
+        let within =
+            |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
         let (near, far) = (within(AHEAD_NS), within(LATEST_NS));
         let before = self.threshold;
         let is_late = late_ns > passed_ns / LATE;
@@ -128,7 +138,8 @@ mod tests {
     fn follow() -> Follow {
         let mut follow = Follow::new(LEAST);
         let almost = u64::MAX - 10;
-        let first = Count { at_ns: 5, now: VTime::ZERO.minus(1_000), stops: almost, late_ns: almost };
+        let first =
+            Count { at_ns: 5, now: VTime::ZERO.minus(1_000), stops: almost, late_ns: almost };
         assert_eq!(follow.look(first), None);
         assert_eq!(follow.deadline_ns(), 5 + PERIOD_NS);
         follow
@@ -136,9 +147,12 @@ mod tests {
 
     #[test]
     fn it_grows_with_a_device_as_fast_as_memory_and_not_with_a_disk() {
-        for (bytes_per_s, most) in
-            [(80_000_000, LEAST), (500_000_000, 200_000), (5_000_000_000, 2_000_000), (u64::MAX >> 8, MOST)]
-        {
+        for (bytes_per_s, most) in [
+            (80_000_000, LEAST),
+            (500_000_000, 200_000),
+            (5_000_000_000, 2_000_000),
+            (u64::MAX >> 8, MOST),
+        ] {
             let mut follow = follow();
             (0..10).for_each(|_| _ = after(&mut follow, bytes_per_s, 100_000));
             assert_eq!(follow.threshold, most, "{bytes_per_s}");
@@ -178,7 +192,8 @@ mod tests {
         assert_eq!(after(&mut follow, 20_000_000_000, 100_000), 4096);
     }
 
-    /// Two ports in turns, each of which comes late, before a device that could do far more: each gives it T, and then waits.
+    /// Two ports in turns, each of which comes late, before a device that could do far more: each
+    /// gives it T, and then waits.
     #[test]
     fn late_ports_do_not_keep_the_device_waiting() {
         const CAN: u64 = 20_000_000_000;

@@ -1,35 +1,42 @@
 //! `mqfq`: multi-queue fair queueing (Hedayati, Shen, Scott and Marty, USENIX ATC 2019).
 //!
-//! **Problem.** A fast SSD serves several queues, one per core, without regard to whose requests they hold: whoever has
-//! more queues, deeper ones or larger requests gets more of the device. Classical fair queueing sorts all requests in one
-//! queue, and that queue's lock costs more than the device takes for a request.
+//! **Problem.** A fast SSD serves several queues, one per core, without regard to whose requests
+//! they hold: whoever has more queues, deeper ones or larger requests gets more of the device.
+//! Classical fair queueing sorts all requests in one queue, and that queue's lock costs more than
+//! the device takes for a request.
 //!
-//! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the later of virtual time
-//! and the end tag of the flow's request before. Its *end tag* is its start tag plus its cost divided by the
-//! flow's weight. One unit is a byte at weight 100 ([`crate::vtime`]). *Virtual time* is the least start tag of all
-//! requests that wait, on any port (Section 2.1), and never decreases. A flow that does not use its share
-//! forfeits it: when it comes back it starts at virtual time.
+//! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the
+//! later of virtual time and the end tag of the flow's request before. Its *end tag* is its start
+//! tag plus its cost divided by the flow's weight. One unit is a byte at weight 100
+//! ([`crate::vtime`]). *Virtual time* is the least start tag of all requests that wait, on any port
+//! (Section 2.1), and never decreases. A flow that does not use its share forfeits it: when it
+//! comes back it starts at virtual time.
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
-//! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths of it if there are
-//!   several ports (`end_tags`); else the port is *throttled* and sleeps in the `wheel` until virtual time has come near
-//!   enough;
-//! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken by a completion.
+//! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
+//!   of it if there are several ports (`end_tags`); else the port is *throttled* and sleeps in the
+//!   `wheel` until virtual time has come near enough;
+//! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
+//!   by a completion.
 //!
-//! Within the window ports do not wait for each other, and most requests touch nothing shared but their flow's end
-//! tag, and that not each time.
+//! Within the window ports do not wait for each other, and most requests touch nothing shared but
+//! their flow's end tag, and that not each time.
 //!
-//! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting throughout an
-//! interval, the services received, in units, differ by at most `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, where `l / r` is
-//! the largest request's cost at that flow's weight. It is work-conserving: the port that holds the least start tag is
-//! never throttled, so when every wake-up has been delivered a slot is free only if nothing waits anywhere.
-//! With T = 0, D = 1 and one port it is start-time fair queueing, to the order of each request.
+//! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting
+//! throughout an interval, the services received, in units, differ by at most
+//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, where `l / r` is the largest request's cost at that
+//! flow's weight. It is work-conserving: the port that holds the least start tag is never
+//! throttled, so when every wake-up has been delivered a slot is free only if nothing waits
+//! anywhere. With T = 0, D = 1 and one port it is start-time fair queueing, to the order of each
+//! request.
 //!
-//! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports; T = 5,120, a window of
-//! 4,096; D = 2. Both start at virtual time 0. a's requests start at 0, 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and
-//! b's on port 1. Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192, while
-//! virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual time is 2048. Port 0 sleeps until
-//! 4096. Port 1 sends b's second: virtual time is 4096, and it wakes port 0. In the long run b sends two for each of a's.
+//! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports;
+//! T = 5,120, a window of 4,096; D = 2. Both start at virtual time 0. a's requests start at 0,
+//! 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and b's on port 1.
+//! Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192,
+//! while virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual
+//! time is 2048. Port 0 sleeps until virtual time is 4096. Port 1 sends b's second: virtual time is
+//! 4096, and it wakes port 0. In the long run b sends two for each of a's.
 //!
 //! | structure | what it holds | section |
 //! |---|---|---|
@@ -40,7 +47,8 @@
 //! | `wheel` | throttled ports (or they poll) | Section 3.3 |
 //! | [`crate::topology`] | which ports are near each other | Section 3.3 |
 //!
-//! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the time is the port's own.
+//! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the
+//! time is the port's own.
 //!
 //! | structure | lines that move |
 //! |---|---|
@@ -51,29 +59,32 @@
 //! | flows' control words | none: written when flows are added, changed or removed |
 //! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::flow::PortFlows)) |
 //!
-//! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is half a line a request for end
-//! tags, and for virtual time a few lines every 320 requests.
+//! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
+//! half a line a request for end tags, and for virtual time a few lines every 320 requests.
 //!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
 //!
 //! # Where this is finer than the paper's text
 //!
-//! - *A port publishes its lead lazily* (`virtual_time`): while it keeps dispatching, what it has published may lag behind
-//!   its lead by the width of a bucket of the wheel, at most an eighth of the window W (and not at all if W is below
-//!   16). When it stops, for whatever reason, or finds itself throttled, it publishes exactly. Virtual time is then at most
-//!   W/8 earlier than the least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a request is
-//!   sent only if it is at most W ahead of virtual time, and all that start more than W before it have been sent. Throttling
-//!   begins up to W/8 earlier, and an idle flow comes back up to W/8 earlier, which is less than the window allows anyway.
-//!   For that, two ports that dispatch as fast as they can seldom write a word that the other reads.
-//! - *A port charges a flow late* (`end_tags`): it may tag requests with its own copy of the flow's end tag, up to a
-//!   bound. What that adds to both theorems' bounds is taken from T, so that they hold as they stand. With T = 0, or
-//!   one port, nothing is late.
-//! - *Virtual time is held still while a request is tagged with it* (the pin, see `virtual_time`), so that no
-//!   request is ever published behind virtual time.
-//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, and keep each division's remainder.
+//! - *A port publishes its lead lazily* (`virtual_time`): while it keeps dispatching, what it has
+//!   published may lag behind its lead by the width of a bucket of the wheel, at most an eighth of
+//!   the window W (and not at all if W is below 16). When it stops, for whatever reason, or finds
+//!   itself throttled, it publishes exactly. Virtual time is then at most W/8 earlier than the
+//!   least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a
+//!   request is sent only if it is at most W ahead of virtual time, and all that start more than W
+//!   before it have been sent. Throttling begins up to W/8 earlier, and an idle flow comes back up
+//!   to W/8 earlier, which is less than the window allows anyway. For that, two ports that dispatch
+//!   as fast as they can seldom write a word that the other reads.
+//! - *A port charges a flow late* (`end_tags`): it may tag requests with its own copy of the flow's
+//!   end tag, up to a bound. What that adds to both theorems' bounds is taken from T, so that they
+//!   hold as they stand. With T = 0, or one port, nothing is late.
+//! - *Virtual time is held still while a request is tagged with it* (the pin, see `virtual_time`),
+//!   so that no request is ever published behind virtual time.
+//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, and keep each
+//!   division's remainder.
 //!
-//! **Memory ordering.** What links virtual time, wheel and slots is sequentially consistent, argued in each file; end tags
-//! are counters of their own.
+//! **Memory ordering.** What links virtual time, wheel and slots is sequentially consistent, argued
+//! in each file; end tags are counters of their own.
 
 mod config;
 mod end_tags;
@@ -138,14 +149,21 @@ struct Counters<P: Platform> {
     blocks: P::U64,
     wakes: P::U64,
     late_ns: P::U64,
-    /// When virtual time let the port go, if it has not come since; written by whoever moved virtual time.
+    /// When virtual time let the port go, if it has not come since; written by whoever moved
+    /// virtual time.
     free_ns: P::U64,
 }
 
 impl<P: Platform> Counters<P> {
     fn new() -> Self {
         let zero = || P::U64::new(0);
-        Counters { throttles: zero(), blocks: zero(), wakes: zero(), late_ns: zero(), free_ns: zero() }
+        Counters {
+            throttles: zero(),
+            blocks: zero(),
+            wakes: zero(),
+            late_ns: zero(),
+            free_ns: zero(),
+        }
     }
 }
 
@@ -169,7 +187,9 @@ impl<P: Platform> Mqfq<P> {
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
             cost: config.cost,
-            follow: P::Mutex::new(config.threshold_follows.then(|| Follow::new(config.threshold_bytes))),
+            follow: P::Mutex::new(
+                config.threshold_follows.then(|| Follow::new(config.threshold_bytes)),
+            ),
             lift_ns: P::U64::new(0),
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
@@ -177,13 +197,19 @@ impl<P: Platform> Mqfq<P> {
             },
             serial: config.serial.then(|| P::Mutex::new(())),
         });
-        let port = |port| MqfqPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
+        let port =
+            |port| MqfqPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
         Ok((Mqfq { shared }, handles))
     }
 
-    /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that are added to `wake`.
-    pub fn set_threshold(&self, threshold_bytes: u64, wake: &mut PortSet) -> Result<(), ConfigError> {
+    /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that
+    /// are added to `wake`.
+    pub fn set_threshold(
+        &self,
+        threshold_bytes: u64,
+        wake: &mut PortSet,
+    ) -> Result<(), ConfigError> {
         if threshold_bytes > MAX_THRESHOLD {
             return Err(ConfigError::Threshold(threshold_bytes));
         }
@@ -224,8 +250,8 @@ impl<P: Platform> Mqfq<P> {
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with [`SlotKind::ScalableBitmap`]. The caller
-    /// wakes the ports that are added to `wake`.
+    /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with
+    /// [`SlotKind::ScalableBitmap`]. The caller wakes the ports that are added to `wake`.
     fn set_slots(&self, count: u32, wake: &mut PortSet) -> Result<(), TuneError> {
         if count == 0 || count > MAX_SLOTS {
             return Err(ConfigError::Slots(count).into());

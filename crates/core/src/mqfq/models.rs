@@ -1,7 +1,9 @@
-//! The scalable structures under the model checker: every interleaving (with few preemptions) and every
-//! value that the memory model lets a load return. `RUSTFLAGS="--cfg loom" cargo test --release --lib mqfq::models`
+//! The scalable structures under the model checker: every interleaving (with few preemptions) and
+//! every value that the memory model lets a load return.
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib mqfq::models`
 //!
-//! Each law is also checked on a broken machine or a broken use that the model must catch, so that we know that it looks ([`crate::broken`]).
+//! Each law is also checked on a broken machine or a broken use that the model must catch, so that
+//! we know that it looks ([`crate::broken`]).
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -38,7 +40,8 @@ fn two_cores(ports: u16) -> Topology {
 
 // End tags.
 
-/// Two ports tag requests of one flow while `tick` lifts it: each is charged once, and starts at virtual time or later.
+/// Two ports tag requests of one flow while `tick` lifts it: each is charged once, and starts at
+/// virtual time or later.
 fn each_request_is_charged_once<P: Platform>() {
     check(6, || {
         let ends = Arc::new(EndTags::<P>::new(1, 2));
@@ -66,8 +69,16 @@ fn each_request_is_charged_once<P: Platform>() {
         let other = other.join().unwrap();
         lifting.join().unwrap();
         // 6 and 3 may be owed, 50 may not: it has paid for the 9 before it.
-        assert_eq!(ends.earliest(0, &other, now), Some(at(980 + 7 + 9 + 50 + 8)), "a charge was lost");
-        assert_eq!(ends.earliest(0, &mine, now), Some(at(980 + 7 + 9 + 50 + 8 + 6 + 3)), "a charge was lost");
+        assert_eq!(
+            ends.earliest(0, &other, now),
+            Some(at(980 + 7 + 9 + 50 + 8)),
+            "a charge was lost"
+        );
+        assert_eq!(
+            ends.earliest(0, &mine, now),
+            Some(at(980 + 7 + 9 + 50 + 8 + 6 + 3)),
+            "a charge was lost"
+        );
     });
 }
 
@@ -84,8 +95,8 @@ fn without_atomic_additions_charges_are_lost() {
 
 // Virtual time.
 
-/// An arrival against a raise: once a request has been pinned and tagged, virtual time does not pass it until its port
-/// raises its leaf, and it never goes back.
+/// An arrival against a raise: once a request has been pinned and tagged, virtual time does not
+/// pass it until its port raises its leaf, and it never goes back.
 fn an_arrival_holds_time_back<P: Platform>(topology: fn() -> Topology) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
@@ -128,8 +139,12 @@ fn without_stamps_an_arrival_is_passed_over() {
     an_arrival_holds_time_back::<NoStamp>(|| Topology::flat(2));
 }
 
-/// Raises of neighbours: when all have returned, virtual time is the least lead, and someone was told.
-fn raises_are_not_forgotten<P: Platform>(topology: fn() -> Topology, ends: &'static [(PortId, u64)]) {
+/// Raises of neighbours: when all have returned, virtual time is the least lead, and someone was
+/// told.
+fn raises_are_not_forgotten<P: Platform>(
+    topology: fn() -> Topology,
+    ends: &'static [(PortId, u64)],
+) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
         for &(port, _) in ends {
@@ -204,8 +219,14 @@ fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Optio
     slot
 }
 
-/// The last slot comes back, to a port that has nothing to send, while another becomes ready: it is woken, or finds it.
-fn a_slot_finds_its_user<P: Platform>(kind: SlotKind, topology: fn() -> Topology, user: PortId, looks_again: bool) {
+/// The last slot comes back, to a port that has nothing to send, while another becomes ready: it is
+/// woken, or finds it.
+fn a_slot_finds_its_user<P: Platform>(
+    kind: SlotKind,
+    topology: fn() -> Topology,
+    user: PortId,
+    looks_again: bool,
+) {
     check(6, move || {
         let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1));
         let held = slots.acquire(A, &mut 0).unwrap();
@@ -258,7 +279,8 @@ fn without_looking_again_a_token_misses_its_user() {
 /// Whether a port that stops gives up what lies on its path.
 type Stops = bool;
 
-/// A token is given to B, which has nothing to send any more when it is woken, while C, on another core, becomes ready.
+/// A token is given to B, which has nothing to send any more when it is woken, while C, on another
+/// core, becomes ready.
 fn a_token_is_not_stranded(stops: Stops) {
     check(6, move || {
         let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1));
@@ -328,8 +350,9 @@ fn without_looking_again_a_new_slot_is_not_found() {
     a_new_slot_finds_its_user(SlotKind::TokenTree, false);
 }
 
-/// D goes from 2 to 1 and to 2 again, or only to 1, while one port gives a slot back and another takes one. Afterwards as many
-/// can be taken as D says, whoever paid; `pays` is what `Local::take` does.
+/// D goes from 2 to 1 and to 2 again, or only to 1, while one port gives a slot back and another
+/// takes one. Afterwards as many can be taken as D says, whoever paid; `pays` is what `Local::take`
+/// does.
 fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
     check(5, move || {
         let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2));
@@ -354,7 +377,8 @@ fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
         if back {
             slots.resize(2);
         }
-        let mut outstanding = [finishing.join().unwrap(), taking.join().unwrap()].iter().flatten().count() as u64;
+        let mut outstanding =
+            [finishing.join().unwrap(), taking.join().unwrap()].iter().flatten().count() as u64;
         let total = u64::from(slots.total());
         assert!(outstanding <= 2);
         assert_eq!(slots.free(), total.saturating_sub(outstanding), "slots were made or lost");
@@ -393,7 +417,8 @@ fn without_atomic_additions_slots_are_lost() {
 
 // The wheel.
 
-/// A port goes to sleep while others move virtual time to where it may go on: it notices, or is woken.
+/// A port goes to sleep while others move virtual time to where it may go on: it notices, or is
+/// woken.
 fn a_sleeper_is_woken<P: Platform>(turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
@@ -406,14 +431,16 @@ fn a_sleeper_is_woken<P: Platform>(turners: u8) {
                 let (time, wheel) = (time.clone(), wheel.clone());
                 let lead = Some(at(5 + 2 * u64::from(turner)));
                 thread::spawn(move || {
-                    time.raise(PortId(1 + turner), lead).map_or(PortSet::EMPTY, |now| wheel.turn(now))
+                    time.raise(PortId(1 + turner), lead)
+                        .map_or(PortSet::EMPTY, |now| wheel.turn(now))
                 })
             })
             .collect();
         let now = time.now();
         let window = wheel.window();
         let lead = at(7);
-        let asleep = window.holds_back(lead, now) && wheel.enter(A, lead, window, now, &time).is_some();
+        let asleep =
+            window.holds_back(lead, now) && wheel.enter(A, lead, window, now, &time).is_some();
         let woken = turning.into_iter().fold(PortSet::EMPTY, |mut woken, turner| {
             woken.extend(turner.join().unwrap());
             woken
@@ -448,7 +475,8 @@ fn a_sleeper_notices_a_new_window() {
         let setter = thread::spawn(move || other.set_window(10));
         let window = wheel.window();
         let lead = at(7);
-        let asleep = window.holds_back(lead, VTime::ZERO) && wheel.enter(A, lead, window, VTime::ZERO, &time).is_some();
+        let asleep = window.holds_back(lead, VTime::ZERO)
+            && wheel.enter(A, lead, window, VTime::ZERO, &time).is_some();
         let woken = setter.join().unwrap();
         assert!(!asleep || woken.contains(A));
     });
@@ -470,8 +498,8 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
     }
 }
 
-/// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been delivered, all has
-/// been issued and the slot is free.
+/// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
+/// delivered, all has been issued and the slot is free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
     check(4, move || {
         let config = MqfqConfig {
@@ -486,7 +514,8 @@ fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
             move || {
                 let mut wake = PortSet::EMPTY;
                 for tag in 0..requests {
-                    let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 1 };
+                    let request =
+                        Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 1 };
                     port.submit(0, &request, &mut wake).unwrap();
                 }
                 let issued = run(&mut port, &mut wake);

@@ -40,7 +40,8 @@ struct Local {
     throttles: u64,
     blocks: u64,
     wakes: u64,
-    /// For how long in all the port had not come when virtual time had let it go, and then found a slot free.
+    /// For how long in all the port had not come when virtual time had let it go, and then found a
+    /// slot free.
     late_ns: u64,
 }
 
@@ -69,7 +70,12 @@ impl<P: Platform> MqfqPort<P> {
 
 impl<P: Platform> Port for MqfqPort<P> {
     #[inline]
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
         local.submit(shared, request, wake)
@@ -119,15 +125,18 @@ impl Local {
         if !self.queue.is_free(request.tag) {
             return Err(SubmitError::BadTag);
         }
-        let weight = self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let weight =
+            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let cost = shared.cost.cost(request.op, request.length);
-        let start = self.tag(shared, request.flow, weight, cost, wake).ok_or(SubmitError::NoSuchFlow)?;
+        let start =
+            self.tag(shared, request.flow, weight, cost, wake).ok_or(SubmitError::NoSuchFlow)?;
         self.queue.stage(request.tag, request.flow, start);
         Ok(Submitted::Staged)
     }
 
-    /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The end tag moves on by the
-    /// request's cost, and virtual time cannot pass the start tag from now on.
+    /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The
+    /// end tag moves on by the request's cost, and virtual time cannot pass the start tag from now
+    /// on.
     #[inline]
     fn tag<P: Platform>(
         &mut self,
@@ -143,7 +152,14 @@ impl Local {
         // Virtual time is not after what this port has published, and cannot pass it.
         if let Some(published) = self.published {
             let waiting = local.is_waiting();
-            let start = shared.ends.tag_from(flow.slot(), &mut local.account, units, published, waiting, window);
+            let start = shared.ends.tag_from(
+                flow.slot(),
+                &mut local.account,
+                units,
+                published,
+                waiting,
+                window,
+            );
             if start.is_some() {
                 return start;
             }
@@ -151,7 +167,8 @@ impl Local {
         self.tag_lagging(shared, flow, units, window, wake)
     }
 
-    /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual time back.
+    /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual
+    /// time back.
     #[cold]
     fn tag_lagging<P: Platform>(
         &mut self,
@@ -167,7 +184,8 @@ impl Local {
         if self.published.is_some_and(|published| !earliest.is_before(published)) {
             return shared.ends.tag_at(flow.slot(), account, units, self.time, window);
         }
-        // The request would be this port's lead. Hold virtual time back before reading the time that it is tagged with.
+        // The request would be this port's lead. Hold virtual time back before reading the time
+        // that it is tagged with.
         self.time = shared.time.pin(self.port, self.time);
         let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
         let lead = self.published.map_or(start, |published| published.min(start));
@@ -265,7 +283,12 @@ impl Local {
     }
 
     /// Stops because `lead` is too far ahead. `None`: not any more.
-    fn throttle<P: Platform>(&mut self, shared: &Shared<P>, lead: VTime, wake: &mut PortSet) -> Option<Next> {
+    fn throttle<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: VTime,
+        wake: &mut PortSet,
+    ) -> Option<Next> {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
@@ -280,7 +303,8 @@ impl Local {
                 if !window.holds_back(lead, self.time) {
                     return None;
                 }
-                self.place = Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
+                self.place =
+                    Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
                 self.asleep_ns = self.now_ns;
                 Next::Blocked
             }
@@ -309,8 +333,10 @@ impl Local {
     fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u64> {
         let place = self.place.take()?;
         shared.wheel.leave(self.port, place);
-        let free_ns = shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
-        // Who let it go may have said so when the port had left by itself, and this is another sleep.
+        let free_ns =
+            shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
+        // Who let it go may have said so when the port had left by itself, and this is another
+        // sleep.
         (free_ns != 0).then(|| self.now_ns.saturating_sub(free_ns.max(self.asleep_ns)))
     }
 
@@ -324,7 +350,12 @@ impl Local {
 
     /// Makes the port's leaf say `lead`, which is not before what it says.
     #[inline]
-    fn publish<P: Platform>(&mut self, shared: &Shared<P>, lead: Option<VTime>, wake: &mut PortSet) {
+    fn publish<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: Option<VTime>,
+        wake: &mut PortSet,
+    ) {
         if self.published != lead {
             self.published = lead;
             self.raise(shared, wake);
@@ -338,7 +369,8 @@ impl Local {
             self.time = now;
             if shared.polling.is_none() {
                 let free = shared.wheel.turn(now);
-                // Only counted by, so the order does not matter: one that comes before it is told counts nothing.
+                // Only counted by, so the order does not matter: one that comes before it is told
+                // counts nothing.
                 free.filter_map(|port| shared.counters.get(usize::from(port.0)))
                     .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
                 self.wake(shared, free, wake);

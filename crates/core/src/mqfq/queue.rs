@@ -1,13 +1,13 @@
 //! One port's requests: the staged ones in order of start tags, and which tags are in flight.
 //!
-//! **Problem.** The paper's local queue is a priority queue of requests. A tenant with a deep queue would make every
-//! operation of every other tenant pay for its depth.
-//! **Model.** Start tags of one flow never decrease, so one flow's requests on one port form a FIFO, a linked
-//! list through the array of tags, and the priority queue holds only the first of each: it is a queue of *flows*, a
+//! **Problem.** The paper's local queue is a priority queue of requests. A tenant with a deep queue
+//! would make every operation of every other tenant pay for its depth. **Model.** Start tags of one
+//! flow never decrease, so one flow's requests on one port form a FIFO, a linked list through the
+//! array of tags, and the priority queue holds only the first of each: it is a queue of *flows*, a
 //! [`Tournament`]. Requests with the same start tag leave in the order in which they came.
 //!
-//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(slots in use) steps.
-//! Nothing is allocated after construction.
+//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(slots
+//! in use) steps. Nothing is allocated after construction.
 
 use alloc::boxed::Box;
 
@@ -48,7 +48,12 @@ pub(super) struct LocalFlow {
 impl LocalFlow {
     /// What it knows before the first request.
     fn new(owner: Option<FlowId>) -> Self {
-        LocalFlow { newest: NONE, normalizer: Normalizer::default(), account: Account::default(), owner }
+        LocalFlow {
+            newest: NONE,
+            normalizer: Normalizer::default(),
+            account: Account::default(),
+            owner,
+        }
     }
 
     /// Whether the flow's newest request is staged.
@@ -98,13 +103,17 @@ impl Queue {
         Some(local)
     }
 
-    /// Stages a request. Its tag is free, and its start tag not before those of its flow that are staged here.
+    /// Stages a request. Its tag is free, and its start tag not before those of its flow that are
+    /// staged here.
     #[inline]
     pub(super) fn stage(&mut self, tag: Tag, flow: FlowId, start: VTime) {
         let key = Key::new(start, self.arrivals, tag);
         self.arrivals = self.arrivals.wrapping_add(1);
         let index = tag.0 as usize;
-        let (Some(entry), Some(place)) = (self.entries.get_mut(index), self.keys.get_mut(index)) else { return };
+        let (Some(entry), Some(place)) = (self.entries.get_mut(index), self.keys.get_mut(index))
+        else {
+            return;
+        };
         let Some(local) = self.flows.get_mut(flow.slot()) else { return };
         *entry = Entry { flow: flow.slot() as u32 | STAGED, link: NONE };
         *place = key;
@@ -147,10 +156,12 @@ impl Queue {
         Some(Tag(tag as u32))
     }
 
-    /// Frees the tag of an issued request; gives its flow's slot and the slot it held on the device.
+    /// Frees the tag of an issued request; gives its flow's slot and the slot it held on the
+    /// device.
     #[inline]
     pub(super) fn finish(&mut self, tag: Tag) -> Option<(usize, u32)> {
-        let entry = self.entries.get_mut(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
+        let entry =
+            self.entries.get_mut(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
         entry.flow &= !STATE;
         Some((entry.flow as usize, entry.link))
     }
@@ -170,8 +181,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the order is start tag, then arrival, whatever the flows, also across the wrap of
-        /// virtual time.
+        /// Against a sorted list: the order is start tag, then arrival, whatever the flows, also
+        /// across the wrap of virtual time.
         #[test]
         fn issues_in_order_of_start_tag_then_arrival(
             origin in prop_oneof![Just(0u64), Just((1 << 56) - 50)],

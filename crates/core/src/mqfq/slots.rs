@@ -1,45 +1,50 @@
 //! The slots of the device, and the ports that wait for one (Sections 3.2 and 3.3).
 //!
-//! **Problem.** At most D requests may be outstanding. One shared counter is written twice per request by every
-//! core; and whoever frees a slot must find someone to use it, or the device idles.
-//! **Model.** Free slots are tokens in a tree with a counter per port, core, socket and machine. A port takes
-//! from its own leaf, else from the lowest ancestor that has any. Whoever completes a request keeps the token if its
-//! own port can use it; else it gives it to the nearest *ready* port (one that has a request that may go, and
-//! found no token) through the lowest node above both, and wakes it. A port that stops for another reason (nothing
-//! waits, or throttled) gives up what lies on its path ([`Slots::stop`]).
-//! A leaf is touched by its port alone and needs no atomic read-modify-write: a port that keeps going
-//! costs no cache traffic at all.
+//! **Problem.** At most D requests may be outstanding. One shared counter is written twice per
+//! request by every core; and whoever frees a slot must find someone to use it, or the device
+//! idles. **Model.** Free slots are tokens in a tree with a counter per port, core, socket and
+//! machine. A port takes from its own leaf, else from the lowest ancestor that has any. Whoever
+//! completes a request keeps the token if its own port can use it; else it gives it to the nearest
+//! *ready* port (one that has a request that may go, and found no token) through the lowest node
+//! above both, and wakes it. A port that stops for another reason (nothing waits, or throttled)
+//! gives up what lies on its path ([`Slots::stop`]). A leaf is touched by its port alone and needs
+//! no atomic read-modify-write: a port that keeps going costs no cache traffic at all.
 //!
-//! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one claimer succeeds and
-//! it alone wakes the port, so two completions wake two ports.
+//! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
+//! claimer succeeds and it alone wakes the port, so two completions wake two ports.
 //!
 //! **Invariants.**
-//! 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only move.
-//! 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is running, i.e. it
-//!    will call `next` (it was woken, or its owner is in the midst of its verbs). `next` ends either
-//!    with taking a token, or finding none on the whole path, or in `stop`, which leaves a token in such a node only
-//!    after it has claimed a ready port below that node, whose wake-up is then to come.
-//! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its path again; whoever
-//!    puts a token into the root *then* reads the ready set. In the total order of these accesses, one sees the
-//!    other. Tokens in nodes below the root need no such look: by 2 a running port answers for them, and when
-//!    it stops they are used, handed to a claimed port, or reach the root. A port that was claimed for a token in the
-//!    root may find that it has nothing to send any more; so whoever stops looks into the root and passes the word on.
+//! 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only
+//!    move.
+//! 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is
+//!    running, i.e. it will call `next` (it was woken, or its owner is in the midst of its verbs).
+//!    `next` ends either with taking a token, or finding none on the whole path, or in `stop`,
+//!    which leaves a token in such a node only after it has claimed a ready port below that node,
+//!    whose wake-up is then to come.
+//! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its
+//!    path again; whoever puts a token into the root *then* reads the ready set. In the total order
+//!    of these accesses, one sees the other. Tokens in nodes below the root need no such look: by 2
+//!    a running port answers for them, and when it stops they are used, handed to a claimed port,
+//!    or reach the root. A port that was claimed for a token in the root may find that it has
+//!    nothing to send any more; so whoever stops looks into the root and passes the word on.
 //!
-//! So if every port has been run after its last wake-up, a token in the root and a ready port exclude each other, and
-//! all other nodes are empty unless all ports that could move are at rest with nothing on their path: the device
-//! is idle only if no request may go.
+//! So if every port has been run after its last wake-up, a token in the root and a ready port
+//! exclude each other, and all other nodes are empty unless all ports that could move are at rest
+//! with nothing on their path: the device is idle only if no request may go.
 //!
-//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and requests are outstanding that
-//! nobody can take back. So D becomes less by a *debt*: as long as there is one, whoever takes a token
-//! ([`Slots::acquire_owing`]) pays with it and takes the next; the first one that finds nothing owed is used. Ports learn
-//! that there may be a debt from a word that they read anyway, and ask no more once they have found it paid. Tokens,
-//! less the debt, and the requests outstanding add up to the new D at once; whoever has heard of the change sends
-//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and waking who is ready.
+//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
+//! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
+//! there is one, whoever takes a token ([`Slots::acquire_owing`]) pays with it and takes the next;
+//! the first one that finds nothing owed is used. Ports learn that there may be a debt from a word
+//! that they read anyway, and ask no more once they have found it paid. Tokens, less the debt, and
+//! the requests outstanding add up to the new D at once; whoever has heard of the change sends
+//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and
+//! waking who is ready.
 //!
-//! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable bitmap, where a slot is a
-//! bit, the bits are spread over cache lines, and a port begins its search where it last found one.
-//! There a token belongs to nobody, so a port that stops also looks whether any are free while others are ready. The
-//! bitmap is built for its D and keeps it.
+//! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
+//! bitmap, where a slot is a bit, the bits are spread over cache lines, and a port begins its
+//! search where it last found one. There a token belongs to nobody, so a port that stops also looks
+//! whether any are free while others are ready. The bitmap is built for its D and keeps it.
 
 use alloc::boxed::Box;
 
@@ -73,9 +78,13 @@ impl<P: Platform> Slots<P> {
         let kind = match kind {
             SlotKind::TokenTree => {
                 let at = |node| if node == Tree::ROOT { u64::from(slots) } else { 0 };
-                Kind::Tree((0..tree.nodes()).map(|node| CachePadded::new(P::U64::new(at(node)))).collect())
+                Kind::Tree(
+                    (0..tree.nodes()).map(|node| CachePadded::new(P::U64::new(at(node)))).collect(),
+                )
             }
-            SlotKind::AtomicCounter => Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots)))),
+            SlotKind::AtomicCounter => {
+                Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots))))
+            }
             SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
         };
         let zero = || CachePadded::new(P::U64::new(0));
@@ -87,8 +96,8 @@ impl<P: Platform> Slots<P> {
         self.total.with(|total| *total)
     }
 
-    /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all ports, who take slots
-    /// by [`Self::acquire_owing`] from then on.
+    /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all
+    /// ports, who take slots by [`Self::acquire_owing`] from then on.
     pub(super) fn resize(&self, slots: u32) -> Option<PortSet> {
         if matches!(self.kind, Kind::Bitmap(_)) {
             return None;
@@ -109,7 +118,12 @@ impl<P: Platform> Slots<P> {
         let mut owed = self.debt.load(Ordering::SeqCst);
         loop {
             let less = owed.min(most);
-            match self.debt.compare_exchange(owed, owed.wrapping_sub(less), Ordering::SeqCst, Ordering::SeqCst) {
+            match self.debt.compare_exchange(
+                owed,
+                owed.wrapping_sub(less),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
                 Ok(_) => return less,
                 Err(now) => owed = now,
             }
@@ -125,12 +139,13 @@ impl<P: Platform> Slots<P> {
         };
         let Some(root) = root.filter(|_| tokens != 0) else { return PortSet::EMPTY };
         root.fetch_add(tokens, Ordering::SeqCst);
-        // Who becomes ready changes the same word: before this and is woken, or after it and finds the tokens.
+        // Who becomes ready changes the same word: before this and is woken, or after it and finds
+        // the tokens.
         PortSet::from_bits(self.ready.swap(0, Ordering::SeqCst))
     }
 
-    /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to go on asking: nothing is owed
-    /// any more if not.
+    /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to
+    /// go on asking: nothing is owed any more if not.
     #[cold]
     pub(super) fn acquire_owing(&self, port: PortId, hint: &mut u32) -> (Option<u32>, bool) {
         while let Some(slot) = self.acquire(port, hint) {
@@ -187,13 +202,14 @@ impl<P: Platform> Slots<P> {
         self.ready.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
     }
 
-    /// Gives back the slot of a completed request of `port`, which is about to call `next`: it keeps the slot if it
-    /// `can_use` it or nobody else can. Gives the ports to wake.
+    /// Gives back the slot of a completed request of `port`, which is about to call `next`: it
+    /// keeps the slot if it `can_use` it or nobody else can. Gives the ports to wake.
     #[inline]
     pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
         match &self.kind {
             Kind::Tree(words) => {
-                let claimed = if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+                let claimed =
+                    if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
                 let Some((target, node)) = claimed else {
                     if let Some(leaf) = words.get(self.tree.leaf(port)) {
                         leaf.store(leaf.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -216,8 +232,8 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// The port stops with nothing that may go: what lies on its path goes to ready ports, or to the root. Gives the
-    /// ports to wake.
+    /// The port stops with nothing that may go: what lies on its path goes to ready ports, or to
+    /// the root. Gives the ports to wake.
     #[inline]
     pub(super) fn stop(&self, port: PortId) -> PortSet {
         match &self.kind {
@@ -272,14 +288,17 @@ impl<P: Platform> Slots<P> {
     /// Slots not in use, and not owed. Exact when nothing moves.
     pub(super) fn free(&self) -> u64 {
         let free: u64 = match &self.kind {
-            Kind::Tree(words) => words.iter().fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst))),
+            Kind::Tree(words) => {
+                words.iter().fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst)))
+            }
             Kind::Counter(word) => word.load(Ordering::SeqCst),
             Kind::Bitmap(bitmap) => bitmap.free(),
         };
         free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
-    /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port cannot use it.
+    /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port
+    /// cannot use it.
     #[inline]
     fn wake_unless(&self, can_use: bool, port: PortId) -> PortSet {
         P::fence();
@@ -316,7 +335,12 @@ impl<P: Platform> Slots<P> {
 fn take_one<A: AtomicWord>(word: &A) -> bool {
     let mut tokens = word.load(Ordering::SeqCst);
     while tokens != 0 {
-        match word.compare_exchange(tokens, tokens.wrapping_sub(1), Ordering::SeqCst, Ordering::SeqCst) {
+        match word.compare_exchange(
+            tokens,
+            tokens.wrapping_sub(1),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        ) {
             Ok(_) => return true,
             Err(now) => tokens = now,
         }
@@ -333,12 +357,16 @@ struct Bitmap<P: Platform> {
 }
 
 impl<P: Platform> Bitmap<P> {
-    /// The bits go over at least as many words as there are ports, as far as there are bits, so that ports which begin in
-    /// words of their own need not meet.
+    /// The bits go over at least as many words as there are ports, as far as there are bits, so
+    /// that ports which begin in words of their own need not meet.
     fn new(slots: u32, ports: usize) -> Self {
         let per_word = (slots / ports as u32).clamp(1, 64);
         let words = slots.div_ceil(per_word);
-        Bitmap { words: (0..words).map(|_| CachePadded::new(P::U64::new(0))).collect(), slots, per_word }
+        Bitmap {
+            words: (0..words).map(|_| CachePadded::new(P::U64::new(0))).collect(),
+            slots,
+            per_word,
+        }
     }
 
     /// The bits of a word that are slots.
@@ -391,7 +419,8 @@ impl<P: Platform> Bitmap<P> {
     }
 
     fn free(&self) -> u64 {
-        let used: u32 = self.words.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
+        let used: u32 =
+            self.words.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
         u64::from(self.slots).saturating_sub(u64::from(used))
     }
 }
@@ -404,7 +433,8 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    const KINDS: [SlotKind; 3] = [SlotKind::TokenTree, SlotKind::AtomicCounter, SlotKind::ScalableBitmap];
+    const KINDS: [SlotKind; 3] =
+        [SlotKind::TokenTree, SlotKind::AtomicCounter, SlotKind::ScalableBitmap];
 
     /// Ports that want to send some number of requests each, driven as `Local` drives the slots.
     struct Bench {
@@ -474,8 +504,8 @@ mod tests {
     }
 
     proptest! {
-        /// Slots are conserved at every step; and once every wake-up has been delivered, a free slot and a
-        /// request that could use it exclude each other.
+        /// Slots are conserved at every step; and once every wake-up has been delivered, a free
+        /// slot and a request that could use it exclude each other.
         #[test]
         fn conserved_and_never_idle(
             kind in 0usize..3,
@@ -496,7 +526,8 @@ mod tests {
                 prop_assert_eq!(bench.slots.free() + bench.outstanding(), u64::from(slots));
                 if bench.wake.is_empty() {
                     let wanted: u32 = bench.wanted.iter().sum();
-                    prop_assert!(wanted == 0 || bench.slots.free() == 0, "{} wanted, {} free", wanted, bench.slots.free());
+                    prop_assert!(wanted == 0 || bench.slots.free() == 0, "{} wanted, {} \
+                     free", wanted, bench.slots.free());
                 }
             }
         }
@@ -514,7 +545,11 @@ mod tests {
             }
             for expected in [1, 3] {
                 let slot = bench.held[0].pop().unwrap();
-                assert_eq!(bench.slots.release(PortId(0), slot, false), PortSet::only(PortId(expected)), "{kind:?}");
+                assert_eq!(
+                    bench.slots.release(PortId(0), slot, false),
+                    PortSet::only(PortId(expected)),
+                    "{kind:?}"
+                );
             }
             bench.wake = PortSet::from_bits(1 << 1 | 1 << 3);
             bench.deliver();
@@ -531,7 +566,8 @@ mod tests {
             bench.wanted[port] = 3;
             bench.run(port);
         }
-        // Port 0 keeps what it could use, then cannot: one goes to port 2's socket, together with the others.
+        // Port 0 keeps what it could use, then cannot: one goes to port 2's socket, together with
+        // the others.
         bench.wanted[0] = 1;
         (0..3).for_each(|_| bench.complete(0));
         assert_eq!(bench.wake, PortSet::only(PortId(0)));

@@ -30,7 +30,10 @@ const TAGS: u32 = 64;
 impl Rig {
     fn new(config: MqfqConfig, weights: &[u16]) -> Self {
         let (policy, ports) = Mqfq::new(config).unwrap();
-        let flows = weights.iter().map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap()).collect();
+        let flows = weights
+            .iter()
+            .map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap())
+            .collect();
         let count = ports.len();
         Rig {
             policy,
@@ -48,7 +51,8 @@ impl Rig {
 
     fn submit(&mut self, port: usize, flow: usize, length: u32) -> Option<u32> {
         let tag = self.free_tags[port].pop_front()?;
-        let request = Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let request =
+            Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
         let answer = self.ports[port].submit(self.now_ns, &request, &mut self.wake);
         assert_eq!(answer, Ok(Submitted::Staged));
         assert!(self.staged[port].insert(tag));
@@ -89,7 +93,10 @@ impl Rig {
                     assert!(self.staged[port].remove(&tag), "issued once, by its own port");
                     self.in_flight.push((port, tag));
                     let slots = self.policy.stats().slots.unwrap();
-                    assert!(self.in_flight.len() as u64 <= slots, "never more than D are sent, whatever D was before");
+                    assert!(
+                        self.in_flight.len() as u64 <= slots,
+                        "never more than D are sent, whatever D was before"
+                    );
                     self.issued.push((port, tag));
                 }
                 Next::WaitUntil(time) => {
@@ -110,7 +117,10 @@ impl Rig {
         let (slots, free) = (stats.slots.unwrap(), stats.free_slots.unwrap());
         // After D has become less, more may be in flight.
         assert_eq!(free, slots.saturating_sub(self.in_flight.len() as u64), "slots are conserved");
-        assert!(free == 0 || self.staged.iter().all(BTreeSet::is_empty), "no slot is free while a request waits");
+        assert!(
+            free == 0 || self.staged.iter().all(BTreeSet::is_empty),
+            "no slot is free while a request waits"
+        );
     }
 }
 
@@ -120,9 +130,13 @@ fn configs() -> impl Strategy<Value = MqfqConfig> {
         Just(Topology::flat(3)),
         Just(Topology::new((0..8).map(|port| (port / 4, port / 2)).collect())),
     ];
-    let virtual_time = prop_oneof![Just(VirtualTimeKind::Mindicator), Just(VirtualTimeKind::ArrayScan)];
-    let slot_kind =
-        prop_oneof![Just(SlotKind::TokenTree), Just(SlotKind::AtomicCounter), Just(SlotKind::ScalableBitmap)];
+    let virtual_time =
+        prop_oneof![Just(VirtualTimeKind::Mindicator), Just(VirtualTimeKind::ArrayScan)];
+    let slot_kind = prop_oneof![
+        Just(SlotKind::TokenTree),
+        Just(SlotKind::AtomicCounter),
+        Just(SlotKind::ScalableBitmap)
+    ];
     let unthrottle = prop_oneof![
         3 => Just(UnthrottleKind::Wheel),
         1 => Just(UnthrottleKind::Polling { period_ns: 1_000 }),
@@ -144,9 +158,9 @@ fn configs() -> impl Strategy<Value = MqfqConfig> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// In every configuration: each request is issued exactly once by its own port, slots are conserved and never more in use
-    /// than there are, however D and T change, no slot stays free while a request waits, virtual time never
-    /// decreases, and in the end all is issued.
+    /// In every configuration: each request is issued exactly once by its own port, slots are
+    /// conserved and never more in use than there are, however D and T change, no slot stays free
+    /// while a request waits, virtual time never decreases, and in the end all is issued.
     #[test]
     fn all_configurations_keep_the_contract(
         config in configs(),
@@ -184,8 +198,9 @@ proptest! {
         prop_assert_eq!(rig.issued.len(), submitted);
     }
 
-    /// One port, D = 1, T = 0 is start-time fair queueing: the order is that of a single queue sorted by start
-    /// tag and then arrival, with virtual time the start tag of the request that waits first.
+    /// One port, D = 1, T = 0 is start-time fair queueing: the order is that of a single queue
+    /// sorted by start tag and then arrival, with virtual time the start tag of the request that
+    /// waits first.
     #[test]
     fn one_port_without_slack_is_sfq(
         steps in prop::collection::vec((0u8..3, 0usize..4, 1u32..20_000), 1..200),
@@ -225,7 +240,8 @@ proptest! {
 fn requests_are_refused_without_trace() {
     let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(1), 1, 2) };
     let mut rig = Rig::new(config, &[100]);
-    let request = |tag, flow| Request { tag: Tag(tag), flow, op: Op::Write, offset: 0, length: 4096 };
+    let request =
+        |tag, flow| Request { tag: Tag(tag), flow, op: Op::Write, offset: 0, length: 4096 };
     let flow = rig.flows[0];
     let port = &mut rig.ports[0];
     assert_eq!(port.submit(0, &request(2, flow), &mut rig.wake), Err(SubmitError::BadTag));
@@ -233,12 +249,20 @@ fn requests_are_refused_without_trace() {
     assert_eq!(port.submit(0, &request(0, flow), &mut rig.wake), Err(SubmitError::BadTag));
     port.complete(0, Tag(0), Outcome::Done, &mut rig.wake);
     port.complete(0, Tag(9), Outcome::Done, &mut rig.wake);
-    assert_eq!(rig.policy.stats().free_slots, Some(1), "a staged or unknown tag cannot be completed");
+    assert_eq!(
+        rig.policy.stats().free_slots,
+        Some(1),
+        "a staged or unknown tag cannot be completed"
+    );
     rig.policy.remove_flow(flow).unwrap();
     assert_eq!(port.submit(0, &request(1, flow), &mut rig.wake), Err(SubmitError::NoSuchFlow));
     assert!(matches!(port.next(0, &mut rig.wake), Next::Issue { tag: Tag(0), .. }));
     assert_eq!(port.next(0, &mut rig.wake), Next::Idle);
-    assert_eq!(rig.policy.add_flow(Weight::DEFAULT), Err(FlowError::Full), "its request is in flight");
+    assert_eq!(
+        rig.policy.add_flow(Weight::DEFAULT),
+        Err(FlowError::Full),
+        "its request is in flight"
+    );
     port.complete(0, Tag(0), Outcome::Failed, &mut rig.wake);
     let new = rig.policy.add_flow(Weight::DEFAULT).unwrap();
     assert_eq!(port.submit(0, &request(0, new), &mut rig.wake), Ok(Submitted::Staged));
@@ -257,7 +281,9 @@ fn tick_lifts_flows_that_lag() {
     let time = rig.policy.stats().virtual_time.unwrap();
     assert_eq!(time, 9 * 4096);
     let ends = |rig: &Rig| {
-        [0, 1].map(|slot| rig.policy.shared.ends.earliest(slot, &Account::default(), VTime::ZERO).unwrap().units())
+        [0, 1].map(|slot| {
+            rig.policy.shared.ends.earliest(slot, &Account::default(), VTime::ZERO).unwrap().units()
+        })
     };
     assert_eq!(ends(&rig), [10 * 4096, 0]);
     assert_eq!(rig.policy.tick(5, &mut PortSet::EMPTY.clone()), Some(5 + LIFT_PERIOD_NS));
@@ -266,7 +292,8 @@ fn tick_lifts_flows_that_lag() {
 
 #[test]
 fn a_new_threshold_takes_effect() {
-    let config = MqfqConfig { threshold_bytes: 0, slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
+    let config =
+        MqfqConfig { threshold_bytes: 0, slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
     let mut rig = Rig::new(config, &[100, 100]);
     let mut wake = PortSet::EMPTY;
     (0..4).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
@@ -282,13 +309,19 @@ fn a_new_threshold_takes_effect() {
     rig.settle();
     assert_eq!(rig.issued.len(), 3);
     let too_much = crate::config::MAX_THRESHOLD + 1;
-    assert_eq!(rig.policy.set_threshold(too_much, &mut wake), Err(ConfigError::Threshold(too_much)));
+    assert_eq!(
+        rig.policy.set_threshold(too_much, &mut wake),
+        Err(ConfigError::Threshold(too_much))
+    );
 }
 
 #[test]
 fn a_threshold_follows_until_one_is_given() {
-    let config =
-        MqfqConfig { threshold_bytes: 4096, threshold_follows: true, ..MqfqConfig::new(Topology::flat(2), 1, 8) };
+    let config = MqfqConfig {
+        threshold_bytes: 4096,
+        threshold_follows: true,
+        ..MqfqConfig::new(Topology::flat(2), 1, 8)
+    };
     let mut rig = Rig::new(config, &[100]);
     let window = |rig: &Rig| rig.policy.shared.wheel.window().units();
     let before = window(&rig);
@@ -309,7 +342,11 @@ fn a_threshold_follows_until_one_is_given() {
 #[test]
 fn late_ports_count_if_the_device_waits_for_them() {
     for (slots, late_ns) in [(8, 5_000), (6, 0)] {
-        let config = MqfqConfig { threshold_bytes: 5 * 4096, slots, ..MqfqConfig::new(Topology::flat(2), 2, 64) };
+        let config = MqfqConfig {
+            threshold_bytes: 5 * 4096,
+            slots,
+            ..MqfqConfig::new(Topology::flat(2), 2, 64)
+        };
         let mut rig = Rig::new(config, &[100, 100]);
         // Port 0 sends five ahead of the first of port 1, which holds virtual time.
         (0..8).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
@@ -328,7 +365,11 @@ fn late_ports_count_if_the_device_waits_for_them() {
 #[test]
 fn slots_change_while_requests_are_outstanding() {
     for slot_kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
-        let config = MqfqConfig { slots: 6, slot_kind, ..MqfqConfig::new(Topology::flat(2), 1, TAGS as usize) };
+        let config = MqfqConfig {
+            slots: 6,
+            slot_kind,
+            ..MqfqConfig::new(Topology::flat(2), 1, TAGS as usize)
+        };
         let mut rig = Rig::new(config, &[100]);
         let slots = |rig: &mut Rig, count| rig.policy.tune(Tuning::Slots(count), &mut rig.wake);
         // Four are outstanding, and port 0 keeps the two slots that are free.
@@ -364,8 +405,14 @@ fn wrong_configurations_are_refused() {
     let good = || MqfqConfig::new(Topology::flat(1), 1, 1);
     let refused = |config| Mqfq::<Native>::new(config).err();
     assert_eq!(refused(good()), None);
-    assert_eq!(refused(MqfqConfig { ports: Topology::flat(0), ..good() }), Some(ConfigError::Ports(0)));
-    assert_eq!(refused(MqfqConfig { ports: Topology::flat(65), ..good() }), Some(ConfigError::Ports(65)));
+    assert_eq!(
+        refused(MqfqConfig { ports: Topology::flat(0), ..good() }),
+        Some(ConfigError::Ports(0))
+    );
+    assert_eq!(
+        refused(MqfqConfig { ports: Topology::flat(65), ..good() }),
+        Some(ConfigError::Ports(65))
+    );
     assert_eq!(refused(MqfqConfig { slots: 0, ..good() }), Some(ConfigError::Slots(0)));
     assert_eq!(refused(MqfqConfig { flows: 0, ..good() }), Some(ConfigError::Flows(0)));
     assert_eq!(refused(MqfqConfig { tags: 0, ..good() }), Some(ConfigError::Tags(0)));
@@ -374,7 +421,10 @@ fn wrong_configurations_are_refused() {
         Some(ConfigError::Period)
     );
     let threshold_bytes = u64::MAX;
-    assert_eq!(refused(MqfqConfig { threshold_bytes, ..good() }), Some(ConfigError::Threshold(u64::MAX)));
+    assert_eq!(
+        refused(MqfqConfig { threshold_bytes, ..good() }),
+        Some(ConfigError::Threshold(u64::MAX))
+    );
 }
 
 #[test]

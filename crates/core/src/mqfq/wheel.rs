@@ -1,34 +1,40 @@
-//! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how far.
+//! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how
+//! far.
 //!
 //! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T, less
-//! what is kept for arrears, see `end_tags`) must stop, and must go on as soon as
-//! virtual time has caught up; polling costs a pass over each port per period.
-//! **Model.** A ring of [`BUCKETS`] buckets. Each stands for an interval of `b` units of virtual time and holds a set of
-//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins at or next
-//! after `w`, but none farther than the ring is long: whoever is woken looks again. Whoever moves virtual time into
-//! another interval empties the buckets that have begun and wakes the ports.
+//! what is kept for arrears, see `end_tags`) must stop, and must go on as soon as virtual time has
+//! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
+//! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
+//! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
+//! at or next after `w`, but none farther than the ring is long: whoever is woken looks again.
+//! Whoever moves virtual time into another interval empties the buckets that have begun and wakes
+//! the ports.
 //!
-//! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A power of
-//! two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap evenly. An eighth keeps small what
-//! rounding takes from W, while the ring reaches 4 W to 8 W ahead.
+//! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A
+//! power of two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap
+//! evenly. An eighth keeps small what rounding takes from W, while the ring reaches 4 W to 8 W
+//! ahead.
 //!
-//! **The port with the least lead never sleeps.** For that the width must be at most max(W, 1): a lead `s` waits for the
-//! bucket that begins before s - W + b, thus not after s. When s is the least lead, virtual time is at least s: that bucket
-//! has begun. So someone can always go on, and with it virtual time.
+//! **The port with the least lead never sleeps.** For that the width must be at most max(W, 1): a
+//! lead `s` waits for the bucket that begins before s - W + b, thus not after s. When s is the
+//! least lead, virtual time is at least s: that bucket has begun. So someone can always go on, and
+//! with it virtual time.
 //!
-//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and W) again; a turner moves virtual time
-//! and *then* reads the buckets. All are sequentially consistent, so one of the two sees the other: either the port finds
-//! that its bucket has begun, and takes itself out, or the turner finds the bit. Several turners agree through
-//! `turned`, the virtual time up to which somebody has undertaken to empty buckets: the one who moves it on empties those
-//! in between. A turner that finds `turned` beyond its own time leaves the work to the other, who moved virtual time
-//! (or saw it moved) after it, and therefore sees all that it would have seen.
+//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and W) again; a
+//! turner moves virtual time and *then* reads the buckets. All are sequentially consistent, so one
+//! of the two sees the other: either the port finds that its bucket has begun, and takes itself
+//! out, or the turner finds the bit. Several turners agree through `turned`, the virtual time up to
+//! which somebody has undertaken to empty buckets: the one who moves it on empties those in
+//! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
+//! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by the old W finds the
-//! change when it looks again, or is found in its bucket.
+//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by
+//! the old W finds the change when it looks again, or is found in its bucket.
 //!
-//! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose lead is 150,000
-//! waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual time moves to
-//! 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port is woken; its lead is 43,000 ahead.
+//! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
+//! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
+//! time moves to 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port
+//! is woken; its lead is 43,000 ahead.
 
 use alloc::boxed::Box;
 
@@ -39,7 +45,8 @@ use crate::port_set::{PortId, PortSet};
 use crate::virtual_time::VirtualTime;
 use crate::vtime::{STAMP_BITS, VTime};
 
-/// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get ahead.
+/// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
+/// ahead.
 pub(super) const BUCKETS: u64 = 64;
 
 /// The part of W that is a bucket's width, as a power of two: an eighth.
@@ -70,7 +77,8 @@ impl Window {
         (self.word & 63) as u32
     }
 
-    /// The width of a bucket, or 0 if it is a single unit: how far a running port may let virtual time lag.
+    /// The width of a bucket, or 0 if it is a single unit: how far a running port may let virtual
+    /// time lag.
     #[inline]
     pub(super) fn lag(self) -> i64 {
         if self.shift() == 0 { 0 } else { 1 << self.shift() }
@@ -147,11 +155,13 @@ impl<P: Platform> Wheel<P> {
     pub(super) fn set_window(&self, units: u64) -> PortSet {
         self.window.store(Window::new(units).word, Ordering::SeqCst);
         P::fence();
-        PortSet::from_bits(self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)))
+        PortSet::from_bits(
+            self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)),
+        )
     }
 
-    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have changed
-    /// meanwhile, look again.
+    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
+    /// changed meanwhile, look again.
     pub(super) fn enter(
         &self,
         port: PortId,
@@ -175,7 +185,8 @@ impl<P: Platform> Wheel<P> {
     /// Whether the port still sleeps in `place` for that lead: nobody has woken it.
     #[inline]
     pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
-        let here = |bucket: &P::U64| bucket.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0;
+        let here =
+            |bucket: &P::U64| bucket.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0;
         place.lead == lead && self.bucket(place.bucket).is_some_and(here)
     }
 
@@ -186,11 +197,12 @@ impl<P: Platform> Wheel<P> {
         }
     }
 
-    /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called by whoever
-    /// has moved virtual time there.
+    /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called
+    /// by whoever has moved virtual time there.
     #[inline]
     pub(super) fn turn(&self, now: VTime) -> PortSet {
-        // Before this the caller moved virtual time, after it come the reads of W and of the buckets.
+        // Before this the caller moved virtual time, after it come the reads of W and of the
+        // buckets.
         P::fence();
         let window = self.window();
         let mut old = self.turned.load(Ordering::SeqCst);
@@ -200,7 +212,12 @@ impl<P: Platform> Wheel<P> {
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
             }
-            match self.turned.compare_exchange(old, now.to_word(), Ordering::SeqCst, Ordering::SeqCst) {
+            match self.turned.compare_exchange(
+                old,
+                now.to_word(),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
                 Ok(_) => return self.empty(window.bucket(turned), passed),
                 Err(newer) => old = newer,
             }
@@ -243,8 +260,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever W, wherever on the circle: a port sleeps only if it must, is woken at the latest when virtual time
-        /// reaches its lead, not before its wait is over unless the ring is too short, and only once.
+        /// Whatever W, wherever on the circle: a port sleeps only if it must, is woken at the
+        /// latest when virtual time reaches its lead, not before its wait is over unless the ring
+        /// is too short, and only once.
         #[test]
         fn wakes_in_time(
             units in prop_oneof![0u64..40, 40u64..100_000, Just(crate::config::MAX_THRESHOLD)],
@@ -312,11 +330,19 @@ mod tests {
         let time = time_at(VTime::from_units(500));
         let wheel = Wheel::<Native>::new(100);
         // It read virtual time 0 and entered when virtual time was 500 already.
-        assert!(wheel.enter(PortId(0), VTime::from_units(300), wheel.window(), VTime::ZERO, &time).is_none());
+        assert!(
+            wheel
+                .enter(PortId(0), VTime::from_units(300), wheel.window(), VTime::ZERO, &time)
+                .is_none()
+        );
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
         // Or W has changed meanwhile.
         let window = Window::new(50);
-        assert!(wheel.enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time).is_none());
+        assert!(
+            wheel
+                .enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time)
+                .is_none()
+        );
     }
 
     #[test]

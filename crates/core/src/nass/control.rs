@@ -1,8 +1,10 @@
-//! Dispatch control: what happens when a request arrives, enters the device, and comes back (Algorithm 1).
+//! Dispatch control: what happens when a request arrives, enters the device, and comes back
+//! (Algorithm 1).
 //!
-//! Each of the three looks up one flow and keeps a few counters; the scheduler inside hears of it only where the flow comes into
-//! another [`Lane`]: to its limit, or away from it, or where it becomes, or stops to be, one that room is kept for. What is kept of a
-//! flow is half a cache line, what is kept of a request eight bytes.
+//! Each of the three looks up one flow and keeps a few counters; the scheduler inside hears of it
+//! only where the flow comes into another [`Lane`]: to its limit, or away from it, or where it
+//! becomes, or stops to be, one that room is kept for. What is kept of a flow is half a cache line,
+//! what is kept of a request eight bytes.
 
 use alloc::boxed::Box;
 
@@ -58,7 +60,12 @@ const _: () = assert!(size_of::<FlowState>() == 32);
 impl FlowState {
     /// Puts it into the lane where it belongs now.
     #[inline]
-    pub(super) fn settle<S: SerialPolicy>(&mut self, slot: usize, reserved: &mut Reserved, inner: &mut S) {
+    pub(super) fn settle<S: SerialPolicy>(
+        &mut self,
+        slot: usize,
+        reserved: &mut Reserved,
+        inner: &mut S,
+    ) {
         let lane = match self.dispatched > 0 && self.dispatched >= self.limit {
             true => Lane::Shut,
             false if self.is_expected => Lane::Reserved,
@@ -108,11 +115,19 @@ impl Control {
         }
     }
 
-    /// A slot has another flow. The last one may still be in the history: it falls out of it as it would have.
+    /// A slot has another flow. The last one may still be in the history: it falls out of it as it
+    /// would have.
     pub(super) fn begin_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
             let FlowState { weight, arrival, is_present, is_expected, lane, .. } = *flow;
-            *flow = FlowState { weight, arrival, is_present, is_expected, lane, ..FlowState::default() };
+            *flow = FlowState {
+                weight,
+                arrival,
+                is_present,
+                is_expected,
+                lane,
+                ..FlowState::default()
+            };
         }
         if let Some(sequentiality) = self.sequentiality.get_mut(slot) {
             *sequentiality = Sequentiality::default();
@@ -134,7 +149,12 @@ impl Control {
 
     /// A request arrives: lines 1 to 14.
     #[inline]
-    pub(super) fn arrived<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
+    pub(super) fn arrived<S: SerialPolicy>(
+        &mut self,
+        now_ns: u64,
+        arrival: &Arrival,
+        inner: &mut S,
+    ) {
         let channels = channels_of(&self.config, arrival.op, arrival.length);
         if let Some(place) = self.channels.get_mut(arrival.job.0 as usize) {
             *place = channels;
@@ -187,7 +207,8 @@ impl Control {
         self.limits.begin_round();
     }
 
-    /// Puts an arrival into the history and gives its number; what falls out of it may have been its flow's last sign.
+    /// Puts an arrival into the history and gives its number; what falls out of it may have been
+    /// its flow's last sign.
     #[inline]
     fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
         let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
@@ -199,7 +220,8 @@ impl Control {
         number
     }
 
-    /// A flow is not among the last arrivals, so it is not expected; if there is nothing of it either, it is not there.
+    /// A flow is not among the last arrivals, so it is not expected; if there is nothing of it
+    /// either, it is not there.
     #[cold]
     fn lose_sight_of<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -237,8 +259,10 @@ impl Control {
         if flow.lane == Lane::Reserved {
             self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
         }
-        let sends_little = flow.staged == 0 || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
-        let is_modest = sends_little && !flow.is_leaving && flow.dispatched <= self.limits.part(flow.weight);
+        let sends_little = flow.staged == 0
+            || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
+        let is_modest =
+            sends_little && !flow.is_leaving && flow.dispatched <= self.limits.part(flow.weight);
         let is_expected = is_modest && self.history.holds(flow.arrival) && self.config.idleness;
         self.reserved.sent(flow, is_expected);
         self.served.limit(flow, &self.config, &mut self.limits);
@@ -258,7 +282,9 @@ impl Control {
             self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
         }
         let is_aggressive = self.served.limit(flow, &self.config, &mut self.limits);
-        if !is_aggressive && (self.limits.is_due_more(flow) || !self.served.is_short_for(flow, channels, &self.config))
+        if !is_aggressive
+            && (self.limits.is_due_more(flow)
+                || !self.served.is_short_for(flow, channels, &self.config))
         {
             flow.limit = (flow.limit + 1).min(self.config.queue_length);
         }

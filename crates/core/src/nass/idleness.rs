@@ -1,24 +1,30 @@
-//! Deceptive idleness: who has nothing staged and is about to send, and the room that is kept for it.
+//! Deceptive idleness: who has nothing staged and is about to send, and the room that is kept for
+//! it.
 //!
-//! It takes the place of anticipation: build the scheduler inside without. A flow that has sent all that it had, and of which
-//! there is a request among the last `history` arrivals, is *expected*. While there is one, the others together may fill only
-//! `reserve` places (lines 16 to 22): what comes finds room at once, and nothing waits.
+//! It takes the place of anticipation: build the scheduler inside without. A flow that has sent all
+//! that it had, and of which there is a request among the last `history` arrivals, is *expected*.
+//! While there is one, the others together may fill only `reserve` places (lines 16 to 22): what
+//! comes finds room at once, and nothing waits.
 //!
-//! **Model.** The history is a ring of flows. A flow knows the number of its last arrival: when that falls out of the ring it was the
-//! flow's last sign. Only then, and for a flow that nothing of is staged or on the device, or that is expected, is there
-//! something to do.
+//! **Model.** The history is a ring of flows. A flow knows the number of its last arrival: when
+//! that falls out of the ring it was the flow's last sign. Only then, and for a flow that nothing
+//! of is staged or on the device, or that is expected, is there something to do.
 //!
 //! # What the paper leaves open
-//! - *For how long a flow is deceptively idle.* The paper asks whether it has a request staged. Of two that arrive together the
-//!   first would then leave the second behind, without its place. Here it stays so while it has no more than `reserve` requests.
-//! - *Whom the total limit binds.* Lines 16 to 22 set one number, and set it back only when a flow leaves that has not
-//!   been seen for long. The text wants requests of deceptively idle flows "issued on their arrival", so the limit is not
-//!   for them; and it lasts while there is such a flow other than the one that asks. No room is kept for one that has reached its
-//!   own limit, since it could not use it: else flows that have all they may have on the device stand for idle ones, and with
-//!   256 flows around `cfq` the device has 14 requests where it takes 32. What such a flow has there is not the others' all the same.
-//! - *Who may be expected.* Nobody beyond its part of the queue, by its weight. To be expected is to go before the scheduler's
-//!   order, and of many flows that send eight requests each the first to have all of theirs on the device would stay there: four
-//!   tenants would keep the device and the others starve.
+//! - *For how long a flow is deceptively idle.* The paper asks whether it has a request staged. Of
+//!   two that arrive together the first would then leave the second behind, without its place. Here
+//!   it stays so while it has no more than `reserve` requests.
+//! - *Whom the total limit binds.* Lines 16 to 22 set one number, and set it back only when a flow
+//!   leaves that has not been seen for long. The text wants requests of deceptively idle flows
+//!   "issued on their arrival", so the limit is not for them; and it lasts while there is such a
+//!   flow other than the one that asks. No room is kept for one that has reached its own limit,
+//!   since it could not use it: else flows that have all they may have on the device stand for idle
+//!   ones, and with 256 flows around `cfq` the device has 14 requests where it takes 32. What such
+//!   a flow has there is not the others' all the same.
+//! - *Who may be expected.* Nobody beyond its part of the queue, by its weight. To be expected is
+//!   to go before the scheduler's order, and of many flows that send eight requests each the first
+//!   to have all of theirs on the device would stay there: four tenants would keep the device and
+//!   the others starve.
 
 use alloc::boxed::Box;
 
@@ -28,7 +34,8 @@ use super::control::FlowState;
 pub(super) struct History {
     flows: Box<[u32]>,
     newest: usize,
-    /// The number of the last arrival. It wraps: a flow that sends nothing for 2^32 arrivals of others may be expected once in vain.
+    /// The number of the last arrival. It wraps: a flow that sends nothing for 2^32 arrivals of
+    /// others may be expected once in vain.
     arrivals: u32,
 }
 
@@ -48,7 +55,10 @@ impl History {
     pub(super) fn push(&mut self, flow: usize) -> (u32, Fallen) {
         self.arrivals = self.arrivals.wrapping_add(1);
         self.newest = if self.newest + 1 < self.flows.len() { self.newest + 1 } else { 0 };
-        let oldest = self.flows.get_mut(self.newest).map_or(u32::MAX, |place| core::mem::replace(place, flow as u32));
+        let oldest = self
+            .flows
+            .get_mut(self.newest)
+            .map_or(u32::MAX, |place| core::mem::replace(place, flow as u32));
         let arrival = self.arrivals.wrapping_sub(self.flows.len() as u32);
         (self.arrivals, Fallen { flow: oldest as usize, arrival })
     }
@@ -64,7 +74,8 @@ pub(super) struct Fallen {
 /// Flows that are expected.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reserved {
-    /// Those that have not reached their limit, in [`Lane::Reserved`](crate::serial::Lane::Reserved): room is kept for them.
+    /// Those that have not reached their limit, in
+    /// [`Lane::Reserved`](crate::serial::Lane::Reserved): room is kept for them.
     pub(super) flows: u32,
     /// Of these, those that have something staged.
     pub(super) staged: u32,

@@ -1,35 +1,44 @@
 //! `nass`: a limit for each flow on what it has in the device's queue, around any serial scheduler.
 //!
-//! **Problem.** A scheduler decides who goes next, but the device has a queue of its own, SATA's NCQ with 32 places for
-//! instance. A flow of large requests, or of many, fills it and the channels behind it. The requests of others then wait
-//! where no scheduler sees them: the shares that it gave are not what they get.
+//! **Problem.** A scheduler decides who goes next, but the device has a queue of its own, SATA's
+//! NCQ with 32 places for instance. A flow of large requests, or of many, fills it and the channels
+//! behind it. The requests of others then wait where no scheduler sees them: the shares that it
+//! gave are not what they get.
 //!
-//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, to which it says which flows may be served, by [`Lane`]s: it shuts
-//! out those that have reached their limit, and reserves a lane for those that room is kept for; the other knows nothing of
-//! it. Each flow has a limit on its requests on the device, MDN in the paper, and so have all together. Three mechanisms
-//! set them, and each can be switched off:
+//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, to which it says which flows may be
+//! served, by [`Lane`]s: it shuts out those that have reached their limit, and reserves a lane for
+//! those that room is kept for; the other knows nothing of it. Each flow has a limit on its
+//! requests on the device, MDN in the paper, and so have all together. Three mechanisms set them,
+//! and each can be switched off:
 //!
-//! 1. *Aggressiveness* (Eq. 4, 5): a flow that occupies more of the device's channels than others has its limit halved.
-//! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that they can.
+//! 1. *Aggressiveness* (Eq. 4, 5): a flow that occupies more of the device's channels than others
+//!    has its limit halved.
+//! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that they
+//!    can.
 //! 3. *Deceptive idleness*, instead of anticipation: room is kept for a flow that is about to send.
 //!
-//! Each has a module; `limits` says what limits are when nobody has lowered them, and how they recover, and `control` is the
-//! paper's Algorithm 1. What the paper leaves open is decided, and argued, in each.
+//! Each has a module; `limits` says what limits are when nobody has lowered them, and how they
+//! recover, and `control` is the paper's Algorithm 1. What the paper leaves open is decided, and
+//! argued, in each.
 //!
-//! **What it costs** is a few counters for each request, and a change of lane where a flow comes to its limit or away from it.
+//! **What it costs** is a few counters for each request, and a change of lane where a flow comes to
+//! its limit or away from it.
 //!
-//! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes far more commands there than
-//! it works on, so the queue's length says nothing; what stands for NCQ's 32 places is the *window*, the number of commands that
-//! the device works on at a time, and `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
-//! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one
-//! order, by start tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
-//! [`crate::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops the least start tag). The limits
-//! count what is on the device per flow over all ports, which is just what MQFQ does without: they have no lock-free form here.
+//! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes
+//! far more commands there than it works on, so the queue's length says nothing; what stands for
+//! NCQ's 32 places is the *window*, the number of commands that the device works on at a time, and
+//! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
+//! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
+//! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
+//! [`crate::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops the least start
+//! tag). The limits count what is on the device per flow over all ports, which is just what MQFQ
+//! does without: they have no lock-free form here.
 //!
 //! **Work conserving** it is not: places are kept free on purpose.
 //!
-//! **Knobs.** `channels` (10), `sub_request_bytes` (8 KiB), `history` (128 requests), `decay` (2), `reserve` (8 requests),
-//! `queue_length` (32 requests): the paper's for an Intel 530. The three switches.
+//! **Knobs.** `channels` (10), `sub_request_bytes` (8 KiB), `history` (128 requests), `decay` (2),
+//! `reserve` (8 requests), `queue_length` (32 requests): the paper's for an Intel 530. The three
+//! switches.
 //!
 //! **Paper.** NASS, an NCQ-aware I/O scheduling scheme, MSST 2020, sections II and III.
 
@@ -47,7 +56,9 @@ use crate::config::{ConfigError, MAX_SLOTS, in_range};
 use crate::flow::Weight;
 use crate::platform::{Native, Platform};
 use crate::port::Outcome;
-use crate::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort};
+use crate::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
 
 use control::Control;
 
@@ -76,7 +87,8 @@ pub struct NassConfig {
     pub queue_length: u32,
     /// Whether aggressive flows are limited; default true.
     pub aggressiveness: bool,
-    /// Whether sequential flows are held back or let go; default true (false is the paper's variant NM).
+    /// Whether sequential flows are held back or let go; default true (false is the paper's variant
+    /// NM).
     pub sequentiality: bool,
     /// Whether room is kept for flows that are deceptively idle; default true.
     pub idleness: bool,
@@ -99,11 +111,16 @@ impl Default for NassConfig {
 }
 
 impl NassConfig {
-    /// For a device that works on `window` requests at a time, with the paper's proportions of channels and reserve to it (10 and 8 of 32);
-    /// see the [module's text](self).
+    /// For a device that works on `window` requests at a time, with the paper's proportions of
+    /// channels and reserve to it (10 and 8 of 32); see the [module's text](self).
     pub fn of_window(window: u32) -> Self {
         let of_32 = |part: u32| (u64::from(window) * u64::from(part) / 32).max(1) as u32;
-        NassConfig { channels: of_32(10), reserve: of_32(8), queue_length: window.max(1), ..NassConfig::default() }
+        NassConfig {
+            channels: of_32(10),
+            reserve: of_32(8),
+            queue_length: window.max(1),
+            ..NassConfig::default()
+        }
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -118,7 +135,11 @@ impl NassConfig {
 
 impl<S: SerialPolicy, P: Platform> Serial<Nass<S>, P> {
     /// NASS around `inner`, made for the same bounds, and the ports.
-    pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<(Self, Vec<NassPort<S, P>>), ConfigError> {
+    pub fn new(
+        inner: S,
+        config: &SerialConfig,
+        nass: &NassConfig,
+    ) -> Result<(Self, Vec<NassPort<S, P>>), ConfigError> {
         Serial::with_policy(Nass::new(inner, config, nass)?, config)
     }
 }

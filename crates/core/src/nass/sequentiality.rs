@@ -1,13 +1,15 @@
 //! Sequentiality: whether a flow's requests merge (Eq. 6 and 7).
 //!
-//! `S = decay^-(T - T_last) S + 1` for an arrival that could be merged with a staged request, `- 1` for another. With `S > 0`
-//! each arrival lowers the flow's limit by one while its aggressiveness rises, so that requests wait and can be merged; and raises it
-//! by one when it fell (lines 7 to 13).
+//! `S = decay^-(T - T_last) S + 1` for an arrival that could be merged with a staged request, `- 1`
+//! for another. With `S > 0` each arrival lowers the flow's limit by one while its aggressiveness
+//! rises, so that requests wait and can be merged; and raises it by one when it fell (lines 7 to
+//! 13).
 //!
 //! # What the paper leaves open
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
-//! - *What can be merged* is what [was merged](crate::serial::merge): NASS hears of it as the scheduler inside does. Where
-//!   requests are not merged (`merge_bytes` is 0) no flow is sequential, and there is nothing to keep.
+//! - *What can be merged* is what [was merged](crate::serial::merge): NASS hears of it as the
+//!   scheduler inside does. Where requests are not merged (`merge_bytes` is 0) no flow is
+//!   sequential, and there is nothing to keep.
 
 /// The unit of time in which sequentiality decays, in nanoseconds.
 pub const DECAY_UNIT_NS: u64 = 1_000_000;

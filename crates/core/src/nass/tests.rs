@@ -47,8 +47,8 @@ fn complete(nass: &mut Limited, jobs: &[u32]) {
 #[test]
 fn channels_as_equation_4_has_them() {
     let mut nass = nass(NassConfig::default());
-    let channels =
-        [0, 4096, 8192, 8193, 16_384, 131_072].map(|length| channels_of(&NassConfig::default(), Op::Read, length));
+    let channels = [0, 4096, 8192, 8193, 16_384, 131_072]
+        .map(|length| channels_of(&NassConfig::default(), Op::Read, length));
     assert_eq!(channels, [1, 1, 1, 2, 3, 17]);
     assert_eq!(channels_of(&NassConfig::default(), Op::Discard, 1 << 30), 1);
     stage(&mut nass, 0, 0..16, 4096);
@@ -68,7 +68,8 @@ fn a_new_flow_sets_every_limit_to_its_part() {
     assert_eq!((nass.limit(0), nass.limit(1)), (8, 24));
 }
 
-/// The life of a limit: an aggressive flow is limited, keeps one request, and recovers when the other has gone.
+/// The life of a limit: an aggressive flow is limited, keeps one request, and recovers when the
+/// other has gone.
 #[test]
 fn an_aggressive_flow_is_limited_and_recovers() {
     let mut nass = nass(only(true, false, false));
@@ -77,7 +78,8 @@ fn an_aggressive_flow_is_limited_and_recovers() {
     let first = send(&mut nass);
     let [small, large] = counts(&first);
     assert!(small == 16 && large <= 3, "{first:?}");
-    let (small, mut large): (Vec<u32>, Vec<u32>) = first.into_iter().partition(|job| job / 100 == 0);
+    let (small, mut large): (Vec<u32>, Vec<u32>) =
+        first.into_iter().partition(|job| job / 100 == 0);
     for _ in 0..10 {
         complete(&mut nass, &large);
         large = send(&mut nass);
@@ -180,34 +182,49 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     let limit = nass.limit(0);
     // It has just had one back.
     nass.insert(0, &part(3));
-    assert_eq!((nass.control.sequentiality[0].value, nass.limit(0)), (6 * ONE, (limit + 1).min(32)));
+    assert_eq!(
+        (nass.control.sequentiality[0].value, nass.limit(0)),
+        (6 * ONE, (limit + 1).min(32))
+    );
     // It decays to a half with each unit of time, rounded to zero.
     nass.grow(3 * DECAY_UNIT_NS, &part(3));
     assert_eq!(nass.control.sequentiality[0].value, 6 * ONE / 8 + ONE);
 }
 
-/// A flow of large requests has room for one at a time here. It can still get its share, a quarter, if the scheduler
-/// inside does not take that for all it wants.
+/// A flow of large requests has room for one at a time here. It can still get its share, a quarter,
+/// if the scheduler inside does not take that for all it wants.
 #[test]
 fn a_limited_flow_keeps_its_turns() {
     fn ratio<S: SerialPolicy>(inner: S) -> f64 {
         let mut nass = Nass::new(inner, &config(16), &NassConfig::default()).unwrap();
-        let loops = [Loop { weight: 100, length: 65_536, depth: 32 }, Loop { weight: 300, length: 4096, depth: 64 }];
+        let loops = [
+            Loop { weight: 100, length: 65_536, depth: 32 },
+            Loop { weight: 300, length: 4096, depth: 64 },
+        ];
         let served = served_counts(&run(&mut nass, &loops, 16, 20_000_000_000, |_| 1_000_000), 2);
         served[1] as f64 * 4096.0 / (served[0] as f64 * 65_536.0)
     }
     // Budgets so small that no turn ends by time.
     let bfq = BfqConfig { budget_bytes: 1 << 20, idle_ns: 0, ..BfqConfig::default() };
     let bfq = ratio(Budgets::new(&config(16), &bfq).unwrap());
-    let cfq =
-        ratio(TimeSlices::new(&config(16), &CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() }).unwrap());
+    let cfq = ratio(
+        TimeSlices::new(
+            &config(16),
+            &CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() },
+        )
+        .unwrap(),
+    );
     assert!((2.9..3.1).contains(&bfq), "bfq 1:{bfq}");
-    // Time is what is shared there, three requests to one, and channels are what is limited, 27 requests to one.
+    // Time is what is shared there, three requests to one, and channels are what is limited, 27
+    // requests to one.
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
 }
 
 /// What each flow of `loops` is served, for 5 s of 32 places, with NASS around each scheduler.
-fn served_around_each(loops: &[Loop], service_ns: impl Fn(u32) -> u64) -> [(&'static str, Vec<usize>); 5] {
+fn served_around_each(
+    loops: &[Loop],
+    service_ns: impl Fn(u32) -> u64,
+) -> [(&'static str, Vec<usize>); 5] {
     fn served<S: SerialPolicy>(
         inner: S,
         config: &SerialConfig,
@@ -225,7 +242,10 @@ fn served_around_each(loops: &[Loop], service_ns: impl Fn(u32) -> u64) -> [(&'st
     [
         ("cfq", served(TimeSlices::new(&config, &cfq).unwrap(), &config, loops, &service_ns)),
         ("bfq", served(Budgets::new(&config, &bfq).unwrap(), &config, loops, &service_ns)),
-        ("flashfq", served(Throttled::new(&config, &flashfq).unwrap(), &config, loops, &service_ns)),
+        (
+            "flashfq",
+            served(Throttled::new(&config, &flashfq).unwrap(), &config, loops, &service_ns),
+        ),
         ("fiops", served(VirtualIops::new(&config), &config, loops, &service_ns)),
         ("mqfq", served(StartTime::new(&config), &config, loops, &service_ns)),
     ]
@@ -235,36 +255,49 @@ fn served_around_each(loops: &[Loop], service_ns: impl Fn(u32) -> u64) -> [(&'st
 fn random_service() -> impl Fn(u32) -> u64 {
     let random = core::cell::Cell::new(1u64);
     move |_| {
-        random.set(random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+        random.set(
+            random
+                .get()
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407),
+        );
         100_000 + (random.get() >> 33) % 1_800_000
     }
 }
 
-/// Weights 3:1 count whatever is inside: two flows that both have more to send than the device takes, of requests so large
-/// that channels are always short, on a device of even service times and on one of random ones.
+/// Weights 3:1 count whatever is inside: two flows that both have more to send than the device
+/// takes, of requests so large that channels are always short, on a device of even service times
+/// and on one of random ones.
 #[test]
 fn weights_count_where_channels_are_always_short() {
     let loops = [300, 100].map(|weight| Loop { weight, length: 16_384, depth: 64 });
     for even in [true, false] {
         let random = random_service();
-        for (name, counts) in served_around_each(&loops, |length| if even { 1_000_000 } else { random(length) }) {
+        for (name, counts) in
+            served_around_each(&loops, |length| if even { 1_000_000 } else { random(length) })
+        {
             let ratio = counts[0] as f64 / counts[1] as f64;
             assert!((2.95..3.05).contains(&ratio), "{name}, even {even}: {ratio}:1");
         }
     }
 }
 
-/// Sixteen flows that keep four or eight requests each, twice or four times what the device takes: whoever has all of its own
-/// there must not stay there while others wait.
+/// Sixteen flows that keep four or eight requests each, twice or four times what the device takes:
+/// whoever has all of its own there must not stay there while others wait.
 #[test]
 fn weights_count_among_many_flows_of_a_few_requests() {
     for depth in [4, 8] {
-        let loops: Vec<Loop> = (0..16).map(|flow| Loop { weight: 100 * (1 + flow % 4), length: 4096, depth }).collect();
+        let loops: Vec<Loop> = (0..16)
+            .map(|flow| Loop { weight: 100 * (1 + flow % 4), length: 4096, depth })
+            .collect();
         for (name, counts) in served_around_each(&loops, random_service()) {
             let total: usize = counts.iter().sum();
             for (flow, (count, tenant)) in counts.iter().zip(&loops).enumerate() {
                 let of_due = *count as f64 / total as f64 * 4000.0 / f64::from(tenant.weight);
-                assert!((0.8..1.2).contains(&of_due), "{name}, depth {depth}, flow {flow}: {of_due} of its due");
+                assert!(
+                    (0.8..1.2).contains(&of_due),
+                    "{name}, depth {depth}, flow {flow}: {of_due} of its due"
+                );
             }
         }
     }

@@ -1,13 +1,14 @@
 //! Anticipation: what a flow that has nothing staged may still be about to send.
 //!
-//! A tenant that waits for each answer before it asks again has nothing staged while its answer is on the way: it looks
-//! idle and is not. A scheduler that turns to another flow at that moment takes the tenant's share away; one that
-//! keeps the device for it wastes what the device could have done. Every anticipating scheduler here asks the same
-//! question, and gets a time.
+//! A tenant that waits for each answer before it asks again has nothing staged while its answer is
+//! on the way: it looks idle and is not. A scheduler that turns to another flow at that moment
+//! takes the tenant's share away; one that keeps the device for it wastes what the device could
+//! have done. Every anticipating scheduler here asks the same question, and gets a time.
 //!
-//! A flow is waited for while it has requests on the device, and then for `idle_ns` from its last completion. It is not
-//! when its last request was no read, since those who write seldom wait for the answer; nor when it has turned out
-//! to think for longer than that, on average over its last eight pauses or so, since waiting then is in vain.
+//! A flow is waited for while it has requests on the device, and then for `idle_ns` from its last
+//! completion. It is not when its last request was no read, since those who write seldom wait for
+//! the answer; nor when it has turned out to think for longer than that, on average over its last
+//! eight pauses or so, since waiting then is in vain.
 //!
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
@@ -55,8 +56,8 @@ impl Anticipation {
         self.in_service
     }
 
-    /// Until when to wait for the flow, which has nothing staged; `None` if not at all. `idle_ns` of 0 switches
-    /// anticipation off.
+    /// Until when to wait for the flow, which has nothing staged; `None` if not at all. `idle_ns`
+    /// of 0 switches anticipation off.
     #[inline]
     pub fn until(&self, now_ns: u64, idle_ns: u64) -> Option<u64> {
         if idle_ns == 0 || !self.reads || self.think_ns > idle_ns {

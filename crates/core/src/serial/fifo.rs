@@ -1,7 +1,8 @@
-//! Queues threaded through one array: many first-in first-out lists of small numbers, without allocation.
+//! Queues threaded through one array: many first-in first-out lists of small numbers, without
+//! allocation.
 //!
-//! Every number below the capacity is in at most one list at a time, so one link per number is enough for
-//! any number of lists.
+//! Every number below the capacity is in at most one list at a time, so one link per number is
+//! enough for any number of lists.
 
 use alloc::boxed::Box;
 

@@ -1,12 +1,14 @@
-//! Flows in the order of their tags: the least first, the earliest arrival among equals, and only those that may be served.
+//! Flows in the order of their tags: the least first, the earliest arrival among equals, and only
+//! those that may be served.
 //!
-//! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is [shut](Lane::Shut) out is in neither: its
-//! entry lies aside, and nobody who asks for the first passes over it. So whatever flows may not be served, to ask costs
-//! nothing, and to serve, or to change a flow's lane, at most the logarithm of the number of flows.
+//! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is
+//! [shut](Lane::Shut) out is in neither: its entry lies aside, and nobody who asks for the first
+//! passes over it. So whatever flows may not be served, to ask costs nothing, and to serve, or to
+//! change a flow's lane, at most the logarithm of the number of flows.
 //!
-//! What was put in last stays outside its heap, and goes in when something else is put in: a flow that was
-//! served and comes first again, or is let in again as the first, as under a limit it does all the time, never
-//! moves anything.
+//! What was put in last stays outside its heap, and goes in when something else is put in: a flow
+//! that was served and comes first again, or is let in again as the first, as under a limit it does
+//! all the time, never moves anything.
 
 use alloc::boxed::Box;
 
@@ -95,7 +97,10 @@ impl FlowHeap {
     /// Puts a flow in; ignored if it is there.
     #[inline]
     pub fn push(&mut self, entry: Entry) {
-        let Some(seat) = self.seats.get_mut(entry.flow as usize).filter(|seat| seat.at == NOWHERE) else { return };
+        let Some(seat) = self.seats.get_mut(entry.flow as usize).filter(|seat| seat.at == NOWHERE)
+        else {
+            return;
+        };
         (seat.entry, seat.at) = (entry, ASIDE);
         self.len += 1;
         match seat.lane {
@@ -189,14 +194,20 @@ impl FlowHeap {
 
 impl Heap {
     fn new(capacity: usize) -> Self {
-        Heap { latest: Entry::NOBODY, entries: (0..capacity).map(|_| Entry::NOBODY).collect(), len: 0 }
+        Heap {
+            latest: Entry::NOBODY,
+            entries: (0..capacity).map(|_| Entry::NOBODY).collect(),
+            len: 0,
+        }
     }
 
     #[inline]
     fn first(&self) -> Option<&Entry> {
         let top = if self.len > 0 { self.entries.first() } else { None };
         match top {
-            Some(top) if self.latest.flow == Entry::NOBODY.flow || top.is_before(&self.latest) => Some(top),
+            Some(top) if self.latest.flow == Entry::NOBODY.flow || top.is_before(&self.latest) => {
+                Some(top)
+            }
             _ => Some(&self.latest).filter(|latest| latest.flow != Entry::NOBODY.flow),
         }
     }
@@ -330,7 +341,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the first is the least of those that may be served, whatever lanes they were in before.
+        /// Against a sorted list: the first is the least of those that may be served, whatever
+        /// lanes they were in before.
         #[test]
         fn gives_the_least_that_may_be_served(steps in steps()) {
             let mut heap = FlowHeap::new(FLOWS);

@@ -1,30 +1,38 @@
 //! Merging: adjacent requests of a flow become one command while they are staged.
 //!
-//! **Problem.** A program that reads or writes a stream in small pieces, many at a time, has the pieces wait side by side
-//! for its flow's turn. The device does less for one command of 128 KiB than for 32 of 4 KiB, and so does everything
-//! between; and a scheduler that counts requests, or places in the device's queue, sees what the device will see.
+//! **Problem.** A program that reads or writes a stream in small pieces, many at a time, has the
+//! pieces wait side by side for its flow's turn. The device does less for one command of 128 KiB
+//! than for 32 of 4 KiB, and so does everything between; and a scheduler that counts requests, or
+//! places in the device's queue, sees what the device will see.
 //!
-//! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a chain of them that lie one
-//! after the other. An arrival that begins where a staged unit ends is appended to it (*back merging*), one that ends where a
-//! staged unit begins is put before it (*front merging*); the scheduler hears that the unit has [grown](super::SerialPolicy::grow)
-//! and by what cost. Any other arrival is a new unit. A unit takes one slot, from when it is selected until its last part has
-//! completed, and its port [joins](crate::Next::Join) its parts to one command.
+//! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a
+//! chain of them that lie one after the other. An arrival that begins where a staged unit ends is
+//! appended to it (*back merging*), one that ends where a staged unit begins is put before it
+//! (*front merging*); the scheduler hears that the unit has [grown](super::SerialPolicy::grow) and
+//! by what cost. Any other arrival is a new unit. A unit takes one slot, from when it is selected
+//! until its last part has completed, and its port [joins](crate::Next::Join) its parts to one
+//! command.
 //!
-//! Only what a device can do as one command, for one tenant, at one moment is merged: reads with reads and writes with writes
-//! of one flow, submitted to one port (whose memory they use), at most `most_bytes` and [`MOST_PARTS`] of them, and nothing
-//! across a *barrier*. Whatever is neither read nor write is one for its flow, and a host sets one before and
-//! after each request that has to be alone ([`Port::barrier`](crate::Port::barrier)): writes that are to be durable, say.
+//! Only what a device can do as one command, for one tenant, at one moment is merged: reads with
+//! reads and writes with writes of one flow, submitted to one port (whose memory they use), at most
+//! `most_bytes` and [`MOST_PARTS`] of them, and nothing across a *barrier*. Whatever is neither
+//! read nor write is one for its flow, and a host sets one before and after each request that has
+//! to be alone ([`Port::barrier`](crate::Port::barrier)): writes that are to be durable, say.
 //!
-//! **How they are found.** Two tables of hints, by where units end and where they begin, a power of two of entries without
-//! chains: an entry names the unit that was put there last, and whoever looks checks that it is staged and fits. A
-//! collision costs a merge that was possible, and nothing has to be taken out of the tables.
+//! **How they are found.** Two tables of hints, by where units end and where they begin, a power of
+//! two of entries without chains: an entry names the unit that was put there last, and whoever
+//! looks checks that it is staged and fits. A collision costs a merge that was possible, and
+//! nothing has to be taken out of the tables.
 //!
-//! **Left out**: making one of two staged units when an arrival closes the gap between them. It would take a request out of
-//! the middle of the scheduler's queues for a case that a stream does not have.
+//! **Left out**: making one of two staged units when an arrival closes the gap between them. It
+//! would take a request out of the middle of the scheduler's queues for a case that a stream does
+//! not have.
 //!
-//! **Memory.** Per request a unit and a part, per flow a number, and the tables; all allocated when the policy is built.
+//! **Memory.** Per request a unit and a part, per flow a number, and the tables; all allocated when
+//! the policy is built.
 //!
-//! **Knobs.** `most_bytes`; Linux merges up to 512 KiB on most drives (max_sectors_kb), and 128 parts (max_segments).
+//! **Knobs.** `most_bytes`; Linux merges up to 512 KiB on most drives (max_sectors_kb), and 128
+//! parts (max_segments).
 
 use alloc::boxed::Box;
 
@@ -35,7 +43,8 @@ use crate::port::{Op, Outcome};
 pub const MOST_PARTS: u32 = 128;
 
 const NONE: u32 = u32::MAX;
-/// An odd number close to 2^64 divided by the golden ratio: multiplying by it spreads numbers that lie at equal distances.
+/// An odd number close to 2^64 divided by the golden ratio: multiplying by it spreads numbers that
+/// lie at equal distances.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The units of all ports.
@@ -143,8 +152,10 @@ impl Merger {
             return Placed::New(self.open(arrival));
         }
         let end = arrival.offset.wrapping_add(arrival.length.into());
-        let ahead = self.look_up(arrival, arrival.offset, true).filter(|&at| self.fits(at, arrival, true));
-        let behind = || self.look_up(arrival, end, false).filter(|&at| self.fits(at, arrival, false));
+        let ahead =
+            self.look_up(arrival, arrival.offset, true).filter(|&at| self.fits(at, arrival, true));
+        let behind =
+            || self.look_up(arrival, end, false).filter(|&at| self.fits(at, arrival, false));
         let (at, is_back) = match ahead {
             Some(at) => (at, true),
             None => match behind() {
@@ -292,7 +303,8 @@ impl Merger {
     /// Says where the unit ends, or begins, now that the arrival is its last part, or its first.
     #[inline]
     fn note(&mut self, at: u32, arrival: &Arrival, end: bool) {
-        let offset = if end { arrival.offset.wrapping_add(arrival.length.into()) } else { arrival.offset };
+        let offset =
+            if end { arrival.offset.wrapping_add(arrival.length.into()) } else { arrival.offset };
         let index = self.index(arrival, offset);
         let table = if end { &mut self.ends } else { &mut self.starts };
         if let Some(place) = table.get_mut(index) {

@@ -1,30 +1,33 @@
 //! Schedulers behind one lock.
 //!
-//! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one queue that every
-//! core goes through. They know flows and requests, but neither ports nor slots nor locks; and a filter that limits
-//! some flows' dispatches has to fit around any of them without their knowing.
+//! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one
+//! queue that every core goes through. They know flows and requests, but neither ports nor slots
+//! nor locks; and a filter that limits some flows' dispatches has to fit around any of them without
+//! their knowing.
 //!
-//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that may be served,
-//! completed, and changes of flows. Which may be served is said by [lanes](Lane), and all may if nobody says anything.
-//! [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the device
-//! and speaks the [port contract](crate::port):
+//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
+//! may be served, completed, and changes of flows. Which may be served is said by [lanes](Lane),
+//! and all may if nobody says anything. [`Serial`] puts it behind one [`Platform::Mutex`], counts
+//! the slots of the device and speaks the [port contract](crate::port):
 //!
 //! - `submit` inserts; the request is staged.
-//! - `next` selects while a slot is free. A request must be issued by the port that it was submitted to: when the
-//!   policy picks one of another port, its slot is taken, it goes to that port's **outbox**, and that port is woken.
-//!   A port issues what is in its outbox before anything else, in order. Whoever calls `next` thus selects
-//!   for all, and a completion (after which the caller owes a `next`) finds the next request wherever it is.
+//! - `next` selects while a slot is free. A request must be issued by the port that it was
+//!   submitted to: when the policy picks one of another port, its slot is taken, it goes to that
+//!   port's **outbox**, and that port is woken. A port issues what is in its outbox before anything
+//!   else, in order. Whoever calls `next` thus selects for all, and a completion (after which the
+//!   caller owes a `next`) finds the next request wherever it is.
 //! - `complete` gives the slot back.
 //!
-//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): what the policy knows as one request
-//! is then a chain of the port's, which `next` gives part by part.
+//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): what the
+//! policy knows as one request is then a chain of the port's, which `next` gives part by part.
 //!
-//! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears of a flow before
-//! any port can submit for it, and never hears of a removal after the slot's next life has begun.
+//! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears
+//! of a flow before any port can submit for it, and never hears of a removal after the slot's next
+//! life has begun.
 //!
-//! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over all ports
-//! ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in [`fifo::Links`]. Where requests are
-//! merged, what is numbered is units of them.
+//! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
+//! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
+//! [`fifo::Links`]. Where requests are merged, what is numbered is units of them.
 
 pub mod anticipation;
 pub mod fifo;
@@ -45,8 +48,8 @@ use crate::cost::CostModel;
 use crate::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
 use crate::platform::{Lock, Native, Platform};
 use crate::port::{
-    Class, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TuneError,
-    Tuning,
+    Class, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted,
+    Tag, TuneError, Tuning,
 };
 use crate::port_set::{PortId, PortSet};
 
@@ -81,8 +84,8 @@ pub struct Arrival {
 pub enum Selection {
     /// This request, of the flow in this slot, now. It is no longer staged.
     Serve(Job, usize),
-    /// Requests are staged, but the policy keeps the device for one that it expects, until this time
-    /// (nanoseconds) at the latest.
+    /// Requests are staged, but the policy keeps the device for one that it expects, until this
+    /// time (nanoseconds) at the latest.
     WaitUntil(u64),
     /// No flow that may be served has a request staged.
     Nothing,
@@ -117,21 +120,23 @@ pub trait SerialPolicy: Send + 'static {
     /// The flow's weight for arrivals from now on, which also carry it.
     fn set_weight(&mut self, flow: usize, weight: Weight);
 
-    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals that
-    /// were admitted just before.
+    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
+    /// that were admitted just before.
     fn remove_flow(&mut self, flow: usize);
 
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
-    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from now on, has its number,
-    /// and costs what it adds to its cost.
+    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from
+    /// now on, has its number, and costs what it adds to its cost.
     fn grow(&mut self, now_ns: u64, arrival: &Arrival);
 
-    /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow stays in it.
+    /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow
+    /// stays in it.
     fn set_lane(&mut self, flow: usize, lane: Lane);
 
-    /// Takes out the request to serve next, among those whose flow may be served. The caller has a slot for it.
+    /// Takes out the request to serve next, among those whose flow may be served. The caller has a
+    /// slot for it.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
 
     /// A selected request, of the flow in this slot, has been served.
@@ -144,8 +149,8 @@ pub trait SerialPolicy: Send + 'static {
     fn virtual_time(&self) -> Option<u64>;
 }
 
-/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and each type that a port is
-/// made of costs its callers a copy of their whole data path.
+/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and
+/// each type that a port is made of costs its callers a copy of their whole data path.
 impl SerialPolicy for Box<dyn SerialPolicy> {
     fn add_flow(&mut self, flow: usize, weight: Weight) {
         (**self).add_flow(flow, weight);
@@ -197,18 +202,26 @@ pub struct SerialConfig {
     pub flows: usize,
     /// Live requests per port, rounded up to a power of two; default 1024.
     pub tags: usize,
-    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as the
-    /// parallelism of an NVMe SSD.
+    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
+    /// the parallelism of an NVMe SSD.
     pub slots: u32,
     /// What requests cost; by default, bytes.
     pub cost: CostModel,
-    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges none.
+    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges
+    /// none.
     pub merge_bytes: u32,
 }
 
 impl Default for SerialConfig {
     fn default() -> Self {
-        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, cost: CostModel::default(), merge_bytes: 0 }
+        SerialConfig {
+            ports: 1,
+            flows: 256,
+            tags: 1024,
+            slots: 64,
+            cost: CostModel::default(),
+            merge_bytes: 0,
+        }
     }
 }
 
@@ -286,8 +299,12 @@ enum Turn {
 }
 
 impl<S: SerialPolicy, P: Platform> Serial<S, P> {
-    /// Puts `policy`, made for the same bounds, behind a lock; gives the control side and the ports.
-    pub fn with_policy(policy: S, config: &SerialConfig) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
+    /// Puts `policy`, made for the same bounds, behind a lock; gives the control side and the
+    /// ports.
+    pub fn with_policy(
+        policy: S,
+        config: &SerialConfig,
+    ) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
         config.check()?;
         let core = Core {
             policy,
@@ -325,7 +342,9 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
+        shared
+            .core
+            .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
@@ -377,11 +396,18 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
 
 impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     #[inline]
-    fn submit(&mut self, now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let free = |live: &&mut Live| **live == Live::Free;
-        let live = self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        let live =
+            self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let shared = &*self.shared;
-        let weight = self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let weight =
+            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let arrival = Arrival {
             job: shared.job(self.id, request.tag),
             flow: request.flow.slot(),
@@ -476,7 +502,8 @@ impl<S: SerialPolicy> Core<S> {
         match merger.place(arrival) {
             Placed::New(job) => self.policy.insert(now_ns, &Arrival { job, ..*arrival }),
             Placed::Into { unit: job, before, length } => {
-                let cost = cost.cost(arrival.op, length).saturating_sub(cost.cost(arrival.op, before));
+                let cost =
+                    cost.cost(arrival.op, length).saturating_sub(cost.cost(arrival.op, before));
                 self.policy.grow(now_ns, &Arrival { job, cost, ..*arrival });
             }
         }
@@ -513,14 +540,16 @@ impl<S: SerialPolicy> Core<S> {
         self.excess = used.saturating_sub(slots);
     }
 
-    /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so there are
-    /// at most `slots` + 1 of them.
+    /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so
+    /// there are at most `slots` + 1 of them.
     #[inline]
     fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
         if let Some(piece) = self.merger.as_mut().and_then(|merger| merger.piece(port.0.into())) {
             return self.piece(&piece);
         }
-        if let Some(job) = self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox)) {
+        if let Some(job) =
+            self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox))
+        {
             return self.issue(port, job);
         }
         while self.free > 0 {

@@ -23,8 +23,9 @@ pub(crate) struct Loop {
     pub(crate) depth: u32,
 }
 
-/// Runs closed loops on a device that serves up to `slots` requests at a time, each for `service_ns` of its length, until
-/// `end_ns`; gives the requests that each flow was served, in order. Jobs `64 i..` are flow `i`'s.
+/// Runs closed loops on a device that serves up to `slots` requests at a time, each for
+/// `service_ns` of its length, until `end_ns`; gives the requests that each flow was served, in
+/// order. Jobs `64 i..` are flow `i`'s.
 pub(crate) fn run<S: SerialPolicy>(
     policy: &mut S,
     loops: &[Loop],

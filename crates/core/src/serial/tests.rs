@@ -49,7 +49,8 @@ fn slots_change_while_requests_are_outstanding() {
         port.submit(0, &request, &mut wake).unwrap();
     }
     let issued = |port: &mut SerialPort<_, _>, wake: &mut PortSet| {
-        std::iter::from_fn(|| matches!(port.next(0, wake), Next::Issue { .. }).then_some(())).count()
+        std::iter::from_fn(|| matches!(port.next(0, wake), Next::Issue { .. }).then_some(()))
+            .count()
     };
     assert_eq!(issued(port, &mut wake), 2);
     policy.tune(Tuning::Slots(5), &mut wake).unwrap();
@@ -75,7 +76,13 @@ fn bounds_that_make_no_sense_are_refused() {
     assert_eq!(refused(SerialConfig { ports: 65, ..config() }), Some(ConfigError::Ports(65)));
     assert_eq!(refused(SerialConfig { flows: 0, ..config() }), Some(ConfigError::Flows(0)));
     assert_eq!(refused(SerialConfig { tags: 0, ..config() }), Some(ConfigError::Tags(0)));
-    assert_eq!(refused(SerialConfig { tags: usize::MAX, ..config() }), Some(ConfigError::Tags(usize::MAX)));
-    assert_eq!(refused(SerialConfig { tags: 1 << 40, ..config() }), Some(ConfigError::Tags(1 << 40)));
+    assert_eq!(
+        refused(SerialConfig { tags: usize::MAX, ..config() }),
+        Some(ConfigError::Tags(usize::MAX))
+    );
+    assert_eq!(
+        refused(SerialConfig { tags: 1 << 40, ..config() }),
+        Some(ConfigError::Tags(1 << 40))
+    );
     assert_eq!(refused(SerialConfig { slots: 0, ..config() }), Some(ConfigError::Slots(0)));
 }

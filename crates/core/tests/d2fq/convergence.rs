@@ -29,17 +29,24 @@ fn threads(of: &[(&[usize], u32)]) -> Vec<Thread> {
 }
 
 /// Starts all flows and runs.
-fn run(change: impl Fn(&mut D2fqConfig), weights: &[u16], threads: &[Thread], seconds: u64) -> Lab<D2fq> {
+fn run(
+    change: impl Fn(&mut D2fqConfig),
+    weights: &[u16],
+    threads: &[Thread],
+    seconds: u64,
+) -> Lab<D2fq> {
     let mut lab = Lab::new(build(change), weights, threads, DEVICE);
     (0..weights.len()).for_each(|flow| lab.start(flow));
     lab.run(seconds * SECOND);
     lab
 }
 
-/// The largest deviation of a flow's service per weight from the mean, in tenths of a percent, since a time.
+/// The largest deviation of a flow's service per weight from the mean, in tenths of a percent,
+/// since a time.
 fn unfairness(lab: &Lab<D2fq>, weights: &[u16], since_ns: u64) -> u64 {
     let bytes = lab.bytes_since(since_ns);
-    let (total, sum) = (bytes.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
+    let (total, sum) =
+        (bytes.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
     let off = |(bytes, weight): (&u64, &u16)| {
         let fair = total * u64::from(*weight) / sum;
         bytes.abs_diff(fair) * 1000 / fair
@@ -50,7 +57,10 @@ fn unfairness(lab: &Lab<D2fq>, weights: &[u16], since_ns: u64) -> u64 {
 #[track_caller]
 fn converges_to(lab: &Lab<D2fq>, since_ns: u64, expected: std::ops::RangeInclusive<u16>) {
     let ratios = lab.ratios_since(since_ns);
-    assert!(ratios.iter().all(|ratio| expected.contains(ratio)), "{ratios:?} are not in {expected:?}");
+    assert!(
+        ratios.iter().all(|ratio| expected.contains(ratio)),
+        "{ratios:?} are not in {expected:?}"
+    );
 }
 
 fn figure_11() -> [(&'static [u16], Vec<Thread>, std::ops::RangeInclusive<u16>); 3] {
@@ -88,7 +98,8 @@ fn the_other_trackers_give_the_same_shares() {
 #[test]
 fn figure_6_converges_to_22() {
     let weights = [12, 36, 36, 36, 36, 36, 36, 36];
-    let threads: Vec<_> = (0..8).map(|flow| Thread { flow, port: flow, depth: 128, length: 4096 }).collect();
+    let threads: Vec<_> =
+        (0..8).map(|flow| Thread { flow, port: flow, depth: 128, length: 4096 }).collect();
     let two_classes = |config: &mut D2fqConfig| config.tau_m = Some(config.low());
     let lab = run(two_classes, &weights, &threads, 20);
     converges_to(&lab, 12 * SECOND, 21..=23);
@@ -99,19 +110,25 @@ fn figure_6_converges_to_22() {
         config.ratio = Ratio::Static(4);
     };
     let lab = run(static_4, &weights, &threads, 10);
-    assert!(lab.percent_in(0, Class::Low, 5 * SECOND) == 100 && lab.percent_in(1, Class::High, 5 * SECOND) == 100);
+    assert!(
+        lab.percent_in(0, Class::Low, 5 * SECOND) == 100
+            && lab.percent_in(1, Class::High, 5 * SECOND) == 100
+    );
     assert!(unfairness(&lab, &weights, 5 * SECOND) > 1000, "a ratio of 4 is not enough");
 }
 
 const WEIGHTS_15: [u16; 8] = [12, 36, 36, 36, 36, 36, 36, 36];
 
-/// Eight flows of two threads, placed on 8 ports as a kernel might, or on two. If the others were exactly alike they would
-/// stay together in the high class, and 10 and 22 would come out, as without a medium class.
+/// Eight flows of two threads, placed on 8 ports as a kernel might, or on two. If the others were
+/// exactly alike they would stay together in the high class, and 10 and 22 would come out, as
+/// without a medium class.
 fn placements() -> [Vec<Thread>; 2] {
-    let thread = |number: usize, port, depth| Thread { flow: number / 2, port, depth, length: 4096 };
+    let thread =
+        |number: usize, port, depth| Thread { flow: number / 2, port, depth, length: 4096 };
     let mut random = 2u64;
     let mut anywhere = || {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % 8
     };
     let on_eight = (0..16).map(|number| thread(number, anywhere(), 128)).collect();
@@ -125,7 +142,11 @@ fn figure_15_converges_to_7_then_17() {
         let mut lab = Lab::new(build(|_| ()), &WEIGHTS_15, &threads, DEVICE);
         lab.start(0);
         lab.run(3 * SECOND);
-        assert_eq!(lab.ratios.last().map(|&(_, ratio)| ratio), Some(3), "a flow alone is throttled by nobody");
+        assert_eq!(
+            lab.ratios.last().map(|&(_, ratio)| ratio),
+            Some(3),
+            "a flow alone is throttled by nobody"
+        );
         (1..4).for_each(|flow| lab.start(flow));
         lab.run(12 * SECOND);
         converges_to(&lab, 12 * SECOND, 6..=8);
@@ -134,7 +155,10 @@ fn figure_15_converges_to_7_then_17() {
         let settled = 25 * SECOND;
         let ratios = lab.ratios_since(settled);
         let near = ratios.iter().filter(|ratio| (16..=19).contains(*ratio)).count();
-        assert!(near * 10 >= ratios.len() * 7 && ratios.iter().all(|ratio| (13..=20).contains(ratio)), "{ratios:?}");
+        assert!(
+            near * 10 >= ratios.len() * 7 && ratios.iter().all(|ratio| (13..=20).contains(ratio)),
+            "{ratios:?}"
+        );
         let off = unfairness(&lab, &WEIGHTS_15, settled);
         assert!(off <= 50, "{off} per mille off");
     }
@@ -145,8 +169,11 @@ fn figure_15_static_3_fails_and_static_128_has_a_longer_tail() {
     let [threads, _] = placements();
     let with = |ratio| move |config: &mut D2fqConfig| config.ratio = ratio;
     let tail = |lab: &Lab<D2fq>| {
-        let mut latencies: Vec<u64> =
-            lab.since(10 * SECOND).filter(|served| served.flow == 0).map(|served| served.latency_ns).collect();
+        let mut latencies: Vec<u64> = lab
+            .since(10 * SECOND)
+            .filter(|served| served.flow == 0)
+            .map(|served| served.latency_ns)
+            .collect();
         latencies.sort_unstable();
         latencies[latencies.len() * 99 / 100]
     };
@@ -168,7 +195,10 @@ fn the_walkthrough() {
         (unfairness(&lab, &[300, 100], 3 * SECOND), lab.percent_in(0, Class::High, 3 * SECOND), lab)
     };
     let (off, high, lab) = shares(3);
-    assert!(off <= 20 && high == 100 && lab.percent_in(1, Class::Low, 3 * SECOND) >= 95, "{off} per mille off");
+    assert!(
+        off <= 20 && high == 100 && lab.percent_in(1, Class::Low, 3 * SECOND) >= 95,
+        "{off} per mille off"
+    );
     let (off, ..) = shares(2);
     assert!(off > 200, "a ratio of 2 cannot give 3:1, but it is {off} per mille off");
     let (off, _, lab) = shares(6);
@@ -182,12 +212,17 @@ fn scaling_weights_changes_nothing() {
     for scale in [1, 100] {
         let weights = [20, 40, 100].map(|weight| weight * scale);
         let lab = run(|_| (), &weights, &threads, 14);
-        assert!(unfairness(&lab, &weights, 8 * SECOND) <= 30, "scale {scale}: {:?}", lab.bytes_since(8 * SECOND));
+        assert!(
+            unfairness(&lab, &weights, 8 * SECOND) <= 30,
+            "scale {scale}: {:?}",
+            lab.bytes_since(8 * SECOND)
+        );
     }
 }
 
-/// A tenant with one request at a time asks for little: it must not pin gvt and send everyone else to the low class, where
-/// weights no longer matter (decision 8), nor drive the ratio to 256 (decision 9).
+/// A tenant with one request at a time asks for little: it must not pin gvt and send everyone else
+/// to the low class, where weights no longer matter (decision 8), nor drive the ratio to 256
+/// (decision 9).
 #[test]
 fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     let mut all = threads(&[(&[0], 4096), (&[1], 4096)]);
@@ -196,11 +231,18 @@ fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     let lab = run(|_| (), &weights, &all, 12);
     let off = |lab: &Lab<D2fq>| unfairness(lab, &weights[..2], 6 * SECOND);
     assert!(off(&lab) <= 30, "{:?}", lab.bytes_since(6 * SECOND));
-    assert!(lab.percent_in(0, Class::High, 6 * SECOND) >= 95 && lab.percent_in(2, Class::High, 6 * SECOND) >= 95);
+    assert!(
+        lab.percent_in(0, Class::High, 6 * SECOND) >= 95
+            && lab.percent_in(2, Class::High, 6 * SECOND) >= 95
+    );
     assert!(lab.ratios_since(8 * SECOND).iter().all(|&ratio| ratio <= 8), "{:?}", lab.ratios);
     // The paper's way: everyone in the low class, and whoever has more requests gets more.
     let lab = run(|config| config.strict_paper = true, &weights, &all, 12);
-    assert!(off(&lab) > 200 && lab.percent_in(0, Class::Low, 6 * SECOND) > 90, "{:?}", lab.bytes_since(6 * SECOND));
+    assert!(
+        off(&lab) > 200 && lab.percent_in(0, Class::Low, 6 * SECOND) > 90,
+        "{:?}",
+        lab.bytes_since(6 * SECOND)
+    );
 }
 
 /// A flow that was away gains no credit by it: it gets its share from when it is back.

@@ -26,12 +26,16 @@ fn file_of(name: &str) -> Option<String> {
 
 #[test]
 fn every_decision_has_tests_that_are_there() {
-    let rows: Vec<&str> = TABLE.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| |")).collect();
-    let numbers: Vec<&str> = rows.iter().filter_map(|row| row.split('|').nth(1)).map(str::trim).collect();
+    let rows: Vec<&str> =
+        TABLE.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| |")).collect();
+    let numbers: Vec<&str> =
+        rows.iter().filter_map(|row| row.split('|').nth(1)).map(str::trim).collect();
     let expected: Vec<String> = (0..=15).map(|number| number.to_string()).collect();
     assert_eq!(numbers, expected);
-    for row in TABLE.lines().filter(|line| line.starts_with("| ") && !line.contains("| decision |")) {
-        let tests = row.split('|').nth(3).unwrap().split('`').filter_map(|word| word.split_once("::"));
+    for row in TABLE.lines().filter(|line| line.starts_with("| ") && !line.contains("| decision |"))
+    {
+        let tests =
+            row.split('|').nth(3).unwrap().split('`').filter_map(|word| word.split_once("::"));
         let missing: Vec<_> = tests
             .clone()
             .filter(|(file, test)| {

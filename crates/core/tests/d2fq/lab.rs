@@ -1,10 +1,14 @@
-//! A closed loop in virtual time: threads that keep a constant number of requests live, a policy that is not staged, and
-//! a device with weighted round robin behind a window, which takes the same time for every command.
+//! A closed loop in virtual time: threads that keep a constant number of requests live, a policy
+//! that is not staged, and a device with weighted round robin behind a window, which takes the same
+//! time for every command.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use fairq_core::{Class, ClassWeights, FlowId, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight};
+use fairq_core::{
+    Class, ClassWeights, FlowId, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag,
+    Weight,
+};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex, Window};
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
@@ -115,7 +119,10 @@ impl<P: Policy> Lab<P> {
     }
 
     pub(crate) fn start(&mut self, flow: usize) {
-        for thread in (0..self.threads.len()).filter(|&thread| self.threads[thread].flow == flow).collect::<Vec<_>>() {
+        for thread in (0..self.threads.len())
+            .filter(|&thread| self.threads[thread].flow == flow)
+            .collect::<Vec<_>>()
+        {
             self.running[thread] = true;
             (0..self.threads[thread].depth).for_each(|_| self.submit(thread));
         }
@@ -151,9 +158,15 @@ impl<P: Policy> Lab<P> {
             && let Some(QueueIndex(queue)) = self.arbiter.next()
         {
             assert!(self.window.take());
-            let (port, tag) = self.queues[usize::from(queue)].pop_front().expect("the arbiter counts");
+            let (port, tag) =
+                self.queues[usize::from(queue)].pop_front().expect("the arbiter counts");
             self.fetched += 1;
-            self.in_service.push(Reverse((self.now_ns + self.service_ns, self.fetched, port, tag.0)));
+            self.in_service.push(Reverse((
+                self.now_ns + self.service_ns,
+                self.fetched,
+                port,
+                tag.0,
+            )));
         }
     }
 
@@ -184,13 +197,20 @@ impl<P: Policy> Lab<P> {
     fn complete(&mut self) {
         let Some(Reverse((done_ns, _, port, tag))) = self.in_service.pop() else { return };
         self.now_ns = done_ns;
-        let Live { thread, class, submitted_ns } = self.live[port][tag as usize].take().expect("it is live");
+        let Live { thread, class, submitted_ns } =
+            self.live[port][tag as usize].take().expect("it is live");
         self.window.release();
         let mut wake = PortSet::EMPTY;
         self.ports[port].complete(done_ns, Tag(tag), Outcome::Done, &mut wake);
         self.free[port].push(tag);
         let Thread { flow, length, .. } = self.threads[thread];
-        self.served.push(Served { flow, class, length, at_ns: done_ns, latency_ns: done_ns - submitted_ns });
+        self.served.push(Served {
+            flow,
+            class,
+            length,
+            at_ns: done_ns,
+            latency_ns: done_ns - submitted_ns,
+        });
         self.fetch();
         if self.running[thread] {
             self.submit(thread);
@@ -213,7 +233,9 @@ impl<P: Policy> Lab<P> {
     /// The part of a flow's commands that went to a class, in percent, since a time.
     pub(crate) fn percent_in(&self, flow: usize, class: Class, ns: u64) -> u64 {
         let of = |wanted: Option<Class>| {
-            self.since(ns).filter(|s| s.flow == flow && wanted.is_none_or(|class| class == s.class)).count() as u64
+            self.since(ns)
+                .filter(|s| s.flow == flow && wanted.is_none_or(|class| class == s.class))
+                .count() as u64
         };
         of(Some(class)) * 100 / of(None).max(1)
     }

@@ -1,15 +1,17 @@
-//! Policies that are broken on purpose: each law must catch some of them. [`Serial`] is a naive fair queue on the serial
-//! contract with one fault; [`Wrapped`] is a good policy behind a shim that misbehaves; [`PerPort`] is
-//! fair on every port alone.
+//! Policies that are broken on purpose: each law must catch some of them. [`Serial`] is a naive
+//! fair queue on the serial contract with one fault; [`Wrapped`] is a good policy behind a shim
+//! that misbehaves; [`PerPort`] is fair on every port alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy, SerialPort};
+use fairq_core::serial::{
+    Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy, SerialPort,
+};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
-    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats, SubmitError, Submitted,
-    Tag, Weight,
+    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats,
+    SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -41,7 +43,8 @@ pub(crate) enum Fault {
     FirstComeFirstServed,
     /// Larger weights count as 100.
     WeightsUpTo100,
-    /// Goes on with the flow that it served last while that is less than 2^20 units ahead of the least.
+    /// Goes on with the flow that it served last while that is less than 2^20 units ahead of the
+    /// least.
     AheadByAMegabyte,
     /// A flow starts where it ended, however long ago.
     IdleCredit,
@@ -121,11 +124,14 @@ impl SerialPolicy for Naive {
         let pick = match self.fault {
             Fault::FirstComeFirstServed => staged().next(),
             Fault::ByFinishTag => staged().min_by_key(|(_, queued)| queued.finish),
-            Fault::ForgetsTheWrap => staged().min_by_key(|(_, queued)| queued.start / SCALE % (1 << 56)),
+            Fault::ForgetsTheWrap => {
+                staged().min_by_key(|(_, queued)| queued.start / SCALE % (1 << 56))
+            }
             Fault::LastOfEquals => staged().rev().min_by_key(|(_, queued)| queued.start),
             Fault::AheadByAMegabyte => {
                 let limit = by_start().map_or(0, |(_, queued)| queued.start) + (SCALE << 20);
-                let again = staged().find(|(_, queued)| queued.flow == self.last_flow && queued.start <= limit);
+                let again = staged()
+                    .find(|(_, queued)| queued.flow == self.last_flow && queued.start <= limit);
                 again.or_else(by_start)
             }
             _ => by_start(),
@@ -169,7 +175,8 @@ impl Subject for Serial {
             last_flow: 0,
             in_service: 0,
         };
-        fairq_core::serial::Serial::with_policy(policy, &serial_config(shape)).expect("the shape is legal")
+        fairq_core::serial::Serial::with_policy(policy, &serial_config(shape))
+            .expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -301,13 +308,20 @@ impl ShimPort {
 }
 
 impl Port for ShimPort {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         if self.every(11, Misbehave::LoseRequests) {
             return Ok(Submitted::Staged);
         }
         let result = self.inner.submit(now_ns, request, wake);
         match result {
-            Err(SubmitError::BadTag) if self.fault == Misbehave::TakeBadTags => Ok(Submitted::Staged),
+            Err(SubmitError::BadTag) if self.fault == Misbehave::TakeBadTags => {
+                Ok(Submitted::Staged)
+            }
             result => result,
         }
     }
@@ -365,7 +379,8 @@ impl<S: Subject> Subject for Joining<S> {
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>) {
         let more = if self.1 == Joins::TooMuch { 4 } else { 1 };
-        let (policy, ports) = self.0.build(&Shape { merge_bytes: shape.merge_bytes * more, ..*shape });
+        let (policy, ports) =
+            self.0.build(&Shape { merge_bytes: shape.merge_bytes * more, ..*shape });
         let port = |inner| JoiningPort { inner, fault: self.1, end: 0 };
         (JoiningPolicy(policy), ports.into_iter().map(port).collect())
     }
@@ -398,7 +413,12 @@ impl<P: Policy> Policy for JoiningPolicy<P> {
 }
 
 impl<P: Port> Port for JoiningPort<P> {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let mut told = *request;
         match self.fault {
             Joins::Gaps => told.offset = self.end,
@@ -421,7 +441,8 @@ impl<P: Port> Port for JoiningPort<P> {
     }
 }
 
-/// A fair queue for every port, each with its part of the slots: fair on every port, and so unfair over all.
+/// A fair queue for every port, each with its part of the slots: fair on every port, and so unfair
+/// over all.
 pub(crate) struct PerPort;
 
 pub(crate) struct PerPortPolicy(Vec<Sfqd>);
@@ -432,7 +453,11 @@ impl Subject for PerPort {
     type Policy = PerPortPolicy;
 
     fn build(&self, shape: &Shape) -> (PerPortPolicy, Vec<PerPortPort>) {
-        let config = SerialConfig { ports: 1, slots: shape.slots / shape.ports as u32, ..serial_config(shape) };
+        let config = SerialConfig {
+            ports: 1,
+            slots: shape.slots / shape.ports as u32,
+            ..serial_config(shape)
+        };
         let build = |_| {
             let (policy, mut ports) = Sfqd::new(&config).expect("the shape is legal");
             (policy, PerPortPort(ports.remove(0)))
@@ -475,7 +500,12 @@ impl Policy for PerPortPolicy {
 }
 
 impl Port for PerPortPort {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         self.0.submit(now_ns, request, wake)
     }
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {

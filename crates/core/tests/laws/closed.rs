@@ -1,5 +1,6 @@
-//! Closed loops: tenants that keep a constant number of requests live, as a benchmark or a busy guest does, and
-//! that can stop and come back. Nobody is late here: whatever is owed to a port is paid at once.
+//! Closed loops: tenants that keep a constant number of requests live, as a benchmark or a busy
+//! guest does, and that can stop and come back. Nobody is late here: whatever is owed to a port is
+//! paid at once.
 
 use fairq_core::{CostModel, Op, Policy};
 
@@ -41,9 +42,17 @@ impl<P: Policy> Plan<P> {
         cost: CostModel,
         loops: &[Loop],
     ) -> Plan<P> {
-        let depth = |port| loops.iter().flat_map(|l| &l.feeds).filter(|feed| feed.0 == port).map(|feed| feed.1).sum();
+        let depth = |port| {
+            loops
+                .iter()
+                .flat_map(|l| &l.feeds)
+                .filter(|feed| feed.0 == port)
+                .map(|feed| feed.1)
+                .sum()
+        };
         let tags = (0..ports).map(depth).max().unwrap_or(0);
-        let shape = Shape { ports, flows: loops.len(), tags, slots, threshold, cost, merge_bytes: 0 };
+        let shape =
+            Shape { ports, flows: loops.len(), tags, slots, threshold, cost, merge_bytes: 0 };
         let mut world = World::new(subject, shape, 12_345);
         for tenant in loops {
             world.add_flow(tenant.weight).expect("it fits");
@@ -69,7 +78,9 @@ impl<P: Policy> Plan<P> {
     }
 
     fn submit(&mut self, tenant: usize, port: usize) {
-        self.world.submit(port, tenant, Op::Read, self.loops[tenant].length).expect("a tag is free");
+        self.world
+            .submit(port, tenant, Op::Read, self.loops[tenant].length)
+            .expect("a tag is free");
         self.world.settle();
     }
 
@@ -84,7 +95,8 @@ impl<P: Policy> Plan<P> {
         }
     }
 
-    /// Runs for `duration_ns` on a device that takes `service_ns` for each request, however many it has.
+    /// Runs for `duration_ns` on a device that takes `service_ns` for each request, however many it
+    /// has.
     pub(crate) fn run_for(&mut self, duration_ns: u64, service_ns: u64) {
         let until = self.world.now_ns + duration_ns;
         while let Some(&first) = self.world.device.first() {
@@ -100,7 +112,8 @@ impl<P: Policy> Plan<P> {
     fn complete(&mut self, position: usize) {
         let request = self.world.complete(position);
         let done = self.world.trace.requests[request];
-        // The completing port is asked first, before the successor is there: as when replies are slow.
+        // The completing port is asked first, before the successor is there: as when replies are
+        // slow.
         self.world.settle();
         if self.running[done.flow] {
             self.submit(done.flow, done.port);
@@ -130,7 +143,11 @@ pub(crate) fn served(trace: &Trace, from: usize, to: usize) -> Vec<u64> {
 }
 
 /// The flows and costs of what was dispatched in a part of the trace, in order.
-pub(crate) fn dispatches(trace: &Trace, from: usize, to: usize) -> impl Iterator<Item = (usize, u64)> + '_ {
+pub(crate) fn dispatches(
+    trace: &Trace,
+    from: usize,
+    to: usize,
+) -> impl Iterator<Item = (usize, u64)> + '_ {
     trace.events[from..to].iter().filter_map(|event| match *event {
         Event::Issued { request: Some(request), .. } => {
             Some((trace.requests[request].flow, trace.requests[request].cost))
@@ -139,9 +156,12 @@ pub(crate) fn dispatches(trace: &Trace, from: usize, to: usize) -> impl Iterator
     })
 }
 
-/// The most that two flows may differ by, in units: Theorem 1's bound with this much slack for rounding.
+/// The most that two flows may differ by, in units: Theorem 1's bound with this much slack for
+/// rounding.
 pub(crate) fn bound_units(trace: &Trace, f: usize, g: usize) -> u64 {
-    let largest = |flow| trace.requests.iter().filter(|r| r.flow == flow).map(|r| r.service()).max().unwrap_or(0);
+    let largest = |flow| {
+        trace.requests.iter().filter(|r| r.flow == flow).map(|r| r.service()).max().unwrap_or(0)
+    };
     let units = (largest(f) + largest(g) + ONE_UNIT - 1) / ONE_UNIT;
     2 * trace.threshold + units as u64 + 2 * trace.shape.ports as u64
 }

@@ -1,21 +1,24 @@
-//! **Law: bounded unfairness** (MQFQ, Theorems 1 and 2), over every interval in which two flows are backlogged.
+//! **Law: bounded unfairness** (MQFQ, Theorems 1 and 2), over every interval in which two flows are
+//! backlogged.
 //!
 //! With `l` the largest service per weight of one request, both in units of virtual time:
 //!
-//! - Counted at dispatch, two flows differ by at most `2T + l_f + l_g`, whatever D. This is Theorem 1, which
-//!   speaks of D = 1. At dispatch it holds for any D by the same proof: whatever is dispatched between two moments
-//!   starts at or after the first one's virtual time and at most T after the second one's, and everything that
-//!   starts before the second one's virtual time has been dispatched.
-//! - Counted at completion: each flow's completions lag its dispatches by at most what is outstanding, D requests in
-//!   all. So the bound grows by `D (l_f + l_g)` at most, and by nothing if D = 1, where dispatches and completions
-//!   alternate. This is within Theorem 2's `(D + 1)(2T + l_f + l_g)`. Counted are requests dispatched in the interval.
+//! - Counted at dispatch, two flows differ by at most `2T + l_f + l_g`, whatever D. This is Theorem
+//!   1, which speaks of D = 1. At dispatch it holds for any D by the same proof: whatever is
+//!   dispatched between two moments starts at or after the first one's virtual time and at most T
+//!   after the second one's, and everything that starts before the second one's virtual time has
+//!   been dispatched.
+//! - Counted at completion: each flow's completions lag its dispatches by at most what is
+//!   outstanding, D requests in all. So the bound grows by `D (l_f + l_g)` at most, and by nothing
+//!   if D = 1, where dispatches and completions alternate. This is within Theorem 2's
+//!   `(D + 1)(2T + l_f + l_g)`. Counted are requests dispatched in the interval.
 //!
-//! All intervals at once: the difference of the two flows' services is a walk, and the worst interval goes from its
-//! least to its greatest value, or back. Slack for integers: one unit per flow and port, and one more for each change
-//! of the flow's weight, which drops the remainder.
+//! All intervals at once: the difference of the two flows' services is a walk, and the worst
+//! interval goes from its least to its greatest value, or back. Slack for integers: one unit per
+//! flow and port, and one more for each change of the flow's weight, which drops the remainder.
 //!
-//! A policy that assigns requests to ports dispatches inside one port's `next` what others issue later: it is looked
-//! at only when nothing is owed to any port.
+//! A policy that assigns requests to ports dispatches inside one port's `next` what others issue
+//! later: it is looked at only when nothing is owed to any port.
 
 use crate::canary::{self, Fault, caught};
 use crate::script::{ANYTHING, Kind, for_all};
@@ -72,7 +75,8 @@ impl Pair<'_> {
         let [f, g] = self.flows.map(|flow| &self.trace.flows[flow].weights);
         let how = if self.counted == Counted::AtDispatch { "dispatch" } else { "completion" };
         Err(format!(
-            "flows {:?} (weights {f:?} and {g:?}) differ by {} units counted at {how}, bound {}, at event {at} of an \
+            "flows {:?} (weights {f:?} and {g:?}) differ by {} units counted at {how}, bound {}, \
+             at event {at} of an \
              interval since {}; {:?}",
             self.flows,
             worst / ONE_UNIT,
@@ -90,7 +94,8 @@ fn slack(trace: &Trace, flow: usize) -> i128 {
 
 fn bound(trace: &Trace, flows: [usize; 2], counted: Counted) -> i128 {
     let largest = |flow: usize| {
-        let alone = trace.requests.iter().filter(|r| r.flow == flow).map(Req::service).max().unwrap_or(0);
+        let alone =
+            trace.requests.iter().filter(|r| r.flow == flow).map(Req::service).max().unwrap_or(0);
         let lightest = trace.flows[flow].weights.iter().min().copied().unwrap_or(1);
         alone.max(i128::from(trace.shape.merge_bytes) * 100 * ONE_UNIT / i128::from(lightest))
     };
@@ -103,7 +108,12 @@ fn bound(trace: &Trace, flows: [usize; 2], counted: Counted) -> i128 {
     2 * i128::from(trace.threshold) * ONE_UNIT + depth * requests + slack
 }
 
-fn check_pair(trace: &Trace, flows: [usize; 2], counted: Counted, at_every_event: bool) -> Result<(), String> {
+fn check_pair(
+    trace: &Trace,
+    flows: [usize; 2],
+    counted: Counted,
+    at_every_event: bool,
+) -> Result<(), String> {
     let mut pair = Pair { trace, flows, counted, bound: bound(trace, flows, counted), walk: None };
     let mut staged = [0u64; 2];
     let mut dispatched_at = vec![0; trace.requests.len()];
@@ -113,7 +123,10 @@ fn check_pair(trace: &Trace, flows: [usize; 2], counted: Counted, at_every_event
         match *event {
             Event::Submitted(request) => {
                 let flow = trace.requests[request].flow;
-                staged.iter_mut().zip(flows).for_each(|(staged, of)| *staged += u64::from(flow == of));
+                staged
+                    .iter_mut()
+                    .zip(flows)
+                    .for_each(|(staged, of)| *staged += u64::from(flow == of));
             }
             Event::Issued { request: Some(request), .. } => {
                 let flow = trace.requests[request].flow;
@@ -125,10 +138,14 @@ fn check_pair(trace: &Trace, flows: [usize; 2], counted: Counted, at_every_event
                     pair.serve(&trace.requests[request]);
                     pair.look(at)?;
                 }
-                staged.iter_mut().zip(flows).for_each(|(staged, of)| *staged -= u64::from(flow == of));
+                staged
+                    .iter_mut()
+                    .zip(flows)
+                    .for_each(|(staged, of)| *staged -= u64::from(flow == of));
             }
             Event::Completed(request) if counted == Counted::AtCompletion => {
-                let in_interval = pair.walk.as_ref().is_some_and(|walk| dispatched_at[request] > walk.since);
+                let in_interval =
+                    pair.walk.as_ref().is_some_and(|walk| dispatched_at[request] > walk.since);
                 if in_interval {
                     pair.serve(&trace.requests[request]);
                     pair.look(at)?;
@@ -163,17 +180,23 @@ pub(crate) fn check(trace: &Trace, at_every_event: bool) -> Result<(), String> {
 }
 
 /// Few slots, few flows and many arrivals, so that flows are backlogged most of the time.
-const STEADY: Kind = Kind { control: false, lengths: &[512, 4096, 65_536], max_steps: 400, ..ANYTHING };
+const STEADY: Kind =
+    Kind { control: false, lengths: &[512, 4096, 65_536], max_steps: 400, ..ANYTHING };
 
 pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
     holds_for(subject, |kind| kind)
 }
 
 /// For the scripts that a policy which promises less is exempted to.
-pub(crate) fn holds_for(subject: &impl Subject, exempt: impl Fn(Kind) -> Kind) -> Result<(), String> {
+pub(crate) fn holds_for(
+    subject: &impl Subject,
+    exempt: impl Fn(Kind) -> Kind,
+) -> Result<(), String> {
     let assigns = subject.assigns_to_ports();
     for kind in [STEADY, Kind { max_slots: 1, ..STEADY }, ANYTHING] {
-        for_all(subject, Kind { late: !assigns, ..exempt(kind) }, 120, |trace| check(trace, !assigns))?;
+        for_all(subject, Kind { late: !assigns, ..exempt(kind) }, 120, |trace| {
+            check(trace, !assigns)
+        })?;
     }
     Ok(())
 }

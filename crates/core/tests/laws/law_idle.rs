@@ -1,9 +1,10 @@
-//! **Law: an idle flow gains no credit**, and one that returns starves nobody; nor does it wait itself.
+//! **Law: an idle flow gains no credit**, and one that returns starves nobody; nor does it wait
+//! itself.
 //!
-//! The stories are other schedulers'. In dmclock, a tenant that pauses for ten seconds and returns shuts the other
-//! out for ten seconds (a million requests of a 100 k IOPS device); in Seastar's fair queue, for 5148
-//! requests. Here the longest that a backlogged flow waits is given by the bound on unfairness: other
-//! flows' requests worth `2T + l_f + l_g` units.
+//! The stories are other schedulers'. In dmclock, a tenant that pauses for ten seconds and returns
+//! shuts the other out for ten seconds (a million requests of a 100 k IOPS device); in Seastar's
+//! fair queue, for 5148 requests. Here the longest that a backlogged flow waits is given by the
+//! bound on unfairness: other flows' requests worth `2T + l_f + l_g` units.
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, bound_units, dispatches, served};
@@ -23,7 +24,8 @@ fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> 
     longest
 }
 
-/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Gives where that begins and ends.
+/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Gives where
+/// that begins and ends.
 fn returning(subject: &impl Subject, ports: usize, threshold: u64) -> (Trace, usize, usize) {
     let loops = [Loop::new(100, 0, 40, LENGTH), Loop::new(100, ports - 1, 40, LENGTH)];
     let mut plan = Plan::new(subject, ports, SLOTS as u32, threshold, Default::default(), &loops);
@@ -42,18 +44,25 @@ fn waits_for_no_more(trace: &Trace, back: usize, end: usize, most: u64) -> Resul
     for flow in [0, 1] {
         let wait = longest_wait(dispatches(trace, back, end), flow);
         if wait > most {
-            return Err(format!("flow {flow} waits for {wait} requests of the other, at most {most} are fair"));
+            return Err(format!(
+                "flow {flow} waits for {wait} requests of the other, at most {most} are fair"
+            ));
         }
     }
     Ok(())
 }
 
 /// Since then nobody waits for longer, or gets more, than the bound on unfairness allows.
-pub(crate) fn returning_starves_nobody(subject: &impl Subject, ports: usize, threshold: u64) -> Result<(), String> {
+pub(crate) fn returning_starves_nobody(
+    subject: &impl Subject,
+    ports: usize,
+    threshold: u64,
+) -> Result<(), String> {
     let (trace, back, end) = returning(subject, ports, threshold);
     waits_for_no_more(&trace, back, end, bound_units(&trace, 0, 1) / u64::from(LENGTH))?;
     let [a, b] = served(&trace, back, end)[..] else { return Err("two flows".into()) };
-    // The tenant that stayed has its queue in order already; the one that returned starts where virtual time is.
+    // The tenant that stayed has its queue in order already; the one that returned starts where
+    // virtual time is.
     let slots = SLOTS * u64::from(LENGTH);
     if a.abs_diff(b) > bound_units(&trace, 0, 1) + slots {
         return Err(format!("since b is back: {a} bytes of a, {b} of b"));
@@ -61,8 +70,9 @@ pub(crate) fn returning_starves_nobody(subject: &impl Subject, ports: usize, thr
     law_fairness::check(&trace, !subject.assigns_to_ports())
 }
 
-/// The same of what limits requests outstanding, and sets limits anew when somebody comes: for as long as that takes, four
-/// times what the device holds, one may go while the other waits; then both have the same within a tenth.
+/// The same of what limits requests outstanding, and sets limits anew when somebody comes: for as
+/// long as that takes, four times what the device holds, one may go while the other waits; then
+/// both have the same within a tenth.
 pub(crate) fn returning_is_soon_even(subject: &impl Subject, ports: usize) -> Result<(), String> {
     let (trace, back, end) = returning(subject, ports, 0);
     waits_for_no_more(&trace, back, end, 4 * SLOTS)?;
@@ -73,9 +83,13 @@ pub(crate) fn returning_is_soon_even(subject: &impl Subject, ports: usize) -> Re
     Ok(())
 }
 
-/// A tenant with one request at a time beside a flood waits for no more than what is ahead by the rules:
-/// requests worth T of the other flow, and as many as are equal to it.
-pub(crate) fn one_at_a_time_beside_a_flood(subject: &impl Subject, ports: usize, threshold: u64) -> Result<(), String> {
+/// A tenant with one request at a time beside a flood waits for no more than what is ahead by the
+/// rules: requests worth T of the other flow, and as many as are equal to it.
+pub(crate) fn one_at_a_time_beside_a_flood(
+    subject: &impl Subject,
+    ports: usize,
+    threshold: u64,
+) -> Result<(), String> {
     let loops = [Loop::new(100, 0, 256, LENGTH), Loop::new(100, ports - 1, 1, LENGTH)];
     let mut plan = Plan::new(subject, ports, 8, threshold, Default::default(), &loops);
     plan.run(20_000);
@@ -86,7 +100,9 @@ pub(crate) fn one_at_a_time_beside_a_flood(subject: &impl Subject, ports: usize,
     let mut waiting: Option<u64> = None;
     for event in &trace.events[..end] {
         match *event {
-            crate::world::Event::Submitted(request) if trace.requests[request].flow == 1 => waiting = Some(0),
+            crate::world::Event::Submitted(request) if trace.requests[request].flow == 1 => {
+                waiting = Some(0)
+            }
             crate::world::Event::Issued { request: Some(request), .. } => {
                 if trace.requests[request].flow == 1 {
                     waits.extend(waiting.take());
@@ -100,18 +116,26 @@ pub(crate) fn one_at_a_time_beside_a_flood(subject: &impl Subject, ports: usize,
     let longest = waits.iter().copied().max().unwrap_or(0);
     if waits.len() < 500 || longest > most {
         let times = waits.len();
-        return Err(format!("{times} requests beside the flood, one waited for {longest}, at most {most} are fair"));
+        return Err(format!(
+            "{times} requests beside the flood, one waited for {longest}, at most {most} are fair"
+        ));
     }
     Ok(())
 }
 
-/// Two shards with one request at a time each keep a device with two slots busy (another fair queue's users
-/// saw 1/17): each gets all that its depth allows, whatever the weights.
-pub(crate) fn two_shards_at_depth_one(subject: &impl Subject, threshold: u64) -> Result<(), String> {
-    for (weights, length) in
-        [([100, 100], [LENGTH, LENGTH]), ([1, 1000], [LENGTH, LENGTH]), ([100, 100], [512, 1 << 20])]
-    {
-        let loops = [Loop::new(weights[0], 0, 1, length[0]), Loop::new(weights[1], 1, 1, length[1])];
+/// Two shards with one request at a time each keep a device with two slots busy (another fair
+/// queue's users saw 1/17): each gets all that its depth allows, whatever the weights.
+pub(crate) fn two_shards_at_depth_one(
+    subject: &impl Subject,
+    threshold: u64,
+) -> Result<(), String> {
+    for (weights, length) in [
+        ([100, 100], [LENGTH, LENGTH]),
+        ([1, 1000], [LENGTH, LENGTH]),
+        ([100, 100], [512, 1 << 20]),
+    ] {
+        let loops =
+            [Loop::new(weights[0], 0, 1, length[0]), Loop::new(weights[1], 1, 1, length[1])];
         let mut plan = Plan::new(subject, 2, 2, threshold, Default::default(), &loops);
         let from = plan.mark();
         plan.run_for(1_000_000_000, 100_000);
@@ -120,7 +144,9 @@ pub(crate) fn two_shards_at_depth_one(subject: &impl Subject, threshold: u64) ->
         for (flow, bytes) in bytes.iter().enumerate() {
             let served = bytes / u64::from(length[flow]);
             if served < 9_980 {
-                return Err(format!("weights {weights:?}: flow {flow} was served {served} of 10,000 times"));
+                return Err(format!(
+                    "weights {weights:?}: flow {flow} was served {served} of 10,000 times"
+                ));
             }
         }
     }
@@ -136,10 +162,16 @@ fn catches_saved_up_credit() {
 
 #[test]
 fn catches_a_long_wait() {
-    caught(one_at_a_time_beside_a_flood(&canary::Serial(Fault::FirstComeFirstServed), 2, 0), "beside the flood");
+    caught(
+        one_at_a_time_beside_a_flood(&canary::Serial(Fault::FirstComeFirstServed), 2, 0),
+        "beside the flood",
+    );
 }
 
 #[test]
 fn catches_idle_slots() {
-    caught(two_shards_at_depth_one(&canary::Wrapped(canary::Misbehave::OneSlotTooFew), 0), "of 10,000 times");
+    caught(
+        two_shards_at_depth_one(&canary::Wrapped(canary::Misbehave::OneSlotTooFew), 0),
+        "of 10,000 times",
+    );
 }

@@ -1,7 +1,8 @@
-//! **Law: merging.** What a port joins to one command is what a device can do as one: requests of one flow and port, all
-//! reads or all writes, each beginning where the one before it ends, together no longer than was said, and none on another
-//! side of a barrier of its flow on that port than another. And all other laws hold of commands as they do of requests: none is lost or
-//! issued twice, at most D are outstanding, and flows differ by no more than T and the largest commands.
+//! **Law: merging.** What a port joins to one command is what a device can do as one: requests of
+//! one flow and port, all reads or all writes, each beginning where the one before it ends,
+//! together no longer than was said, and none on another side of a barrier of its flow on that port
+//! than another. And all other laws hold of commands as they do of requests: none is lost or issued
+//! twice, at most D are outstanding, and flows differ by no more than T and the largest commands.
 
 use fairq_core::Op;
 use fairq_core::serial::merge::MOST_PARTS;
@@ -13,8 +14,12 @@ use crate::world::{Req, Subject, Trace};
 use crate::{law_fairness, law_requests, law_slots, law_virtual_time, law_work};
 
 /// Streams in pieces, some of which are as long as what is merged.
-pub(crate) const STREAMS: Kind =
-    Kind { merge_bytes: 32_768, lengths: &[512, 4096, 4096, 12_288, 32_768], max_slots: 4, ..ANYTHING };
+pub(crate) const STREAMS: Kind = Kind {
+    merge_bytes: 32_768,
+    lengths: &[512, 4096, 4096, 12_288, 32_768],
+    max_slots: 4,
+    ..ANYTHING
+};
 
 /// Few enough for flows to run out of them.
 const TOKENS: Tokens = Tokens(1 << 16);
@@ -43,7 +48,10 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
             return what("is of parts that do not lie one after the other");
         }
         let first = parts[0];
-        if parts.iter().any(|part| (part.flow, part.port, part.op) != (first.flow, first.port, first.op)) {
+        if parts
+            .iter()
+            .any(|part| (part.flow, part.port, part.op) != (first.flow, first.port, first.op))
+        {
             return what("is of parts that differ");
         }
         if !matches!(first.op, Op::Read | Op::Write) {
@@ -97,7 +105,10 @@ fn merged(subject: &impl Subject) -> (usize, usize) {
 fn streams_are_merged_and_nothing_else() {
     let counts = [merged(&canary::Serial(Fault::None)), merged(&Depths), merged(&TOKENS)];
     for (requests, commands) in counts {
-        assert!(10 * requests > 11 * commands, "{requests} requests in {commands} commands: {counts:?}");
+        assert!(
+            10 * requests > 11 * commands,
+            "{requests} requests in {commands} commands: {counts:?}"
+        );
     }
     let off = Kind { merge_bytes: 0, ..STREAMS };
     let one_each = |trace: &Trace| match commands_of_several(trace) {

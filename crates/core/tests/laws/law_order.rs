@@ -1,11 +1,13 @@
-//! **Law: the order of SFQ.** On one port with T = 0, requests are dispatched in exactly the order that start-time
-//! fair queueing prescribes, ties in order of arrival, compared with an independent [reference](crate::reference) that
-//! computes in fractions. Lengths and weights are such that tags are whole units: nothing may differ, not even ties.
+//! **Law: the order of SFQ.** On one port with T = 0, requests are dispatched in exactly the order
+//! that start-time fair queueing prescribes, ties in order of arrival, compared with an independent
+//! [reference](crate::reference) that computes in fractions. Lengths and weights are such that tags
+//! are whole units: nothing may differ, not even ties.
 //!
-//! SFQ(D) is compared at any D. For MQFQ, D = 1, and the reference has virtual time as MQFQ defines it (section 2.1:
-//! the least start tag of what is staged, where SFQ has that of what is in service). The two definitions differ only for
-//! a flow that becomes backlogged while others are: it may start up to one request later. Where
-//! no flow does, both references give the same order, and MQFQ's is SFQ's: that is tested as well.
+//! SFQ(D) is compared at any D. For MQFQ, D = 1, and the reference has virtual time as MQFQ defines
+//! it (section 2.1: the least start tag of what is staged, where SFQ has that of what is in
+//! service). The two definitions differ only for a flow that becomes backlogged while others are:
+//! it may start up to one request later. Where no flow does, both references give the same order,
+//! and MQFQ's is SFQ's: that is tested as well.
 
 use fairq_core::Op;
 
@@ -27,7 +29,9 @@ pub(crate) fn check(trace: &Trace, rule: VirtualTime) -> Result<(), String> {
                 if expected != Some(request) {
                     let expected = expected.map(|expected| (expected, trace.requests[expected]));
                     let got = &trace.requests[request];
-                    return Err(format!("event {at}: dispatched {request} {got:?}, expected {expected:?}"));
+                    return Err(format!(
+                        "event {at}: dispatched {request} {got:?}, expected {expected:?}"
+                    ));
                 }
             }
             Event::Completed(_) => reference.complete(),
@@ -50,17 +54,24 @@ pub(crate) fn holds_at_any_depth(subject: &impl Subject, rule: VirtualTime) -> R
     for_all(subject, EXACT, 200, |trace| check(trace, rule))
 }
 
-/// D = 1. Nothing is late: MQFQ's ports look at their lead again in the `next` that is owed after an issue, and a
-/// request that comes in between still finds the older virtual time.
+/// D = 1. Nothing is late: MQFQ's ports look at their lead again in the `next` that is owed after
+/// an issue, and a request that comes in between still finds the older virtual time.
 pub(crate) fn holds(subject: &impl Subject, rule: VirtualTime) -> Result<(), String> {
     for_all(subject, Kind { max_slots: 1, late: false, ..EXACT }, 200, |trace| check(trace, rule))
 }
 
-/// D = 1, and flows that are backlogged from the start until they have nothing more to do: then the order
-/// is SFQ's by any definition of virtual time.
+/// D = 1, and flows that are backlogged from the start until they have nothing more to do: then the
+/// order is SFQ's by any definition of virtual time.
 pub(crate) fn holds_for_backlogged_flows(subject: &impl Subject) -> Result<(), String> {
-    let shape =
-        Shape { ports: 1, flows: 8, tags: 256, slots: 1, threshold: 0, cost: Default::default(), merge_bytes: 0 };
+    let shape = Shape {
+        ports: 1,
+        flows: 8,
+        tags: 256,
+        slots: 1,
+        threshold: 0,
+        cost: Default::default(),
+        merge_bytes: 0,
+    };
     for seed in 0..100 {
         let mut world = World::new(subject, shape, seed);
         let mut left = Vec::new();
@@ -76,7 +87,10 @@ pub(crate) fn holds_for_backlogged_flows(subject: &impl Subject) -> Result<(), S
         while staged.iter().any(|&staged| staged > 0) || !world.device.is_empty() {
             for flow in 0..left.len() {
                 // Another one before the flow's last is dispatched, or never again.
-                if left[flow] > 0 && (staged[flow] == 1 || ((2..20).contains(&staged[flow]) && world.random(3) == 0)) {
+                if left[flow] > 0
+                    && (staged[flow] == 1
+                        || ((2..20).contains(&staged[flow]) && world.random(3) == 0))
+                {
                     left[flow] -= 1;
                     arrive(&mut world, flow, &mut staged);
                 }
@@ -99,7 +113,9 @@ fn arrive<P: fairq_core::Policy>(world: &mut World<P>, flow: usize, staged: &mut
 
 #[test]
 fn catches_other_orders() {
-    for fault in [Fault::ByFinishTag, Fault::FirstComeFirstServed, Fault::LastOfEquals, Fault::IdleCredit] {
+    for fault in
+        [Fault::ByFinishTag, Fault::FirstComeFirstServed, Fault::LastOfEquals, Fault::IdleCredit]
+    {
         caught(holds(&canary::Serial(fault), VirtualTime::LastDispatched), "expected Some");
     }
     caught(holds_for_backlogged_flows(&canary::Serial(Fault::ByFinishTag)), "expected Some");

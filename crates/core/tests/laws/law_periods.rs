@@ -1,10 +1,11 @@
-//! **Law: periods.** A policy that hands out tokens by weight once a period is as unfair as what one period hands out, and no more,
-//! however long it goes on.
+//! **Law: periods.** A policy that hands out tokens by weight once a period is as unfair as what
+//! one period hands out, and no more, however long it goes on.
 //!
-//! With `u` the tokens of a period in units, the same for all flows: tenants that always want more than their tokens differ, over
-//! every interval, by at most what the two partial periods at its ends hand out, `2 u`, and for each port
-//! and flow the batch that it has taken and not used, `u / 32`, and the request that it owes. A flow that returns after a
-//! pause has no more than that in hand either.
+//! With `u` the tokens of a period in units, the same for all flows: tenants that always want more
+//! than their tokens differ, over every interval, by at most what the two partial periods at its
+//! ends hand out, `2 u`, and for each port and flow the batch that it has taken and not used,
+//! `u / 32`, and the request that it owes. A flow that returns after a pause has no more than that
+//! in hand either.
 
 use fairq_core::Policy as _;
 use fairq_core::kyber::fair::KyberFair;
@@ -28,11 +29,13 @@ fn tenants(ports: usize) -> [Loop; 3] {
 fn bound_units(trace: &Trace, flows: &[usize], ports: usize, tokens: u64) -> i128 {
     let weights: u64 = flows.iter().map(|&flow| u64::from(trace.flows[flow].weights[0])).sum();
     let handed = i128::from(tokens * 100 / weights);
-    let largest = trace.requests.iter().map(|request| request.service()).max().unwrap_or(0) / ONE_UNIT;
+    let largest =
+        trace.requests.iter().map(|request| request.service()).max().unwrap_or(0) / ONE_UNIT;
     2 * handed + 2 * ports as i128 * (handed / 32 + largest) + 2 * largest
 }
 
-/// The farthest that the first gets ahead of the second in any part of the interval, in units; and the second of the first.
+/// The farthest that the first gets ahead of the second in any part of the interval, in units; and
+/// the second of the first.
 fn farthest(trace: &Trace, from: usize, to: usize, pair: [usize; 2]) -> (i128, i128) {
     let (mut value, mut least, mut most, mut ahead, mut behind) = (0, 0, 0, 0, 0);
     for (flow, cost) in dispatches(trace, from, to) {
@@ -48,7 +51,14 @@ fn farthest(trace: &Trace, from: usize, to: usize, pair: [usize; 2]) -> (i128, i
     (ahead / ONE_UNIT, behind / ONE_UNIT)
 }
 
-fn check(trace: &Trace, from: usize, to: usize, flows: &[usize], ports: usize, tokens: u64) -> Result<(), String> {
+fn check(
+    trace: &Trace,
+    from: usize,
+    to: usize,
+    flows: &[usize],
+    ports: usize,
+    tokens: u64,
+) -> Result<(), String> {
     let bound = bound_units(trace, flows, ports, tokens);
     for &f in flows {
         for &g in flows.iter().filter(|&&g| g < f) {
@@ -65,7 +75,11 @@ fn check(trace: &Trace, from: usize, to: usize, flows: &[usize], ports: usize, t
 }
 
 /// All want more than they get, all the time.
-pub(crate) fn bounded_deviation(subject: &impl Subject, ports: usize, tokens: u64) -> Result<(), String> {
+pub(crate) fn bounded_deviation(
+    subject: &impl Subject,
+    ports: usize,
+    tokens: u64,
+) -> Result<(), String> {
     let mut plan = Plan::new(subject, ports, SLOTS, 0, Default::default(), &tenants(ports));
     plan.run(1000);
     let from = plan.mark();
@@ -75,7 +89,11 @@ pub(crate) fn bounded_deviation(subject: &impl Subject, ports: usize, tokens: u6
 }
 
 /// One pauses for a long time and returns.
-pub(crate) fn no_credit_beyond_a_period(subject: &impl Subject, ports: usize, tokens: u64) -> Result<(), String> {
+pub(crate) fn no_credit_beyond_a_period(
+    subject: &impl Subject,
+    ports: usize,
+    tokens: u64,
+) -> Result<(), String> {
     let mut plan = Plan::new(subject, ports, SLOTS, 0, Default::default(), &tenants(ports)[..2]);
     plan.run(1000);
     plan.stop(1);
@@ -84,7 +102,8 @@ pub(crate) fn no_credit_beyond_a_period(subject: &impl Subject, ports: usize, to
     plan.start(1);
     plan.run(4000);
     let to = plan.mark();
-    // It may find tokens that it did not use before the pause on each port: half as much again, generously.
+    // It may find tokens that it did not use before the pause on each port: half as much again,
+    // generously.
     check(&plan.finish(), back, to, &[0, 1], ports, tokens + tokens / 2)
 }
 
@@ -102,13 +121,19 @@ pub(crate) fn shares_and_periods(subject: &impl Subject<Policy = KyberFair>) -> 
 
 #[test]
 fn catches_what_ignores_weights() {
-    caught(bounded_deviation(&canary::Serial(Fault::FirstComeFirstServed), 1, 1 << 18), "units within");
+    caught(
+        bounded_deviation(&canary::Serial(Fault::FirstComeFirstServed), 1, 1 << 18),
+        "units within",
+    );
     caught(bounded_deviation(&canary::Serial(Fault::WeightsUpTo100), 2, 1 << 18), "units within");
 }
 
 #[test]
 fn catches_saved_up_credit() {
-    caught(no_credit_beyond_a_period(&canary::Serial(Fault::IdleCredit), 1, 1 << 18), "units within");
+    caught(
+        no_credit_beyond_a_period(&canary::Serial(Fault::IdleCredit), 1, 1 << 18),
+        "units within",
+    );
 }
 
 #[test]

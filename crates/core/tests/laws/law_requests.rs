@@ -1,5 +1,6 @@
-//! **Law: requests.** None is lost, none issued twice, each by the port that it was submitted to, and everything
-//! drains; a port says `Idle` or `Blocked` truthfully; refusals leave no trace; the slots of removed flows come back.
+//! **Law: requests.** None is lost, none issued twice, each by the port that it was submitted to,
+//! and everything drains; a port says `Idle` or `Blocked` truthfully; refusals leave no trace; the
+//! slots of removed flows come back.
 
 use crate::canary::{self, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -10,16 +11,23 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     for (at, event) in trace.events.iter().enumerate() {
         match event {
             Event::Issued { port, tag, request: None, .. } => {
-                return Err(format!("event {at}: port {port} issued {tag:?}, which it has not staged"));
+                return Err(format!(
+                    "event {at}: port {port} issued {tag:?}, which it has not staged"
+                ));
             }
             Event::Issued { port, request: Some(request), .. } => {
                 issued[*request] += 1;
                 if trace.requests[*request].port != *port {
-                    return Err(format!("event {at}: port {port} issued {:?}", trace.requests[*request]));
+                    return Err(format!(
+                        "event {at}: port {port} issued {:?}",
+                        trace.requests[*request]
+                    ));
                 }
             }
             Event::SaidIdle { port, staged } if *staged > 0 => {
-                return Err(format!("event {at}: port {port} said Idle with {staged} requests staged"));
+                return Err(format!(
+                    "event {at}: port {port} said Idle with {staged} requests staged"
+                ));
             }
             Event::SaidBlocked { port, staged: 0 } => {
                 return Err(format!("event {at}: port {port} said that it has requests staged"));
@@ -29,7 +37,9 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
         }
     }
     match issued.iter().position(|&times| times != 1) {
-        Some(request) => Err(format!("{:?} was issued {} times", trace.requests[request], issued[request])),
+        Some(request) => {
+            Err(format!("{:?} was issued {} times", trace.requests[request], issued[request]))
+        }
         None => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
-//! **Law: shares.** Backlogged flows receive service in proportion to their weights: 5:1 over two ports, however
-//! the flows lie on them; 1:3 whatever the sum of the weights; unchanged when all weights are
-//! multiplied by 100; and to the last byte when requests are small and weights large, because remainders are kept.
+//! **Law: shares.** Backlogged flows receive service in proportion to their weights: 5:1 over two
+//! ports, however the flows lie on them; 1:3 whatever the sum of the weights; unchanged when all
+//! weights are multiplied by 100; and to the last byte when requests are small and weights large,
+//! because remainders are kept.
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, bound_units, dispatches, served};
@@ -24,7 +25,9 @@ fn run(
     for f in 0..loops.len() {
         for g in 0..f {
             let [a, b] = [f, g].map(|flow| {
-                i128::from(bytes[flow]) * 100 * ONE_UNIT / i128::from(trace.flows[flow].weights[0]) / ONE_UNIT
+                i128::from(bytes[flow]) * 100 * ONE_UNIT
+                    / i128::from(trace.flows[flow].weights[0])
+                    / ONE_UNIT
             });
             // What was dispatched before all had come counts for nobody.
             let early: u64 = dispatches(&trace, 0, from)
@@ -33,20 +36,36 @@ fn run(
                 .unwrap_or(0);
             let bound = bound_units(&trace, f, g) + early * u64::from(slots);
             if (a - b).unsigned_abs() > u128::from(bound) {
-                return Err(format!("flows {f} and {g} were served {a} and {b} units, bound {bound}; {bytes:?} bytes"));
+                return Err(format!(
+                    "flows {f} and {g} were served {a} and {b} units, bound {bound}; {bytes:?} \
+                     bytes"
+                ));
             }
         }
     }
     Ok((trace, bytes))
 }
 
-fn expect_ratio(bytes: &[u64], f: usize, g: usize, ratio: f64, tolerance: f64) -> Result<(), String> {
+fn expect_ratio(
+    bytes: &[u64],
+    f: usize,
+    g: usize,
+    ratio: f64,
+    tolerance: f64,
+) -> Result<(), String> {
     let got = bytes[f] as f64 / bytes[g] as f64;
-    if (got / ratio - 1.0).abs() <= tolerance { Ok(()) } else { Err(format!("{got:.4} instead of {ratio}: {bytes:?}")) }
+    if (got / ratio - 1.0).abs() <= tolerance {
+        Ok(())
+    } else {
+        Err(format!("{got:.4} instead of {ratio}: {bytes:?}"))
+    }
 }
 
 /// Each flow on a port of its own, both on both, and one on both beside one on the second port.
-pub(crate) fn five_to_one_over_two_ports(subject: &impl Subject, threshold: u64) -> Result<(), String> {
+pub(crate) fn five_to_one_over_two_ports(
+    subject: &impl Subject,
+    threshold: u64,
+) -> Result<(), String> {
     let layouts = [
         [Loop::new(500, 0, 64, 4096), Loop::new(100, 1, 64, 4096)],
         [Loop::new(500, 0, 32, 4096).also(1, 32), Loop::new(100, 1, 32, 4096).also(0, 32)],
@@ -61,8 +80,12 @@ pub(crate) fn five_to_one_over_two_ports(subject: &impl Subject, threshold: u64)
     Ok(())
 }
 
-/// One scheduler gives 3.00 only while the sum of weights is below a capacity, and 1.00 at twice it.
-pub(crate) fn three_to_one_whatever_the_sum(subject: &impl Subject, threshold: u64) -> Result<(), String> {
+/// One scheduler gives 3.00 only while the sum of weights is below a capacity, and 1.00 at twice
+/// it.
+pub(crate) fn three_to_one_whatever_the_sum(
+    subject: &impl Subject,
+    threshold: u64,
+) -> Result<(), String> {
     for (a, b) in [(1, 3), (100, 300), (2500, 7500), (3333, 9999)] {
         let loops = [Loop::new(a, 0, 48, 65_536), Loop::new(b, 1, 48, 65_536)];
         let (_, bytes) = run(subject, 2, threshold, &loops, 40_000)?;
@@ -71,14 +94,16 @@ pub(crate) fn three_to_one_whatever_the_sum(subject: &impl Subject, threshold: u
     Ok(())
 }
 
-/// On one port and without a threshold, which is measured in units of virtual time, it is the very same run.
+/// On one port and without a threshold, which is measured in units of virtual time, it is the very
+/// same run.
 pub(crate) fn scaling_weights_changes_nothing(
     subject: &impl Subject,
     ports: usize,
     threshold: u64,
 ) -> Result<(), String> {
     let shares = |scale: u16| -> Result<(Vec<usize>, Vec<u64>), String> {
-        let loops = [1, 2, 4, 100].map(|weight| Loop::new(weight * scale, 0, 32, 65_536).also(ports - 1, 32));
+        let loops = [1, 2, 4, 100]
+            .map(|weight| Loop::new(weight * scale, 0, 32, 65_536).also(ports - 1, 32));
         let (trace, bytes) = run(subject, ports, threshold, &loops, 40_000)?;
         Ok((dispatches(&trace, 0, trace.events.len()).map(|(flow, _)| flow).collect(), bytes))
     };
@@ -91,13 +116,16 @@ pub(crate) fn scaling_weights_changes_nothing(
     for (flow, pair) in bytes.iter().zip(&bytes_of_100).enumerate() {
         let (a, b) = (*pair.0 as f64 / total(&bytes), *pair.1 as f64 / total(&bytes_of_100));
         if (a - b).abs() > 0.01 {
-            return Err(format!("flow {flow}: share {a:.4}, and {b:.4} with all weights times 100"));
+            return Err(format!(
+                "flow {flow}: share {a:.4}, and {b:.4} with all weights times 100"
+            ));
         }
     }
     Ok(())
 }
 
-/// 512 bytes are 6.58 units at one of the weights and 15.36 at the other: rounded down, one flow would gain 7 %.
+/// 512 bytes are 6.58 units at one of the weights and 15.36 at the other: rounded down, one flow
+/// would gain 7 %.
 pub(crate) fn remainders_are_kept(subject: &impl Subject) -> Result<(), String> {
     let loops = [Loop::new(7777, 0, 16, 512).also(1, 16), Loop::new(3333, 1, 16, 512).also(0, 16)];
     let (_, bytes) = run(subject, 2, 0, &loops, 30_000)?;
@@ -111,8 +139,14 @@ fn catches_shares_per_port() {
 
 #[test]
 fn catches_weights_that_stop_counting() {
-    caught(three_to_one_whatever_the_sum(&canary::Serial(Fault::WeightsUpTo100), 0), "units, bound");
-    caught(scaling_weights_changes_nothing(&canary::Serial(Fault::WeightsUpTo100), 2, 0), "units, bound");
+    caught(
+        three_to_one_whatever_the_sum(&canary::Serial(Fault::WeightsUpTo100), 0),
+        "units, bound",
+    );
+    caught(
+        scaling_weights_changes_nothing(&canary::Serial(Fault::WeightsUpTo100), 2, 0),
+        "units, bound",
+    );
 }
 
 #[test]

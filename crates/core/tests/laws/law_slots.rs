@@ -1,5 +1,5 @@
-//! **Law: slots.** Never more than D commands outstanding; and when nothing is owed to any port, the free slots that the
-//! policy counts are D less what is outstanding: none leaks, none is made.
+//! **Law: slots.** Never more than D commands outstanding; and when nothing is owed to any port,
+//! the free slots that the policy counts are D less what is outstanding: none leaks, none is made.
 
 use crate::canary::{self, Fault, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -25,7 +25,10 @@ pub(crate) fn check_depth(trace: &Trace) -> Result<(), String> {
             _ => {}
         }
         if outstanding > trace.shape.slots {
-            return Err(format!("event {at}: {outstanding} requests outstanding, D is {}", trace.shape.slots));
+            return Err(format!(
+                "event {at}: {outstanding} requests outstanding, D is {}",
+                trace.shape.slots
+            ));
         }
     }
     Ok(())
@@ -36,7 +39,10 @@ pub(crate) fn check_conservation(trace: &Trace) -> Result<(), String> {
         if let Event::Settled { free_slots: Some(free), outstanding, .. } = *event
             && free + outstanding as u64 != u64::from(trace.shape.slots)
         {
-            return Err(format!("event {at}: {free} slots free, {outstanding} in use, of {}", trace.shape.slots));
+            return Err(format!(
+                "event {at}: {free} slots free, {outstanding} in use, of {}",
+                trace.shape.slots
+            ));
         }
     }
     Ok(())
@@ -51,12 +57,18 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
 
 #[test]
 fn catches_one_slot_too_many() {
-    caught(for_all(&canary::Wrapped(Misbehave::OneSlotTooMany), ANYTHING, 150, check_depth), "outstanding, D is");
+    caught(
+        for_all(&canary::Wrapped(Misbehave::OneSlotTooMany), ANYTHING, 150, check_depth),
+        "outstanding, D is",
+    );
 }
 
 #[test]
 fn catches_a_leaked_slot() {
-    caught(for_all(&canary::Wrapped(Misbehave::ForgetCompletions), ANYTHING, 150, check_conservation), "slots free");
+    caught(
+        for_all(&canary::Wrapped(Misbehave::ForgetCompletions), ANYTHING, 150, check_conservation),
+        "slots free",
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! **Law: virtual time never goes back**, in the order that wraps around; and the wrap itself changes nothing.
+//! **Law: virtual time never goes back**, in the order that wraps around; and the wrap itself
+//! changes nothing.
 
 use fairq_core::vtime::VTime;
 use fairq_core::{CostModel, Op};
@@ -15,7 +16,10 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
         if let Event::VirtualTime(units) = *event {
             let now = VTime::from_units(units);
             if now.is_before(last) {
-                return Err(format!("event {at}: virtual time went from {} back to {units}", last.units()));
+                return Err(format!(
+                    "event {at}: virtual time went from {} back to {units}",
+                    last.units()
+                ));
             }
             last = now;
         }
@@ -27,12 +31,17 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
-/// Requests so expensive that virtual time wraps around several times (each costs 2^48 bytes, 2^48 units at weight 100,
-/// of the 2^56 there are) are shared as fairly as ordinary ones, and on one port in the same order.
+/// Requests so expensive that virtual time wraps around several times (each costs 2^48 bytes, 2^48
+/// units at weight 100, of the 2^56 there are) are shared as fairly as ordinary ones, and on one
+/// port in the same order.
 pub(crate) fn survives_the_wrap(subject: &impl Subject) -> Result<(), String> {
     let run = |ports: usize, length: u32, cost: CostModel| -> Result<Vec<usize>, String> {
         let last = ports - 1;
-        let loops = vec![Loop::new(100, 0, 6, length), Loop::new(200, last, 6, length), Loop::new(200, 0, 1, length)];
+        let loops = vec![
+            Loop::new(100, 0, 6, length),
+            Loop::new(200, last, 6, length),
+            Loop::new(200, 0, 1, length),
+        ];
         let mut plan = Plan::new(subject, ports, 3, 0, cost, &loops);
         plan.run(4000);
         let trace = plan.finish();

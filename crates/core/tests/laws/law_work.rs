@@ -1,5 +1,6 @@
-//! **Law: work conserving.** When nothing is owed to any port, a slot is free only if nothing is staged anywhere. (A
-//! throttled request is no excuse: one of those that are least ahead is not throttled, and virtual time moves with it.)
+//! **Law: work conserving.** When nothing is owed to any port, a slot is free only if nothing is
+//! staged anywhere. (A throttled request is no excuse: one of those that are least ahead is not
+//! throttled, and virtual time moves with it.)
 
 use crate::canary::{self, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -12,7 +13,9 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
             && staged > 0
         {
             let slots = trace.shape.slots;
-            return Err(format!("event {at}: {outstanding} outstanding of {slots}, and {staged} staged"));
+            return Err(format!(
+                "event {at}: {outstanding} outstanding of {slots}, and {staged} staged"
+            ));
         }
     }
     Ok(())

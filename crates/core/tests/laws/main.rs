@@ -1,9 +1,10 @@
 //! The laws of fair queueing, applied to every policy.
 //!
-//! Each `law_*` module states one law, checks it for any [`world::Subject`], and shows that it catches a policy that is
-//! [broken on purpose](canary). Here is which law is applied to which [policy](subjects): a row each. A law that is not in a
-//! policy's row it is exempted from, and the row says why. That exemptions are needed is tested below, where a law says anything
-//! of such a policy: bounds in virtual time say nothing of one without.
+//! Each `law_*` module states one law, checks it for any [`world::Subject`], and shows that it
+//! catches a policy that is [broken on purpose](canary). Here is which law is applied to which
+//! [policy](subjects): a row each. A law that is not in a policy's row it is exempted from, and the
+//! row says why. That exemptions are needed is tested below, where a law says anything of such a
+//! policy: bounds in virtual time say nothing of one without.
 
 mod canary;
 mod closed;
@@ -169,7 +170,8 @@ mod checks {
     }
 }
 
-/// A module of tests for each row: a policy, the thresholds to look at it with, and the laws that it keeps.
+/// A module of tests for each row: a policy, the thresholds to look at it with, and the laws that
+/// it keeps.
 macro_rules! laws {
     ($($(#[doc = $why:expr])* $name:ident: $of:expr, $at:expr => $($law:ident)*;)*) => {$(
         $(#[doc = $why])*
@@ -193,18 +195,20 @@ laws! {
     mqfq_polling: Multi::Polling, T => all_of_mqfq;
     mqfq_serial: Multi::Serial, T => all_of_mqfq;
     mqfq_sockets: Multi::Sockets, T => all_of_mqfq;
-    /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes (`tests/d2fq`).
+    /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
+    /// (`tests/d2fq`).
     d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests work_conserving;
     d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests work_conserving;
     d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests work_conserving;
     d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests work_conserving;
     d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests work_conserving;
     d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests work_conserving;
-    /// It has depths by domain instead of D (there are more requests outstanding than D; its own tests look at its depths), no
-    /// virtual time and no shares.
+    /// It has depths by domain instead of D (there are more requests outstanding than D; its own
+    /// tests look at its depths), no virtual time and no shares.
     kyber: Depths, [0] => requests work_conserving two_shards_at_depth_one merging_without_slots;
-    /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is bounded by what a period
-    /// hands out (`law_periods`, below). Work conserving with D as what keeps the device busy.
+    /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
+    /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
+    /// keeps the device busy.
     kyber_fair: FEW, [0] => requests work_conserving two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum merging_without_slots;
     /// The same with fewer tokens and with more.
@@ -218,8 +222,9 @@ laws! {
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
     fiops: ByIops, [0] => all_but_unfairness bounded_unfairness_of_one_length merging;
-    /// It is fair within budgets, which are small here, to the weights that flows have had since before they were
-    /// backlogged. Budgets are too coarse for remainders and the wrap, which are looked at in orders and to a thousandth.
+    /// It is fair within budgets, which are small here, to the weights that flows have had since
+    /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
+    /// looked at in orders and to a thousandth.
     bfq_na: ByBudgets { idle_ns: 0 }, [0] => keeping work_conserving bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for;
@@ -229,16 +234,18 @@ laws! {
     flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
-    /// It anticipates and lends no turn, so one that sends one request at a time has the device alone.
+    /// It anticipates and lends no turn, so one that sends one request at a time has the device
+    /// alone.
     bfq: ByBudgets { idle_ns: IDLE_NS }, [0] => keeping returning_starves_nobody one_at_a_time_beside_a_flood
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
-    /// It shares time, which scripts do not have (its own tests look at its shares), and has a quantum: while others wait it
-    /// leaves slots free.
+    /// It shares time, which scripts do not have (its own tests look at its shares), and has a
+    /// quantum: while others wait it leaves slots free.
     cfq_na: BySlices { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one;
     cfq: BySlices { idle_ns: IDLE_NS }, [0] => keeping;
-    /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits are whole requests, one to
-    /// six of them here, so that weights 1:3 come out as 1:2.3 and 1:5 as 1:5.1 (with 32 places its own tests have them within a sixtieth),
-    /// and are set anew when a flow comes. Around CFQ shares are of time.
+    /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
+    /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
+    /// as 1:5.1 (with 32 places its own tests have them within a sixtieth), and are set anew when a
+    /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
     nass_bfq: AROUND_BFQ, [0] => keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_on_two_ports;
@@ -297,16 +304,22 @@ mod periods {
     }
     #[test]
     fn catches_more_tokens_than_it_says() {
-        canary::caught(law_periods::bounded_deviation(&Tokens(1 << 21), 1, 1 << 18), "units within");
+        canary::caught(
+            law_periods::bounded_deviation(&Tokens(1 << 21), 1, 1 << 18),
+            "units within",
+        );
     }
-    /// K-w.1. A hundred times what is served in the whole run: nobody ever runs out, and weights mean nothing. A 64th
-    /// of what serves well: as fair, with 64 times as many periods.
+    /// K-w.1. A hundred times what is served in the whole run: nobody ever runs out, and weights
+    /// mean nothing. A 64th of what serves well: as fair, with 64 times as many periods.
     #[test]
     fn over_prediction_costs_fairness_and_under_prediction_periods() {
-        let [over, right, under] =
-            [1 << 36, 1 << 18, 1 << 12].map(|tokens| law_periods::shares_and_periods(&Tokens(tokens)));
+        let [over, right, under] = [1 << 36, 1 << 18, 1 << 12]
+            .map(|tokens| law_periods::shares_and_periods(&Tokens(tokens)));
         assert!(over.0 < 1.1 && over.1 <= 3, "{over:?}");
-        assert!((right.0 / 3.0 - 1.0).abs() < 0.01 && (right.1 - 625).unsigned_abs() < 50, "{right:?}");
+        assert!(
+            (right.0 / 3.0 - 1.0).abs() < 0.01 && (right.1 - 625).unsigned_abs() < 50,
+            "{right:?}"
+        );
         assert!((under.0 / 3.0 - 1.0).abs() < 0.01 && under.1 > 30 * right.1, "{under:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Start-time fair queueing from the paper's definition, in exact fractions and the slowest possible way.
+//! Start-time fair queueing from the paper's definition, in exact fractions and the slowest
+//! possible way.
 
 use std::cmp::Ordering;
 
@@ -46,9 +47,11 @@ impl Ord for Ratio {
 /// What virtual time is while the server is busy and when it is idle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum VirtualTime {
-    /// SFQ and SFQ(D): the start tag of the request dispatched last; when idle, the largest finish tag served.
+    /// SFQ and SFQ(D): the start tag of the request dispatched last; when idle, the largest finish
+    /// tag served.
     LastDispatched,
-    /// MQFQ section 2.1: the least start tag of all requests that are staged; it stays where it is when none are.
+    /// MQFQ section 2.1: the least start tag of all requests that are staged; it stays where it is
+    /// when none are.
     LeastStaged,
 }
 
@@ -70,7 +73,14 @@ pub(crate) struct Sfq {
 
 impl Sfq {
     pub(crate) fn new(rule: VirtualTime) -> Sfq {
-        Sfq { rule, now: Ratio::ZERO, max_finish: Ratio::ZERO, ends: Vec::new(), queue: Vec::new(), in_service: 0 }
+        Sfq {
+            rule,
+            now: Ratio::ZERO,
+            max_finish: Ratio::ZERO,
+            ends: Vec::new(),
+            queue: Vec::new(),
+            in_service: 0,
+        }
     }
 
     pub(crate) fn arrive(&mut self, id: usize, flow: usize, cost: u64, weight: u16) {
@@ -100,13 +110,16 @@ impl Sfq {
 
     pub(crate) fn complete(&mut self) {
         self.in_service -= 1;
-        if self.rule == VirtualTime::LastDispatched && self.in_service == 0 && self.queue.is_empty() {
+        if self.rule == VirtualTime::LastDispatched && self.in_service == 0 && self.queue.is_empty()
+        {
             self.now = self.max_finish;
         }
     }
 
     fn advance(&mut self) {
-        if let (VirtualTime::LeastStaged, Some(least)) = (self.rule, self.queue.iter().map(|q| q.start).min()) {
+        if let (VirtualTime::LeastStaged, Some(least)) =
+            (self.rule, self.queue.iter().map(|q| q.start).min())
+        {
             self.now = self.now.max(least);
         }
     }

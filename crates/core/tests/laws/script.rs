@@ -1,4 +1,5 @@
-//! Random scripts: who submits what where, what completes when, which wake-up is late, which flow comes and goes.
+//! Random scripts: who submits what where, what completes when, which wake-up is late, which flow
+//! comes and goes.
 
 use fairq_core::{CostModel, Op, Policy};
 use proptest::prelude::*;
@@ -109,8 +110,8 @@ fn step(kind: Kind, ports: usize) -> impl Strategy<Value = Step> {
 }
 
 pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
-    let shape = (1..=kind.max_ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds)).prop_map(
-        move |(ports, slots, threshold)| Shape {
+    let shape = (1..=kind.max_ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds))
+        .prop_map(move |(ports, slots, threshold)| Shape {
             ports,
             flows: MAX_FLOWS,
             tags: 48,
@@ -118,8 +119,7 @@ pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
             threshold,
             cost: CostModel::default(),
             merge_bytes: kind.merge_bytes,
-        },
-    );
+        });
     shape.prop_flat_map(move |shape| {
         let weights = prop::collection::vec(prop::sample::select(kind.weights), 2..=MAX_FLOWS);
         let steps = prop::collection::vec(step(kind, shape.ports), 1..=kind.max_steps);
@@ -138,7 +138,8 @@ pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
 pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
     let mut world = World::new(subject, script.shape, script.seed);
     // The flow that a script's number stands for now.
-    let mut flows: Vec<usize> = script.weights.iter().map(|&weight| world.add_flow(weight).expect("it fits")).collect();
+    let mut flows: Vec<usize> =
+        script.weights.iter().map(|&weight| world.add_flow(weight).expect("it fits")).collect();
     for step in &script.steps {
         apply(&mut world, &mut flows, step, script.late);
         if !script.late {
@@ -178,7 +179,9 @@ fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, l
             if let Ok(flow) = world.add_flow(weight) {
                 if flows.len() < MAX_FLOWS {
                     flows.push(flow);
-                } else if let Some(closed) = flows.iter().position(|&flow| !world.trace.flows[flow].open) {
+                } else if let Some(closed) =
+                    flows.iter().position(|&flow| !world.trace.flows[flow].open)
+                {
                     flows[closed] = flow;
                 }
             }
@@ -191,9 +194,10 @@ fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, l
     }
 }
 
-/// Applies a law to the traces of `cases` random scripts (more or fewer with PROPTEST_CASES, which counts 256 as
-/// once); gives the smallest script it could find that breaks the law, and how. The scripts are the same in every
-/// run, so that a failure is found again; FAIRQ_LAW_SEED gives others.
+/// Applies a law to the traces of `cases` random scripts (more or fewer with PROPTEST_CASES, which
+/// counts 256 as once); gives the smallest script it could find that breaks the law, and how. The
+/// scripts are the same in every run, so that a failure is found again; FAIRQ_LAW_SEED gives
+/// others.
 pub(crate) fn for_all<S: Subject>(
     subject: &S,
     kind: Kind,
@@ -202,12 +206,16 @@ pub(crate) fn for_all<S: Subject>(
 ) -> Result<(), String> {
     let times = Config::default().cases;
     let cases = (cases * times / 256).max(1);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
+    let config =
+        Config { cases, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
     let mut seed = [7; 32];
-    if let Some(given) = std::env::var("FAIRQ_LAW_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
+    if let Some(given) =
+        std::env::var("FAIRQ_LAW_SEED").ok().and_then(|seed| seed.parse::<u64>().ok())
+    {
         seed[..8].copy_from_slice(&given.to_le_bytes());
     }
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
     let result = runner.run(&script(kind), |script| {
         law(&run(subject, &script)).map_err(|why| TestCaseError::fail(format!("law broken: {why}")))
     });

@@ -64,7 +64,8 @@ pub(crate) enum Multi {
 impl Subject for Multi {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
-        let sockets = Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
+        let sockets =
+            Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
         let flat = Topology::flat(shape.ports);
         let topology = if matches!(self, Multi::Sockets) { sockets } else { flat };
         let mut config = MqfqConfig::new(topology, shape.flows, shape.tags);
@@ -124,8 +125,8 @@ impl Subject for Overstepping {
     }
 }
 
-/// What a policy without virtual time says of its lead over it: anything. The laws' bounds in units then say nothing; what
-/// remains of them are the shares and waits that they ask for.
+/// What a policy without virtual time says of its lead over it: anything. The laws' bounds in units
+/// then say nothing; what remains of them are the shares and waits that they ask for.
 pub(crate) const NO_VIRTUAL_TIME: u64 = 1 << 50;
 
 /// Kyber with depths of D in each domain, and with targets that nothing misses.
@@ -153,8 +154,8 @@ impl Subject for Depths {
     }
 }
 
-/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the device is busy with D, and nobody
-/// bears that it has less.
+/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the
+/// device is busy with D, and nobody bears that it has less.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens(pub(crate) u64);
 
@@ -319,11 +320,17 @@ impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
 type Make<S> = fn(&Shape) -> S;
 
 /// NASS around each of the schedulers, which do not anticipate.
-pub(crate) const AROUND_CFQ: Limited<Make<TimeSlices>> =
-    Limited(|shape| TimeSlices::new(&serial_config(shape), &BySlices { idle_ns: 0 }.config()).expect("legal"));
-pub(crate) const AROUND_BFQ: Limited<Make<Budgets>> =
-    Limited(|shape| Budgets::new(&serial_config(shape), &ByBudgets { idle_ns: 0 }.config()).expect("legal"));
-pub(crate) const AROUND_FLASHFQ: Limited<Make<Throttled>> =
-    Limited(|shape| Throttled::new(&serial_config(shape), &ByDeviceTime { idle_ns: 0 }.config(shape)).expect("legal"));
-pub(crate) const AROUND_FIOPS: Limited<Make<VirtualIops>> = Limited(|shape| VirtualIops::new(&serial_config(shape)));
-pub(crate) const AROUND_MQFQ: Limited<Make<StartTime>> = Limited(|shape| StartTime::new(&serial_config(shape)));
+pub(crate) const AROUND_CFQ: Limited<Make<TimeSlices>> = Limited(|shape| {
+    TimeSlices::new(&serial_config(shape), &BySlices { idle_ns: 0 }.config()).expect("legal")
+});
+pub(crate) const AROUND_BFQ: Limited<Make<Budgets>> = Limited(|shape| {
+    Budgets::new(&serial_config(shape), &ByBudgets { idle_ns: 0 }.config()).expect("legal")
+});
+pub(crate) const AROUND_FLASHFQ: Limited<Make<Throttled>> = Limited(|shape| {
+    Throttled::new(&serial_config(shape), &ByDeviceTime { idle_ns: 0 }.config(shape))
+        .expect("legal")
+});
+pub(crate) const AROUND_FIOPS: Limited<Make<VirtualIops>> =
+    Limited(|shape| VirtualIops::new(&serial_config(shape)));
+pub(crate) const AROUND_MQFQ: Limited<Make<StartTime>> =
+    Limited(|shape| StartTime::new(&serial_config(shape)));

@@ -1,13 +1,14 @@
 //! A policy in a bottle: ports, a device and a host without threads or clocks.
 //!
-//! The world does what the contract asks of a host (it owes every port that submitted, completed or was woken a
-//! `next`) but takes its time about it: what is owed is kept in `owed` and paid when the script says so, one
-//! `next` at a time, so that verbs of all ports interleave. Everything observable goes into a [`Trace`]; the laws
-//! are functions of traces. The device serves whatever it is given and completes in any order.
+//! The world does what the contract asks of a host (it owes every port that submitted, completed or
+//! was woken a `next`) but takes its time about it: what is owed is kept in `owed` and paid when
+//! the script says so, one `next` at a time, so that verbs of all ports interleave. Everything
+//! observable goes into a [`Trace`]; the laws are functions of traces. The device serves whatever
+//! it is given and completes in any order.
 
 use fairq_core::{
-    CostModel, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, SubmitError, Submitted,
-    Tag, Weight,
+    CostModel, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request,
+    SubmitError, Submitted, Tag, Weight,
 };
 
 /// The bounds and parameters a policy is built with.
@@ -36,11 +37,12 @@ pub(crate) trait Subject {
     /// How far ahead of virtual time a request may be dispatched, in units.
     fn threshold(&self, shape: &Shape) -> u64;
 
-    /// Whether `next` on one port decides what another port issues: then the moment of dispatch cannot be seen from
-    /// outside before every port has paid what it owes.
+    /// Whether `next` on one port decides what another port issues: then the moment of dispatch
+    /// cannot be seen from outside before every port has paid what it owes.
     fn assigns_to_ports(&self) -> bool;
 
-    /// Whether it shares requests, whatever their length: then it is looked at where all have the same.
+    /// Whether it shares requests, whatever their length: then it is looked at where all have the
+    /// same.
     fn counts_requests(&self) -> bool {
         false
     }
@@ -80,7 +82,8 @@ pub(crate) struct Req {
 }
 
 impl Req {
-    /// Its service per weight, in units of virtual time times [`ONE_UNIT`], exact to 2^-32 of a unit.
+    /// Its service per weight, in units of virtual time times [`ONE_UNIT`], exact to 2^-32 of a
+    /// unit.
     pub(crate) fn service(&self) -> i128 {
         i128::from(self.cost) * 100 * ONE_UNIT / i128::from(self.weight)
     }
@@ -172,14 +175,23 @@ impl<P: Policy> World<P> {
             outstanding: 0,
             joined: vec![Vec::new(); shape.ports],
             issued_ns: Vec::new(),
-            trace: Trace { shape, threshold, flows: Vec::new(), requests: Vec::new(), events: Vec::new() },
+            trace: Trace {
+                shape,
+                threshold,
+                flows: Vec::new(),
+                requests: Vec::new(),
+                events: Vec::new(),
+            },
             random: seed | 1,
         }
     }
 
     /// A deterministic choice below `bound`.
     pub(crate) fn random(&mut self, bound: usize) -> usize {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % bound.max(1)
     }
 
@@ -190,13 +202,21 @@ impl<P: Policy> World<P> {
     pub(crate) fn add_flow(&mut self, weight: u16) -> Result<usize, FlowError> {
         let id = self.policy.add_flow(Weight::new(weight).expect("scripts use legal weights"))?;
         let barriers = vec![0; self.ports.len()];
-        self.trace.flows.push(Flow { id, weights: vec![weight], open: true, stream: (1 << 30, 1 << 30), barriers });
+        self.trace.flows.push(Flow {
+            id,
+            weights: vec![weight],
+            open: true,
+            stream: (1 << 30, 1 << 30),
+            barriers,
+        });
         Ok(self.trace.flows.len() - 1)
     }
 
     pub(crate) fn set_weight(&mut self, flow: usize, weight: u16) {
         let state = &mut self.trace.flows[flow];
-        let result = self.policy.set_weight(state.id, Weight::new(weight).expect("scripts use legal weights"));
+        let result = self
+            .policy
+            .set_weight(state.id, Weight::new(weight).expect("scripts use legal weights"));
         if result.is_ok() != state.open {
             self.broken(format!("set_weight on flow {flow} gave {result:?}"));
         } else if state.open {
@@ -214,8 +234,15 @@ impl<P: Policy> World<P> {
         }
     }
 
-    /// Submits and owes the port a `next`; gives the request, unless there is no tag left or the flow is closed.
-    pub(crate) fn submit(&mut self, port: usize, flow: usize, op: Op, length: u32) -> Option<usize> {
+    /// Submits and owes the port a `next`; gives the request, unless there is no tag left or the
+    /// flow is closed.
+    pub(crate) fn submit(
+        &mut self,
+        port: usize,
+        flow: usize,
+        op: Op,
+        length: u32,
+    ) -> Option<usize> {
         let tag = self.tags[port].iter().position(Option::is_none)?;
         let merges = self.trace.shape.merge_bytes > 0;
         let alone = merges && self.random(16) == 0;
@@ -240,7 +267,8 @@ impl<P: Policy> World<P> {
                 let index = self.trace.requests.len();
                 self.issued_ns.push(0);
                 let (tag, command) = (request.tag, usize::MAX);
-                let req = Req { port, tag, flow, cost, weight, op, offset, length, barriers, command };
+                let req =
+                    Req { port, tag, flow, cost, weight, op, offset, length, barriers, command };
                 self.trace.requests.push(req);
                 self.trace.events.push(Event::Submitted(index));
                 self.tags[port][tag.0 as usize] = Some((index, false));
@@ -262,17 +290,22 @@ impl<P: Policy> World<P> {
     pub(crate) fn misuse(&mut self, port: usize) {
         let beyond = Tag(self.trace.shape.tags as u32);
         let live = self.tags[port].iter().position(Option::is_some).map(|tag| Tag(tag as u32));
-        let unissued = self.tags[port].iter().position(|tag| matches!(tag, Some((_, false)) | None));
+        let unissued =
+            self.tags[port].iter().position(|tag| matches!(tag, Some((_, false)) | None));
         let Some(flow) = self.trace.flows.iter().find(|flow| flow.open) else { return };
         let request = |tag| Request { tag, flow: flow.id, op: Op::Read, offset: 0, length: 4096 };
-        let requests: Vec<_> = [Some(beyond), Some(Tag(u32::MAX)), live].into_iter().flatten().map(request).collect();
+        let requests: Vec<_> =
+            [Some(beyond), Some(Tag(u32::MAX)), live].into_iter().flatten().map(request).collect();
         for request in requests {
             let result = self.verb(port, |port, now, wake| port.submit(now, &request, wake));
             if result != Err(SubmitError::BadTag) {
                 self.broken(format!("submit with a bad tag {:?} gave {result:?}", request.tag));
             }
         }
-        for tag in [Some(beyond), Some(Tag(u32::MAX)), unissued.map(|tag| Tag(tag as u32))].into_iter().flatten() {
+        for tag in [Some(beyond), Some(Tag(u32::MAX)), unissued.map(|tag| Tag(tag as u32))]
+            .into_iter()
+            .flatten()
+        {
             self.verb(port, |port, now, wake| port.complete(now, tag, Outcome::Done, wake));
         }
     }
@@ -331,7 +364,8 @@ impl<P: Policy> World<P> {
         true
     }
 
-    /// Pays all that is owed, so that nothing more can be issued before the next completion or arrival.
+    /// Pays all that is owed, so that nothing more can be issued before the next completion or
+    /// arrival.
     pub(crate) fn settle(&mut self) {
         loop {
             let issued = self.pay_all();
@@ -352,7 +386,9 @@ impl<P: Policy> World<P> {
         while self.pay_one() {
             rounds += 1;
             if rounds > bound {
-                self.broken(format!("ports keep waking each other: {rounds} calls of next without an end"));
+                self.broken(format!(
+                    "ports keep waking each other: {rounds} calls of next without an end"
+                ));
                 self.owed = PortSet::EMPTY;
             }
         }
@@ -368,8 +404,8 @@ impl<P: Policy> World<P> {
         true
     }
 
-    /// Completes everything, in any order; then nothing may be left anywhere. A policy may wait several times for
-    /// flows that will not come, but not for ever.
+    /// Completes everything, in any order; then nothing may be left anywhere. A policy may wait
+    /// several times for flows that will not come, but not for ever.
     pub(crate) fn drain(&mut self) {
         let mut in_vain = 0;
         for _ in 0..1_000_000 {
@@ -387,7 +423,8 @@ impl<P: Policy> World<P> {
         self.broken("waits for ever".into());
     }
 
-    /// Adds flows until there is room for no more: every slot must have come back. Call when drained.
+    /// Adds flows until there is room for no more: every slot must have come back. Call when
+    /// drained.
     pub(crate) fn check_flow_slots(&mut self) {
         (0..self.trace.shape.ports).for_each(|port| self.owed.insert(PortId(port as u8)));
         self.settle();
@@ -397,7 +434,10 @@ impl<P: Policy> World<P> {
             added += 1;
         }
         if open + added != self.trace.shape.flows {
-            self.broken(format!("{open} flows are open and {added} fit, of {}", self.trace.shape.flows));
+            self.broken(format!(
+                "{open} flows are open and {added} fit, of {}",
+                self.trace.shape.flows
+            ));
         }
     }
 
@@ -440,13 +480,21 @@ impl<P: Policy> World<P> {
         }
     }
 
-    fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R) -> R {
+    fn verb<R>(
+        &mut self,
+        port: usize,
+        verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R,
+    ) -> R {
         let result = self.verb_unowed(port, verb);
         self.owed.insert(PortId(port as u8));
         result
     }
 
-    fn verb_unowed<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R) -> R {
+    fn verb_unowed<R>(
+        &mut self,
+        port: usize,
+        verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R,
+    ) -> R {
         self.now_ns += 1;
         let mut wake = PortSet::EMPTY;
         let result = verb(&mut self.ports[port], self.now_ns, &mut wake);

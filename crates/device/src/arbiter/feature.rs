@@ -1,9 +1,10 @@
-//! Arbitration in the form that the NVMe specification gives it: the Arbitration feature (01h) and queue priorities.
+//! Arbitration in the form that the NVMe specification gives it: the Arbitration feature (01h) and
+//! queue priorities.
 
 use fairq_core::{Class, ClassWeights};
 
-/// The most commands that one submission queue starts when its turn comes, before that of the next (the Arbitration
-/// Burst, 2^n commands or as many as there are).
+/// The most commands that one submission queue starts when its turn comes, before that of the next
+/// (the Arbitration Burst, 2^n commands or as many as there are).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Burst(u8);
 
@@ -47,7 +48,11 @@ impl Arbitration {
     /// From CDW11 of Set Features, in which weights are one less; every value is legal.
     pub fn from_cdw11(cdw11: u32) -> Arbitration {
         let weight = |byte: u32| (byte & 0xff) as u16 + 1;
-        let weights = ClassWeights { high: weight(cdw11 >> 24), medium: weight(cdw11 >> 16), low: weight(cdw11 >> 8) };
+        let weights = ClassWeights {
+            high: weight(cdw11 >> 24),
+            medium: weight(cdw11 >> 16),
+            low: weight(cdw11 >> 8),
+        };
         Arbitration { burst: Burst((cdw11 & 7) as u8), weights }
     }
 
@@ -68,7 +73,8 @@ pub(super) fn legal(weights: ClassWeights) -> bool {
     [weights.high, weights.medium, weights.low].iter().all(|weight| (1..=256).contains(weight))
 }
 
-/// The class that the two bits QPRIO (Create I/O Submission Queue, CDW11 bits 2:1) name; higher bits are ignored.
+/// The class that the two bits QPRIO (Create I/O Submission Queue, CDW11 bits 2:1) name; higher
+/// bits are ignored.
 pub const fn class_of_qprio(qprio: u32) -> Class {
     match qprio & 3 {
         0 => Class::Urgent,
@@ -117,7 +123,10 @@ mod tests {
     #[test]
     fn bursts_are_powers_of_two() {
         let commands: Vec<_> = (0..=8).map(|exponent| Burst::power(exponent).commands()).collect();
-        assert_eq!(commands, [Some(1), Some(2), Some(4), Some(8), Some(16), Some(32), Some(64), None, None]);
+        assert_eq!(
+            commands,
+            [Some(1), Some(2), Some(4), Some(8), Some(16), Some(32), Some(64), None, None]
+        );
     }
 
     #[test]
@@ -131,6 +140,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "1 to 256")]
     fn a_weight_of_0_has_no_field() {
-        let _ = Arbitration { burst: Burst::ONE, weights: ClassWeights { high: 0, medium: 1, low: 1 } }.cdw11();
+        let _ =
+            Arbitration { burst: Burst::ONE, weights: ClassWeights { high: 0, medium: 1, low: 1 } }
+                .cdw11();
     }
 }

@@ -1,33 +1,37 @@
 //! The arbiter: which submission queue's next command the controller fetches (NVMe 2.1, 3.4.4).
 //!
-//! **Problem.** Commands wait in up to a thousand and more submission queues; one is to be fetched. Nearly all queues are
-//! empty nearly always, and a decision must cost nanoseconds.
-//! **Model.** Two mechanisms, chosen for as long as the controller is enabled:
+//! **Problem.** Commands wait in up to a thousand and more submission queues; one is to be fetched.
+//! Nearly all queues are empty nearly always, and a decision must cost nanoseconds. **Model.** Two
+//! mechanisms, chosen for as long as the controller is enabled:
 //!
 //! - *Round robin*: every queue with commands in turn, each starting up to a burst.
-//! - *Weighted round robin with urgent priority*: queues have classes. Urgent queues are served before all others, round
-//!   robin among themselves; nothing protects the others from them. The weighted classes share what is left in rounds:
-//!   high starts up to its weight in commands, then medium, then low. Within its turn a class goes round its queues, each
-//!   starting at most min(burst, what the class has left), round after round until the weight or the class's commands
-//!   are used up. (One command per queue and pass, as some models have it, would make weights above the number of queues
-//!   do nothing.) A class without commands yields its turn at once: what it leaves goes to the others, and is not
-//!   saved up.
+//! - *Weighted round robin with urgent priority*: queues have classes. Urgent queues are served
+//!   before all others, round robin among themselves; nothing protects the others from them. The
+//!   weighted classes share what is left in rounds: high starts up to its weight in commands, then
+//!   medium, then low. Within its turn a class goes round its queues, each starting at most
+//!   min(burst, what the class has left), round after round until the weight or the class's
+//!   commands are used up. (One command per queue and pass, as some models have it, would make
+//!   weights above the number of queues do nothing.) A class without commands yields its turn at
+//!   once: what it leaves goes to the others, and is not saved up.
 //!
 //! The admin queue is served before all of these and is the controller's matter.
 //!
 //! **What the specification leaves open.**
-//! - Emptiness is looked at when a command is to be fetched and no earlier: a class that is fed again before that has
-//!   not yielded. Asking when nothing waits changes nothing, so results do not depend on how often a controller polls.
-//! - A command that becomes urgent goes before the rest of a weighted queue's burst, which then goes on: a burst is the
-//!   most that may be started, not a promise.
-//! - A queue whose burst was cut short by the end of its class's turn has had its turn; the next one follows.
-//! - Weights that are changed count from the next round on; a change in the burst from the next queue's turn on.
+//! - Emptiness is looked at when a command is to be fetched and no earlier: a class that is fed
+//!   again before that has not yielded. Asking when nothing waits changes nothing, so results do
+//!   not depend on how often a controller polls.
+//! - A command that becomes urgent goes before the rest of a weighted queue's burst, which then
+//!   goes on: a burst is the most that may be started, not a promise.
+//! - A queue whose burst was cut short by the end of its class's turn has had its turn; the next
+//!   one follows.
+//! - Weights that are changed count from the next round on; a change in the burst from the next
+//!   queue's turn on.
 //!
-//! **Worked example** (D2FQ, Fig. 3b). Weights 3:2:1, burst 1, two high queues A and B, a medium queue M and a low
-//! queue L, all with many commands: A B A | M M | L, then B A B | M M | L.
+//! **Worked example** (D2FQ, Fig. 3b). Weights 3:2:1, burst 1, two high queues A and B, a medium
+//! queue M and a low queue L, all with many commands: A B A | M M | L, then B A B | M M | L.
 //!
-//! **Cost.** A bit per queue with commands and a summary over them: a decision reads a few words, whether there are 3
-//! queues or 4096.
+//! **Cost.** A bit per queue with commands and a summary over them: a decision reads a few words,
+//! whether there are 3 queues or 4096.
 
 use fairq_core::{Class, ClassWeights};
 
@@ -156,7 +160,10 @@ impl Arbiter {
 
     /// The queue of which one command, its oldest, is to be fetched now; `None` if none has any.
     #[inline]
-    #[expect(clippy::should_implement_trait, reason = "commands may be posted after it has said None")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "commands may be posted after it has said None"
+    )]
     pub fn next(&mut self) -> Option<QueueIndex> {
         let ring = if self.is_busy(URGENT) { URGENT } else { self.weighted()? };
         let index = self.rings[ring].pick(self.burst);
@@ -180,10 +187,12 @@ impl Arbiter {
         Some(self.turn)
     }
 
-    /// Goes on to the next weighted class that has commands; there is one, and no urgent queue has any.
+    /// Goes on to the next weighted class that has commands; there is one, and no urgent queue has
+    /// any.
     #[inline]
     fn begin_turn(&mut self) {
-        // Without branches that depend on who has commands, which nobody can foretell; so is the rest of a decision.
+        // Without branches that depend on who has commands, which nobody can foretell; so is the
+        // rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
         let ends_round = later_in_round == 0;
         self.rounds += u64::from(ends_round);

@@ -1,7 +1,8 @@
 //! One round robin: the queues of a class that have commands, and whose turn it is.
 //!
-//! A bit says that a queue has commands, and a summary word says which words have bits, so that finding the next queue
-//! costs two words whatever the number of queues, and empty queues cost nothing.
+//! A bit says that a queue has commands, and a summary word says which words have bits, so that
+//! finding the next queue costs two words whatever the number of queues, and empty queues cost
+//! nothing.
 
 /// The most queues: the summary is one word over words.
 pub(super) const MAX_QUEUES: usize = 64 * 64;
@@ -58,7 +59,8 @@ impl Ring {
         self.current
     }
 
-    /// A turn of the class begins. The turn of the queue ended with the last one, even in the middle of its burst.
+    /// A turn of the class begins. The turn of the queue ended with the last one, even in the
+    /// middle of its burst.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.left = 0;

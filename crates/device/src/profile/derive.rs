@@ -1,8 +1,8 @@
 //! A profile from what was measured from outside.
 //!
-//! **Problem.** A probe sees latencies, rates and bandwidths, not dies and channels. Many insides give the same figures.
-//! **Model.** The simplest inside that does: each figure sets one value, and where two values share a figure a
-//! search decides.
+//! **Problem.** A probe sees latencies, rates and bandwidths, not dies and channels. Many insides
+//! give the same figures. **Model.** The simplest inside that does: each figure sets one value, and
+//! where two values share a figure a search decides.
 //!
 //! | figure | sets |
 //! |---|---|
@@ -11,12 +11,14 @@
 //! | latency at depth 1 | what turn and link leave of it is the die's time and the fixed time together |
 //! | rates between | how that divides, and how many dies there are: the closer to depth times rate, the more dies or the more fixed time |
 //!
-//! Writes likewise, without dies: a program is taken to cost nothing, so that turn and link set the pace.
-//! **What cannot be derived** and is assumed: pages, channels, the buffer's size, what clearing old data costs, number and
-//! length of queues, weighted round robin, protection against loss of power.
+//! Writes likewise, without dies: a program is taken to cost nothing, so that turn and link set the
+//! pace. **What cannot be derived** and is assumed: pages, channels, the buffer's size, what
+//! clearing old data costs, number and length of queues, weighted round robin, protection against
+//! loss of power.
 
 use super::{
-    Buffer, Controller, Count, Host, Interface, Link, Load, MbPerS, Media, Micros, Point, Profile, ProfileError, Wrr,
+    Buffer, Controller, Count, Host, Interface, Link, Load, MbPerS, Media, Micros, Point, Profile,
+    ProfileError, Wrr,
 };
 use crate::closed::predict;
 
@@ -29,8 +31,8 @@ pub struct Derivation {
     pub model: String,
     /// Its size in bytes.
     pub capacity: u64,
-    /// What was measured: 4 KiB random reads, latency at depth 1 and rates at others, and sequential reads; the same of
-    /// writes, or none.
+    /// What was measured: 4 KiB random reads, latency at depth 1 and rates at others, and
+    /// sequential reads; the same of writes, or none.
     pub points: Vec<Point>,
 }
 
@@ -98,7 +100,11 @@ fn direction(points: &[Point], random: Load, sequential: Load) -> Option<Directi
     let iops = of(random).filter_map(|point| point.iops).fold(f64::NAN, f64::max);
     let mb_s = of(sequential).filter_map(|point| point.mb_s).fold(f64::NAN, f64::max);
     // What random requests move, the link can move.
-    (iops > 0.0 && mb_s > 0.0).then(|| Direction { latency_us: one, iops, mb_s: mb_s.max(iops * BYTES / 1e6) })
+    (iops > 0.0 && mb_s > 0.0).then(|| Direction {
+        latency_us: one,
+        iops,
+        mb_s: mb_s.max(iops * BYTES / 1e6),
+    })
 }
 
 impl Direction {
@@ -118,7 +124,9 @@ fn micros(us: f64) -> Micros {
 
 /// All that one figure sets; reading takes no time at the dies.
 fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
-    let rates = || from.points.iter().filter(|point| point.load == Load::RandomRead && point.iops.is_some());
+    let rates = || {
+        from.points.iter().filter(|point| point.load == Load::RandomRead && point.iops.is_some())
+    };
     let full = rates().filter(|point| point.iops.unwrap_or(0.0) >= FULL * reads.iops);
     let window = full.map(|point| point.depth.get()).min().unwrap_or(64);
     Profile {
@@ -130,7 +138,9 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
             queue_entries: Count::new(1024),
             window: Count::new(window),
             wrr: Wrr::Unknown,
-            capacity_gb: Count::new(from.capacity.div_ceil(1_000_000_000).try_into().unwrap_or(u32::MAX)),
+            capacity_gb: Count::new(
+                from.capacity.div_ceil(1_000_000_000).try_into().unwrap_or(u32::MAX),
+            ),
         },
         controller: Controller {
             read_us: micros(reads.turn_us()),
@@ -139,7 +149,10 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
             write_fixed_us: micros(writes.left_us()),
             power_loss_protection: false,
         },
-        link: Link { read_mb_s: MbPerS::new(reads.mb_s.round()), write_mb_s: MbPerS::new(writes.mb_s.round()) },
+        link: Link {
+            read_mb_s: MbPerS::new(reads.mb_s.round()),
+            write_mb_s: MbPerS::new(writes.mb_s.round()),
+        },
         media: Media {
             channels: Count::new(64),
             dies_per_channel: Count::new(1),
@@ -160,14 +173,17 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
 
 /// How far a profile is from the reads that were measured: the squares of what it is off, added up.
 fn error(profile: &Profile, points: &[Point]) -> f64 {
-    let reads = points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
+    let reads =
+        points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
     reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
 }
 
 /// The profile as a file, in which each value says where it is from.
 fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
-    let text = toml::to_string(profile).map_err(|error| ProfileError::Contradiction(error.to_string()))?;
-    let of_writes = |measured| if wrote { measured } else { "as for reads: writes were not measured" };
+    let text =
+        toml::to_string(profile).map_err(|error| ProfileError::Contradiction(error.to_string()))?;
+    let of_writes =
+        |measured| if wrote { measured } else { "as for reads: writes were not measured" };
     let comment = |section: &str, key: &str| match (section, key) {
         ("[host]", "window") => "the smallest measured depth that gives nearly the most",
         ("[host]", "capacity-gb") => "measured",
@@ -186,9 +202,12 @@ fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
         _ => "",
     };
     let mut section = String::new();
-    let mut lines = vec![
-        "# Derived by `fairq device probe` from the points below: the simplest inside that gives them.".to_owned(),
-        "# Not derived: what clearing old data costs ([garbage]); every state is the one that was measured.".to_owned(),
+    let mut lines =
+        vec![
+        "# Derived by `fairq device probe` from the points below: the simplest inside that gives \
+         them.".to_owned(),
+        "# Not derived: what clearing old data costs ([garbage]); every state is the one that was \
+         measured.".to_owned(),
     ];
     for line in text.lines() {
         if line.starts_with('[') {
@@ -196,7 +215,11 @@ fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
         }
         let key = line.split_once(" = ").map_or("", |(key, _)| key);
         let comment = if key.is_empty() { "" } else { comment(&section, key) };
-        lines.push(if comment.is_empty() { line.to_owned() } else { format!("{line:<28} # {comment}") });
+        lines.push(if comment.is_empty() {
+            line.to_owned()
+        } else {
+            format!("{line:<28} # {comment}")
+        });
     }
     Ok(lines.join("\n") + "\n")
 }

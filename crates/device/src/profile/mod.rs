@@ -1,8 +1,9 @@
 //! Profiles: what a device is like, as data.
 //!
-//! A profile is a TOML file: what the host sees (`[host]`), the times and sizes of the [timing model](crate::ssd), and
-//! the points that the model is held to (`[[point]]`), each with where it comes from. Seven are built in; a user's own
-//! file is read the same way. Times are microseconds, bandwidths MB/s (10^6 bytes a second), sizes KiB, capacities GB.
+//! A profile is a TOML file: what the host sees (`[host]`), the times and sizes of the [timing
+//! model](crate::ssd), and the points that the model is held to (`[[point]]`), each with where it
+//! comes from. Seven are built in; a user's own file is read the same way. Times are microseconds,
+//! bandwidths MB/s (10^6 bytes a second), sizes KiB, capacities GB.
 
 use serde::{Deserialize, Serialize};
 
@@ -130,7 +131,8 @@ pub struct Controller {
     pub read_fixed_us: Micros,
     /// What a write takes beside all turns.
     pub write_fixed_us: Micros,
-    /// Whether what the buffer holds survives a loss of power, so that a flush has nothing to wait for.
+    /// Whether what the buffer holds survives a loss of power, so that a flush has nothing to wait
+    /// for.
     pub power_loss_protection: bool,
 }
 
@@ -152,7 +154,8 @@ pub struct Media {
     pub channels: Count<1, 1024>,
     /// Each reads or programs one page at a time.
     pub dies_per_channel: Count<1, 1024>,
-    /// What one read of a die brings, and the unit that logical addresses are striped by; a power of two.
+    /// What one read of a die brings, and the unit that logical addresses are striped by; a power
+    /// of two.
     pub page_kib: Count<1, 64>,
     /// A page from the cells to the die's register.
     pub read_us: Micros,
@@ -263,7 +266,8 @@ impl Profile {
 
     /// From the text of a profile file.
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
-        let profile: Profile = toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
+        let profile: Profile =
+            toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
         profile.check()?;
         Ok(profile)
     }
@@ -280,17 +284,27 @@ impl Profile {
         if self.buffer.size_kib.get() < program_kib.get() {
             let (size, unit) = (self.buffer.size_kib.get(), program_kib.get());
             return refuse(format!(
-                "buffer.size-kib: {size} is less than one program writes (media.program-kib: {unit}), so nothing would \
+                "buffer.size-kib: {size} is less than one program writes (media.program-kib: \
+                 {unit}), so nothing would \
                  ever be written: give it a few programs for each die"
             ));
         }
-        if self.host.interface == Interface::Sata && (self.host.queues.get() > 1 || self.host.window.get() > 32) {
-            return refuse("host: a SATA device has one queue and a window of at most 32".to_owned());
+        if self.host.interface == Interface::Sata
+            && (self.host.queues.get() > 1 || self.host.window.get() > 32)
+        {
+            return refuse(
+                "host: a SATA device has one queue and a window of at most 32".to_owned(),
+            );
         }
         for point in &self.points {
             let figures = [point.iops, point.latency_us, point.mb_s];
-            if figures.iter().flatten().count() != 1 || figures.iter().flatten().any(|&figure| figure <= 0.0) {
-                let what = format!("point ({}): needs one of iops, latency-us and mb-s, above 0", point.source);
+            if figures.iter().flatten().count() != 1
+                || figures.iter().flatten().any(|&figure| figure <= 0.0)
+            {
+                let what = format!(
+                    "point ({}): needs one of iops, latency-us and mb-s, above 0",
+                    point.source
+                );
                 return refuse(what);
             }
         }

@@ -1,4 +1,5 @@
-//! Quantities of a profile. Each checks its own range when it is read, so that an error points at its line.
+//! Quantities of a profile. Each checks its own range when it is read, so that an error points at
+//! its line.
 
 use serde::de::{Error, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -25,7 +26,10 @@ impl<'de> Deserialize<'de> for Micros {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let us = f64::deserialize(deserializer)?;
         if !(0.0..=1e7).contains(&us) {
-            return Err(D::Error::invalid_value(Unexpected::Float(us), &"microseconds, 0 to 10000000"));
+            return Err(D::Error::invalid_value(
+                Unexpected::Float(us),
+                &"microseconds, 0 to 10000000",
+            ));
         }
         Ok(Micros { ns: (us * 1e3).round() as u64 })
     }
@@ -62,7 +66,10 @@ impl<'de> Deserialize<'de> for MbPerS {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mb_per_s = f64::deserialize(deserializer)?;
         if !(1.0..=1e6).contains(&mb_per_s) {
-            return Err(D::Error::invalid_value(Unexpected::Float(mb_per_s), &"MB/s, 1 to 1000000"));
+            return Err(D::Error::invalid_value(
+                Unexpected::Float(mb_per_s),
+                &"MB/s, 1 to 1000000",
+            ));
         }
         Ok(MbPerS(mb_per_s))
     }
@@ -123,7 +130,10 @@ impl<'de> Deserialize<'de> for Spare {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spare = f64::deserialize(deserializer)?;
         if !(0.02..=10.0).contains(&spare) {
-            return Err(D::Error::invalid_value(Unexpected::Float(spare), &"a fraction, 0.02 to 10"));
+            return Err(D::Error::invalid_value(
+                Unexpected::Float(spare),
+                &"a fraction, 0.02 to 10",
+            ));
         }
         Ok(Spare(spare))
     }

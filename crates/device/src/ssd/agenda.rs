@@ -1,8 +1,9 @@
 //! An agenda: what happens when, the earliest first.
 //!
-//! Events of one kind are added nearly in the order in which they will happen, since each kind lasts about as long every
-//! time. So an agenda is a sorted ring into which events are put from the late end: an event passes those that happen
-//! after it, which are few. A heap would pay its logarithm each time.
+//! Events of one kind are added nearly in the order in which they will happen, since each kind
+//! lasts about as long every time. So an agenda is a sorted ring into which events are put from the
+//! late end: an event passes those that happen after it, which are few. A heap would pay its
+//! logarithm each time.
 
 /// What happens.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +18,8 @@ pub(super) struct Event {
 /// The time of what is not to happen.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Events in the order of their times; those of the same time in the order in which they were added.
+/// Events in the order of their times; those of the same time in the order in which they were
+/// added.
 pub(super) struct Agenda {
     events: Box<[Event]>,
     mask: usize,
@@ -33,7 +35,13 @@ impl Agenda {
     pub(super) fn new(events: usize) -> Self {
         let room = events.max(1).next_power_of_two();
         let empty = Event { at_ns: NEVER, subject: 0, detail: 0 };
-        Agenda { events: vec![empty; room].into(), mask: room - 1, first: 0, end: 0, next_ns: NEVER }
+        Agenda {
+            events: vec![empty; room].into(),
+            mask: room - 1,
+            first: 0,
+            end: 0,
+            next_ns: NEVER,
+        }
     }
 
     /// When the first happens; [`NEVER`] without any.
@@ -65,7 +73,8 @@ impl Agenda {
         debug_assert!(self.first != self.end, "an event that has a time is there");
         let event = self.events[self.first & self.mask];
         self.first += 1;
-        self.next_ns = if self.first == self.end { NEVER } else { self.events[self.first & self.mask].at_ns };
+        self.next_ns =
+            if self.first == self.end { NEVER } else { self.events[self.first & self.mask].at_ns };
         event
     }
 }

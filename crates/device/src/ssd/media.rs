@@ -1,16 +1,17 @@
 //! Dies and channels: where pages are read, and what else a die does.
 //!
-//! **A die** does one thing at a time. Reads are served in the order in which they come. A program, a move of a page
-//! to make room, or an erase is *work*; a die has at most one piece of it, and while it lasts a read waits, unless the device can
-//! suspend work: then the read goes first and the work ends later by what that took. Work is put off for at most as
-//! long as it lasts itself; after that reads wait, or writing would stop under a load of reads.
-//! **The register.** A die keeps the page that it has read last until it works; reading it again takes no time at the die. That
-//! is what makes small sequential reads faster than random ones.
-//! **Where a page is.** Logical pages are striped over all dies, neighbours on different channels, and each stripe is
-//! turned by a number drawn from the seed, so that no stride meets the same die every time. A write goes to whichever die
-//! is idle first, as a log does. A table of where each page was last written would take two bytes for each page of the device
-//! and would not tell more: after random writing pages lie at random, as they do here, and after
-//! sequential writing in stripes, as they do here.
+//! **A die** does one thing at a time. Reads are served in the order in which they come. A program,
+//! a move of a page to make room, or an erase is *work*; a die has at most one piece of it, and
+//! while it lasts a read waits, unless the device can suspend work: then the read goes first and
+//! the work ends later by what that took. Work is put off for at most as long as it lasts itself;
+//! after that reads wait, or writing would stop under a load of reads. **The register.** A die
+//! keeps the page that it has read last until it works; reading it again takes no time at the die.
+//! That is what makes small sequential reads faster than random ones. **Where a page is.** Logical
+//! pages are striped over all dies, neighbours on different channels, and each stripe is turned by
+//! a number drawn from the seed, so that no stride meets the same die every time. A write goes to
+//! whichever die is idle first, as a log does. A table of where each page was last written would
+//! take two bytes for each page of the device and would not tell more: after random writing pages
+//! lie at random, as they do here, and after sequential writing in stripes, as they do here.
 
 use super::server::{Server, Speed};
 use crate::profile::Profile;
@@ -118,7 +119,8 @@ impl Media {
         if !self.held {
             return PageRead::InRegister { at_ns, channel };
         }
-        let at_ns = self.channels[channel as usize].serve(at_ns, self.channel_speed.takes_ns(bytes));
+        let at_ns =
+            self.channels[channel as usize].serve(at_ns, self.channel_speed.takes_ns(bytes));
         die.free_ns = at_ns;
         PageRead::Moved { at_ns }
     }
@@ -129,8 +131,8 @@ impl Media {
         self.channels[channel as usize].serve(now_ns, self.channel_speed.takes_ns(bytes))
     }
 
-    /// An idle die begins to work; gives when it will be done if nothing puts it off. Data to program goes through the channel
-    /// first.
+    /// An idle die begins to work; gives when it will be done if nothing puts it off. Data to
+    /// program goes through the channel first.
     pub(super) fn begin(&mut self, now_ns: u64, index: u32, work: Work, takes_ns: u64) -> u64 {
         let channel = self.dies[index as usize].channel;
         let ready_ns = match work {
@@ -166,8 +168,16 @@ impl Media {
 
 impl Die {
     /// A read meets work: gives when it begins.
-    fn interrupt(&mut self, now_ns: u64, begins_ns: u64, takes_ns: u64, suspend_ns: Option<u64>) -> u64 {
-        let Some(suspend_ns) = suspend_ns.filter(|_| self.patience_ns > 0) else { return self.work_ends_ns };
+    fn interrupt(
+        &mut self,
+        now_ns: u64,
+        begins_ns: u64,
+        takes_ns: u64,
+        suspend_ns: Option<u64>,
+    ) -> u64 {
+        let Some(suspend_ns) = suspend_ns.filter(|_| self.patience_ns > 0) else {
+            return self.work_ends_ns;
+        };
         // Right after another read the work is still suspended.
         let suspend_ns = if self.free_ns > now_ns { 0 } else { suspend_ns };
         let put_off_ns = suspend_ns + takes_ns;

@@ -1,9 +1,10 @@
 //! The timing model: when each command completes.
 //!
-//! **Problem.** Schedulers are judged by what a device does with what they send it: how its parallel parts fill up, where
-//! its bandwidth ends, how writing slows reading down. Few machines have the devices of the papers; a model has to stand
-//! in for them, in real time at a million commands a second and in virtual time.
-//! **Model.** A line of servers, each serving in the order of arrival:
+//! **Problem.** Schedulers are judged by what a device does with what they send it: how its
+//! parallel parts fill up, where its bandwidth ends, how writing slows reading down. Few machines
+//! have the devices of the papers; a model has to stand in for them, in real time at a million
+//! commands a second and in virtual time. **Model.** A line of servers, each serving in the order
+//! of arrival:
 //!
 //! ```text
 //!            ┌ read:  die (page read) ─▶ channel ─▶ link to the host ─▶ fixed ─▶ done       per page
@@ -13,23 +14,26 @@
 //! ```
 //!
 //! - *The controller* takes its time for each command, one after the other, whatever its size.
-//! - *Reads* are cut into pages, which go to their dies at once, share channels and leave over one link; the command is done
-//!   when its last page is.
-//! - *Writes* are done when they are in the buffer. As soon as there is enough for a program an idle die takes it. When
-//!   the buffer is full writes wait: then the dies set the pace. A command is let in while there is any room, so
-//!   that one larger than the buffer does not wait for ever.
-//! - *Flush* waits until all that was in the buffer is on the media; with power-loss protection it has nothing to wait for.
+//! - *Reads* are cut into pages, which go to their dies at once, share channels and leave over one
+//!   link; the command is done when its last page is.
+//! - *Writes* are done when they are in the buffer. As soon as there is enough for a program an
+//!   idle die takes it. When the buffer is full writes wait: then the dies set the pace. A command
+//!   is let in while there is any room, so that one larger than the buffer does not wait for ever.
+//! - *Flush* waits until all that was in the buffer is on the media; with power-loss protection it
+//!   has nothing to wait for.
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
 //! What a die does beside reading is in `media`, what it costs to write over old data in `space`.
 //!
-//! Each server is reserved at the very time when something arrives there, never ahead: a command that waits for a
-//! busy die does not hold the link up. Therefore it is a small event loop and not one formula per command.
+//! Each server is reserved at the very time when something arrives there, never ahead: a command
+//! that waits for a busy die does not hold the link up. Therefore it is a small event loop and not
+//! one formula per command.
 //!
-//! **What it leaves out.** Reading what is still in the buffer (it costs what reading from the media does), reading ahead,
-//! wear, read retries, mapping tables that do not fit, moves over the channel, the time that a controller needs to
-//! find work. Times do not vary by themselves; they vary by who meets whom where.
+//! **What it leaves out.** Reading what is still in the buffer (it costs what reading from the
+//! media does), reading ahead, wear, read retries, mapping tables that do not fit, moves over the
+//! channel, the time that a controller needs to find work. Times do not vary by themselves; they
+//! vary by who meets whom where.
 //!
 //! **Cost.** No allocation per command. Events of a kind are added nearly in order (`agenda`).
 
@@ -148,7 +152,8 @@ struct Buffer {
     debts: Box<[(u32, u32)]>,
 }
 
-/// Pages on their way beside one for each command: enough for many large commands to keep every die busy.
+/// Pages on their way beside one for each command: enough for many large commands to keep every die
+/// busy.
 const SPARE_PAGES: u32 = 1024;
 
 const ONE_MOVE: u32 = 1 << 16;
@@ -193,14 +198,15 @@ impl Ssd {
         assert!((self.live as usize) < self.commands.len(), "more commands than the setup allows");
         let slot = self.unused.pop().expect("a command that is done has given its slot back");
         self.live += 1;
-        self.commands[slot as usize] = Command { id, op, offset, end: offset + u64::from(length), pages: 0 };
+        self.commands[slot as usize] =
+            Command { id, op, offset, end: offset + u64::from(length), pages: 0 };
         let takes_ns = if op == Op::Read { self.times.read_ns } else { self.times.write_ns };
         let at_ns = self.controller.serve(now_ns, takes_ns);
         self.fetched.add(Event { at_ns, subject: slot, detail: 0 });
     }
 
-    /// When to call [`pop`](Self::pop): nothing completes before. It may turn out to be a little early, while the command
-    /// is still on its way; `None` when nothing is.
+    /// When to call [`pop`](Self::pop): nothing completes before. It may turn out to be a little
+    /// early, while the command is still on its way; `None` when nothing is.
     #[inline]
     pub fn next_ns(&self) -> Option<u64> {
         if self.live == 0 {
@@ -303,7 +309,9 @@ impl Ssd {
                     let detail = channel << BYTES_BITS | bytes as u32;
                     self.read.add(Event { at_ns, subject: slot, detail });
                 }
-                PageRead::Moved { at_ns } => self.moved.add(Event { at_ns, subject: slot, detail: bytes as u32 }),
+                PageRead::Moved { at_ns } => {
+                    self.moved.add(Event { at_ns, subject: slot, detail: bytes as u32 })
+                }
             }
         }
     }
@@ -337,7 +345,8 @@ impl Ssd {
             let Some(slot) = self.buffer.waiting.pop_front() else { break };
             let Command { offset, end, .. } = self.commands[slot as usize];
             let bytes = end - offset;
-            let at_ns = self.links[self.to_device].serve(now_ns, self.times.to_device.takes_ns(bytes));
+            let at_ns =
+                self.links[self.to_device].serve(now_ns, self.times.to_device.takes_ns(bytes));
             self.complete(at_ns + self.times.write_fixed_ns, slot);
             self.buffer.came += bytes;
             self.buffer.held += bytes;
@@ -397,7 +406,8 @@ impl Ssd {
         // A program takes its whole space even if it is not full.
         if !self.space.take(program) {
             let (owed, programs) = &mut self.buffer.debts[die as usize];
-            *owed += (self.space.moves() * random as f64 / program as f64 * f64::from(ONE_MOVE)) as u32;
+            *owed +=
+                (self.space.moves() * random as f64 / program as f64 * f64::from(ONE_MOVE)) as u32;
             *programs += 1;
         }
         let fast = self.buffer.slc > 0;
@@ -434,7 +444,8 @@ impl Times {
             slc_program_ns: profile.slc.as_ref().map_or(0, |slc| slc.program_us.ns()),
             die_read_ns: media.read_us.ns(),
             erase_ns: garbage.map_or(0, |garbage| garbage.erase_us.ns()),
-            programs_per_erase: garbage.map_or(u32::MAX, |garbage| garbage.programs_per_erase.get()),
+            programs_per_erase: garbage
+                .map_or(u32::MAX, |garbage| garbage.programs_per_erase.get()),
             flush_waits: !controller.power_loss_protection,
         }
     }
@@ -446,7 +457,10 @@ impl Buffer {
         let debt = |die: u64| match &profile.garbage {
             Some(garbage) if setup.state == State::Steady => {
                 let random = mix(setup.seed ^ die);
-                (random as u32 & (ONE_MOVE - 1), (random >> 32) as u32 % garbage.programs_per_erase.get())
+                (
+                    random as u32 & (ONE_MOVE - 1),
+                    (random >> 32) as u32 % garbage.programs_per_erase.get(),
+                )
             }
             _ => (0, 0),
         };
@@ -470,6 +484,7 @@ impl Buffer {
     #[inline]
     fn has_program(&self) -> bool {
         let left = self.came - self.taken;
-        left >= self.program || (left > 0 && self.flushes.back().is_some_and(|&(_, position)| position > self.taken))
+        left >= self.program
+            || (left > 0 && self.flushes.back().is_some_and(|&(_, position)| position > self.taken))
     }
 }

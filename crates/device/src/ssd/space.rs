@@ -1,16 +1,17 @@
 //! Space: when writing costs more than writing.
 //!
-//! Flash is programmed once between erases, so what is written goes to free space. While there is some, that is all
-//! (the *fresh* state). Afterwards a block must be emptied first: its pages that are still valid are moved (read and
-//! programmed elsewhere) and it is erased (the *steady* state).
+//! Flash is programmed once between erases, so what is written goes to free space. While there is
+//! some, that is all (the *fresh* state). Afterwards a block must be emptied first: its pages that
+//! are still valid are moved (read and programmed elsewhere) and it is erased (the *steady* state).
 //!
-//! **How many moves.** With the whole device written at random, blocks emptied in the order in which they were filled have
-//! decayed to a valid part u that solves (u - 1) / ln u = 1 / (1 + s), where s is the space beyond what the host
-//! sees, as a part of that (Menon, *A performance comparison of RAID-5 and log-structured arrays*, 1995). Each page
-//! written then costs u / (1 - u) moves: 7 % spare, 6.8 moves; 28 %, 1.5.
+//! **How many moves.** With the whole device written at random, blocks emptied in the order in
+//! which they were filled have decayed to a valid part u that solves (u - 1) / ln u = 1 / (1 + s),
+//! where s is the space beyond what the host sees, as a part of that (Menon, *A performance
+//! comparison of RAID-5 and log-structured arrays*, 1995). Each page written then costs u / (1 - u)
+//! moves: 7 % spare, 6.8 moves; 28 %, 1.5.
 //!
-//! **Sequential writing** empties blocks by itself and costs no moves. A write counts as sequential if it is near the end
-//! of one of the last [`STREAMS`] streams of writes.
+//! **Sequential writing** empties blocks by itself and costs no moves. A write counts as sequential
+//! if it is near the end of one of the last [`STREAMS`] streams of writes.
 //!
 //! **Discarded** space is free again, as far as there can be free space.
 

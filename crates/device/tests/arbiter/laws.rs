@@ -1,4 +1,5 @@
-//! The laws of arbitration (NVMe 2.1, 3.4.4), each as a check of any [`Subject`]: `Err` tells what it broke.
+//! The laws of arbitration (NVMe 2.1, 3.4.4), each as a check of any [`Subject`]: `Err` tells what
+//! it broke.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbitration, Mechanism};
@@ -60,31 +61,42 @@ impl Backlog {
         (0..commands).map(fetch).collect()
     }
 
-    /// One round of the weighted classes that have queues, in the order in which they have their turns.
+    /// One round of the weighted classes that have queues, in the order in which they have their
+    /// turns.
     fn turns(&self, weights: ClassWeights) -> Vec<(Class, u32)> {
         let weights = [0, weights.high, weights.medium, weights.low].map(u32::from);
         let turns = CLASSES.into_iter().zip(weights).zip(self.queues);
-        turns.filter(|&((class, _), queues)| class != Class::Urgent && queues > 0).map(|(turn, _)| turn).collect()
+        turns
+            .filter(|&((class, _), queues)| class != Class::Urgent && queues > 0)
+            .map(|(turn, _)| turn)
+            .collect()
     }
 }
 
-/// Each backlogged class starts exactly its weight in commands per round, high before medium before low, and what
-/// absent classes leave goes to the others.
+/// Each backlogged class starts exactly its weight in commands per round, high before medium before
+/// low, and what absent classes leave goes to the others.
 pub(crate) fn shares(build: &Build<'_>, backlog: &Backlog) -> Result<(), String> {
     let mut subject = backlog.build(build, Mechanism::Weighted);
     for round in 0..4 {
         for (class, weight) in backlog.turns(backlog.arbitration.weights) {
             let fetched = backlog.fetch(&mut *subject, weight)?;
             if let Some(other) = fetched.iter().position(|command| command.class != class) {
-                return Err(format!("share: round {round}: {class:?} had {other} of {weight} commands"));
+                return Err(format!(
+                    "share: round {round}: {class:?} had {other} of {weight} commands"
+                ));
             }
         }
     }
     Ok(())
 }
 
-/// Within a class queues take turns by index, each with min(burst, what the class has left) commands.
-pub(crate) fn round_robin(build: &Build<'_>, backlog: &Backlog, mechanism: Mechanism) -> Result<(), String> {
+/// Within a class queues take turns by index, each with min(burst, what the class has left)
+/// commands.
+pub(crate) fn round_robin(
+    build: &Build<'_>,
+    backlog: &Backlog,
+    mechanism: Mechanism,
+) -> Result<(), String> {
     let mut subject = backlog.build(build, mechanism);
     let classes = backlog.classes();
     let burst = backlog.arbitration.burst.commands().unwrap_or(u32::MAX);
@@ -105,13 +117,18 @@ pub(crate) fn round_robin(build: &Build<'_>, backlog: &Backlog, mechanism: Mecha
             }
             for command in fetched {
                 if left_of_burst == 0 {
-                    let member = |&next: &usize| mechanism == Mechanism::RoundRobin || classes[next] == class;
+                    let member = |&next: &usize| {
+                        mechanism == Mechanism::RoundRobin || classes[next] == class
+                    };
                     let round = (1..=classes.len()).map(|step| (*last + step) % classes.len());
                     *last = round.into_iter().find(member).expect("the class has queues");
                     left_of_burst = burst;
                 }
                 if usize::from(command.queue) != *last {
-                    return Err(format!("turn: queue {} in the turn of {last}, {class:?}", command.queue));
+                    return Err(format!(
+                        "turn: queue {} in the turn of {last}, {class:?}",
+                        command.queue
+                    ));
                 }
                 left_of_burst -= 1;
             }
@@ -141,7 +158,9 @@ pub(crate) fn weights_between_rounds(
     let expected: Vec<Class> = [old, round(new), round(new)].concat();
     fetched.extend(backlog.fetch(&mut *subject, expected.len() as u32 - after)?);
     let wrong = fetched.iter().zip(&expected).position(|(command, &class)| command.class != class);
-    wrong.map_or(Ok(()), |at| Err(format!("weights: command {at} is {:?}, not {:?}", fetched[at].class, expected[at])))
+    wrong.map_or(Ok(()), |at| {
+        Err(format!("weights: command {at} is {:?}, not {:?}", fetched[at].class, expected[at]))
+    })
 }
 
 /// What happens to an arbiter, on the way of a random history.
@@ -174,7 +193,8 @@ pub(crate) struct History {
 /// Queue by queue, its class and how many of its commands wait.
 type Waiting = Vec<(Class, u32)>;
 
-/// What a history led to, step by step: fetched queues; and, each time before a command was fetched, what waited.
+/// What a history led to, step by step: fetched queues; and, each time before a command was
+/// fetched, what waited.
 pub(crate) struct Trace {
     fetches: Vec<(Option<u16>, Waiting)>,
 }
@@ -209,7 +229,10 @@ impl History {
                 Step::Replace { queue, class } => {
                     let dropped = subject.remove(queue);
                     if dropped != waiting[usize::from(queue)].1 {
-                        return Err(format!("count: {dropped} commands dropped of {:?}", waiting[usize::from(queue)]));
+                        return Err(format!(
+                            "count: {dropped} commands dropped of {:?}",
+                            waiting[usize::from(queue)]
+                        ));
                     }
                     subject.add(queue, class);
                     waiting[usize::from(queue)] = (class, 0);
@@ -222,11 +245,16 @@ impl History {
 }
 
 impl Trace {
-    /// Each posted command is fetched once: never one that is not there, and nothing is not fetched while one is.
+    /// Each posted command is fetched once: never one that is not there, and nothing is not fetched
+    /// while one is.
     pub(crate) fn each_once(&self) -> Result<(), String> {
-        let idle =
-            |(queue, waiting): &&(Option<u16>, Waiting)| queue.is_none() && waiting.iter().any(|&(_, left)| left > 0);
-        self.fetches.iter().find(idle).map_or(Ok(()), |(_, waiting)| Err(format!("idle: {waiting:?} wait")))
+        let idle = |(queue, waiting): &&(Option<u16>, Waiting)| {
+            queue.is_none() && waiting.iter().any(|&(_, left)| left > 0)
+        };
+        self.fetches
+            .iter()
+            .find(idle)
+            .map_or(Ok(()), |(_, waiting)| Err(format!("idle: {waiting:?} wait")))
     }
 
     /// No weighted command is fetched while an urgent one waits.
@@ -240,8 +268,8 @@ impl Trace {
         Ok(())
     }
 
-    /// A low command waits at most for the high and medium commands of a round: never more than `most` weighted ones of
-    /// other classes are fetched in a row while low ones wait.
+    /// A low command waits at most for the high and medium commands of a round: never more than
+    /// `most` weighted ones of other classes are fetched in a row while low ones wait.
     pub(crate) fn low_is_not_starved(&self, most: usize) -> Result<(), String> {
         let mut in_a_row = 0;
         for (queue, waiting) in &self.fetches {
@@ -252,7 +280,9 @@ impl Trace {
                 _ => in_a_row = 0,
             }
             if in_a_row > most {
-                return Err(format!("starved: {in_a_row} commands before a low one, {most} are a round's"));
+                return Err(format!(
+                    "starved: {in_a_row} commands before a low one, {most} are a round's"
+                ));
             }
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! The arbiter's laws over random backlogs and histories, and arbiters broken on purpose that they must catch.
+//! The arbiter's laws over random backlogs and histories, and arbiters broken on purpose that they
+//! must catch.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex, Window};
@@ -16,23 +17,32 @@ fn real(mechanism: Mechanism, queues: usize, arbitration: Arbitration) -> Box<dy
 }
 
 fn naive(fault: Fault) -> impl Fn(Mechanism, usize, Arbitration) -> Box<dyn Subject> {
-    move |mechanism, queues, arbitration| Box::new(Naive::new(fault, mechanism, queues, arbitration))
+    move |mechanism, queues, arbitration| {
+        Box::new(Naive::new(fault, mechanism, queues, arbitration))
+    }
 }
 
 fn any_weights(most: u16) -> impl Strategy<Value = ClassWeights> {
-    (1..=most, 1..=most, 1..=most).prop_map(|(high, medium, low)| ClassWeights { high, medium, low })
+    (1..=most, 1..=most, 1..=most).prop_map(|(high, medium, low)| ClassWeights {
+        high,
+        medium,
+        low,
+    })
 }
 
 fn any_arbitration(most: u16) -> impl Strategy<Value = Arbitration> {
-    (0u8..8, any_weights(most)).prop_map(|(burst, weights)| Arbitration { burst: Burst::power(burst), weights })
+    (0u8..8, any_weights(most))
+        .prop_map(|(burst, weights)| Arbitration { burst: Burst::power(burst), weights })
 }
 
 /// Weighted queues only, at least one.
 fn any_backlog() -> impl Strategy<Value = Backlog> {
-    (any_arbitration(256), 0u16..6, 0u16..6, 0u16..70).prop_map(|(arbitration, high, medium, low)| {
-        let low = if high + medium == 0 { low.max(1) } else { low };
-        Backlog { arbitration, queues: [0, high, medium, low] }
-    })
+    (any_arbitration(256), 0u16..6, 0u16..6, 0u16..70).prop_map(
+        |(arbitration, high, medium, low)| {
+            let low = if high + medium == 0 { low.max(1) } else { low };
+            Backlog { arbitration, queues: [0, high, medium, low] }
+        },
+    )
 }
 
 fn any_class() -> impl Strategy<Value = Class> {
@@ -67,7 +77,8 @@ fn hold<T: std::fmt::Debug>(
     law: impl Fn(T) -> Result<(), String>,
 ) -> Result<(), String> {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let verdict = TestRunner::new(config).run(&strategy, |case| law(case).map_err(TestCaseError::fail));
+    let verdict =
+        TestRunner::new(config).run(&strategy, |case| law(case).map_err(TestCaseError::fail));
     verdict.map_err(|error| error.to_string())
 }
 
@@ -86,7 +97,8 @@ fn all_laws(build: &Build<'_>, cases: u32) -> Result<(), String> {
             return Ok(());
         }
         trace.urgent_first()?;
-        // The weights of histories are at most 9; a turn may begin before low has commands and end after.
+        // The weights of histories are at most 9; a turn may begin before low has commands and end
+        // after.
         trace.low_is_not_starved(2 * 9)
     })?;
     let urgent = (any_backlog(), 1u16..5);
@@ -125,7 +137,9 @@ fn the_laws_catch_broken_arbiters() {
     for (fault, how) in faults {
         match all_laws(&naive(fault), 256) {
             Ok(()) => panic!("{fault:?} passed"),
-            Err(why) => assert!(why.contains(how), "{fault:?} was caught for another reason: {why}"),
+            Err(why) => {
+                assert!(why.contains(how), "{fault:?} was caught for another reason: {why}")
+            }
         }
     }
 }
@@ -134,18 +148,20 @@ fn the_laws_catch_broken_arbiters() {
 #[test]
 fn the_arbiter_decides_as_the_naive_one() {
     let same = |history: History| {
-        let (ours, theirs) = (history.run(&real)?.queues(), history.run(&naive(Fault::None))?.queues());
+        let (ours, theirs) =
+            (history.run(&real)?.queues(), history.run(&naive(Fault::None))?.queues());
         if ours == theirs { Ok(()) } else { Err(format!("{ours:?}, and naively {theirs:?}")) }
     };
     hold(512, any_history(), same).unwrap();
 }
 
-/// D2FQ Fig. 3 (D-3.1): weights L:M:H = 1:2:3, all queues backlogged: three from high, two from medium, one from low,
-/// round robin within a class.
+/// D2FQ Fig. 3 (D-3.1): weights L:M:H = 1:2:3, all queues backlogged: three from high, two from
+/// medium, one from low, round robin within a class.
 #[test]
 fn weights_1_2_3_fetch_3_2_1() {
     let weights = ClassWeights { high: 3, medium: 2, low: 1 };
-    let mut arbiter = Arbiter::new(Mechanism::Weighted, 5, Arbitration { burst: Burst::ONE, weights });
+    let mut arbiter =
+        Arbiter::new(Mechanism::Weighted, 5, Arbitration { burst: Burst::ONE, weights });
     let classes = [Class::High, Class::High, Class::Medium, Class::Medium, Class::Low];
     for (queue, class) in (0..).map(QueueIndex).zip(classes) {
         arbiter.add(queue, class);
@@ -172,7 +188,8 @@ fn a_thousand_queues_take_turns() {
 #[test]
 fn an_urgent_command_interrupts_a_burst_which_then_goes_on() {
     let weights = ClassWeights { high: 8, medium: 1, low: 1 };
-    let mut arbiter = Arbiter::new(Mechanism::Weighted, 3, Arbitration { burst: Burst::power(2), weights });
+    let mut arbiter =
+        Arbiter::new(Mechanism::Weighted, 3, Arbitration { burst: Burst::power(2), weights });
     for (queue, class) in [(0, Class::High), (1, Class::High), (2, Class::Urgent)] {
         arbiter.add(QueueIndex(queue), class);
     }
@@ -184,13 +201,15 @@ fn an_urgent_command_interrupts_a_burst_which_then_goes_on() {
     assert_eq!(fetched, [2, 0, 0, 1, 1, 1, 1]);
 }
 
-/// Weights act only as far as commands wait: with a window of 4 and every class having more outstanding than that, the
-/// fetched commands are 3:1; with a window beyond all that is outstanding they follow the depths, 1:1.
+/// Weights act only as far as commands wait: with a window of 4 and every class having more
+/// outstanding than that, the fetched commands are 3:1; with a window beyond all that is
+/// outstanding they follow the depths, 1:1.
 #[test]
 fn weights_need_a_window() {
     let share_of_high = |window: u32| {
         let weights = ClassWeights { high: 3, medium: 1, low: 1 };
-        let mut arbiter = Arbiter::new(Mechanism::Weighted, 2, Arbitration { burst: Burst::ONE, weights });
+        let mut arbiter =
+            Arbiter::new(Mechanism::Weighted, 2, Arbitration { burst: Burst::ONE, weights });
         let mut window = Window::new(window);
         let (high, low) = (QueueIndex(0), QueueIndex(1));
         arbiter.add(high, Class::High);

@@ -82,7 +82,12 @@ pub(crate) struct Naive {
 pub(crate) const CLASSES: [Class; 4] = [Class::Urgent, Class::High, Class::Medium, Class::Low];
 
 impl Naive {
-    pub(crate) fn new(fault: Fault, mechanism: Mechanism, queues: usize, arbitration: Arbitration) -> Self {
+    pub(crate) fn new(
+        fault: Fault,
+        mechanism: Mechanism,
+        queues: usize,
+        arbitration: Arbitration,
+    ) -> Self {
         let mut naive = Naive {
             fault,
             mechanism,
@@ -101,7 +106,8 @@ impl Naive {
     }
 
     fn weight(&self, turn: usize) -> u32 {
-        let weights = if self.fault == Fault::WeightsAtOnce { self.next_weights } else { self.weights };
+        let weights =
+            if self.fault == Fault::WeightsAtOnce { self.next_weights } else { self.weights };
         let weight = u32::from([0, weights.high, weights.medium, weights.low][turn]);
         if self.fault == Fault::ZeroBased { weight.saturating_sub(1).max(1) } else { weight }
     }
@@ -109,9 +115,13 @@ impl Naive {
     fn waits(&self, ring: usize, queue: usize) -> bool {
         let ring_of = |class| match self.mechanism {
             Mechanism::RoundRobin => 0,
-            Mechanism::Weighted => CLASSES.iter().position(|&other| other == class).expect("all classes are there"),
+            Mechanism::Weighted => {
+                CLASSES.iter().position(|&other| other == class).expect("all classes are there")
+            }
         };
-        self.queues[queue].as_ref().is_some_and(|queue| queue.waiting > 0 && ring_of(queue.class) == ring)
+        self.queues[queue]
+            .as_ref()
+            .is_some_and(|queue| queue.waiting > 0 && ring_of(queue.class) == ring)
     }
 
     fn some_wait(&self, ring: usize) -> bool {
@@ -122,8 +132,14 @@ impl Naive {
         let count = self.queues.len();
         let (mut queue, mut left) = self.served[ring];
         if left == 0 || !self.waits(ring, queue) {
-            queue = (1..=count).map(|step| (queue + step) % count).find(|&next| self.waits(ring, next))?;
-            left = if self.fault == Fault::NoBurst { 1 } else { self.burst.commands().unwrap_or(u32::MAX) };
+            queue = (1..=count)
+                .map(|step| (queue + step) % count)
+                .find(|&next| self.waits(ring, next))?;
+            left = if self.fault == Fault::NoBurst {
+                1
+            } else {
+                self.burst.commands().unwrap_or(u32::MAX)
+            };
         }
         self.served[ring] = (queue, left - 1);
         self.picks += 1;
@@ -164,7 +180,8 @@ impl Subject for Naive {
     }
 
     fn next(&mut self) -> Option<u16> {
-        let patient = self.fault == Fault::PatientUrgent && self.credits > 0 && self.some_wait(self.turn);
+        let patient =
+            self.fault == Fault::PatientUrgent && self.credits > 0 && self.some_wait(self.turn);
         if self.some_wait(0) && !patient {
             return self.pick(0);
         }
@@ -187,7 +204,12 @@ impl Subject for Naive {
         }
         self.credits -= 1;
         if self.fault == Fault::OnePass {
-            let queues = self.queues.iter().flatten().filter(|queue| queue.waiting > 0).map(|queue| queue.class);
+            let queues = self
+                .queues
+                .iter()
+                .flatten()
+                .filter(|queue| queue.waiting > 0)
+                .map(|queue| queue.class);
             let passes = self.weight(self.turn) - self.credits;
             if passes as usize >= queues.filter(|&class| class == CLASSES[self.turn]).count() {
                 self.credits = 0;

@@ -1,4 +1,5 @@
-//! A connection's two directions, with or without TLS: requests that leave without being copied, and replies.
+//! A connection's two directions, with or without TLS: requests that leave without being copied,
+//! and replies.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -37,7 +38,8 @@ struct Tls {
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd, session: Option<Box<ClientConnection>>) -> Channel {
-        let tls = |session| Tls { session, records: Vec::new(), sent: 0, received: vec![0; RECORDS] };
+        let tls =
+            |session| Tls { session, records: Vec::new(), sent: 0, received: vec![0; RECORDS] };
         Channel { socket, outgoing: Outgoing::default(), tls: session.map(tls) }
     }
 
@@ -72,8 +74,8 @@ impl Channel {
         }
     }
 
-    /// Receives what has come, without waiting; at least [`ROOM`] bytes have to fit. 0 if there was nothing for now, an
-    /// error if nothing more will come.
+    /// Receives what has come, without waiting; at least [`ROOM`] bytes have to fit. 0 if there was
+    /// nothing for now, an error if nothing more will come.
     pub(super) fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let into = match &mut self.tls {
             None => &mut *room,
@@ -81,7 +83,10 @@ impl Channel {
         };
         let count = match recv(&self.socket, into, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the server closed the connection",
+                ));
             }
             Ok((_, count)) => count,
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return Ok(0),
@@ -116,7 +121,8 @@ impl Tls {
     }
 
     fn send(&mut self, socket: &OwnedFd) -> rustix::io::Result<()> {
-        self.sent += send(socket, &self.records[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        self.sent +=
+            send(socket, &self.records[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
@@ -201,7 +207,10 @@ impl Outgoing {
     /// So many bytes have left.
     fn advance(&mut self, mut count: usize) {
         while count > 0 {
-            let Some(Piece::Headers(range) | Piece::Payload(range)) = self.pieces.front_mut() else { break };
+            let Some(Piece::Headers(range) | Piece::Payload(range)) = self.pieces.front_mut()
+            else {
+                break;
+            };
             let part = count.min(range.len());
             range.start += part;
             count -= part;

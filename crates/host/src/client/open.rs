@@ -1,7 +1,8 @@
 //! Finding a server and opening an export of it, in the clear or with TLS.
 //!
-//! Addresses are NBD URIs as libnbd and qemu take them, and so are the files for TLS: a directory with `ca-cert.pem`, which
-//! the server's certificate has to be signed by, and, if there are any, `client-cert.pem` and `client-key.pem`.
+//! Addresses are NBD URIs as libnbd and qemu take them, and so are the files for TLS: a directory
+//! with `ca-cert.pem`, which the server's certificate has to be signed by, and, if there are any,
+//! `client-cert.pem` and `client-key.pem`.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -19,8 +20,9 @@ use crate::nbd::option::{info, opt, rep};
 use crate::nbd::proto::magic;
 use crate::nbd::tls::connect_as;
 
-/// Send buffer to ask the kernel for on a Unix socket, in bytes; it grants what the system's limit allows. So much that a
-/// server finds the next large request there while the client is woken for the reply to the last.
+/// Send buffer to ask the kernel for on a Unix socket, in bytes; it grants what the system's limit
+/// allows. So much that a server finds the next large request there while the client is woken for
+/// the reply to the last.
 const SEND_BUFFER: usize = 512 << 10;
 /// How long connecting and the handshake may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,11 +59,16 @@ pub struct TlsFiles {
 }
 
 impl Target {
-    /// From an NBD URI: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`; with TLS `nbds+unix:` or `nbds:`,
-    /// and `tls-certificates=DIRECTORY` and, if it is not the host's, `tls-hostname=NAME` in the query.
+    /// From an NBD URI: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`; with TLS
+    /// `nbds+unix:` or `nbds:`, and `tls-certificates=DIRECTORY` and, if it is not the host's,
+    /// `tls-hostname=NAME` in the query.
     pub fn parse(uri: &str) -> Result<Target, String> {
         let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-        let unknown = || format!("'{uri}' is neither nbd+unix:///EXPORT?socket=PATH nor nbd://HOST[:PORT]/EXPORT");
+        let unknown = || {
+            format!(
+                "'{uri}' is neither nbd+unix:///EXPORT?socket=PATH nor nbd://HOST[:PORT]/EXPORT"
+            )
+        };
         let (scheme, rest) = uri.split_once("://").ok_or_else(unknown)?;
         let (with_tls, is_unix) = match scheme {
             "nbd" => (false, false),
@@ -71,11 +78,17 @@ impl Target {
             _ => return Err(unknown()),
         };
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let value = |key: &str| query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')).map(decode);
+        let value = |key: &str| {
+            query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')).map(decode)
+        };
         let (authority, export) = place.split_once('/').unwrap_or((place, ""));
         let server = if is_unix {
             let socket = value("socket").filter(|_| authority.is_empty());
-            Server::Unix(socket.ok_or("nbd+unix URIs name the socket: nbd+unix:///EXPORT?socket=PATH")?.into())
+            Server::Unix(
+                socket
+                    .ok_or("nbd+unix URIs name the socket: nbd+unix:///EXPORT?socket=PATH")?
+                    .into(),
+            )
         } else {
             let (host, port) = match authority.rsplit_once(':') {
                 Some((host, port)) if !port.ends_with(']') => {
@@ -88,7 +101,10 @@ impl Target {
         let tls = match (with_tls, value("tls-certificates")) {
             (false, _) => None,
             (true, None) => {
-                return Err("with TLS the URI says where certificates are: …?tls-certificates=DIRECTORY".into());
+                return Err(
+                    "with TLS the URI says where certificates are: …?tls-certificates=DIRECTORY"
+                        .into(),
+                );
             }
             (true, Some(certificates)) => {
                 let host = value("tls-hostname").unwrap_or_else(|| match &server {
@@ -115,13 +131,15 @@ pub(super) fn connect(target: &Target) -> io::Result<(Channel, u64)> {
             set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
             Ok((Channel::new(OwnedFd::from(stream), session), size))
         }),
-        Server::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).and_then(|mut stream| {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            let (session, size) = open(&mut stream, target)?;
-            stream.set_read_timeout(None)?;
-            Ok((Channel::new(OwnedFd::from(stream), session), size))
-        }),
+        Server::Tcp(host, port) => {
+            TcpStream::connect((host.as_str(), *port)).and_then(|mut stream| {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                let (session, size) = open(&mut stream, target)?;
+                stream.set_read_timeout(None)?;
+                Ok((Channel::new(OwnedFd::from(stream), session), size))
+            })
+        }
     };
     opened.map_err(|error: io::Error| {
         let at = match &target.server {
@@ -134,7 +152,10 @@ pub(super) fn connect(target: &Target) -> io::Result<(Channel, u64)> {
             }
             _ => "",
         };
-        io::Error::new(error.kind(), format!("cannot open export '{}' at {at}: {error}{cure}", target.export))
+        io::Error::new(
+            error.kind(),
+            format!("cannot open export '{}' at {at}: {error}{cure}", target.export),
+        )
     })
 }
 
@@ -143,10 +164,15 @@ fn invalid(what: &str) -> io::Error {
 }
 
 /// The client's side of the shortest handshake: TLS if it is wanted, then the export.
-fn open(stream: &mut dyn Transport, target: &Target) -> io::Result<(Option<Box<ClientConnection>>, u64)> {
+fn open(
+    stream: &mut dyn Transport,
+    target: &Target,
+) -> io::Result<(Option<Box<ClientConnection>>, u64)> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;
-    if greeting[..8] != magic::GREETING.to_be_bytes() || greeting[8..16] != magic::OPTION.to_be_bytes() {
+    if greeting[..8] != magic::GREETING.to_be_bytes()
+        || greeting[8..16] != magic::OPTION.to_be_bytes()
+    {
         return Err(invalid("this is not an NBD server (newstyle)"));
     }
     stream.write_all(&3u32.to_be_bytes())?;
@@ -156,8 +182,10 @@ fn open(stream: &mut dyn Transport, target: &Target) -> io::Result<(Option<Box<C
     if kind != rep::ACK {
         return Err(refusal(kind, &data));
     }
-    let mut session = Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
-    let size = open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
+    let mut session =
+        Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
+    let size =
+        open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
     // Whoever writes to the session from here on bounds its batches.
     session.set_buffer_limit(None);
     Ok((Some(session), size))
@@ -172,7 +200,10 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
     let mut size = None;
     loop {
         match answer(stream)? {
-            (rep::ACK, _) => return size.ok_or_else(|| invalid("the server did not say how large the export is")),
+            (rep::ACK, _) => {
+                return size
+                    .ok_or_else(|| invalid("the server did not say how large the export is"));
+            }
             (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
                 size = data[2..10].try_into().ok().map(u64::from_be_bytes);
             }
@@ -184,7 +215,10 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
 }
 
 fn refusal(kind: u32, message: &[u8]) -> io::Error {
-    invalid(&format!("the server refuses it (error {kind:#x}) {}", String::from_utf8_lossy(message)))
+    invalid(&format!(
+        "the server refuses it (error {kind:#x}) {}",
+        String::from_utf8_lossy(message)
+    ))
 }
 
 /// Opens an export the old way.
@@ -208,7 +242,9 @@ fn send_option(stream: &mut dyn Transport, option: u32, data: &[u8]) -> io::Resu
 fn answer(stream: &mut dyn Transport) -> io::Result<(u32, Vec<u8>)> {
     let mut header = [0; 20];
     stream.read_exact(&mut header)?;
-    let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let word = |at: usize| {
+        u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
     let (kind, length) = (word(12), word(16));
     if header[..8] != magic::OPTION_REPLY.to_be_bytes() || length > ANSWER_MAX {
         return Err(invalid("the server sent something that is no reply to an option"));
@@ -225,7 +261,11 @@ mod tests {
     #[test]
     fn uris() {
         let unix = Target::parse("nbd+unix:///my%20disk?socket=/run/fairq.sock").unwrap();
-        let expected = Target { server: Server::Unix("/run/fairq.sock".into()), export: "my disk".into(), tls: None };
+        let expected = Target {
+            server: Server::Unix("/run/fairq.sock".into()),
+            export: "my disk".into(),
+            tls: None,
+        };
         assert_eq!(unix, expected);
         let tcp = |uri: &str| match Target::parse(uri).unwrap() {
             Target { server: Server::Tcp(host, port), export, tls: None } => (host, port, export),
@@ -241,13 +281,21 @@ mod tests {
 
     #[test]
     fn uris_with_tls_say_where_certificates_are() {
-        let tls = |uri: &str| Target::parse(uri).unwrap().tls.map(|files| (files.certificates, files.host));
-        assert_eq!(tls("nbds://db.example/x?tls-certificates=/pki"), Some(("/pki".into(), "db.example".into())));
+        let tls = |uri: &str| {
+            Target::parse(uri).unwrap().tls.map(|files| (files.certificates, files.host))
+        };
+        assert_eq!(
+            tls("nbds://db.example/x?tls-certificates=/pki"),
+            Some(("/pki".into(), "db.example".into()))
+        );
         assert_eq!(
             tls("nbds+unix:///x?socket=/s&tls-certificates=/p%20i&tls-hostname=db"),
             Some(("/p i".into(), "db".into()))
         );
-        assert_eq!(tls("nbds+unix:///?tls-certificates=/pki&socket=/s"), Some(("/pki".into(), "localhost".into())));
+        assert_eq!(
+            tls("nbds+unix:///?tls-certificates=/pki&socket=/s"),
+            Some(("/pki".into(), "localhost".into()))
+        );
         assert!(Target::parse("nbds://db.example/x").unwrap_err().contains("tls-certificates"));
     }
 }

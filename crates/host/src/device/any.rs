@@ -1,4 +1,5 @@
-//! Any of the devices, chosen when the program starts from a [`DeviceSpec`], and dispatched by a `match`.
+//! Any of the devices, chosen when the program starts from a [`DeviceSpec`], and dispatched by a
+//! `match`.
 
 use std::io;
 
@@ -79,16 +80,23 @@ impl DeviceSpec {
         let memory = |size| move |source| DeviceError::Memory { size, source };
         Ok(match self {
             &DeviceSpec::Null { size } => AnyDevice::Null(NullDevice::new(size)),
-            &DeviceSpec::Ram { size } => AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?),
-            &DeviceSpec::Paced { size, pace } => AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?),
-            DeviceSpec::File { files, direct } => AnyDevice::File(FileDevice::open(files, *direct)?),
+            &DeviceSpec::Ram { size } => {
+                AnyDevice::Ram(RamDevice::new(size).map_err(memory(size))?)
+            }
+            &DeviceSpec::Paced { size, pace } => {
+                AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?)
+            }
+            DeviceSpec::File { files, direct } => {
+                AnyDevice::File(FileDevice::open(files, *direct)?)
+            }
             DeviceSpec::NvmeSoft(spec) => AnyDevice::NvmeSoft(NvmeSoft::open(spec)?),
         })
     }
 }
 
 impl AnyDevice {
-    /// Opens one more file while the device is used, or keeps one that was to be closed; gives its number and its size in bytes.
+    /// Opens one more file while the device is used, or keeps one that was to be closed; gives its
+    /// number and its size in bytes.
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         match self {
             AnyDevice::File(device) => device.add(spec, |_| Ok(())),
@@ -195,7 +203,13 @@ impl Queue for AnyQueue {
         each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command) })
     }
 
-    unsafe fn issue_merged(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        command: &Command,
+        memories: &[Memory],
+    ) -> bool {
         // SAFETY: passed on as the caller gave it.
         each!(AnyQueue, self, queue => unsafe { queue.issue_merged(now_ns, ring, command, memories) })
     }
@@ -211,7 +225,13 @@ impl Queue for AnyQueue {
     }
 
     #[inline]
-    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        wake: &mut PortSet,
+    ) {
         each!(AnyQueue, self, queue => queue.reap(now_ns, ring, done, wake))
     }
 

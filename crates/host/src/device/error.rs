@@ -19,11 +19,15 @@ pub enum DeviceError {
     #[error("a file device has 1 to 65536 files, not {0}")]
     FileCount(usize),
     /// As many files are open as there can be.
-    #[error("{0} files are open, and there is no room for more: remove tenants with files of their own first")]
+    #[error(
+        "{0} files are open, and there is no room for more: remove tenants with files of their own \
+         first"
+    )]
     LaterFiles(usize),
     /// A device that has no files.
     #[error(
-        "the device ({0}) has no files, so a tenant cannot have one of its own: give it a size, and a part of the device"
+        "the device ({0}) has no files, so a tenant cannot have one of its own: give it a size, \
+         and a part of the device"
     )]
     NoFiles(String),
     /// The file is not there and was not to be created.
@@ -33,13 +37,15 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// The file is not there and neither is its directory.
-    #[error("{}: cannot be created, as its directory does not exist; create the directory", path.display())]
+    #[error("{}: cannot be created, as its directory does not exist; create the \
+     directory", path.display())]
     NoDirectory {
         /// Which file.
         path: PathBuf,
     },
     /// The caller may not read and write the file.
-    #[error("{}: not allowed to read and write it ({source}); change its owner or mode, or run as another user", path.display())]
+    #[error("{}: not allowed to read and write it ({source}); change its owner or mode, or run as \
+     another user", path.display())]
     Forbidden {
         /// Which file.
         path: PathBuf,
@@ -47,13 +53,15 @@ pub enum DeviceError {
         source: io::Error,
     },
     /// A block device that somebody uses.
-    #[error("{}: the block device is mounted or otherwise in use; unmount it, or serve another", path.display())]
+    #[error("{}: the block device is mounted or otherwise in use; unmount it, or serve \
+     another", path.display())]
     Busy {
         /// Which block device.
         path: PathBuf,
     },
     /// A file that is served already.
-    #[error("{}: another process, or this one, has it locked for serving; stop that one (which may take a moment), or serve another file", path.display())]
+    #[error("{}: another process, or this one, has it locked for serving; stop that one (which may \
+     take a moment), or serve another file", path.display())]
     Locked {
         /// Which file.
         path: PathBuf,
@@ -71,7 +79,8 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// A file that exists with another size than asked for.
-    #[error("{}: has {actual} bytes, not {wanted}; leave the size out to take it as it is, or resize it first", path.display())]
+    #[error("{}: has {actual} bytes, not {wanted}; leave the size out to take it as it is, or \
+     resize it first", path.display())]
     OtherSize {
         /// Which file.
         path: PathBuf,
@@ -81,7 +90,8 @@ pub enum DeviceError {
         wanted: u64,
     },
     /// Direct I/O was demanded.
-    #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another file system", path.display())]
+    #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another \
+     file system", path.display())]
     NoDirect {
         /// Which file.
         path: PathBuf,
@@ -113,7 +123,8 @@ impl DeviceError {
     /// Whether what was asked for can never be had as things are; otherwise another try may help.
     pub fn is_refusal(&self) -> bool {
         use DeviceError::{
-            Empty, FileCount, Missing, NoDirect, NoDirectory, NoFiles, NotStorage, NvmeOption, OtherSize,
+            Empty, FileCount, Missing, NoDirect, NoDirectory, NoFiles, NotStorage, NvmeOption,
+            OtherSize,
         };
         matches!(
             self,

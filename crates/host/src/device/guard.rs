@@ -1,29 +1,35 @@
 //! Keeps read-modify-write cycles and writes next to them apart, across all shards.
 //!
-//! **Problem.** With direct I/O a write of part of a block reads the block, changes it and writes it back. Whatever
-//! somebody else writes to the rest of the block in between would be lost.
+//! **Problem.** With direct I/O a write of part of a block reads the block, changes it and writes
+//! it back. Whatever somebody else writes to the rest of the block in between would be lost.
 //!
-//! **Model.** A file is cut into regions of 1 MiB, and the regions are spread over 64 stripes. A stripe is a lock that
-//! many writers of whole blocks hold *shared*, or one read-modify-write cycle *exclusively*. Nobody blocks a thread:
-//! who cannot enter keeps a ticket and asks again ([`Guard::poll`]).
+//! **Model.** A file is cut into regions of 1 MiB, and the regions are spread over 64 stripes. A
+//! stripe is a lock that many writers of whole blocks hold *shared*, or one read-modify-write cycle
+//! *exclusively*. Nobody blocks a thread: who cannot enter keeps a ticket and asks again
+//! ([`Guard::poll`]).
 //!
-//! A stripe is a fair ticket lock: each comer draws a ticket, and turns come in the order of tickets.
+//! A stripe is a fair ticket lock: each comer draws a ticket, and turns come in the order of
+//! tickets.
 //!
-//! - *shared* enters when all before it have entered (`turn` is its ticket) and passes the turn on at once;
-//! - *exclusive* enters when all before it have left (`left` is its ticket) and passes the turn on when it leaves.
+//! - *shared* enters when all before it have entered (`turn` is its ticket) and passes the turn on
+//!   at once;
+//! - *exclusive* enters when all before it have left (`left` is its ticket) and passes the turn on
+//!   when it leaves.
 //!
-//! So neither kind starves the other, and in the usual case, without read-modify-write, an access costs three
-//! uncontended atomic operations. The counters wrap; only equality is asked, and far fewer than 2^32 wait.
+//! So neither kind starves the other, and in the usual case, without read-modify-write, an access
+//! costs three uncontended atomic operations. The counters wrap; only equality is asked, and far
+//! fewer than 2^32 wait.
 //!
-//! **No lost write.** A cycle has its one stripe to itself from before its read until after its write; every other writer
-//! of the block needs the same stripe, as a block lies inside one region. Reads need no guard: a cycle writes the
-//! bytes around its own as they were.
+//! **No lost write.** A cycle has its one stripe to itself from before its read until after its
+//! write; every other writer of the block needs the same stripe, as a block lies inside one region.
+//! Reads need no guard: a cycle writes the bytes around its own as they were.
 //!
-//! **No deadlock.** An access enters its stripes one by one in ascending order and does its I/O only when it holds them
-//! all. Who waits at a stripe waits for accesses in front of it there; of those, the ones that wait do so at a higher
-//! stripe, and at the highest stripe that anyone waits for, somebody holds it who waits for I/O alone. Exclusive
-//! accesses hold their bounce buffer before they draw a ticket, so no ticket waits for memory. A ticket drawn is
-//! always used: a command on its way cannot be cancelled.
+//! **No deadlock.** An access enters its stripes one by one in ascending order and does its I/O
+//! only when it holds them all. Who waits at a stripe waits for accesses in front of it there; of
+//! those, the ones that wait do so at a higher stripe, and at the highest stripe that anyone waits
+//! for, somebody holds it who waits for I/O alone. Exclusive accesses hold their bounce buffer
+//! before they draw a ticket, so no ticket waits for memory. A ticket drawn is always used: a
+//! command on its way cannot be cancelled.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -62,7 +68,8 @@ pub(in crate::device) struct Access {
 
 impl Access {
     /// An access that needs nothing.
-    pub(in crate::device) const NONE: Access = Access { is_exclusive: false, wanted: 0, held: 0, ticket: None };
+    pub(in crate::device) const NONE: Access =
+        Access { is_exclusive: false, wanted: 0, held: 0, ticket: None };
 
     /// For a write of whole blocks.
     pub(in crate::device) fn shared(file: u16, offset: u64, length: u64) -> Access {
@@ -77,7 +84,10 @@ impl Access {
 
     /// What a shared access holds once [`Guard::poll`] has said that it has all.
     pub(in crate::device) fn into_held(self) -> Held {
-        debug_assert!(!self.is_exclusive && self.wanted == 0, "it has entered everywhere, and not alone");
+        debug_assert!(
+            !self.is_exclusive && self.wanted == 0,
+            "it has entered everywhere, and not alone"
+        );
         Held(self.held)
     }
 }
@@ -103,7 +113,8 @@ impl Guard {
         while access.wanted != 0 {
             let index = access.wanted.trailing_zeros();
             let stripe = &self.stripes[index as usize];
-            let ticket = *access.ticket.get_or_insert_with(|| stripe.next.fetch_add(1, Ordering::Relaxed));
+            let ticket =
+                *access.ticket.get_or_insert_with(|| stripe.next.fetch_add(1, Ordering::Relaxed));
             if access.is_exclusive {
                 if stripe.left.load(Ordering::Acquire) != ticket {
                     return false;
@@ -122,17 +133,27 @@ impl Guard {
         true
     }
 
-    /// Enters everywhere without waiting, or nowhere: `None` if anybody is ahead of a shared access at one of its stripes. No
-    /// ticket is drawn then.
-    pub(in crate::device) fn try_shared(&self, file: u16, offset: u64, length: u64) -> Option<Held> {
+    /// Enters everywhere without waiting, or nowhere: `None` if anybody is ahead of a shared access
+    /// at one of its stripes. No ticket is drawn then.
+    pub(in crate::device) fn try_shared(
+        &self,
+        file: u16,
+        offset: u64,
+        length: u64,
+    ) -> Option<Held> {
         let mut access = Access::shared(file, offset, length);
         while access.wanted != 0 {
             let index = access.wanted.trailing_zeros();
             let stripe = &self.stripes[index as usize];
             let turn = stripe.turn.load(Ordering::Acquire);
             let following = turn.wrapping_add(1);
-            // The ticket whose turn it is is drawn only if nobody has drawn it before: then it is ours to pass on.
-            if stripe.next.compare_exchange(turn, following, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            // The ticket whose turn it is is drawn only if nobody has drawn it before: then it is
+            // ours to pass on.
+            if stripe
+                .next
+                .compare_exchange(turn, following, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+            {
                 access.wanted = 0;
                 self.leave(&mut access);
                 return None;
@@ -248,14 +269,15 @@ mod tests {
         }
         for round in 0..6 {
             let exclusive = Access::exclusive(0, 0, 512);
-            let mut access = if round % 2 == 0 { exclusive } else { Access::shared(0, 0, 100 * MIB) };
+            let mut access =
+                if round % 2 == 0 { exclusive } else { Access::shared(0, 0, 100 * MIB) };
             assert!(guard.poll(&mut access));
             guard.leave(&mut access);
         }
     }
 
-    /// Threads count with a read and a write that are not one: in the exclusive state nothing may be lost, and the
-    /// shared state must never see a cycle half done.
+    /// Threads count with a read and a write that are not one: in the exclusive state nothing may
+    /// be lost, and the shared state must never see a cycle half done.
     #[test]
     fn threads_exclude_each_other() {
         const ROUNDS: u64 = 4000;
@@ -268,13 +290,17 @@ mod tests {
                     for round in 0..ROUNDS {
                         let is_cycle = (round + thread) % 3 == 0;
                         let wide = Access::shared(0, 60 * MIB, 10 * MIB);
-                        let mut access = if is_cycle { Access::exclusive(0, 64 * MIB, 512) } else { wide };
+                        let mut access =
+                            if is_cycle { Access::exclusive(0, 64 * MIB, 512) } else { wide };
                         let without_waiting = !is_cycle && round % 2 == 0;
-                        let held = without_waiting.then(|| guard.try_shared(0, 60 * MIB, 10 * MIB)).flatten();
+                        let held = without_waiting
+                            .then(|| guard.try_shared(0, 60 * MIB, 10 * MIB))
+                            .flatten();
                         while held.is_none() && !guard.poll(&mut access) {
                             std::thread::yield_now();
                         }
-                        let seen = counters.each_ref().map(|counter| counter.load(Ordering::Relaxed));
+                        let seen =
+                            counters.each_ref().map(|counter| counter.load(Ordering::Relaxed));
                         assert_eq!(seen[0], seen[1]);
                         if is_cycle {
                             counters[0].store(seen[0] + 1, Ordering::Relaxed);
@@ -289,8 +315,9 @@ mod tests {
                 });
             }
         });
-        let cycles: u64 =
-            (0..4).map(|thread| (0..ROUNDS).filter(|round| (round + thread) % 3 == 0).count() as u64).sum();
+        let cycles: u64 = (0..4)
+            .map(|thread| (0..ROUNDS).filter(|round| (round + thread) % 3 == 0).count() as u64)
+            .sum();
         assert_eq!(counters[0].load(Ordering::Relaxed), cycles);
     }
 }

@@ -64,13 +64,23 @@ impl<Q: Queue> Driver<Q> {
         if unsafe { ring.register_buffer(0, address, length) } {
             region.set_fixed(0, length);
         }
-        Driver { queue, ring, now_ns: 0, region, buffers: Vec::new(), tamper: Box::new(|event| event) }
+        Driver {
+            queue,
+            ring,
+            now_ns: 0,
+            region,
+            buffers: Vec::new(),
+            tamper: Box::new(|event| event),
+        }
     }
 
-    /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page boundary.
+    /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page
+    /// boundary.
     pub(crate) fn issue(&mut self, command: Command, data: &[u8], shift: usize) {
         let has_data = matches!(command.op, Op::Read | Op::Write);
-        let mut buffer = Vec::from_iter(has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap()));
+        let mut buffer = Vec::from_iter(
+            has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap()),
+        );
         let memory = buffer.first_mut().map_or(Memory::NONE, |buffer| {
             let bytes = &mut buffer.bytes_mut()[shift..];
             if command.op == Op::Write {
@@ -88,9 +98,9 @@ impl<Q: Queue> Driver<Q> {
         unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command) };
     }
 
-    /// Issues a read or write as one that was merged of parts of so many bytes (the last may be shorter), each in a buffer of
-    /// its own; false, and nothing issued, if the queue does not take it as one command. If it fails it is issued
-    /// once more, as one that was not merged.
+    /// Issues a read or write as one that was merged of parts of so many bytes (the last may be
+    /// shorter), each in a buffer of its own; false, and nothing issued, if the queue does not take
+    /// it as one command. If it fails it is issued once more, as one that was not merged.
     pub(crate) fn issue_merged(&mut self, command: Command, data: &[u8], part: u32) -> bool {
         let tag = Tag(self.buffers.len() as u32);
         let (mut buffers, mut memories, mut at) = (Vec::new(), Vec::new(), 0);
@@ -98,7 +108,9 @@ impl<Q: Queue> Driver<Q> {
             let length = part.min(command.length - at);
             let mut buffer = self.region.allocate(length).unwrap();
             match command.op {
-                Op::Write => buffer.bytes_mut().copy_from_slice(&data[at as usize..][..length as usize]),
+                Op::Write => {
+                    buffer.bytes_mut().copy_from_slice(&data[at as usize..][..length as usize])
+                }
                 _ => buffer.bytes_mut().fill(0xee),
             }
             memories.push(buffer.memory());
@@ -107,7 +119,8 @@ impl<Q: Queue> Driver<Q> {
         }
         let command = Command { tag, memory: memories[0], ..command };
         // SAFETY: the buffers are kept until the completion has been reaped.
-        let taken = unsafe { self.queue.issue_merged(self.now_ns, &mut self.ring, &command, &memories) };
+        let taken =
+            unsafe { self.queue.issue_merged(self.now_ns, &mut self.ring, &command, &memories) };
         if taken {
             self.buffers.push(Some((command, buffers)));
         } else {
@@ -133,7 +146,9 @@ impl<Q: Queue> Driver<Q> {
             match self.queue.deadline_ns() {
                 // Who says that it is due stays awake for it: time goes on.
                 Some(deadline) => self.now_ns = deadline.max(self.now_ns + 1000),
-                None if self.is_busy() || !self.queue.is_idle() => self.ring.enter(1, Some(1_000_000)),
+                None if self.is_busy() || !self.queue.is_idle() => {
+                    self.ring.enter(1, Some(1_000_000))
+                }
                 None => {}
             }
         }
@@ -142,10 +157,12 @@ impl<Q: Queue> Driver<Q> {
 
     /// What has ended; not if it is issued once more.
     fn end(&mut self, completion: Completion) -> Option<Ended> {
-        let (command, buffers) = self.buffers[completion.tag.0 as usize].take().expect("completed once");
+        let (command, buffers) =
+            self.buffers[completion.tag.0 as usize].take().expect("completed once");
         let is_merged = buffers.len() > 1;
-        let shift =
-            buffers.first().map_or(0, |buffer| command.memory.address as usize - buffer.memory().address as usize);
+        let shift = buffers
+            .first()
+            .map_or(0, |buffer| command.memory.address as usize - buffer.memory().address as usize);
         let mut data = Vec::new();
         for mut buffer in buffers {
             data.extend_from_slice(&buffer.bytes_mut()[shift..]);

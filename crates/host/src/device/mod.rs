@@ -1,12 +1,14 @@
 //! The device side of the host: what a shard issues commands to.
 //!
-//! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs: `issue` takes a
-//! command, `ring` makes what was issued visible to the device, `event` takes what the shard's io_uring
-//! finished for it, and `reap` gives completions. None of them blocks. A device that works in time (one that is paced)
-//! says with `deadline_ns` when to reap again. A device that is polled by whichever shard comes by may complete
-//! commands of another one: it names the shards to wake, as the verbs of a [`Port`](fairq_core::Port) do.
+//! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs:
+//! `issue` takes a command, `ring` makes what was issued visible to the device, `event` takes what
+//! the shard's io_uring finished for it, and `reap` gives completions. None of them blocks. A
+//! device that works in time (one that is paced) says with `deadline_ns` when to reap again. A
+//! device that is polled by whichever shard comes by may complete commands of another one: it names
+//! the shards to wake, as the verbs of a [`Port`](fairq_core::Port) do.
 //!
-//! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`] belong to the device.
+//! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`]
+//! belong to the device.
 
 use std::io;
 use std::sync::Arc;
@@ -39,7 +41,8 @@ pub struct Info {
     pub name: String,
     /// Size in bytes of each of its files (a device without files has one).
     pub sizes: Vec<u64>,
-    /// The smallest unit it reads and writes without reading more, in bytes. Requests need not be aligned to it.
+    /// The smallest unit it reads and writes without reading more, in bytes. Requests need not be
+    /// aligned to it.
     pub block_size: u32,
     /// The size at which it works best, in bytes.
     pub preferred_size: u32,
@@ -83,8 +86,8 @@ pub struct Completion {
     pub tag: Tag,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// The data of a read have stayed in the file, whose cache has them: they can be sent from there ([`Device::source`]). The command's
-    /// memory is as it was.
+    /// The data of a read have stayed in the file, whose cache has them: they can be sent from
+    /// there ([`Device::source`]). The command's memory is as it was.
     pub in_place: bool,
 }
 
@@ -123,22 +126,25 @@ pub trait Device: Send + Sync + 'static {
     /// What it is.
     fn info(&self) -> &Info;
 
-    /// Opens the queue of the calling shard, on whose `ring` it may put operations as [`crate::ring::Asker::Device`].
+    /// Opens the queue of the calling shard, on whose `ring` it may put operations as
+    /// [`crate::ring::Asker::Device`].
     fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<Self::Queue>;
 
-    /// Sets how many commands each class of queues may start per round; an error if it does not arbitrate between
-    /// classes ([`Info::has_classes`]) or refuses.
+    /// Sets how many commands each class of queues may start per round; an error if it does not
+    /// arbitrate between classes ([`Info::has_classes`]) or refuses.
     fn set_class_weights(&self, _weights: ClassWeights) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Puts everything written on stable storage; called once, at the end, when all queues are closed.
+    /// Puts everything written on stable storage; called once, at the end, when all queues are
+    /// closed.
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Takes the memory now that writing a range of a file would take, so that nobody who writes has to wait for it. Nothing where data is
-    /// not kept in memory, or not written for the first time.
+    /// Takes the memory now that writing a range of a file would take, so that nobody who writes
+    /// has to wait for it. Nothing where data is not kept in memory, or not written for the first
+    /// time.
     fn take_memory(&self, _file: u16, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }
@@ -148,13 +154,15 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Whether its queues need polling only: `ring` and `reap` do it all, without an event of the ring's.
+    /// Whether its queues need polling only: `ring` and `reap` do it all, without an event of the
+    /// ring's.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// Whether zeroing a range of a file changes a map alone and writes nothing, as far as is known by now. The scheduler charges it
-    /// by that, and it is done in small pieces where it is writing.
+    /// Whether zeroing a range of a file changes a map alone and writes nothing, as far as is known
+    /// by now. The scheduler charges it by that, and it is done in small pieces where it is
+    /// writing.
     fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
         true
     }
@@ -164,9 +172,15 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
-    /// The allocation of a range of a file, in order, at least one extent, at most `most`; together no longer than
-    /// `length`.
-    fn extents(&self, _file: u16, _offset: u64, length: u64, _most: usize) -> io::Result<Vec<Extent>> {
+    /// The allocation of a range of a file, in order, at least one extent, at most `most`; together
+    /// no longer than `length`.
+    fn extents(
+        &self,
+        _file: u16,
+        _offset: u64,
+        length: u64,
+        _most: usize,
+    ) -> io::Result<Vec<Extent>> {
         Ok(vec![Extent { length, is_hole: false }])
     }
 }
@@ -179,8 +193,9 @@ pub trait Queue: 'static {
     /// The command's memory must stay valid and untouched until its completion has been reaped.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
 
-    /// Takes a read or write whose data lies in several places, one after the other; they are together as long as the command,
-    /// whose own memory is the first. False, and nothing done, if it cannot be one command here.
+    /// Takes a read or write whose data lies in several places, one after the other; they are
+    /// together as long as the command, whose own memory is the first. False, and nothing done, if
+    /// it cannot be one command here.
     ///
     /// # Safety
     /// As for [`Queue::issue`], of each of the places.
@@ -194,15 +209,22 @@ pub trait Queue: 'static {
         false
     }
 
-    /// Makes everything issued visible to the device: once per turn of the shard's loop. Adds to `wake` the shards
-    /// that have completions to reap because of it.
+    /// Makes everything issued visible to the device: once per turn of the shard's loop. Adds to
+    /// `wake` the shards that have completions to reap because of it.
     fn ring(&mut self, _now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {}
 
     /// Takes an event of an operation that this queue put on the ring.
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
-    /// Appends the completions that have happened by `now_ns`, and adds to `wake` the other shards that have some.
-    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet);
+    /// Appends the completions that have happened by `now_ns`, and adds to `wake` the other shards
+    /// that have some.
+    fn reap(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        wake: &mut PortSet,
+    );
 
     /// When to call `reap` again, if that is a matter of time and not of an event.
     fn deadline_ns(&self) -> Option<u64> {

@@ -1,4 +1,5 @@
-//! The null device: completes everything at once and stores nothing; reads give whatever the buffer held.
+//! The null device: completes everything at once and stores nothing; reads give whatever the buffer
+//! held.
 //!
 //! It shows what the software above it costs.
 
@@ -58,12 +59,24 @@ impl Queue for NullQueue {
         self.done.push(Completion::new(command.tag, 0));
     }
 
-    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, _memories: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        command: &Command,
+        _memories: &[Memory],
+    ) -> bool {
         self.done.push(Completion::new(command.tag, 0));
         true
     }
 
-    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
         done.append(&mut self.done);
     }
 }

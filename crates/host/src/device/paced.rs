@@ -1,7 +1,8 @@
 //! The paced device: RAM that takes its time, so that contention can be seen on any machine.
 //!
-//! **Model.** Commands of all shards queue in one line, in the order in which the shards ring. Command `k`, of
-//! `bytes(k)` (0 for commands without data), is rung at `now(k)` and completes at `done(k)`:
+//! **Model.** Commands of all shards queue in one line, in the order in which the shards ring.
+//! Command `k`, of `bytes(k)` (0 for commands without data), is rung at `now(k)` and completes at
+//! `done(k)`:
 //!
 //! ```text
 //! begin(k)  = max(now(k), done(k - parallelism))          it gets inside: at most `parallelism` are inside at once
@@ -10,26 +11,32 @@
 //! done(k)   = max(server(k), link(k)) + latency
 //! ```
 //!
-//! A limit of 0 is no limit. All terms only grow from one command to the next, so commands complete in the order in
-//! which they came; that is why `done(k - parallelism)` is the time at which a place inside becomes free, and why
-//! everything is known at the moment a command comes, with a few additions.
+//! A limit of 0 is no limit. All terms only grow from one command to the next, so commands complete
+//! in the order in which they came; that is why `done(k - parallelism)` is the time at which a
+//! place inside becomes free, and why everything is known at the moment a command comes, with a few
+//! additions.
 //!
-//! - *Rate.* With a backlog `now` does not enter: the device is busy without a gap however late a shard reaps, and
-//!   fractions of a nanosecond are carried, so the rate in the long run is exactly the smallest of `iops`, `bandwidth`
-//!   over size, and `parallelism / (latency + ...)`. A device that has run empty does not catch up, as a real one.
-//! - *Shares.* First come, first served: tenants that are not scheduled share by how much each keeps queued.
-//! - *Flush* and the other commands without data cost one turn of the controller. A flush completes after everything
-//!   that came before it.
+//! - *Rate.* With a backlog `now` does not enter: the device is busy without a gap however late a
+//!   shard reaps, and fractions of a nanosecond are carried, so the rate in the long run is exactly
+//!   the smallest of `iops`, `bandwidth` over size, and `parallelism / (latency + ...)`. A device
+//!   that has run empty does not catch up, as a real one.
+//! - *Shares.* First come, first served: tenants that are not scheduled share by how much each
+//!   keeps queued.
+//! - *Flush* and the other commands without data cost one turn of the controller. A flush completes
+//!   after everything that came before it.
 //!
-//! **Example.** 4 KiB reads, iops 100 000, bandwidth 1 GB/s, latency 80 us: alone, 10 + 80 us; the controller needs
-//! 10 us and the link 4.1 us, so 100 000 a second from depth 9 on. 64 KiB reads are bound by the link: 15 259 a second.
+//! **Example.** 4 KiB reads, iops 100 000, bandwidth 1 GB/s, latency 80 us: alone, 10 + 80 us; the
+//! controller needs 10 us and the link 4.1 us, so 100 000 a second from depth 9 on. 64 KiB reads
+//! are bound by the link: 15 259 a second.
 //!
-//! **Sharing.** One mutex, taken once per turn of a shard's loop for all that the turn has issued, held for some 10 ns a
-//! command. Lock-free would not be better: each command depends on the one before.
+//! **Sharing.** One mutex, taken once per turn of a shard's loop for all that the turn has issued,
+//! held for some 10 ns a command. Lock-free would not be better: each command depends on the one
+//! before.
 //!
-//! **Data** is stored when a write is issued and read when a read is reaped. Both are within the time in which the
-//! command is on its way, so any reader sees an order that a disk could have produced, and either way the bytes pass
-//! through the cache just when the front end has them there: after receiving, before sending.
+//! **Data** is stored when a write is issued and read when a read is reaped. Both are within the
+//! time in which the command is on its way, so any reader sees an order that a disk could have
+//! produced, and either way the bytes pass through the cache just when the front end has them
+//! there: after receiving, before sending.
 
 use std::collections::VecDeque;
 use std::io;
@@ -102,7 +109,12 @@ impl Device for PacedDevice {
     }
 
     fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<PacedQueue> {
-        Ok(PacedQueue { shared: self.shared.clone(), fresh: Vec::new(), pending: VecDeque::new(), spare: Vec::new() })
+        Ok(PacedQueue {
+            shared: self.shared.clone(),
+            fresh: Vec::new(),
+            pending: VecDeque::new(),
+            spare: Vec::new(),
+        })
     }
 
     fn is_polled(&self) -> bool {
@@ -113,7 +125,13 @@ impl Device for PacedDevice {
         self.shared.store.take_memory(offset, length)
     }
 
-    fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
+    fn extents(
+        &self,
+        _file: u16,
+        offset: u64,
+        length: u64,
+        most: usize,
+    ) -> io::Result<Vec<Extent>> {
         self.shared.store.extents(offset, length, most)
     }
 }
@@ -122,13 +140,20 @@ impl Queue for PacedQueue {
     unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
         let errno = match command.op {
             Op::Read => 0,
-            // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
+            // SAFETY: the caller of issue vouches for the memory until the completion, which is
+            // later.
             _ => unsafe { self.shared.store.execute(command) },
         };
         self.fresh.push(Pending { command: *command, memories: Vec::new(), errno, done_ns: 0 });
     }
 
-    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, places: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        command: &Command,
+        places: &[Memory],
+    ) -> bool {
         let errno = match command.op {
             Op::Read => 0,
             // SAFETY: as for one.
@@ -148,20 +173,31 @@ impl Queue for PacedQueue {
         let mut schedule = self.shared.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         for pending in &mut self.fresh {
             let has_data = matches!(pending.command.op, Op::Read | Op::Write);
-            pending.done_ns = schedule.admit(now_ns, if has_data { pending.command.length } else { 0 });
+            pending.done_ns =
+                schedule.admit(now_ns, if has_data { pending.command.length } else { 0 });
         }
         drop(schedule);
         self.pending.extend(self.fresh.drain(..));
     }
 
-    fn reap(&mut self, now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        now_ns: u64,
+        _ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
         while self.pending.front().is_some_and(|pending| pending.done_ns <= now_ns) {
             let Some(mut pending) = self.pending.pop_front() else { break };
             let errno = match pending.command.op {
                 // SAFETY: the memory is the device's until this completion is taken.
-                Op::Read if pending.memories.is_empty() => unsafe { self.shared.store.execute(&pending.command) },
+                Op::Read if pending.memories.is_empty() => unsafe {
+                    self.shared.store.execute(&pending.command)
+                },
                 // SAFETY: as above, of all places.
-                Op::Read => unsafe { self.shared.store.execute_merged(&pending.command, &pending.memories) },
+                Op::Read => unsafe {
+                    self.shared.store.execute_merged(&pending.command, &pending.memories)
+                },
                 _ => pending.errno,
             };
             if !pending.memories.is_empty() {
@@ -184,7 +220,8 @@ struct Schedule {
     now_ns: u64,
     server: Resource,
     link: Resource,
-    /// When those still inside or before the door will be done, in order; the last `parallelism` at most.
+    /// When those still inside or before the door will be done, in order; the last `parallelism` at
+    /// most.
     inside: VecDeque<u64>,
 }
 
@@ -249,7 +286,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Keeps `depth` commands of `bytes` in the line for a second, always coming `late` ns late; how many were done.
+    /// Keeps `depth` commands of `bytes` in the line for a second, always coming `late` ns late;
+    /// how many were done.
     fn completed(pace: Pace, depth: usize, bytes: u32, late: u64) -> u64 {
         let mut schedule = Schedule::new(pace);
         let mut line: VecDeque<u64> = (0..depth).map(|_| schedule.admit(0, bytes)).collect();
@@ -304,7 +342,8 @@ mod tests {
 
     #[test]
     fn the_slowest_resource_decides() {
-        let pace = Pace { iops: 100_000, bandwidth: 1_000_000_000, latency_ns: 80_000, parallelism: 64 };
+        let pace =
+            Pace { iops: 100_000, bandwidth: 1_000_000_000, latency_ns: 80_000, parallelism: 64 };
         let mut alone = Schedule::new(pace);
         assert_eq!(alone.admit(5, 4096), 5 + 10_000 + 80_000);
         // What the pipeline holds at the end of the second is not yet counted.
@@ -367,7 +406,8 @@ mod tests {
         let (mut now, mut counts, mut done) = (0, [0u64; 2], Vec::new());
         for (queue, depth) in queues.iter_mut().zip([48, 16]) {
             for tag in 0..depth {
-                // SAFETY: the buffer outlives the queues; many reads into it are only a mix of zeroes.
+                // SAFETY: the buffer outlives the queues; many reads into it are only a mix of
+                // zeroes.
                 unsafe { queue.issue(now, &mut ring, &command(tag, Op::Read, buffer.memory())) };
             }
             queue.ring(now, &mut ring, &mut PortSet::default());
@@ -380,7 +420,13 @@ mod tests {
                 for completion in done.drain(..) {
                     assert_eq!(completion.errno, 0);
                     // SAFETY: as above.
-                    unsafe { queue.issue(now, &mut ring, &command(completion.tag.0, Op::Read, buffer.memory())) };
+                    unsafe {
+                        queue.issue(
+                            now,
+                            &mut ring,
+                            &command(completion.tag.0, Op::Read, buffer.memory()),
+                        )
+                    };
                 }
                 queue.ring(now, &mut ring, &mut PortSet::default());
             }
@@ -402,7 +448,8 @@ mod tests {
         let mut done = Vec::new();
         for (tag, op) in [(1, Op::Write), (2, Op::Flush), (3, Op::Read)] {
             let memory = if op == Op::Flush { Memory::NONE } else { buffer.memory() };
-            // SAFETY: the buffer outlives the queue, and both commands may have it at once as they copy the same bytes.
+            // SAFETY: the buffer outlives the queue, and both commands may have it at once as they
+            // copy the same bytes.
             unsafe { queue.issue(5, &mut ring, &command(tag, op, memory)) };
         }
         assert_eq!(queue.deadline_ns(), None, "not rung");

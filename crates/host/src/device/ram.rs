@@ -1,7 +1,7 @@
 //! The RAM device: sparse memory, as fast as a copy.
 //!
-//! A command is carried out when it is issued, in the shard's own thread, and completes at the next reap. What
-//! overlapping commands of several shards see is argued in `store.rs`.
+//! A command is carried out when it is issued, in the shard's own thread, and completes at the next
+//! reap. What overlapping commands of several shards see is argued in `store.rs`.
 
 use std::io;
 use std::sync::Arc;
@@ -63,7 +63,13 @@ impl Device for RamDevice {
         self.store.take_memory(offset, length)
     }
 
-    fn extents(&self, _file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
+    fn extents(
+        &self,
+        _file: u16,
+        offset: u64,
+        length: u64,
+        most: usize,
+    ) -> io::Result<Vec<Extent>> {
         self.store.extents(offset, length, most)
     }
 }
@@ -75,14 +81,26 @@ impl Queue for RamQueue {
         self.done.push(Completion::new(command.tag, errno));
     }
 
-    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        command: &Command,
+        memories: &[Memory],
+    ) -> bool {
         // SAFETY: as for one.
         let errno = unsafe { self.store.execute_merged(command, memories) };
         self.done.push(Completion::new(command.tag, errno));
         true
     }
 
-    fn reap(&mut self, _now_ns: u64, _ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
         done.append(&mut self.done);
     }
 }

@@ -1,20 +1,23 @@
 //! Sparse memory shared by all shards: what the RAM and the paced device keep their data in.
 //!
-//! **Model.** One private anonymous mapping. A page becomes memory when it is first written; reading a page never
-//! written maps the kernel's zero page and costs no memory (on a memfd it would: a read fault there allocates). A
-//! page given back with `MADV_DONTNEED` reads as zeroes again. A bitmap remembers which pages have been written.
-//! Huge pages are asked for, since random 4 KiB copies otherwise spend a third of their time on translating addresses;
-//! where the kernel grants them, memory is taken 2 MiB at a time.
+//! **Model.** One private anonymous mapping. A page becomes memory when it is first written;
+//! reading a page never written maps the kernel's zero page and costs no memory (on a memfd it
+//! would: a read fault there allocates). A page given back with `MADV_DONTNEED` reads as zeroes
+//! again. A bitmap remembers which pages have been written. Huge pages are asked for, since random
+//! 4 KiB copies otherwise spend a third of their time on translating addresses; where the kernel
+//! grants them, memory is taken 2 MiB at a time.
 //!
-//! **Races.** Shards copy without a lock. Requests that overlap in time and range leave a mix of their bytes, as on a
-//! disk; bytes next to a request are never touched by it, whatever its alignment. The language calls such overlap of
-//! plain copies a data race, so the copies are not plain: `rep movsb` on x86-64, which the compiler does not look into
-//! and which acts as bytewise relaxed atomics, and just those, byte by byte and slower, elsewhere. No reference into
-//! the mapping is ever made.
+//! **Races.** Shards copy without a lock. Requests that overlap in time and range leave a mix of
+//! their bytes, as on a disk; bytes next to a request are never touched by it, whatever its
+//! alignment. The language calls such overlap of plain copies a data race, so the copies are not
+//! plain: `rep movsb` on x86-64, which the compiler does not look into and which acts as bytewise
+//! relaxed atomics, and just those, byte by byte and slower, elsewhere. No reference into the
+//! mapping is ever made.
 //!
-//! The bit of a page is set *after* its bytes were copied and cleared *before* it is given back: whatever bytes
-//! survive a race of the two were copied after the clearing, and so their bit survives as well. A page that holds
-//! data is thus never called a hole once its write has completed; the reverse (a set bit over zeroes) is harmless.
+//! The bit of a page is set *after* its bytes were copied and cleared *before* it is given back:
+//! whatever bytes survive a race of the two were copied after the clearing, and so their bit
+//! survives as well. A page that holds data is thus never called a hole once its write has
+//! completed; the reverse (a set bit over zeroes) is harmless.
 
 use std::io;
 use std::ptr::NonNull;
@@ -40,7 +43,8 @@ pub(crate) struct Store {
     present: Box<[AtomicUsize]>,
 }
 
-// SAFETY: the mapping lives as long as the store, and concurrent access to its bytes is what the header argues.
+// SAFETY: the mapping lives as long as the store, and concurrent access to its bytes is what the
+// header argues.
 unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
@@ -51,7 +55,8 @@ impl Store {
         let too_big = || io::Error::from_raw_os_error(libc::ENOMEM);
         let mapped = size.max(1).checked_next_multiple_of(PAGE).ok_or_else(too_big)?;
         let mapped = isize::try_from(mapped).map_err(|_| too_big())? as usize;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
+        // nothing that exists.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -60,12 +65,15 @@ impl Store {
                 rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
             )
         }?;
-        // SAFETY: advice on this mapping, which changes no contents. Without huge pages it just works slower.
+        // SAFETY: advice on this mapping, which changes no contents. Without huge pages it just
+        // works slower.
         let _ = unsafe { rustix::mm::madvise(base, mapped, rustix::mm::Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address 0");
-        // Allocated as zeroed memory, so that the bitmap of a huge store costs nothing until it is used.
+        // Allocated as zeroed memory, so that the bitmap of a huge store costs nothing until it is
+        // used.
         let words = vec![0usize; (mapped as u64 / PAGE).div_ceil(BITS) as usize].into_boxed_slice();
-        // SAFETY: an AtomicUsize has the size, alignment and bit validity of a usize, and the box is given away whole.
+        // SAFETY: an AtomicUsize has the size, alignment and bit validity of a usize, and the box
+        // is given away whole.
         let present = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicUsize]) };
         Ok(Store { base, mapped, size, present })
     }
@@ -83,11 +91,14 @@ impl Store {
             return libc::EINVAL;
         }
         let memory = command.memory;
-        debug_assert!(!matches!(command.op, Op::Read | Op::Write) || memory.length >= command.length);
+        debug_assert!(
+            !matches!(command.op, Op::Read | Op::Write) || memory.length >= command.length
+        );
         // SAFETY: the range was just found to be inside the mapping, since size <= mapped.
         let at = unsafe { self.base.as_ptr().add(offset as usize) };
         match command.op {
-            // SAFETY: the caller vouches for its memory, the range check for the mapping; the two are distinct mappings.
+            // SAFETY: the caller vouches for its memory, the range check for the mapping; the two
+            // are distinct mappings.
             Op::Read => unsafe { copy(at, memory.address, command.length as usize) },
             Op::Write => {
                 // SAFETY: as for reads.
@@ -101,7 +112,8 @@ impl Store {
         0
     }
 
-    /// The same for a read or write whose data lies in several places; the errno of the first that fails.
+    /// The same for a read or write whose data lies in several places; the errno of the first that
+    /// fails.
     ///
     /// # Safety
     /// As for [`Self::execute`], of each of the places.
@@ -119,7 +131,8 @@ impl Store {
         0
     }
 
-    /// Makes a range inside the store read as zeroes; `keep` leaves it allocated in the eyes of [`Store::extents`].
+    /// Makes a range inside the store read as zeroes; `keep` leaves it allocated in the eyes of
+    /// [`Store::extents`].
     fn zero(&self, offset: u64, length: u64, keep: bool) {
         let end = offset + length;
         let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
@@ -133,7 +146,11 @@ impl Store {
         // SAFETY: whole pages inside the mapping; that their bytes become zero is the purpose.
         let given_back = unsafe {
             let address = self.base.as_ptr().add(first as usize);
-            rustix::mm::madvise(address.cast(), (last - first) as usize, rustix::mm::Advice::LinuxDontNeed)
+            rustix::mm::madvise(
+                address.cast(),
+                (last - first) as usize,
+                rustix::mm::Advice::LinuxDontNeed,
+            )
         };
         if given_back.is_err() {
             self.fill(first, last - first);
@@ -143,7 +160,8 @@ impl Store {
         }
     }
 
-    /// Overwrites bytes inside the store with zeroes. Pages never written are left alone: they are zero.
+    /// Overwrites bytes inside the store with zeroes. Pages never written are left alone: they are
+    /// zero.
     fn fill(&self, offset: u64, length: u64) {
         let mut at = offset;
         while at < offset + length {
@@ -192,12 +210,14 @@ impl Store {
         (&self.present[(page / BITS) as usize], 1 << (page % BITS))
     }
 
-    /// Takes the memory of the pages that a range inside the store covers; they stay holes that read as zeroes.
+    /// Takes the memory of the pages that a range inside the store covers; they stay holes that
+    /// read as zeroes.
     pub(crate) fn take_memory(&self, offset: u64, length: u64) -> io::Result<()> {
         let end = offset.checked_add(length).filter(|&end| end <= self.size);
         let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         let first = offset / PAGE * PAGE;
-        // SAFETY: whole pages inside the mapping, since size is rounded up to pages there; what they hold does not change.
+        // SAFETY: whole pages inside the mapping, since size is rounded up to pages there; what
+        // they hold does not change.
         unsafe {
             let address = self.base.as_ptr().add(first as usize);
             let length = (end.next_multiple_of(PAGE) - first) as usize;
@@ -222,7 +242,8 @@ impl Store {
         Ok(extents)
     }
 
-    /// Whether a page may hold data, and the first page at or before `end` for which that is different.
+    /// Whether a page may hold data, and the first page at or before `end` for which that is
+    /// different.
     fn run(&self, page: u64, end: u64) -> (bool, u64) {
         let first = self.word(page);
         let is_present = first.0.load(Ordering::Acquire) & first.1 != 0;
@@ -255,7 +276,8 @@ impl Drop for Store {
 /// Both ranges must be valid for `length` bytes and not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: reads and writes just the two ranges; the direction flag is clear by the calling convention.
+    // SAFETY: reads and writes just the two ranges; the direction flag is clear by the calling
+    // convention.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -314,7 +336,12 @@ mod tests {
     use super::*;
 
     fn extents(store: &Store, offset: u64, length: u64) -> Vec<(u64, bool)> {
-        store.extents(offset, length, 100).unwrap().iter().map(|extent| (extent.length, extent.is_hole)).collect()
+        store
+            .extents(offset, length, 100)
+            .unwrap()
+            .iter()
+            .map(|extent| (extent.length, extent.is_hole))
+            .collect()
     }
 
     #[test]
@@ -324,7 +351,8 @@ mod tests {
         assert_eq!(extents(&store, 0, 1 << 20), [(1 << 20, true)]);
         let mut resident = [0u8; 256];
         // SAFETY: the range is the store's mapping, and there is a byte for each of its pages.
-        let told = unsafe { libc::mincore(store.base.as_ptr().cast(), 1 << 20, resident.as_mut_ptr()) };
+        let told =
+            unsafe { libc::mincore(store.base.as_ptr().cast(), 1 << 20, resident.as_mut_ptr()) };
         assert_eq!(told, 0);
         assert!(resident[1..=25].iter().all(|page| page & 1 == 1), "{resident:?}");
         assert_eq!(store.take_memory(1 << 20, 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
@@ -337,12 +365,21 @@ mod tests {
         assert_eq!(extents(&store, 0, store.size), [(300 * PAGE + 10, true)]);
         store.mark(PAGE + 5, 1);
         store.mark(60 * PAGE, 200 * PAGE);
-        let all = [(PAGE, true), (PAGE, false), (58 * PAGE, true), (200 * PAGE, false), (40 * PAGE + 10, true)];
+        let all = [
+            (PAGE, true),
+            (PAGE, false),
+            (58 * PAGE, true),
+            (200 * PAGE, false),
+            (40 * PAGE + 10, true),
+        ];
         assert_eq!(extents(&store, 0, store.size), all);
         assert_eq!(extents(&store, PAGE + 7, PAGE), [(PAGE - 7, false), (7, true)]);
         assert_eq!(store.extents(0, store.size, 2).unwrap().len(), 2);
         store.zero(64 * PAGE + 1, 127 * PAGE - 1, false);
-        assert_eq!(extents(&store, 60 * PAGE, 200 * PAGE), [(5 * PAGE, false), (126 * PAGE, true), (69 * PAGE, false)]);
+        assert_eq!(
+            extents(&store, 60 * PAGE, 200 * PAGE),
+            [(5 * PAGE, false), (126 * PAGE, true), (69 * PAGE, false)]
+        );
         store.zero(0, PAGE * 2, true);
         assert_eq!(extents(&store, 0, PAGE * 3), [(2 * PAGE, false), (PAGE, true)]);
         assert!(store.extents(1, store.size, 1).is_err());
@@ -353,7 +390,10 @@ mod tests {
         let store = Store::map(1 << 42).unwrap();
         assert_eq!(extents(&store, 0, 1 << 30), [(1 << 30, true)]);
         store.mark((1 << 42) - 1, 1);
-        assert_eq!(extents(&store, (1 << 42) - 3 * PAGE, 3 * PAGE), [(2 * PAGE, true), (PAGE, false)]);
+        assert_eq!(
+            extents(&store, (1 << 42) - 3 * PAGE, 3 * PAGE),
+            [(2 * PAGE, true), (PAGE, false)]
+        );
         assert!(Store::map(u64::MAX).is_err());
     }
 

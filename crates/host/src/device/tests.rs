@@ -1,4 +1,5 @@
-//! All devices against a plain array of bytes: random commands of any alignment, several at once on several queues.
+//! All devices against a plain array of bytes: random commands of any alignment, several at once on
+//! several queues.
 
 use std::path::PathBuf;
 
@@ -18,14 +19,18 @@ use crate::ring::Event;
 const SIZE: usize = (2 << 20) + (64 << 10);
 const QUEUES: usize = 3;
 
-/// A directory on the file system that the build is on, which more likely has direct I/O than `/tmp`.
+/// A directory on the file system that the build is on, which more likely has direct I/O than
+/// `/tmp`.
 pub(crate) fn scratch() -> tempfile::TempDir {
     let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     tempfile::tempdir_in(target).unwrap()
 }
 
 pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> DeviceSpec {
-    DeviceSpec::File { files: vec![FileSpec { path: path.into(), create_size: Some(size) }], direct }
+    DeviceSpec::File {
+        files: vec![FileSpec { path: path.into(), create_size: Some(size) }],
+        direct,
+    }
 }
 
 /// A software controller with few queues and a small window, so that commands wait everywhere.
@@ -68,8 +73,7 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => 200_000..700_000u32
     ];
     let shift = prop_oneof![3 => Just(0usize), 1 => 0..4096usize];
-    let part =
-        prop_oneof![2 => Just(None), 1 => Just(Some(4096)), 1 => Just(Some(512)), 1 => (1..9000u32).prop_map(Some)];
+    let part = prop_oneof![2 => Just(None), 1 => Just(Some(4096)), 1 => Just(Some(512)), 1 => (1..9000u32).prop_map(Some)];
     (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), shift, part, 1..=255u8).prop_map(
         |(gap, length, op, queue, [fua, no_hole, fast_only], shift, part, seed)| Action {
             gap,
@@ -93,7 +97,9 @@ fn batches() -> impl Strategy<Value = Vec<Batch>> {
 }
 
 fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|index| seed.wrapping_add((index / 256) as u8).wrapping_mul(31) ^ index as u8).collect()
+    (0..length)
+        .map(|index| seed.wrapping_add((index / 256) as u8).wrapping_mul(31) ^ index as u8)
+        .collect()
 }
 
 /// Runs batches on `device` and a model of it, comparing all bytes after each.
@@ -112,13 +118,14 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
             let to = (from + action.length as usize).min(SIZE);
             at = to;
             let &Action { op, fua, no_hole, fast_only, .. } = action;
-            let issued = Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
+            let issued =
+                Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
             let data = if op == Op::Write { pattern(action.seed, to - from) } else { Vec::new() };
             let driver = &mut drivers[action.queue];
             let can_be_merged = matches!(op, Op::Read | Op::Write) && !fua && issued.length > 0;
-            let part = action
-                .part
-                .filter(|&part| can_be_merged && issued.length > part && issued.length.div_ceil(part) <= MOST_PARTS);
+            let part = action.part.filter(|&part| {
+                can_be_merged && issued.length > part && issued.length.div_ceil(part) <= MOST_PARTS
+            });
             if !part.is_some_and(|part| driver.issue_merged(issued, &data, part)) {
                 driver.issue(issued, &data, action.shift);
             }
@@ -130,9 +137,12 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
         }
         let mut advised = Vec::new();
         finish(&mut drivers, |ended| {
-            let range = ended.command.offset as usize..ended.command.offset as usize + ended.command.length as usize;
+            let range = ended.command.offset as usize
+                ..ended.command.offset as usize + ended.command.length as usize;
             match ended.command.op {
-                Op::Read => assert!(ended.data == model[range.clone()], "read of {range:?} in {actions:?}"),
+                Op::Read => {
+                    assert!(ended.data == model[range.clone()], "read of {range:?} in {actions:?}")
+                }
                 Op::Discard => advised.push(range),
                 _ => {}
             }
@@ -148,14 +158,18 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
             }
         }
         if let Some(index) = (0..SIZE).find(|&index| actual[index] != expected[index]) {
-            panic!("byte {index}: {} for {} after {start} {actions:?}", actual[index], expected[index]);
+            panic!(
+                "byte {index}: {} for {} after {start} {actions:?}",
+                actual[index], expected[index]
+            );
         }
         check_extents(device, &actual);
         model = expected;
     }
 }
 
-/// Turns all queues in turn until all is done: what one holds, or carries out, another may wait for.
+/// Turns all queues in turn until all is done: what one holds, or carries out, another may wait
+/// for.
 fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::harness::Ended)) {
     let start = std::time::Instant::now();
     while drivers.iter().any(Driver::is_busy) {
@@ -185,7 +199,8 @@ fn check_extents(device: &AnyDevice, actual: &[u8]) {
     assert!(last.is_some());
 }
 
-/// A stream in 4 KiB requests is one command, everywhere; what is not whole blocks is not where blocks matter.
+/// A stream in 4 KiB requests is one command, everywhere; what is not whole blocks is not where
+/// blocks matter.
 #[test]
 fn every_device_takes_merged_commands() {
     let scratch = scratch();
@@ -193,7 +208,8 @@ fn every_device_takes_merged_commands() {
     let pace = Pace { iops: 100_000, ..Pace::default() };
     let soft = |spec| DeviceSpec::NvmeSoft(Box::new(spec));
     let over_a_file = || {
-        let files = vec![FileSpec { path: scratch.path().join("soft"), create_size: Some(SIZE as u64) }];
+        let files =
+            vec![FileSpec { path: scratch.path().join("soft"), create_size: Some(SIZE as u64) }];
         nvme_soft(BackingSpec::File { files, direct: Direct::Auto })
     };
     let devices = [
@@ -208,7 +224,8 @@ fn every_device_takes_merged_commands() {
         let device = spec.open().unwrap();
         let mut driver = Driver::open(&device);
         let data = pattern(7, 128 << 10);
-        // More commands than there are lists of places on the controller: the rest is told to go alone.
+        // More commands than there are lists of places on the controller: the rest is told to go
+        // alone.
         let mut taken = 0;
         for round in 0..40u64 {
             let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
@@ -220,7 +237,10 @@ fn every_device_takes_merged_commands() {
         assert_eq!(taken, 40, "{spec:?}");
         driver.finish();
         assert_eq!(driver.read(128 << 10, 128 << 10), data, "{spec:?}");
-        assert!(driver.issue_merged(command(Op::Read, 128 << 10, 128 << 10), &[], 4096), "{spec:?}");
+        assert!(
+            driver.issue_merged(command(Op::Read, 128 << 10, 128 << 10), &[], 4096),
+            "{spec:?}"
+        );
         assert_eq!(driver.finish()[0].data, data, "{spec:?}");
         let odd = driver.issue_merged(command(Op::Read, 512, 9000), &[], 1000);
         let wants_blocks = matches!(spec, DeviceSpec::NvmeSoft(_)) || device.info().block_size > 1;
@@ -233,7 +253,8 @@ fn every_device_takes_merged_commands() {
 fn troubled(seed: u64) -> Tamper {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Box::new(move |event| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let result = match state >> 60 {
             0 if event.result >= 0 => -libc::EAGAIN,
             1 if event.result >= 0 => -libc::EINTR,

@@ -1,7 +1,9 @@
-//! Jobs on the direct path: a pinned thread that makes requests and polls for their ends, and does nothing else.
+//! Jobs on the direct path: a pinned thread that makes requests and polls for their ends, and does
+//! nothing else.
 //!
-//! A turn reads the clock once: what has ended in one turn is counted with the time at the beginning of the next, so a
-//! latency holds all that the turn did, as it does on the path of the shards.
+//! A turn reads the clock once: what has ended in one turn is counted with the time at the
+//! beginning of the next, so a latency holds all that the turn did, as it does on the path of the
+//! shards.
 
 use std::io;
 use std::sync::Arc;
@@ -133,9 +135,11 @@ impl<P: Port, D: Device> Client<P, D> {
             while self.path.has_room() {
                 let Some(order) = self.front.next(index, now_ns) else { break };
                 self.stats[usize::from(order.tenant)].in_flight += 1;
-                // SAFETY: the buffer left `idle`, and returns there when the order is finished; until then nobody
-                // touches it, and the region lives as long as the front end, which outlives its orders.
-                unsafe { self.path.submit(now_ns, &order) }.expect("flows of a load run are not removed");
+                // SAFETY: the buffer left `idle`, and returns there when the order is finished;
+                // until then nobody touches it, and the region lives as long as the front end,
+                // which outlives its orders.
+                unsafe { self.path.submit(now_ns, &order) }
+                    .expect("flows of a load run are not removed");
                 submitted = true;
             }
         }

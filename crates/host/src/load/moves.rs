@@ -1,11 +1,13 @@
 //! Threads that do not stay on one core: a job's home is another shard every now and then.
 //!
-//! **Problem.** Threads that are pinned alike, one of each tenant on each shard, get alike: whom a scheduler tells apart by how
-//! far they are ahead of each other are never ahead of each other. An operating system moves threads between cores.
-//! **Model.** Every shard has all jobs and runs those whose home it is. The homes follow from the number of the interval alone, so
-//! that shards agree on them without a word: jobs that are there are dealt out at random, as many to each shard as to
-//! any other or one more. A request ends where it began, and the next one begins at home.
-//! **Memory order.** What a job may still send is counted in one word for all shards, and guards nothing else: relaxed.
+//! **Problem.** Threads that are pinned alike, one of each tenant on each shard, get alike: whom a
+//! scheduler tells apart by how far they are ahead of each other are never ahead of each other. An
+//! operating system moves threads between cores. **Model.** Every shard has all jobs and runs those
+//! whose home it is. The homes follow from the number of the interval alone, so that shards agree
+//! on them without a word: jobs that are there are dealt out at random, as many to each shard as to
+//! any other or one more. A request ends where it began, and the next one begins at home. **Memory
+//! order.** What a job may still send is counted in one word for all shards, and guards nothing
+//! else: relaxed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +36,8 @@ impl Moves {
     /// Jobs that are placed anew at such intervals, in a run whose measurement begins then.
     pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64, begins_ns: u64) -> Moves {
         let life = |job: &Job| {
-            let starts_ns = if job.starts_ns == 0 { 0 } else { begins_ns.saturating_add(job.starts_ns) };
+            let starts_ns =
+                if job.starts_ns == 0 { 0 } else { begins_ns.saturating_add(job.starts_ns) };
             (starts_ns, begins_ns.saturating_add(job.stops_ns))
         };
         let spare = |job: &Job| CachePadded::new(AtomicU32::new(job.depth.into()));
@@ -49,15 +52,20 @@ impl Moves {
     /// Each job's shard during the interval that `now_ns` is in.
     fn homes(&self, now_ns: u64) -> Vec<usize> {
         let mut rng = SmallRng::seed_from_u64(now_ns / self.interval_ns);
-        let is_here = |job: &usize| (self.lives_ns[*job].0..self.lives_ns[*job].1).contains(&now_ns);
-        let (mut here, mut away): (Vec<usize>, Vec<usize>) = (0..self.lives_ns.len()).partition(is_here);
+        let is_here =
+            |job: &usize| (self.lives_ns[*job].0..self.lives_ns[*job].1).contains(&now_ns);
+        let (mut here, mut away): (Vec<usize>, Vec<usize>) =
+            (0..self.lives_ns.len()).partition(is_here);
         let mut shards: Vec<usize> = (0..self.shards).collect();
         here.shuffle(&mut rng);
         away.shuffle(&mut rng);
         shards.shuffle(&mut rng);
         let mut homes = vec![0; self.lives_ns.len()];
         // Those that are not there yet may come before the interval ends.
-        here.iter().chain(&away).zip(shards.iter().cycle()).for_each(|(&job, &shard)| homes[job] = shard);
+        here.iter()
+            .chain(&away)
+            .zip(shards.iter().cycle())
+            .for_each(|(&job, &shard)| homes[job] = shard);
         homes
     }
 }
@@ -87,12 +95,15 @@ impl Homes {
         }
     }
 
-    /// True if the job is at home here and may send a request: it has to [give](Self::give) that back.
+    /// True if the job is at home here and may send a request: it has to [give](Self::give) that
+    /// back.
     #[inline]
     pub(super) fn take(&self, job: usize) -> bool {
         let less = |spare: u32| spare.checked_sub(1);
         self.homes[job] == self.shard
-            && self.moves.spare[job].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+            && self.moves.spare[job]
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                .is_ok()
     }
 
     /// One of the job's requests is done, or was not sent.
@@ -116,7 +127,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each job has one home, shards are dealt evenly to those that are there, and the homes of all shards agree.
+        /// Each job has one home, shards are dealt evenly to those that are there, and the homes of
+        /// all shards agree.
         #[test]
         fn homes_are_dealt_evenly(jobs in 1..20usize, late in 0..10usize, shards in 1..8usize, interval in 0..100u64) {
             let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
@@ -141,8 +153,10 @@ mod tests {
         let depth = u32::from(job(flow).depth);
         for interval in 0..100 {
             shards.iter_mut().for_each(|shard| shard.look(interval * 1000));
-            let sent: Vec<u32> =
-                shards.iter().map(|shard| (0..).take_while(|_| shard.take(0)).count() as u32).collect();
+            let sent: Vec<u32> = shards
+                .iter()
+                .map(|shard| (0..).take_while(|_| shard.take(0)).count() as u32)
+                .collect();
             assert_eq!(sent.iter().sum::<u32>(), depth, "{sent:?}");
             let home = sent.iter().position(|&sent| sent == depth).expect("all at one home");
             homes[home] += 1;

@@ -5,20 +5,22 @@
 //!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
 //! ```
 //!
-//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers. When either is exhausted the next
-//! request stays where it is (`Intake::Stalled`), nothing more is read from this socket, and the client feels
-//! it; no other connection does.
+//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers.
+//! When either is exhausted the next request stays where it is (`Intake::Stalled`), nothing more is
+//! read from this socket, and the client feels it; no other connection does.
 //!
-//! **Chunks.** A long read or write is cut into orders of at most 64 KiB, so that the scheduler decides about
-//! small pieces and one client's 32 MiB do not stand before another's 512 bytes. Operations without data (discard,
-//! zeroes) run one piece at a time.
+//! **Chunks.** A long read or write is cut into orders of at most 64 KiB, so that the scheduler
+//! decides about small pieces and one client's 32 MiB do not stand before another's 512 bytes.
+//! Operations without data (discard, zeroes) run one piece at a time.
 //!
-//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its payload that has come. A
-//! chunk's part of it is the socket's while a receive names it, the device's between submit and finish, the socket's
-//! again while the reply is sent; the op frees the buffer when the reply has left.
-//! Data that a read has left in the file (`device::file::in_place`) are sent from there by the outbox, and the buffer is where they go if that
-//! turns out not to be possible: so a read has a buffer in any case, and what a connection may have in flight is bounded as ever.
-//! Ops live in a boxed slice that never moves, because replies are sent from the headers inside them.
+//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
+//! payload that has come. A chunk's part of it is the socket's while a receive names it, the
+//! device's between submit and finish, the socket's again while the reply is sent; the op frees the
+//! buffer when the reply has left. Data that a read has left in the file (`device::file::in_place`)
+//! are sent from there by the outbox, and the buffer is where they go if that turns out not to be
+//! possible: so a read has a buffer in any case, and what a connection may have in flight is
+//! bounded as ever. Ops live in a boxed slice that never moves, because replies are sent from the
+//! headers inside them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,7 +38,9 @@ use crate::nbd::front::Connect;
 use crate::nbd::op::{CHUNK, CHUNKS, Op, Reply};
 use crate::nbd::pace::{PATIENCE, Pace};
 use crate::nbd::pipe::Pipe;
-use crate::nbd::proto::{Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate};
+use crate::nbd::proto::{
+    Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
+};
 use crate::nbd::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::nbd::survey::{Answer, Question, SurveyDesk};
 use crate::nbd::wire::{Incoming, Outbox, Progress};
@@ -45,11 +49,11 @@ use crate::ring::{Asker, Ring, UserData};
 
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
-/// A payload of at least this much is received straight into its buffer, and then just the header that follows it; a
-/// smaller one goes through `inbuf` with whatever follows it.
+/// A payload of at least this much is received straight into its buffer, and then just the header
+/// that follows it; a smaller one goes through `inbuf` with whatever follows it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
-/// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been received is then still in a cache
-/// when the device takes it.
+/// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
+/// received is then still in a cache when the device takes it.
 const PAYLOAD_PART: usize = 8 * CHUNK as usize;
 
 /// What a connection is allowed, and what it serves.
@@ -78,8 +82,9 @@ impl Limits {
     /// Room for one request of the largest size and some small ones beside it.
     pub const MIN_MEMORY: usize = 40 << 20;
 
-    /// The live requests that a shard must be able to hold so that no connection ever waits for another's to end: each
-    /// request in flight is one order, and the memory has room for so many whole chunks more.
+    /// The live requests that a shard must be able to hold so that no connection ever waits for
+    /// another's to end: each request in flight is one order, and the memory has room for so many
+    /// whole chunks more.
     pub const fn tags(&self, connections: usize) -> usize {
         connections * (self.depth as usize + self.memory / CHUNK as usize)
     }
@@ -167,16 +172,28 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 }
 
 impl Conn {
-    /// A connection that has finished its handshake. From `source`, if there is one, data that reads have left in the file can be sent.
-    pub fn new(index: u32, connect: Connect, source: Option<Source>, region: Region, limits: Limits) -> Conn {
+    /// A connection that has finished its handshake. From `source`, if there is one, data that
+    /// reads have left in the file can be sent.
+    pub fn new(
+        index: u32,
+        connect: Connect,
+        source: Option<Source>,
+        region: Region,
+        limits: Limits,
+    ) -> Conn {
         let Connect { fd, tls, negotiated, volume } = connect;
         let source = source.filter(|_| tls.is_none() && is_unix(&fd));
         let pipe = source.as_ref().and_then(|_| {
-            let failed = |error: &io::Error| tracing::debug!(connection = index, %error, "no pipe: reads are copied");
+            let failed = |error: &io::Error| {
+                tracing::debug!(connection = index, %error, "no pipe: \
+             reads are copied")
+            };
             Pipe::new().inspect_err(failed).ok()
         });
         let source = source.filter(|_| pipe.is_some());
-        let in_place = source.as_ref().map_or(0..0, |source| own_pages(volume.base, negotiated.size, source.size()));
+        let in_place = source
+            .as_ref()
+            .map_or(0..0, |source| own_pages(volume.base, negotiated.size, source.size()));
         Conn {
             index,
             fd,
@@ -222,18 +239,21 @@ impl Conn {
     /// Takes one step through the stream of requests; false if it cannot go on now.
     fn take_in(&mut self) -> bool {
         match std::mem::replace(&mut self.intake, Intake::Header) {
-            Intake::Header => match parse_request(self.incoming.bytes(), self.negotiated.extended) {
-                Ok(None) => self.incoming.refill(),
-                Ok(Some((request, header))) => {
-                    self.incoming.consume(header);
-                    self.begin(request)
+            Intake::Header => {
+                match parse_request(self.incoming.bytes(), self.negotiated.extended) {
+                    Ok(None) => self.incoming.refill(),
+                    Ok(Some((request, header))) => {
+                        self.incoming.consume(header);
+                        self.begin(request)
+                    }
+                    Err(error) => {
+                        tracing::warn!(connection = self.index, %error, "malformed request: \
+                         closing the connection");
+                        self.hang_up();
+                        false
+                    }
                 }
-                Err(error) => {
-                    tracing::warn!(connection = self.index, %error, "malformed request: closing the connection");
-                    self.hang_up();
-                    false
-                }
-            },
+            }
             Intake::Stalled(request) => self.begin(request),
             Intake::Payload { op } => self.take_payload(op),
             Intake::Refused { request, error, skip } => self.skip(request, error, skip),
@@ -294,8 +314,8 @@ impl Conn {
         self.payload_came(index, count as u32) || self.incoming.refill()
     }
 
-    /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be submitted. True if that
-    /// was all.
+    /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be
+    /// submitted. True if that was all.
     fn payload_came(&mut self, index: u16, count: u32) -> bool {
         let op = &mut self.ops[usize::from(index)];
         op.filled += count;
@@ -333,7 +353,14 @@ impl Conn {
         self.is_asking = true;
         let most = if op.request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
         let (file, offset) = (self.volume.file, self.volume.base + op.request.offset);
-        desk.ask(Question { conn: self.index, op: index, file, offset, length: op.request.length, most });
+        desk.ask(Question {
+            conn: self.index,
+            op: index,
+            file,
+            offset,
+            length: op.request.length,
+            most,
+        });
     }
 
     /// Takes the answer to a question, and makes it a reply.
@@ -356,12 +383,18 @@ impl Conn {
             bytes.truncate(length);
             Some(Reply::Bytes(bytes.into_boxed_slice()))
         });
-        let reply = reply.unwrap_or_else(|| Reply::Header(self.style.error(&request, NbdError::Io)));
+        let reply =
+            reply.unwrap_or_else(|| Reply::Header(self.style.error(&request, NbdError::Io)));
         self.answer(index, reply);
     }
 
     /// Submits orders while the shard has room for them.
-    fn submit<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+    fn submit<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
         while let Some(&index) = self.to_submit.front() {
             if !path.has_room() {
                 return;
@@ -376,8 +409,9 @@ impl Conn {
             }
             let cookie = cookie(self.index, index, op.submitted);
             let order = op.next_order(&self.volume, &self.in_place, path.device(), cookie);
-            // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until the order is
-            // finished (`finished` counts `outstanding` down to 0 before the op goes on).
+            // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until
+            // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
+            // on).
             match unsafe { path.submit(now_ns, ring, &order) } {
                 Ok(()) => op.outstanding += 1,
                 // The tenant was removed while its connection was open.
@@ -408,7 +442,8 @@ impl Conn {
         self.settle(index);
     }
 
-    /// Answers an op if nothing more will happen to it. One that stands in `to_submit` is settled when it leaves that.
+    /// Answers an op if nothing more will happen to it. One that stands in `to_submit` is settled
+    /// when it leaves that.
     fn settle(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
         let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
@@ -416,11 +451,16 @@ impl Conn {
             return;
         }
         let reply = match (op.errno, op.request.command) {
-            (0, Command::Read) => {
-                Reply::Data(self.style.data(&op.request, op.request.offset, op.request.length as u32, true))
-            }
+            (0, Command::Read) => Reply::Data(self.style.data(
+                &op.request,
+                op.request.offset,
+                op.request.length as u32,
+                true,
+            )),
             (0, _) => Reply::Header(self.style.done(&op.request)),
-            (errno, _) => Reply::Header(self.style.error(&op.request, NbdError::from_errno_for(errno, &op.request))),
+            (errno, _) => Reply::Header(
+                self.style.error(&op.request, NbdError::from_errno_for(errno, &op.request)),
+            ),
         };
         self.answer(index, reply);
     }
@@ -487,9 +527,9 @@ impl Conn {
             Ok(Progress::Waits(pending)) => {
                 let entry = self.outbox.operation(pending, &self.fd, self.source.as_ref());
                 let value = event_value(self.index, SEND);
-                // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers, chunk buffers, its
-                // own bytes) in place until the event of this operation has been taken; the memory of data in place is nobody
-                // else's until then either.
+                // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers,
+                // chunk buffers, its own bytes) in place until the event of this operation has been
+                // taken; the memory of data in place is nobody else's until then either.
                 unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
                 self.outbox.in_ring = Some(pending);
             }
@@ -509,14 +549,17 @@ impl Conn {
         self.outbox.clear();
     }
 
-    /// Asks for more bytes, if there is room for them and use: at once, or when the client has read most of its replies.
+    /// Asks for more bytes, if there is room for them and use: at once, or when the client has read
+    /// most of its replies.
     fn receive(&mut self, ring: &mut Ring) {
         if self.state != State::Open || self.incoming.in_ring {
             return;
         }
         let payload = match self.intake {
             Intake::Stalled(_) => return,
-            Intake::Payload { op } if !self.incoming.is_tls() && self.incoming.bytes().is_empty() => {
+            Intake::Payload { op }
+                if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
+            {
                 self.is_bulky.then(|| self.ops[usize::from(op)].unfilled())
             }
             _ => None,
@@ -524,7 +567,9 @@ impl Conn {
         let fd = types::Fd(self.fd.as_raw_fd());
         let header = request_len(self.negotiated.extended);
         let entry = match payload {
-            Some(rest) if rest.len() > PAYLOAD_PART => self.incoming.receive_payload(fd, &mut rest[..PAYLOAD_PART], 0),
+            Some(rest) if rest.len() > PAYLOAD_PART => {
+                self.incoming.receive_payload(fd, &mut rest[..PAYLOAD_PART], 0)
+            }
             Some(rest) => self.incoming.receive_payload(fd, rest, header),
             // What follows a large payload may be another one.
             None if self.is_bulky => self.incoming.receive(fd, header),
@@ -532,14 +577,19 @@ impl Conn {
         };
         let Some(entry) = entry else { return };
         let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
-        // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the payload goes to; neither
-        // is touched or freed while `in_ring` is set, which the event of this operation clears. The message is boxed and
-        // changed by the next receive only, and the time is a static.
+        // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the
+        // payload goes to; neither is touched or freed while `in_ring` is set, which the event of
+        // this operation clears. The message is boxed and changed by the next receive only, and the
+        // time is a static.
         unsafe {
             if self.pace.can_pause() && self.incoming.direct == 0 {
                 let writable = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
                 let patience = opcode::LinkTimeout::new(&PATIENCE).build();
-                ring.push_chain([(writable, name(PAUSE)), (patience, name(PAUSE)), (entry, name(RECEIVE))]);
+                ring.push_chain([
+                    (writable, name(PAUSE)),
+                    (patience, name(PAUSE)),
+                    (entry, name(RECEIVE)),
+                ]);
             } else {
                 ring.push(entry, name(RECEIVE));
             }
@@ -590,9 +640,9 @@ impl Conn {
         self.volume.flow == flow
     }
 
-    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off; from the file nothing is sent any more, since soon
-    /// it may be another tenant's data that are there. (What is in the pipe or in the socket is not touched by that: see
-    /// `device::file::in_place`.)
+    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off; from the
+    /// file nothing is sent any more, since soon it may be another tenant's data that are there.
+    /// (What is in the pipe or in the socket is not touched by that: see `device::file::in_place`.)
     pub fn detach(&mut self, cut_off: bool) {
         self.is_detached = true;
         self.in_place = 0..0;
@@ -600,7 +650,8 @@ impl Conn {
         if cut_off { self.hang_up() } else { self.drain() }
     }
 
-    /// Copies data that reads have left in the file into their buffers, and may wait for it, which only a tenant's removal is worth.
+    /// Copies data that reads have left in the file into their buffers, and may wait for it, which
+    /// only a tenant's removal is worth.
     #[cold]
     fn take_out_of_file(&mut self) {
         let Some(source) = self.source.clone() else { return };
@@ -610,7 +661,8 @@ impl Conn {
             if in_place == [0; CHUNKS / 64] || self.outbox.sending.contains(&(index as u16)) {
                 continue;
             }
-            let chunks = (0..op.chunks()).filter(|&chunk| in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0);
+            let chunks = (0..op.chunks())
+                .filter(|&chunk| in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0);
             let chunks: Vec<_> = chunks.map(|chunk| op.chunk(chunk)).collect();
             let Some(buffer) = &mut op.buffer else { continue };
             for chunk in chunks {
@@ -623,7 +675,8 @@ impl Conn {
             self.source = None;
         }
         if let Err(error) = result {
-            tracing::warn!(connection = self.index, %error, "data of a removed tenant cannot be sent: closing its connection");
+            tracing::warn!(connection = self.index, %error, "data of a removed tenant cannot be \
+             sent: closing its connection");
             self.hang_up();
         }
     }
@@ -646,12 +699,13 @@ impl Conn {
         }
     }
 
-    /// A write whose payload will never be complete is dropped; chunks of it that were submitted run to their end.
+    /// A write whose payload will never be complete is dropped; chunks of it that were submitted
+    /// run to their end.
     fn abandon_payload(&mut self) {
         if let Intake::Payload { op: index } = self.intake {
             if self.incoming.in_ring && self.incoming.direct > 0 {
-                // The kernel may still write into the buffer: the event of the receive, which the shutdown
-                // brings about, comes first. See `is_closed`.
+                // The kernel may still write into the buffer: the event of the receive, which the
+                // shutdown brings about, comes first. See `is_closed`.
                 let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
                 return;
             }
@@ -706,14 +760,14 @@ fn cookie(conn: u32, op: u16, chunk: u64) -> u64 {
     u64::from(conn) << 32 | (chunk & (CHUNKS as u64 - 1)) << 16 | u64::from(op)
 }
 
-/// Whether it is a socket that takes pages as they are, and gains by it. Over TCP the receiving end copies as much, on this host at
-/// least, and what it costs to give pages is as much as a copy.
+/// Whether it is a socket that takes pages as they are, and gains by it. Over TCP the receiving end
+/// copies as much, on this host at least, and what it costs to give pages is as much as a copy.
 fn is_unix(fd: &OwnedFd) -> bool {
     rustix::net::sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
 }
 
-/// Where in a file of so many bytes the data of a volume at `base` may be left in place: where the cache's pages, however large, have nobody else's
-/// data. See `device::file::in_place`.
+/// Where in a file of so many bytes the data of a volume at `base` may be left in place: where the
+/// cache's pages, however large, have nobody else's data. See `device::file::in_place`.
 fn own_pages(base: u64, size: u64, file: u64) -> Range<u64> {
     let end = base + size;
     base.next_multiple_of(LARGEST)..if end >= file { end } else { end / LARGEST * LARGEST }
@@ -728,7 +782,11 @@ mod tests {
         let mib = |mib: u64| mib << 20;
         assert_eq!(own_pages(0, mib(64), mib(64)), 0..mib(64));
         assert_eq!(own_pages(mib(3), mib(10), mib(64)), mib(4)..mib(12));
-        assert_eq!(own_pages(mib(3), mib(10), mib(13)), mib(4)..mib(13), "nobody has what is behind the file's end");
+        assert_eq!(
+            own_pages(mib(3), mib(10), mib(13)),
+            mib(4)..mib(13),
+            "nobody has what is behind the file's end"
+        );
         assert!(own_pages(mib(3), mib(2), mib(64)).is_empty());
     }
 }

@@ -1,8 +1,9 @@
 //! Exports: what clients may open, and who may open what.
 //!
-//! An export without an identity opens to anybody. One with an identity opens only over TLS, to a client
-//! whose certificate carries that name; to everybody else it does not exist, so that names cannot be guessed:
-//! the same answer is given for an export that is not yours and for one that is not there.
+//! An export without an identity opens to anybody. One with an identity opens only over TLS, to a
+//! client whose certificate carries that name; to everybody else it does not exist, so that names
+//! cannot be guessed: the same answer is given for an export that is not yours and for one that is
+//! not there.
 
 use thiserror::Error;
 
@@ -66,7 +67,11 @@ impl Export {
 
     /// The transmission flags for a client that did or did not ask for replies in chunks.
     pub fn flags(&self, chunks: bool) -> u16 {
-        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+        let mut flags = flag::HAS_FLAGS
+            | flag::SEND_FLUSH
+            | flag::SEND_FUA
+            | flag::CAN_MULTI_CONN
+            | flag::SEND_CACHE;
         if self.read_only {
             flags |= flag::READ_ONLY;
         } else {
@@ -94,7 +99,11 @@ impl Export {
             && preferred.is_power_of_two()
             && preferred >= min.max(512)
             && (preferred..=MAX_PAYLOAD).contains(&max_payload);
-        if sensible { Ok(()) } else { Err(ExportsError::Blocks { name: name(), blocks: self.blocks }) }
+        if sensible {
+            Ok(())
+        } else {
+            Err(ExportsError::Blocks { name: name(), blocks: self.blocks })
+        }
     }
 }
 
@@ -111,14 +120,18 @@ pub enum ExportsError {
         name: String,
     },
     /// A name or description that cannot be sent.
-    #[error("name or description of export {name:?} is longer than {MAX_STRING} bytes or has a NUL in it")]
+    #[error(
+        "name or description of export {name:?} is longer than {MAX_STRING} bytes or has a NUL in \
+         it"
+    )]
     Text {
         /// The name.
         name: String,
     },
     /// Block sizes that the protocol does not allow.
     #[error(
-        "block sizes of export {name:?} ({blocks:?}): min is a power of two up to 65536, preferred a power of two of \
+        "block sizes of export {name:?} ({blocks:?}): min is a power of two up to 65536, preferred \
+         a power of two of \
          at least 512 and min, max_payload between preferred and {MAX_PAYLOAD}"
     )]
     Blocks {
@@ -166,7 +179,10 @@ pub struct Exports {
 
 impl Exports {
     /// Checks the list; `default` is the index of the export that the empty name opens.
-    pub fn new(list: impl Into<std::sync::Arc<[Export]>>, default: Option<usize>) -> Result<Self, ExportsError> {
+    pub fn new(
+        list: impl Into<std::sync::Arc<[Export]>>,
+        default: Option<usize>,
+    ) -> Result<Self, ExportsError> {
         let list = list.into();
         let mut names = std::collections::HashSet::new();
         for export in list.iter() {
@@ -177,7 +193,9 @@ impl Exports {
         }
         drop(names);
         match default {
-            Some(index) if index >= list.len() => Err(ExportsError::Default { index, count: list.len() }),
+            Some(index) if index >= list.len() => {
+                Err(ExportsError::Default { index, count: list.len() })
+            }
             _ => Ok(Self { list, default }),
         }
     }
@@ -189,8 +207,9 @@ impl Exports {
 
     /// The index of the export that a client means with `name`, and whether it may open it.
     ///
-    /// `Err` says how to answer for an export that is not there, which depends on nothing but the client: one
-    /// that can still start TLS is sent there for unknown names too if there are exports it might then see.
+    /// `Err` says how to answer for an export that is not there, which depends on nothing but the
+    /// client: one that can still start TLS is sent there for unknown names too if there are
+    /// exports it might then see.
     pub fn find(&self, name: &[u8], client: &Client) -> Result<usize, Access> {
         let named = || self.list.iter().position(|export| export.name.as_bytes() == name);
         let index = if name.is_empty() { self.default } else { named() };
@@ -248,7 +267,10 @@ mod tests {
             BlockSizes { max_payload: 4095, ..good },
         ] {
             let export = Export { blocks, ..plain() };
-            assert!(matches!(refused(vec![export], None), ExportsError::Blocks { .. }), "{blocks:?}");
+            assert!(
+                matches!(refused(vec![export], None), ExportsError::Blocks { .. }),
+                "{blocks:?}"
+            );
         }
     }
 
@@ -278,7 +300,10 @@ mod tests {
     fn read_only_exports_offer_no_writes() {
         let export = Export { read_only: true, ..Export::new("a", 1) };
         let writes = flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
-        assert_eq!(export.flags(false) & (writes | flag::READ_ONLY | flag::SEND_DF), flag::READ_ONLY);
+        assert_eq!(
+            export.flags(false) & (writes | flag::READ_ONLY | flag::SEND_DF),
+            flag::READ_ONLY
+        );
         assert_eq!(
             Export::new("a", 1).flags(true) & (writes | flag::READ_ONLY | flag::SEND_DF),
             writes | flag::SEND_DF

@@ -16,7 +16,8 @@ use crate::path::{DataPath, Finished};
 use crate::ring::{Event, Ring};
 use crate::shard::Front;
 
-/// How much of a connection's memory is registered with the ring: enough for a deep queue of small requests.
+/// How much of a connection's memory is registered with the ring: enough for a deep queue of small
+/// requests.
 const FIXED_BYTES: usize = 4 << 20;
 
 /// A connection whose handshake is done.
@@ -37,7 +38,8 @@ pub enum Message {
     Connect(Box<Connect>),
     /// Make a range read as zeroes.
     Wipe(Box<Wipe>),
-    /// This flow is no more: its connections end when they have answered what they have in flight, or at once.
+    /// This flow is no more: its connections end when they have answered what they have in flight,
+    /// or at once.
     Detach {
         /// The flow.
         flow: FlowId,
@@ -58,7 +60,8 @@ pub struct NbdFront {
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
-    /// Which of those that are active submits first; another one each turn, since who is first may take all the room there is.
+    /// Which of those that are active submits first; another one each turn, since who is first may
+    /// take all the room there is.
     first: usize,
     limits: Limits,
     /// Connections of this shard, as the accepting side sees them.
@@ -67,7 +70,8 @@ pub struct NbdFront {
 }
 
 impl NbdFront {
-    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them over shards; `desk` is the shard's.
+    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them
+    /// over shards; `desk` is the shard's.
     pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>, desk: SurveyDesk) -> NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
@@ -130,7 +134,9 @@ impl Front for NbdFront {
         message: Message,
     ) {
         match message {
-            Message::Connect(_) if self.stopping => drop(self.count.fetch_sub(1, Ordering::Relaxed)),
+            Message::Connect(_) if self.stopping => {
+                drop(self.count.fetch_sub(1, Ordering::Relaxed))
+            }
             Message::Wipe(wipe) => self.wipes.push(*wipe),
             Message::Detach { flow, cut_off } => {
                 self.wipes.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
@@ -159,7 +165,12 @@ impl Front for NbdFront {
         }
     }
 
-    fn arrivals<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
         while let Some(answer) = self.desk.answer() {
             if let Some(conn) = self.touch(answer.conn as usize) {
                 conn.surveyed(answer);

@@ -1,17 +1,17 @@
 //! The handshake: fixed newstyle, from the greeting to the option that opens an export.
 //!
-//! Problem: a stranger is to be told what there is, has to prove who it is where that matters, and must not
-//! be able to keep us busy. Model: a loop that reads one option (header, data), answers it, and reads the
-//! next; the client waits for each answer, so there is never more than one to think about. State is what the
-//! options have agreed on so far (`Agreed`); `STARTTLS` forgets it, as what was said in plain text may have
-//! been said by somebody else.
+//! Problem: a stranger is to be told what there is, has to prove who it is where that matters, and
+//! must not be able to keep us busy. Model: a loop that reads one option (header, data), answers
+//! it, and reads the next; the client waits for each answer, so there is never more than one to
+//! think about. State is what the options have agreed on so far (`Agreed`); `STARTTLS` forgets it,
+//! as what was said in plain text may have been said by somebody else.
 //!
-//! Control: everything a client can make long is bounded, see the constants. At a bound the client gets the
-//! protocol's error where there is one; where there is none, or where it goes on all the same, the
-//! connection is closed. A time limit covers the whole handshake, TLS included.
+//! Control: everything a client can make long is bounded, see the constants. At a bound the client
+//! gets the protocol's error where there is one; where there is none, or where it goes on all the
+//! same, the connection is closed. A time limit covers the whole handshake, TLS included.
 //!
-//! Reads are exact: the bytes after the last option belong to the transmission phase and are left in the
-//! socket (or in TLS, see [`Established`]) for whoever takes the connection over.
+//! Reads are exact: the bytes after the last option belong to the transmission phase and are left
+//! in the socket (or in TLS, see [`Established`]) for whoever takes the connection over.
 
 use std::io;
 use std::time::Duration;
@@ -25,11 +25,14 @@ use super::option::{self, ContextRequest, InfoRequest, Invalid, greeting, info, 
 use super::proto::{BlockSizes, MAX_STRING, Negotiated, magic};
 use super::tls::{Established, Stream, Tls, TlsMode};
 
-/// Most options on one connection. Clients need about ten; a listing with details takes one for each export.
+/// Most options on one connection. Clients need about ten; a listing with details takes one for
+/// each export.
 pub const MAX_OPTIONS: usize = 4096;
-/// Longest data of an option that is looked at, in bytes: a name and a hundred queries of usual length.
+/// Longest data of an option that is looked at, in bytes: a name and a hundred queries of usual
+/// length.
 pub const MAX_OPTION_DATA: u32 = 64 << 10;
-/// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is closed.
+/// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is
+/// closed.
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
 /// Longest part of a client's bytes that is written to the log.
 const MAX_SHOWN: usize = 64;
@@ -64,8 +67,8 @@ pub enum Outcome<S> {
     Closed,
 }
 
-/// Why a connection was closed during the handshake. None of these are our fault, and none of them matter to
-/// other connections.
+/// Why a connection was closed during the handshake. None of these are our fault, and none of them
+/// matter to other connections.
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// Not done in time.
@@ -100,7 +103,8 @@ pub enum HandshakeError {
     /// Too many options.
     #[error("more than {MAX_OPTIONS} options")]
     TooManyOptions,
-    /// `EXPORT_NAME`, or a client without fixed newstyle, got something that it cannot be told by a reply.
+    /// `EXPORT_NAME`, or a client without fixed newstyle, got something that it cannot be told by a
+    /// reply.
     #[error("option {option} refused without a reply: {reason}")]
     Refused {
         /// The option.
@@ -112,9 +116,9 @@ pub enum HandshakeError {
 
 /// Performs the server's side of the handshake on a fresh connection.
 ///
-/// The runtime needs its timer. Dropping the future closes the connection, which is how a server that stops
-/// gets rid of clients that are still here. If the stream buffers what it reads (such as tokio's standard
-/// input), bytes of the first request stay in that buffer.
+/// The runtime needs its timer. Dropping the future closes the connection, which is how a server
+/// that stops gets rid of clients that are still here. If the stream buffers what it reads (such as
+/// tokio's standard input), bytes of the first request stay in that buffer.
 pub async fn handshake<S>(
     stream: S,
     exports: &Exports,
@@ -174,7 +178,8 @@ where
     Err(HandshakeError::TooManyOptions)
 }
 
-/// Sends the greeting and reads the client's flags; `None` if the client leaves at once, as port scanners do.
+/// Sends the greeting and reads the client's flags; `None` if the client leaves at once, as port
+/// scanners do.
 async fn greet<S>(stream: &mut Stream<S>) -> Result<Option<u32>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -248,8 +253,14 @@ where
     let first = match stream.read(bytes).await {
         Ok(0) => return Ok(false),
         Ok(count) => count,
-        // Leaving without a farewell, in TLS' words or in TCP's, between two messages is leaving all the same.
-        Err(error) if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
+        // Leaving without a farewell, in TLS' words or in TCP's, between two messages is leaving
+        // all the same.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ) =>
+        {
             return Ok(false);
         }
         Err(error) => return Err(error.into()),
@@ -353,17 +364,20 @@ impl<'a> Server<'a> {
         Ok(Next::Option)
     }
 
-    /// The rules that come before what an option means: good-byes, old clients, and TLS where it is required.
+    /// The rules that come before what an option means: good-byes, old clients, and TLS where it is
+    /// required.
     fn answer_before_all(&mut self, option: u32) -> Result<Option<Next<'a>>, HandshakeError> {
         let tls_missing = matches!(self.tls, TlsMode::Required(_)) && !self.tls_running;
         match option {
-            opt::EXPORT_NAME if tls_missing => {
-                Err(HandshakeError::Refused { option, reason: "TLS is required and was not started" })
-            }
+            opt::EXPORT_NAME if tls_missing => Err(HandshakeError::Refused {
+                option,
+                reason: "TLS is required and was not started",
+            }),
             opt::EXPORT_NAME => Ok(None),
-            _ if !self.fixed_newstyle => {
-                Err(HandshakeError::Refused { option, reason: "the client does not speak fixed newstyle" })
-            }
+            _ if !self.fixed_newstyle => Err(HandshakeError::Refused {
+                option,
+                reason: "the client does not speak fixed newstyle",
+            }),
             opt::ABORT => {
                 self.ack(option);
                 Ok(Some(Next::Close))
@@ -419,8 +433,12 @@ impl<'a> Server<'a> {
         let option = opt::STARTTLS;
         match self.tls.tls() {
             None => self.error(option, rep::ERR_POLICY, "TLS is not configured on this server"),
-            Some(_) if !data.is_empty() => self.error(option, rep::ERR_INVALID, "the option takes no data"),
-            Some(_) if self.tls_running => self.error(option, rep::ERR_INVALID, "TLS has already been started"),
+            Some(_) if !data.is_empty() => {
+                self.error(option, rep::ERR_INVALID, "the option takes no data")
+            }
+            Some(_) if self.tls_running => {
+                self.error(option, rep::ERR_INVALID, "TLS has already been started")
+            }
             Some(tls) => {
                 self.ack(option);
                 return Next::StartTls(tls);
@@ -465,10 +483,14 @@ impl<'a> Server<'a> {
     /// Tells about an export what every client has to know and what this one asked for.
     fn put_info(&mut self, option: u32, index: usize, request: &InfoRequest<'_>) {
         let export = self.exports.get(index);
-        let size_and_flags = [&export.size.to_be_bytes() as &[u8], &export.flags(self.chunks()).to_be_bytes()].concat();
+        let size_and_flags =
+            [&export.size.to_be_bytes() as &[u8], &export.flags(self.chunks()).to_be_bytes()]
+                .concat();
         let BlockSizes { min, preferred, max_payload } = export.blocks;
         let out = &mut self.out;
-        let mut put = |kind: u16, data: &[u8]| option::put_reply(out, option, rep::INFO, &[&kind.to_be_bytes(), data]);
+        let mut put = |kind: u16, data: &[u8]| {
+            option::put_reply(out, option, rep::INFO, &[&kind.to_be_bytes(), data])
+        };
         put(info::EXPORT, &size_and_flags);
         if request.wants(info::NAME) {
             put(info::NAME, export.name.as_bytes());
@@ -477,7 +499,10 @@ impl<'a> Server<'a> {
             put(info::DESCRIPTION, export.description.as_bytes());
         }
         if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
-            put(info::BLOCK_SIZE, &[min.to_be_bytes(), preferred.to_be_bytes(), max_payload.to_be_bytes()].concat());
+            put(
+                info::BLOCK_SIZE,
+                &[min.to_be_bytes(), preferred.to_be_bytes(), max_payload.to_be_bytes()].concat(),
+            );
         }
     }
 
@@ -509,14 +534,20 @@ impl<'a> Server<'a> {
             self.agreed.base_allocation = None; // also if the option fails
         }
         if !self.chunks() {
-            return self.error(option, rep::ERR_INVALID, "structured replies have to be agreed on first");
+            return self.error(
+                option,
+                rep::ERR_INVALID,
+                "structured replies have to be agreed on first",
+            );
         }
         let request = match ContextRequest::parse(data) {
             Ok(request) => request,
             Err(Invalid(reason)) => return self.error(option, rep::ERR_INVALID, reason),
         };
         // Only INFO and GO may send a client to TLS.
-        let Ok(index) = self.find(request.name) else { return self.not_found(option, Access::Denied) };
+        let Ok(index) = self.find(request.name) else {
+            return self.not_found(option, Access::Denied);
+        };
         let all = !set && (request.queries == 0 || request.base_wildcard);
         if all || request.base_allocation {
             let id = if set { option::BASE_ALLOCATION_ID } else { 0 };
@@ -529,7 +560,8 @@ impl<'a> Server<'a> {
         self.ack(option);
     }
 
-    /// The export that a client means, if it may open it; refusals are logged, as clients are not told the reason.
+    /// The export that a client means, if it may open it; refusals are logged, as clients are not
+    /// told the reason.
     fn find(&self, name: &[u8]) -> Result<usize, Access> {
         self.exports.find(name, &self.client).inspect_err(|access| {
             let shown = String::from_utf8_lossy(&name[..name.len().min(MAX_SHOWN)]);
@@ -550,7 +582,8 @@ impl<'a> Server<'a> {
             read_only: export.read_only,
             structured: self.chunks(),
             extended: self.agreed.extended,
-            base_allocation: (self.agreed.base_allocation == Some(index)).then_some(option::BASE_ALLOCATION_ID),
+            base_allocation: (self.agreed.base_allocation == Some(index))
+                .then_some(option::BASE_ALLOCATION_ID),
             no_zeroes: self.no_zeroes,
             blocks: export.blocks,
             blocks_agreed,

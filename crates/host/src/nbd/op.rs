@@ -12,16 +12,19 @@ use crate::nbd::reply::HeaderBuf;
 use crate::nbd::wire::Outbox;
 use crate::path::Order;
 
-/// The longest order made of a read or write, in bytes: long enough that a device reaches its bandwidth with a few, short enough
-/// that one delays others by a fraction of a millisecond, and is in the cache from the device to the socket.
+/// The longest order made of a read or write, in bytes: long enough that a device reaches its
+/// bandwidth with a few, short enough that one delays others by a fraction of a millisecond, and is
+/// in the cache from the device to the socket.
 pub(super) const CHUNK: u32 = 64 << 10;
 /// Chunks of the longest read.
 pub(super) const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
-/// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where zeroes are written it is [`CHUNK`].
+/// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where
+/// zeroes are written it is [`CHUNK`].
 const DATALESS_CHUNK: u64 = 32 << 20;
-/// The shortest read whose data may stay in the file. To look for its pages and to give them to the socket takes as much as to copy 4 KiB twice,
-/// and a client that reads pages which nobody has just copied has to get them from farther away: measured, 4 KiB lose a fifth of their
-/// throughput, 8 KiB a tenth, and from 16 KiB on it is all gain.
+/// The shortest read whose data may stay in the file. To look for its pages and to give them to the
+/// socket takes as much as to copy 4 KiB twice, and a client that reads pages which nobody has just
+/// copied has to get them from farther away: measured, 4 KiB lose a fifth of their throughput, 8
+/// KiB a tenth, and from 16 KiB on it is all gain.
 const IN_PLACE: u64 = 16 << 10;
 
 /// What an op answers.
@@ -56,7 +59,13 @@ pub(super) struct Op {
 
 impl Op {
     pub(super) fn idle() -> Op {
-        let request = Request { flags: CommandFlags(0), command: Command::Disconnect, cookie: 0, offset: 0, length: 0 };
+        let request = Request {
+            flags: CommandFlags(0),
+            command: Command::Disconnect,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        };
         Op {
             request,
             buffer: None,
@@ -152,8 +161,10 @@ impl Op {
         let (core_op, at, length, memory) = match request.command {
             Command::Read | Command::Write => {
                 let chunk = self.chunk(self.submitted);
-                let core_op = if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
-                let memory = self.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
+                let core_op =
+                    if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
+                let memory =
+                    self.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
                 self.submitted += 1;
                 (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
             }
@@ -162,13 +173,19 @@ impl Op {
                 (CoreOp::Flush, 0, 0, Memory::NONE)
             }
             _ => {
-                let core_op = if request.command == Command::Trim { CoreOp::Discard } else { CoreOp::WriteZeroes };
+                let core_op = if request.command == Command::Trim {
+                    CoreOp::Discard
+                } else {
+                    CoreOp::WriteZeroes
+                };
                 let no_hole = request.flags.contains(CommandFlags::NO_HOLE);
-                let is_written = core_op == CoreOp::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
+                let is_written =
+                    core_op == CoreOp::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
                 let longest = if is_written { u64::from(CHUNK) } else { DATALESS_CHUNK };
                 let at = self.submitted;
                 // It ends at a multiple of that in the file: no block is cut.
-                let length = (request.length - at).min(longest - (volume.base + request.offset + at) % longest);
+                let length = (request.length - at)
+                    .min(longest - (volume.base + request.offset + at) % longest);
                 self.submitted += length;
                 (core_op, at, length as u32, Memory::NONE)
             }
@@ -218,7 +235,9 @@ impl Op {
                             let offset = volume.base + self.request.offset + u64::from(run.start);
                             outbox.add_in_file(buffer.memory_of(&run), offset);
                         }
-                        false => outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls),
+                        false => {
+                            outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls)
+                        }
                     }
                 }
             }
@@ -235,9 +254,14 @@ mod tests {
         let mut op = Op::idle();
         (op.request.command, op.request.length) = (Command::Read, 70 * u64::from(CHUNK) - 5);
         op.in_place = [1 << 1 | 1 << 2 | 1 << 63, 0b11, 0, 0, 0, 0, 0, 0];
-        let runs: Vec<_> =
-            op.runs().map(|(run, in_place)| (run.start / CHUNK, run.end.div_ceil(CHUNK), in_place)).collect();
-        assert_eq!(runs, [(0, 1, false), (1, 3, true), (3, 63, false), (63, 66, true), (66, 70, false)]);
+        let runs: Vec<_> = op
+            .runs()
+            .map(|(run, in_place)| (run.start / CHUNK, run.end.div_ceil(CHUNK), in_place))
+            .collect();
+        assert_eq!(
+            runs,
+            [(0, 1, false), (1, 3, true), (3, 63, false), (63, 66, true), (66, 70, false)]
+        );
         assert_eq!(op.runs().last().unwrap().0.end, 70 * CHUNK - 5);
     }
 }

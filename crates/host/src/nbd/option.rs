@@ -1,7 +1,9 @@
-//! Options: the numbers of the handshake, the parsing of what clients send and the encoding of the answers.
+//! Options: the numbers of the handshake, the parsing of what clients send and the encoding of the
+//! answers.
 //!
-//! Like [`super::proto`] this does no I/O. A client's option is a header and data of a length that it chose
-//! itself; the parsers here take the data as they came and believe no length that is inside them.
+//! Like [`super::proto`] this does no I/O. A client's option is a header and data of a length that
+//! it chose itself; the parsers here take the data as they came and believe no length that is
+//! inside them.
 
 use super::proto::{MAX_STRING, magic};
 
@@ -100,7 +102,8 @@ impl<'a> InfoRequest<'a> {
     pub fn parse(data: &'a [u8]) -> Result<Self, Invalid> {
         let mut rest = data;
         let name = string(&mut rest).ok_or(Invalid("the name does not fit the option"))?;
-        let count = take(&mut rest, 2).ok_or(Invalid("the number of information requests is missing"))?;
+        let count =
+            take(&mut rest, 2).ok_or(Invalid("the number of information requests is missing"))?;
         let count = usize::from(u16::from_be_bytes([count[0], count[1]]));
         if rest.len() != 2 * count {
             return Err(Invalid("the information requests do not fill the option"));
@@ -141,11 +144,16 @@ impl<'a> ContextRequest<'a> {
             request.base_allocation |= query == BASE_ALLOCATION;
             request.base_wildcard |= query == b"base:";
         }
-        if rest.is_empty() { Ok(request) } else { Err(Invalid("the queries do not fill the option")) }
+        if rest.is_empty() {
+            Ok(request)
+        } else {
+            Err(Invalid("the queries do not fill the option"))
+        }
     }
 }
 
-/// A string with its length before it; `None` if it is longer than what is left, or than any string may be.
+/// A string with its length before it; `None` if it is longer than what is left, or than any string
+/// may be.
 fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = take(rest, 4)?;
     let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
@@ -159,7 +167,8 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Adds a reply to `option` to `out`: its header, and data in parts. No data that we send reach 4 GiB.
+/// Adds a reply to `option` to `out`: its header, and data in parts. No data that we send reach 4
+/// GiB.
 pub fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     let length: usize = data.iter().map(|part| part.len()).sum();
     out.extend_from_slice(&magic::OPTION_REPLY.to_be_bytes());
@@ -185,7 +194,11 @@ mod tests {
         let data = [sized(b"db"), vec![0, 2, 0, 3, 0, 1]].concat();
         let request = InfoRequest::parse(&data).unwrap();
         assert_eq!(request.name, b"db");
-        assert!(request.wants(info::BLOCK_SIZE) && request.wants(info::NAME) && !request.wants(info::DESCRIPTION));
+        assert!(
+            request.wants(info::BLOCK_SIZE)
+                && request.wants(info::NAME)
+                && !request.wants(info::DESCRIPTION)
+        );
         for cut in 0..data.len() {
             assert!(InfoRequest::parse(&data[..cut]).is_err(), "cut at {cut}");
         }
@@ -194,7 +207,13 @@ mod tests {
 
     #[test]
     fn context_requests() {
-        let data = [sized(b""), vec![0, 0, 0, 2], sized(b"qemu:dirty-bitmap:x"), sized(b"base:allocation")].concat();
+        let data = [
+            sized(b""),
+            vec![0, 0, 0, 2],
+            sized(b"qemu:dirty-bitmap:x"),
+            sized(b"base:allocation"),
+        ]
+        .concat();
         let request = ContextRequest::parse(&data).unwrap();
         assert!(request.base_allocation && !request.base_wildcard && request.queries == 2);
         for cut in 0..data.len() {

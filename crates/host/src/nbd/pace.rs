@@ -1,26 +1,30 @@
 //! When to leave a client alone for a moment.
 //!
-//! **Problem.** A client with many requests in flight sends the next one whenever it has read a reply. A server that
-//! is faster than its client then takes requests one by one: two system calls and the fight for the socket's locks for
-//! each, which costs both sides more than the request itself.
+//! **Problem.** A client with many requests in flight sends the next one whenever it has read a
+//! reply. A server that is faster than its client then takes requests one by one: two system calls
+//! and the fight for the socket's locks for each, which costs both sides more than the request
+//! itself.
 //!
-//! **Model.** Replies that the client has not read are work that it has. As long as they fill more than a quarter of
-//! the socket's send buffer, which is when the kernel calls a Unix socket not writable, the client does not miss us,
-//! and what it sends meanwhile is taken in one go: the receive begins when the socket is writable. It is the client's
-//! own reading that wakes us, so there is no timer to guess, and it still has a quarter of the buffer to read then.
+//! **Model.** Replies that the client has not read are work that it has. As long as they fill more
+//! than a quarter of the socket's send buffer, which is when the kernel calls a Unix socket not
+//! writable, the client does not miss us, and what it sends meanwhile is taken in one go: the
+//! receive begins when the socket is writable. It is the client's own reading that wakes us, so
+//! there is no timer to guess, and it still has a quarter of the buffer to read then.
 //!
-//! A client with one request in flight never has an unread reply when it sends; the question is not even put
-//! unless several replies have left together not long ago, so its latency stays what it is.
+//! A client with one request in flight never has an unread reply when it sends; the question is not
+//! even put unless several replies have left together not long ago, so its latency stays what it
+//! is.
 //!
-//! **A client that sends everything before it reads** would wait for us as we wait for it. The pause therefore ends
-//! after [`PATIENCE`], and that client is never left alone again.
+//! **A client that sends everything before it reads** would wait for us as we wait for it. The
+//! pause therefore ends after [`PATIENCE`], and that client is never left alone again.
 
 use io_uring::types::Timespec;
 
-/// The longest pause. Longer than a scheduler's tick, so that setting the timer costs next to nothing.
+/// The longest pause. Longer than a scheduler's tick, so that setting the timer costs next to
+/// nothing.
 pub(super) static PATIENCE: Timespec = Timespec::new().nsec(5_000_000);
-/// Send buffer to ask the kernel for, in bytes (it doubles the number): what every kernel grants without privileges,
-/// and so large that a quarter of it is work for a while.
+/// Send buffer to ask the kernel for, in bytes (it doubles the number): what every kernel grants
+/// without privileges, and so large that a quarter of it is work for a while.
 pub(crate) const SEND_BUFFER: usize = 212_992;
 /// Batches of single replies after which a client counts as one that has one request in flight.
 const MEMORY: u8 = 64;

@@ -1,11 +1,15 @@
-//! How a connection's replies get to its socket without a copy: by a pipe, in which the cache's pages lie as they are.
+//! How a connection's replies get to its socket without a copy: by a pipe, in which the cache's
+//! pages lie as they are.
 //!
-//! Headers are written into the pipe, data are spliced into it out of the file, in the order of the replies, until it is full or there is no
-//! more; then all goes to the socket with one call, many pieces to a message of the socket's. Nothing here waits: for the
-//! file because the one who asks knows that the data are in the cache, for the pipe because it is filled only when it is empty, and for the
-//! socket because it is put into the other mode for that one call (the ring needs it to be one that waits).
+//! Headers are written into the pipe, data are spliced into it out of the file, in the order of the
+//! replies, until it is full or there is no more; then all goes to the socket with one call, many
+//! pieces to a message of the socket's. Nothing here waits: for the file because the one who asks
+//! knows that the data are in the cache, for the pipe because it is filled only when it is empty,
+//! and for the socket because it is put into the other mode for that one call (the ring needs it to
+//! be one that waits).
 //!
-//! A splice to a socket whose other end is gone raises `SIGPIPE`, which nothing but the process can prevent: Rust's programs ignore it.
+//! A splice to a socket whose other end is gone raises `SIGPIPE`, which nothing but the process can
+//! prevent: Rust's programs ignore it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +21,8 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use crate::device::file::Source;
 use crate::memory::PAGE;
 
-/// Bytes of a pipe, in pages; one page for each piece, however short. The system allows a user 16384 in all.
+/// Bytes of a pipe, in pages; one page for each piece, however short. The system allows a user
+/// 16384 in all.
 const BYTES: usize = 64 * PAGE;
 /// With fewer pieces at a time it is not worth it.
 const PIECES_MIN: usize = 4;
@@ -66,12 +71,25 @@ impl Pipe {
         Ok(())
     }
 
-    /// Puts as much of a range of the file into the pipe as there is room for; how much that was. 0 if the file ends there.
-    pub(super) fn splice(&mut self, source: &Source, offset: u64, length: usize) -> io::Result<usize> {
+    /// Puts as much of a range of the file into the pipe as there is room for; how much that was. 0
+    /// if the file ends there.
+    pub(super) fn splice(
+        &mut self,
+        source: &Source,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
         let within = (offset % PAGE as u64) as usize;
         let length = length.min(self.room * PAGE - within);
         let mut at = offset;
-        let count = rustix::pipe::splice(source, Some(&mut at), &self.write, None, length, SpliceFlags::empty())?;
+        let count = rustix::pipe::splice(
+            source,
+            Some(&mut at),
+            &self.write,
+            None,
+            length,
+            SpliceFlags::empty(),
+        )?;
         self.room -= (within + count).div_ceil(PAGE);
         self.bytes += count;
         Ok(count)
@@ -87,7 +105,14 @@ impl Pipe {
 
     fn send_at_once(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         while self.bytes > 0 {
-            match rustix::pipe::splice(&self.read, None, socket.as_fd(), None, self.bytes, SpliceFlags::empty()) {
+            match rustix::pipe::splice(
+                &self.read,
+                None,
+                socket.as_fd(),
+                None,
+                self.bytes,
+                SpliceFlags::empty(),
+            ) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.bytes -= count,
                 Err(Errno::AGAIN) => return Ok(false),

@@ -1,11 +1,13 @@
-//! The wire format of the transmission phase: numbers, requests, errors and what the handshake agreed on.
+//! The wire format of the transmission phase: numbers, requests, errors and what the handshake
+//! agreed on.
 //!
 //! Nothing here does I/O, allocates or keeps state. A connection feeds the bytes it has to
-//! [`parse_request`] until that answers with a request, learns from [`Request::payload`] how many bytes of
-//! payload follow the header (whether or not the request will be granted: they have to be consumed either
-//! way, or the next header is read from the middle of them), and asks [`validate`] what, if anything, is
-//! wrong with it. A request that is wrong is answered with an error; only a client whose next header
-//! cannot be found any more is [`Malformed`], and there the connection ends.
+//! [`parse_request`] until that answers with a request, learns from [`Request::payload`] how many
+//! bytes of payload follow the header (whether or not the request will be granted: they have to be
+//! consumed either way, or the next header is read from the middle of them), and asks [`validate`]
+//! what, if anything, is wrong with it. A request that is wrong is answered with an error; only a
+//! client whose next header cannot be found any more is [`Malformed`], and there the connection
+//! ends.
 
 use thiserror::Error;
 
@@ -29,7 +31,8 @@ pub mod magic {
     pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 }
 
-/// Largest payload of a request or a reply in bytes, and what the specification tells portable clients to assume.
+/// Largest payload of a request or a reply in bytes, and what the specification tells portable
+/// clients to assume.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Length of a compact request header in bytes.
 pub const COMPACT_REQUEST_LEN: usize = 28;
@@ -44,7 +47,8 @@ pub const fn request_len(extended: bool) -> usize {
 /// Longest string (export name, description, query, message) that the protocol allows, in bytes.
 pub const MAX_STRING: usize = 4096;
 
-/// Flag bits of a request (`NBD_CMD_FLAG_*`). Unknown bits are kept, so that [`validate`] can refuse them.
+/// Flag bits of a request (`NBD_CMD_FLAG_*`). Unknown bits are kept, so that [`validate`] can
+/// refuse them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandFlags(pub u16);
 
@@ -170,10 +174,11 @@ pub struct Request {
 }
 
 impl Request {
-    /// Bytes of payload between this header and the next one; at most [`MAX_PAYLOAD`] for a request that
-    /// [`parse_request`] has returned. They follow even when the request is refused.
+    /// Bytes of payload between this header and the next one; at most [`MAX_PAYLOAD`] for a request
+    /// that [`parse_request`] has returned. They follow even when the request is refused.
     ///
-    /// With compact headers only a write has a payload; with extended ones the flag decides for any command.
+    /// With compact headers only a write has a payload; with extended ones the flag decides for any
+    /// command.
     #[inline]
     pub const fn payload(&self, extended: bool) -> u64 {
         let has_payload = if extended {
@@ -210,7 +215,8 @@ impl Request {
     }
 }
 
-/// The client's next header cannot be found, or finding it would cost too much: the connection has to end.
+/// The client's next header cannot be found, or finding it would cost too much: the connection has
+/// to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Where a request had to begin stands something else.
@@ -224,17 +230,17 @@ pub enum Malformed {
     /// The payload is longer than anything a portable client may send.
     #[error("payload of {0} bytes is beyond the protocol's {MAX_PAYLOAD}")]
     PayloadTooLong(u64),
-    /// An extended write without `PAYLOAD_LEN`: the specification says that no data follow, clients that
-    /// forget the flag send them all the same, and data must never be taken for requests.
+    /// An extended write without `PAYLOAD_LEN`: the specification says that no data follow, clients
+    /// that forget the flag send them all the same, and data must never be taken for requests.
     #[error("extended write request without the payload flag")]
     WriteWithoutPayload,
 }
 
 /// Finds the request header at the start of `bytes`.
 ///
-/// `Ok(None)` means that more bytes are needed; `Ok(Some((request, consumed)))` that a header of `consumed`
-/// bytes was read, after which [`Request::payload`] bytes of payload follow. A wrong magic number is
-/// reported as soon as it is visible.
+/// `Ok(None)` means that more bytes are needed; `Ok(Some((request, consumed)))` that a header of
+/// `consumed` bytes was read, after which [`Request::payload`] bytes of payload follow. A wrong
+/// magic number is reported as soon as it is visible.
 #[inline]
 pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Malformed> {
     let Some(found) = be32(bytes, 0) else { return Ok(None) };
@@ -249,12 +255,21 @@ pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, us
     else {
         return Ok(None);
     };
-    let request = Request { flags: CommandFlags(flags), command: Command::from_wire(command), cookie, offset, length };
+    let request = Request {
+        flags: CommandFlags(flags),
+        command: Command::from_wire(command),
+        cookie,
+        offset,
+        length,
+    };
     let payload = request.payload(extended);
     if payload > u64::from(MAX_PAYLOAD) {
         return Err(Malformed::PayloadTooLong(payload));
     }
-    if extended && request.command == Command::Write && !request.flags.contains(CommandFlags::PAYLOAD_LEN) {
+    if extended
+        && request.command == Command::Write
+        && !request.flags.contains(CommandFlags::PAYLOAD_LEN)
+    {
         return Err(Malformed::WriteWithoutPayload);
     }
     Ok(Some((request, header_len)))
@@ -313,7 +328,8 @@ impl NbdError {
 
     /// What a failed system call with Linux' `errno` (positive) is to a client.
     ///
-    /// An errno without a counterpart becomes `EIO`: the request was valid, the device could not do it.
+    /// An errno without a counterpart becomes `EIO`: the request was valid, the device could not do
+    /// it.
     pub const fn from_errno(errno: i32) -> Self {
         match errno {
             libc::EPERM | libc::EACCES | libc::EROFS => Self::NotPermitted,
@@ -327,8 +343,9 @@ impl NbdError {
         }
     }
 
-    /// [`NbdError::from_errno`] for the reply to `request`: `ENOTSUP` may answer nothing but a fast zero,
-    /// and `EOVERFLOW` nothing but a read that must not be fragmented; elsewhere both become `EINVAL`.
+    /// [`NbdError::from_errno`] for the reply to `request`: `ENOTSUP` may answer nothing but a fast
+    /// zero, and `EOVERFLOW` nothing but a read that must not be fragmented; elsewhere both become
+    /// `EINVAL`.
     pub const fn from_errno_for(errno: i32, request: &Request) -> Self {
         match Self::from_errno(errno) {
             Self::NotSupported if !request.flags.contains(CommandFlags::FAST_ZERO) => Self::Invalid,
@@ -343,7 +360,8 @@ impl NbdError {
 pub struct BlockSizes {
     /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
     pub min: u32,
-    /// Requests of this size and alignment cost no read-modify-write; a power of two, at least 512 and `min`.
+    /// Requests of this size and alignment cost no read-modify-write; a power of two, at least 512
+    /// and `min`.
     pub preferred: u32,
     /// Longest payload of one request or reply; at least `preferred`, at most [`MAX_PAYLOAD`].
     pub max_payload: u32,
@@ -371,7 +389,8 @@ pub struct Negotiated {
     pub extended: bool,
     /// Identity of the metadata context `base:allocation`, if the client selected it.
     pub base_allocation: Option<u32>,
-    /// Whether the client asked that no zeroes follow the answer to `EXPORT_NAME` (of interest to logs only).
+    /// Whether the client asked that no zeroes follow the answer to `EXPORT_NAME` (of interest to
+    /// logs only).
     pub no_zeroes: bool,
     /// The sizes that are enforced.
     pub blocks: BlockSizes,
@@ -383,9 +402,9 @@ pub struct Negotiated {
 
 /// Says whether `request` may be carried out, and with which error it is answered if not.
 ///
-/// The order is that of the questions: is it a request that was negotiated, may this client make it, does it
-/// lie within the export, is it small enough. [`Command::Disconnect`] is never refused: it has no reply.
-/// A length of zero, which the specification leaves open, is `EINVAL`.
+/// The order is that of the questions: is it a request that was negotiated, may this client make
+/// it, does it lie within the export, is it small enough. [`Command::Disconnect`] is never refused:
+/// it has no reply. A length of zero, which the specification leaves open, is `EINVAL`.
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
     let command = request.command;
     if command == Command::Disconnect {
@@ -419,17 +438,22 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
 
 /// The half of [`validate`] that is about offset and length.
 fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
-    let misaligned = (request.offset | request.length) & u64::from(negotiated.blocks.min).wrapping_sub(1) != 0;
+    let misaligned =
+        (request.offset | request.length) & u64::from(negotiated.blocks.min).wrapping_sub(1) != 0;
     if request.length == 0 || misaligned {
         return Err(NbdError::Invalid);
     }
-    let inside = request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
+    let inside =
+        request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
     let max_payload = u64::from(negotiated.blocks.max_payload);
     match request.command {
         Command::Write | Command::WriteZeroes if !inside => Err(NbdError::NoSpace),
         _ if !inside => Err(NbdError::Invalid),
-        // With chunks we could split the reply, but buffers are bounded: the client is told to ask for less.
-        Command::Read if request.length > max_payload && negotiated.structured => Err(NbdError::Overflow),
+        // With chunks we could split the reply, but buffers are bounded: the client is told to ask
+        // for less.
+        Command::Read if request.length > max_payload && negotiated.structured => {
+            Err(NbdError::Overflow)
+        }
         Command::Read | Command::Write if request.length > max_payload => Err(NbdError::Invalid),
         _ => Ok(()),
     }
@@ -478,8 +502,8 @@ mod tests {
         Request { flags, ..request }
     }
 
-    /// The table of errors that the specification asks for, each with the least that sets it apart from a
-    /// request that is granted.
+    /// The table of errors that the specification asks for, each with the least that sets it apart
+    /// from a request that is granted.
     #[test]
     fn errors_as_specified() {
         use Command::*;
@@ -487,8 +511,14 @@ mod tests {
         let size = negotiated().size;
         let plain = negotiated();
         let read_only = Negotiated { read_only: true, ..negotiated() };
-        let simple = Negotiated { structured: false, extended: false, base_allocation: None, ..negotiated() };
-        let coarse = Negotiated { blocks: BlockSizes { min: 512, ..BlockSizes::default() }, ..negotiated() };
+        let simple = Negotiated {
+            structured: false,
+            extended: false,
+            base_allocation: None,
+            ..negotiated()
+        };
+        let coarse =
+            Negotiated { blocks: BlockSizes { min: 512, ..BlockSizes::default() }, ..negotiated() };
         let large = Negotiated { size: 1 << 40, ..negotiated() };
         let large_simple = Negotiated { size: 1 << 40, ..simple.clone() };
         let too_long = u64::from(MAX_PAYLOAD) + 1;
@@ -550,7 +580,10 @@ mod tests {
         assert_eq!(with(CommandFlags::PAYLOAD_LEN, write).payload(true), 4096);
         // The flag means nothing in a compact header: such a request is refused and has no payload.
         assert_eq!(with(CommandFlags::PAYLOAD_LEN, request(Command::Read, 0, 9)).payload(false), 0);
-        assert_eq!(with(CommandFlags::PAYLOAD_LEN, request(Command::Unknown(77), 0, 9)).payload(true), 9);
+        assert_eq!(
+            with(CommandFlags::PAYLOAD_LEN, request(Command::Unknown(77), 0, 9)).payload(true),
+            9
+        );
         assert_eq!(request(Command::WriteZeroes, 0, 9).payload(true), 0);
     }
 

@@ -1,8 +1,8 @@
 //! Reply headers: everything of a reply except the data of a read.
 //!
-//! A reply is a small header, built on the stack, and possibly data that already lie in an I/O buffer; the
-//! two leave in one gathering write. Which of the three header formats is used was settled by the handshake
-//! and is a [`ReplyStyle`]:
+//! A reply is a small header, built on the stack, and possibly data that already lie in an I/O
+//! buffer; the two leave in one gathering write. Which of the three header formats is used was
+//! settled by the handshake and is a [`ReplyStyle`]:
 //!
 //! | style | header | used for |
 //! |---|---|---|
@@ -10,9 +10,10 @@
 //! | structured | 20 bytes: magic, flags, type, cookie, length | reads; other commands may be answered simply |
 //! | extended | 32 bytes: magic, flags, type, cookie, offset of the request, length | every reply |
 //!
-//! With structured replies a success without data is answered by a simple reply, as the specification allows
-//! (four bytes less, and no client minds); errors are chunks. The payloads of structured and extended chunks
-//! are alike but for block status, where extended extents have 64 bits.
+//! With structured replies a success without data is answered by a simple reply, as the
+//! specification allows (four bytes less, and no client minds); errors are chunks. The payloads of
+//! structured and extended chunks are alike but for block status, where extended extents have 64
+//! bits.
 
 use super::proto::{CommandFlags, NbdError, Negotiated, Request, magic};
 
@@ -145,8 +146,9 @@ impl ReplyStyle {
         header
     }
 
-    /// A read failed at `at`, after chunks for other parts may have been sent with `last` unset. With
-    /// [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and nothing may have been sent before.
+    /// A read failed at `at`, after chunks for other parts may have been sent with `last` unset.
+    /// With [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and nothing may have been sent
+    /// before.
     #[inline]
     pub fn error_at(self, request: &Request, error: NbdError, at: u64) -> HeaderBuf {
         if self == Self::Simple {
@@ -157,8 +159,8 @@ impl ReplyStyle {
         header
     }
 
-    /// What precedes `length` bytes of data read at `offset`. A simple reply has room for one such, with the
-    /// whole range of the request.
+    /// What precedes `length` bytes of data read at `offset`. A simple reply has room for one such,
+    /// with the whole range of the request.
     #[inline]
     pub fn data(self, request: &Request, offset: u64, length: u32, last: bool) -> HeaderBuf {
         if self == Self::Simple {
@@ -218,10 +220,10 @@ fn simple(request: &Request, error: u32) -> HeaderBuf {
 
 /// The reply to a block status request, built extent by extent in a buffer of the caller's.
 ///
-/// Extents are pushed in order from the start of the request. The builder joins neighbours with the same
-/// flags, keeps to one extent where the client wants one, stops at the end of the request and where the
-/// buffer is full (a shorter answer is always allowed: the client asks again), and cuts what does not fit 32
-/// bits when headers are compact.
+/// Extents are pushed in order from the start of the request. The builder joins neighbours with the
+/// same flags, keeps to one extent where the client wants one, stops at the end of the request and
+/// where the buffer is full (a shorter answer is always allowed: the client asks again), and cuts
+/// what does not fit 32 bits when headers are compact.
 #[derive(Debug)]
 pub struct BlockStatus<'a> {
     out: &'a mut [u8],
@@ -237,7 +239,8 @@ pub struct BlockStatus<'a> {
     full: bool,
 }
 
-/// The longest extent of a compact header: the largest multiple of 64 KiB, so that what follows is aligned.
+/// The longest extent of a compact header: the largest multiple of 64 KiB, so that what follows is
+/// aligned.
 const COMPACT_EXTENT_MAX: u64 = (u32::MAX - 0xffff) as u64;
 
 impl<'a> BlockStatus<'a> {
@@ -251,7 +254,16 @@ impl<'a> BlockStatus<'a> {
     pub fn new(style: ReplyStyle, request: &Request, context: u32, out: &'a mut [u8]) -> Self {
         debug_assert!(style != ReplyStyle::Simple, "block status needs chunks");
         debug_assert!(out.len() >= Self::buffer_len(1));
-        Self { out, style, request: *request, context, count: 0, covered: 0, open: None, full: false }
+        Self {
+            out,
+            style,
+            request: *request,
+            context,
+            count: 0,
+            covered: 0,
+            open: None,
+            full: false,
+        }
     }
 
     /// Adds the next `length` bytes with `flags`; answers whether more extents are wanted.
@@ -260,7 +272,9 @@ impl<'a> BlockStatus<'a> {
             return !self.full;
         }
         match self.open {
-            Some((open, same)) if same == flags => self.open = Some((open.saturating_add(length), flags)),
+            Some((open, same)) if same == flags => {
+                self.open = Some((open.saturating_add(length), flags))
+            }
             Some(_) => {
                 self.close();
                 if !self.full {
@@ -278,8 +292,8 @@ impl<'a> BlockStatus<'a> {
         !self.full
     }
 
-    /// Finishes the reply and returns its length, from the start of the buffer; `None` if it has no extent,
-    /// which the protocol does not allow (answer with an error instead).
+    /// Finishes the reply and returns its length, from the start of the buffer; `None` if it has no
+    /// extent, which the protocol does not allow (answer with an error instead).
     pub fn finish(mut self) -> Option<usize> {
         self.close();
         if self.count == 0 {
@@ -303,7 +317,9 @@ impl<'a> BlockStatus<'a> {
             self.full = true; // what comes next would not begin where this extent now ends
         }
         let at = self.header_len() + self.count as usize * self.extent_len();
-        let Some(slot) = self.out.get_mut(at..).and_then(|rest| rest.get_mut(..if compact { 8 } else { 16 })) else {
+        let Some(slot) =
+            self.out.get_mut(at..).and_then(|rest| rest.get_mut(..if compact { 8 } else { 16 }))
+        else {
             self.full = true;
             return;
         };
@@ -351,8 +367,14 @@ mod tests {
         let at = 0x1000_u64.to_be_bytes();
         let cases = [
             (Simple.done(&READ), cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], &cookie])),
-            (Simple.error(&READ, NbdError::Io), cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5], &cookie])),
-            (Simple.data(&READ, 0x1000, 0x2000, true), cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], &cookie])),
+            (
+                Simple.error(&READ, NbdError::Io),
+                cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5], &cookie]),
+            ),
+            (
+                Simple.data(&READ, 0x1000, 0x2000, true),
+                cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], &cookie]),
+            ),
             (Structured.done(&READ), cat(&[&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], &cookie])),
             (
                 Structured.data(&READ, 0x1000, 0x2000, true),
@@ -360,12 +382,26 @@ mod tests {
             ),
             (
                 Structured.hole(&READ, 0x1000, 0x2000, false),
-                cat(&[&[0x66, 0x8e, 0x33, 0xef, 0, 0, 0, 2], &cookie, &[0, 0, 0, 12], &at, &[0, 0, 0x20, 0]]),
+                cat(&[
+                    &[0x66, 0x8e, 0x33, 0xef, 0, 0, 0, 2],
+                    &cookie,
+                    &[0, 0, 0, 12],
+                    &at,
+                    &[0, 0, 0x20, 0],
+                ]),
             ),
-            (Structured.end(&READ), cat(&[&[0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 0], &cookie, &[0; 4]])),
+            (
+                Structured.end(&READ),
+                cat(&[&[0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 0], &cookie, &[0; 4]]),
+            ),
             (
                 Structured.error(&READ, NbdError::Invalid),
-                cat(&[&[0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1], &cookie, &[0, 0, 0, 6], &[0, 0, 0, 22, 0, 0]]),
+                cat(&[
+                    &[0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1],
+                    &cookie,
+                    &[0, 0, 0, 6],
+                    &[0, 0, 0, 22, 0, 0],
+                ]),
             ),
             (
                 Extended.error_at(&READ, NbdError::Io, 0x1000),
@@ -378,10 +414,19 @@ mod tests {
                     &at,
                 ]),
             ),
-            (Extended.done(&READ), cat(&[&[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 0], &cookie, &at, &[0; 8]])),
+            (
+                Extended.done(&READ),
+                cat(&[&[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 0], &cookie, &at, &[0; 8]]),
+            ),
             (
                 Extended.data(&READ, 0x1000, 0x2000, true),
-                cat(&[&[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 1], &cookie, &at, &[0, 0, 0, 0, 0, 0, 0x20, 8], &at]),
+                cat(&[
+                    &[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 1],
+                    &cookie,
+                    &at,
+                    &[0, 0, 0, 0, 0, 0, 0x20, 8],
+                    &at,
+                ]),
             ),
         ];
         for (index, (header, expected)) in cases.into_iter().enumerate() {
@@ -430,8 +475,13 @@ mod tests {
     fn block_status_joins_cuts_and_stops() {
         use ReplyStyle::*;
         for style in [Structured, Extended] {
-            let joined = extents(style, &status(100, false), &[(10, 0), (10, 0), (30, 3), (80, 0), (10, 3)]);
-            assert_eq!(joined, [(20, 0), (30, 3), (80, 0)], "neighbours join, the last may go beyond, no more follow");
+            let joined =
+                extents(style, &status(100, false), &[(10, 0), (10, 0), (30, 3), (80, 0), (10, 3)]);
+            assert_eq!(
+                joined,
+                [(20, 0), (30, 3), (80, 0)],
+                "neighbours join, the last may go beyond, no more follow"
+            );
             let one = extents(style, &status(100, true), &[(10, 0), (20, 0), (30, 3)]);
             assert_eq!(one, [(30, 0)]);
             let cut = extents(style, &status(100, true), &[(500, 3)]);
@@ -446,12 +496,15 @@ mod tests {
     #[test]
     fn block_status_without_extents_is_none() {
         let mut out = [0; BlockStatus::buffer_len(1)];
-        assert_eq!(BlockStatus::new(ReplyStyle::Extended, &status(1, false), 1, &mut out).finish(), None);
+        assert_eq!(
+            BlockStatus::new(ReplyStyle::Extended, &status(1, false), 1, &mut out).finish(),
+            None
+        );
     }
 
     proptest! {
-        /// Extents are consecutive from the start, only the last passes the end of the request, and each
-        /// byte has the flags that were pushed for it.
+        /// Extents are consecutive from the start, only the last passes the end of the request, and
+        /// each byte has the flags that were pushed for it.
         #[test]
         fn block_status_tells_the_truth(
             pushed in proptest::collection::vec((1..5000_u64, 0..4_u32), 1..40),

@@ -1,11 +1,13 @@
 //! What ranges of a file hold, asked of its file system by a thread of its own.
 //!
-//! **Problem.** A block status request is a question to a file system's map, and nobody knows how long an answer takes: to find
-//! the next hole it looks through the file's extents, or in tmpfs through its pages, up to the end of the file. A shard that waited for
-//! it would keep everybody waiting, and no policy counts that.
+//! **Problem.** A block status request is a question to a file system's map, and nobody knows how
+//! long an answer takes: to find the next hole it looks through the file's extents, or in tmpfs
+//! through its pages, up to the end of the file. A shard that waited for it would keep everybody
+//! waiting, and no policy counts that.
 //!
-//! **Model.** One thread for all shards, which steps back behind them for the CPU. A connection puts one question at a time, so that
-//! connections take turns whatever they have asked for. The answer comes to the shard by a channel and wakes it.
+//! **Model.** One thread for all shards, which steps back behind them for the CPU. A connection
+//! puts one question at a time, so that connections take turns whatever they have asked for. The
+//! answer comes to the shard by a channel and wakes it.
 
 use std::io;
 use std::sync::Arc;
@@ -56,7 +58,9 @@ impl Surveyor {
     pub fn start<D: Device>(common: &Common<D>) -> io::Result<Surveyor> {
         let (questions, asked) = channel();
         let (device, wakers) = (common.device.clone(), common.wakers.clone());
-        let thread = Builder::new().name("fairq-survey".into()).spawn(move || survey(&*device, &wakers, &asked))?;
+        let thread = Builder::new()
+            .name("fairq-survey".into())
+            .spawn(move || survey(&*device, &wakers, &asked))?;
         Ok(Surveyor { questions, thread })
     }
 
@@ -75,7 +79,8 @@ impl Surveyor {
 
 fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) {
     if let Err(error) = step_back() {
-        tracing::debug!(%error, "who asks file systems for their maps does not step back behind shards");
+        tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
+         shards");
     }
     for Asked { question, shard, answers } in asked {
         let Question { conn, op, file, offset, length, most } = question;

@@ -1,13 +1,15 @@
 //! TLS: configuration from PEM files, the stream that can change over to it, and who the client is.
 //!
-//! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`] that is plain
-//! first and encrypted later. When the handshake is over, [`Stream::into_established`] gives the socket back,
-//! together with rustls' state, which from then on the shard feeds by hand: it may already hold bytes of the
-//! first request. Sessions are not resumed (connections live long, and the certificate is looked at each
-//! time), so nothing but data and the end of the session follows the handshake on our side.
+//! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`]
+//! that is plain first and encrypted later. When the handshake is over,
+//! [`Stream::into_established`] gives the socket back, together with rustls' state, which from then
+//! on the shard feeds by hand: it may already hold bytes of the first request. Sessions are not
+//! resumed (connections live long, and the certificate is looked at each time), so nothing but data
+//! and the end of the session follows the handshake on our side.
 //!
-//! A client is known by its certificate alone: by the common name and the DNS names in it. Both are vouched
-//! for by the authority that the operator configured. A name counts as it stands, without wildcards.
+//! A client is known by its certificate alone: by the common name and the DNS names in it. Both are
+//! vouched for by the authority that the operator configured. A name counts as it stands, without
+//! wildcards.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -29,7 +31,8 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("cannot read the {what} {}: {source}; check the path and that the server's user may read it", path.display())]
+    #[error("cannot read the {what} {}: {source}; check the path and that the server's user may \
+     read it", path.display())]
     Read {
         /// What the file is.
         what: &'static str,
@@ -39,7 +42,8 @@ pub enum TlsError {
         source: io::Error,
     },
     /// A file has something else in it.
-    #[error("{} has no {what} in it: it has to be a PEM file with a section `-----BEGIN {section}-----`", path.display())]
+    #[error("{} has no {what} in it: it has to be a PEM file with a section `-----BEGIN \
+     {section}-----`", path.display())]
     Missing {
         /// What the file should be.
         what: &'static str,
@@ -60,7 +64,8 @@ pub enum TlsError {
     },
     /// Certificate and key are refused together.
     #[error(
-        "the certificate {} and the key {} cannot be used together ({reason}); the key has to be the one that the \
+        "the certificate {} and the key {} cannot be used together ({reason}); the key has to be \
+         the one that the \
          certificate was requested with, of type RSA, ECDSA (P-256, P-384) or Ed25519",
         certificate.display(), key.display()
     )]
@@ -73,7 +78,8 @@ pub enum TlsError {
         reason: String,
     },
     /// The authority for the other side's certificates is refused.
-    #[error("{} cannot be the authority for the other side's certificates: {reason}", path.display())]
+    #[error("{} cannot be the authority for the other side's certificates: \
+     {reason}", path.display())]
     Authority {
         /// The file.
         path: PathBuf,
@@ -91,7 +97,9 @@ pub struct Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("clients_certified", &self.clients_certified).finish_non_exhaustive()
+        f.debug_struct("Tls")
+            .field("clients_certified", &self.clients_certified)
+            .finish_non_exhaustive()
     }
 }
 
@@ -119,47 +127,57 @@ impl TlsMode {
 
 impl Tls {
     /// Reads the certificate chain (the server's own first), its key, and the authority that client
-    /// certificates have to be signed by; with an authority, clients without a certificate are turned away.
-    pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, TlsError> {
+    /// certificates have to be signed by; with an authority, clients without a certificate are
+    /// turned away.
+    pub fn load(
+        certificate: &Path,
+        key: &Path,
+        client_ca: Option<&Path>,
+    ) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates("certificate", certificate)?;
-        let secret =
-            PrivateKeyDer::from_pem_file(key).map_err(|error| pem_error(error, "private key", "PRIVATE KEY", key))?;
+        let secret = PrivateKeyDer::from_pem_file(key)
+            .map_err(|error| pem_error(error, "private key", "PRIVATE KEY", key))?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("ring has cipher suites for TLS 1.2 and 1.3");
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let refused = |reason: String| TlsError::Authority { path: path.to_owned(), reason };
+                let refused =
+                    |reason: String| TlsError::Authority { path: path.to_owned(), reason };
                 let mut roots = RootCertStore::empty();
                 for authority in certificates("client authority", path)? {
                     roots.add(authority).map_err(|error| refused(error.to_string()))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .build()
-                    .map_err(|error| refused(error.to_string()))?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                        .build()
+                        .map_err(|error| refused(error.to_string()))?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let mut config = builder.with_single_cert(chain, secret).map_err(|error| TlsError::Pair {
-            certificate: certificate.to_owned(),
-            key: key.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let mut config =
+            builder.with_single_cert(chain, secret).map_err(|error| TlsError::Pair {
+                certificate: certificate.to_owned(),
+                key: key.to_owned(),
+                reason: error.to_string(),
+            })?;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some() })
     }
 
-    /// Whether every client shows a certificate, without which no export with an identity can be opened.
+    /// Whether every client shows a certificate, without which no export with an identity can be
+    /// opened.
     pub fn clients_certified(&self) -> bool {
         self.clients_certified
     }
 }
 
-/// The client's half of TLS towards a server that has to be `host`: the directory holds `ca-cert.pem`, which signs the
-/// server's certificate, and may hold `client-cert.pem` and `client-key.pem`.
+/// The client's half of TLS towards a server that has to be `host`: the directory holds
+/// `ca-cert.pem`, which signs the server's certificate, and may hold `client-cert.pem` and
+/// `client-key.pem`.
 pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnection, TlsError> {
     let authority = directory.join("ca-cert.pem");
     let refused = |reason: String| TlsError::Authority { path: authority.clone(), reason };
@@ -167,21 +185,24 @@ pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnectio
     for certificate in certificates("server authority", &authority)? {
         roots.add(certificate).map_err(|error| refused(error.to_string()))?;
     }
-    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring has cipher suites for TLS 1.2 and 1.3")
-        .with_root_certificates(roots);
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring has cipher suites for TLS 1.2 and 1.3")
+            .with_root_certificates(roots);
     let (certificate, key) = (directory.join("client-cert.pem"), directory.join("client-key.pem"));
     let config = if certificate.exists() {
         let chain = certificates("certificate", &certificate)?;
-        let secret =
-            PrivateKeyDer::from_pem_file(&key).map_err(|error| pem_error(error, "private key", "PRIVATE KEY", &key))?;
-        let pair = |error: rustls::Error| TlsError::Pair { certificate, key, reason: error.to_string() };
+        let secret = PrivateKeyDer::from_pem_file(&key)
+            .map_err(|error| pem_error(error, "private key", "PRIVATE KEY", &key))?;
+        let pair =
+            |error: rustls::Error| TlsError::Pair { certificate, key, reason: error.to_string() };
         builder.with_client_auth_cert(chain, secret).map_err(pair)?
     } else {
         builder.with_no_client_auth()
     };
-    let host = ServerName::try_from(host.to_owned()).map_err(|error| refused(format!("'{host}': {error}")))?;
+    let host = ServerName::try_from(host.to_owned())
+        .map_err(|error| refused(format!("'{host}': {error}")))?;
     ClientConnection::new(Arc::new(config), host).map_err(|error| refused(error.to_string()))
 }
 
@@ -196,7 +217,12 @@ fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
     Ok(chain)
 }
 
-fn pem_error(error: pem::Error, what: &'static str, section: &'static str, path: &Path) -> TlsError {
+fn pem_error(
+    error: pem::Error,
+    what: &'static str,
+    section: &'static str,
+    path: &Path,
+) -> TlsError {
     let path = path.to_owned();
     match error {
         pem::Error::Io(source) => TlsError::Read { what, path, source },
@@ -233,7 +259,8 @@ pub enum Stream<S> {
     Tls(Box<TlsStream<S>>),
 }
 
-/// A connection after the handshake. Not a byte of the first request is buffered outside of what is in here.
+/// A connection after the handshake. Not a byte of the first request is buffered outside of what is
+/// in here.
 #[derive(Debug)]
 pub enum Established<S> {
     /// Requests follow in plain text.
@@ -242,8 +269,9 @@ pub enum Established<S> {
     Tls {
         /// The transport, which carries TLS records.
         stream: S,
-        /// TLS after its handshake; it may hold records or plain text that came with the last option. It takes
-        /// any amount of plain text to send: the writer bounds what it writes before it fetches the records.
+        /// TLS after its handshake; it may hold records or plain text that came with the last
+        /// option. It takes any amount of plain text to send: the writer bounds what it writes
+        /// before it fetches the records.
         session: Box<ServerConnection>,
     },
 }
@@ -256,7 +284,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
                 let stream = TlsAcceptor::from(Arc::clone(&tls.config)).accept(stream).await?;
                 Ok(Self::Tls(Box::new(stream)))
             }
-            Self::Tls(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS has already been started")),
+            Self::Tls(_) => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS has already been started"))
+            }
         }
     }
 
@@ -278,8 +308,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
             Self::Plain(stream) => Established::Plain(stream),
             Self::Tls(stream) => {
                 let (stream, mut session) = stream.into_inner();
-                // By default TLS takes 64 KiB of plain text before its records are fetched, less than one reply
-                // to a long read. Whoever writes to the session from here on bounds its batches.
+                // By default TLS takes 64 KiB of plain text before its records are fetched, less
+                // than one reply to a long read. Whoever writes to the session from here on bounds
+                // its batches.
                 session.set_buffer_limit(None);
                 Established::Tls { stream, session: Box::new(session) }
             }
@@ -288,7 +319,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -297,7 +332,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),

@@ -1,7 +1,9 @@
-//! Making a range read as zeroes before a new tenant may open it: what a tenant that was removed left there is nobody's business.
+//! Making a range read as zeroes before a new tenant may open it: what a tenant that was removed
+//! left there is nobody's business.
 //!
-//! It goes the way of every request, in the new tenant's flow, so that it takes no more of the device than that tenant's weight
-//! gives it: a piece at a time, and at the end a flush, so that old data do not come back after a power cut.
+//! It goes the way of every request, in the new tenant's flow, so that it takes no more of the
+//! device than that tenant's weight gives it: a piece at a time, and at the end a flush, so that
+//! old data do not come back after a power cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -15,8 +17,9 @@ use crate::nbd::conn::Volume;
 use crate::path::{DataPath, Order};
 use crate::ring::Ring;
 
-/// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds. Pieces end at multiples of it in the file, so
-/// that each of the cache's pages, however large, goes as a whole with whatever the removed tenant may still see of it.
+/// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds.
+/// Pieces end at multiples of it in the file, so that each of the cache's pages, however large,
+/// goes as a whole with whatever the removed tenant may still see of it.
 const PIECE: u64 = LARGEST;
 /// Marks cookies that are no connection's.
 const COOKIE: u64 = 1 << 63;
@@ -101,12 +104,18 @@ impl Wipe {
     }
 
     /// Submits the next piece, if there is room and the last one is done.
-    pub(super) fn submit<P: Port, D: Device>(&mut self, now_ns: u64, ring: &mut Ring, path: &mut DataPath<P, D>) {
+    pub(super) fn submit<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
         if self.is_outstanding || self.state.outcome().is_some() || !path.has_room() {
             return;
         }
         let length = (self.state.size - self.at).min(PIECE - (self.volume.base + self.at) % PIECE);
-        let (op, offset) = if length > 0 { (Op::WriteZeroes, self.volume.base + self.at) } else { (Op::Flush, 0) };
+        let (op, offset) =
+            if length > 0 { (Op::WriteZeroes, self.volume.base + self.at) } else { (Op::Flush, 0) };
         let order = Order {
             tenant: self.volume.tenant,
             flow: self.volume.flow,

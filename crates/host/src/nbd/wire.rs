@@ -1,7 +1,7 @@
 //! The two directions of a connection's byte stream, with or without TLS.
 //!
-//! [`Incoming`] holds bytes that have come and are not yet consumed; [`Outbox`] holds one batch of replies until the
-//! socket has taken it. Neither makes a decision about the protocol.
+//! [`Incoming`] holds bytes that have come and are not yet consumed; [`Outbox`] holds one batch of
+//! replies until the socket has taken it. Neither makes a decision about the protocol.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,7 +14,8 @@ use crate::device::file::Source;
 use crate::memory::Memory;
 use crate::nbd::pipe::{INLINE, Pipe};
 
-/// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a large payload.
+/// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a
+/// large payload.
 const INCOMING: usize = 64 << 10;
 /// Memory pieces in one send; the kernel allows 1024.
 const MAX_PIECES: usize = 1000;
@@ -61,10 +62,17 @@ impl Incoming {
             plain: vec![0; INCOMING].into_boxed_slice(),
             start: 0,
             end: 0,
-            tls: session.map(|session| Tls { session, cipher: cipher(), start: 0, end: 0, is_closed: false }),
+            tls: session.map(|session| Tls {
+                session,
+                cipher: cipher(),
+                start: 0,
+                end: 0,
+                is_closed: false,
+            }),
             in_ring: false,
             direct: 0,
-            // SAFETY: all-zero is a valid message header and are valid pieces: no address, no control data.
+            // SAFETY: all-zero is a valid message header and are valid pieces: no address, no
+            // control data.
             message: Box::new(unsafe { std::mem::zeroed() }),
         }
     }
@@ -136,8 +144,8 @@ impl Incoming {
         count > 0
     }
 
-    /// The operation that takes what has come, until so many bytes (as they come, with TLS) wait to be consumed, or as
-    /// there is room for.
+    /// The operation that takes what has come, until so many bytes (as they come, with TLS) wait to
+    /// be consumed, or as there is room for.
     pub(super) fn receive(&mut self, fd: types::Fd, most: usize) -> Option<squeue::Entry> {
         let waiting = self.bytes().len();
         let most = if self.is_tls() { usize::MAX } else { most.saturating_sub(waiting).max(1) };
@@ -146,9 +154,15 @@ impl Incoming {
         Some(opcode::Recv::new(fd, address, length.min(most) as u32).build())
     }
 
-    /// The operation that takes the rest of a large payload, and the `header` bytes that begin the next request: with
-    /// those the next payload can go to its own place, too, and none of it is copied. Nothing may wait to be consumed.
-    pub(super) fn receive_payload(&mut self, fd: types::Fd, rest: &mut [u8], header: usize) -> Option<squeue::Entry> {
+    /// The operation that takes the rest of a large payload, and the `header` bytes that begin the
+    /// next request: with those the next payload can go to its own place, too, and none of it is
+    /// copied. Nothing may wait to be consumed.
+    pub(super) fn receive_payload(
+        &mut self,
+        fd: types::Fd,
+        rest: &mut [u8],
+        header: usize,
+    ) -> Option<squeue::Entry> {
         let (address, length) = self.space()?;
         self.direct = rest.len();
         let Message { header: message, pieces } = &mut *self.message;
@@ -210,10 +224,12 @@ impl Tls {
 
 /// One batch of replies.
 ///
-/// **Data in place.** A piece may be memory that is yet to be filled, with a place in the file where the data are ([`InFile`]). Such a
-/// piece goes to the socket by the [`Pipe`], without being read, and short pieces with it, as it is mostly a header before data. What the file
-/// does not have any more in its cache, or has lost at its end, when the piece's turn comes, is fetched into that memory by the ring;
-/// from then on it is a piece like others. So however far a reply has been sent, the rest of it can follow.
+/// **Data in place.** A piece may be memory that is yet to be filled, with a place in the file
+/// where the data are ([`InFile`]). Such a piece goes to the socket by the [`Pipe`], without being
+/// read, and short pieces with it, as it is mostly a header before data. What the file does not
+/// have any more in its cache, or has lost at its end, when the piece's turn comes, is fetched into
+/// that memory by the ring; from then on it is a piece like others. So however far a reply has been
+/// sent, the rest of it can follow.
 #[derive(Default)]
 pub(super) struct Outbox {
     pieces: Vec<libc::iovec>,
@@ -297,17 +313,24 @@ impl Outbox {
             }
             Some(session) => {
                 // The session buffers without bound here; the batch is bounded.
-                session.writer().write_all(bytes).expect("writing to a TLS session's buffer does not fail");
+                session
+                    .writer()
+                    .write_all(bytes)
+                    .expect("writing to a TLS session's buffer does not fail");
             }
         }
     }
 
-    /// Adds data that are in the file from `offset` on. The memory is where they go if they have to be fetched, and nobody else's until
-    /// the batch has left.
+    /// Adds data that are in the file from `offset` on. The memory is where they go if they have to
+    /// be fetched, and nobody else's until the batch has left.
     pub(super) fn add_in_file(&mut self, memory: Memory, offset: u64) {
         let length = memory.length as usize;
         self.bytes += length;
-        self.in_file.push_back(InFile { piece: self.pieces.len(), end: offset + u64::from(memory.length), fetched: 0 });
+        self.in_file.push_back(InFile {
+            piece: self.pieces.len(),
+            end: offset + u64::from(memory.length),
+            fetched: 0,
+        });
         self.pieces.push(libc::iovec { iov_base: memory.address.cast(), iov_len: length });
     }
 
@@ -324,7 +347,11 @@ impl Outbox {
     }
 
     /// Sends without waiting.
-    pub(super) fn send_now(&mut self, fd: &OwnedFd, source: Option<&Source>) -> io::Result<Progress> {
+    pub(super) fn send_now(
+        &mut self,
+        fd: &OwnedFd,
+        source: Option<&Source>,
+    ) -> io::Result<Progress> {
         loop {
             if let (Some(_), Some(source)) = (self.in_file.front(), source)
                 && let Some(pending) = self.fill_pipe(source)?
@@ -344,8 +371,8 @@ impl Outbox {
         }
     }
 
-    /// Puts pieces into the pipe, if it is empty, until it is full or a longer one is memory. What has to be done if a piece in the file cannot
-    /// go there.
+    /// Puts pieces into the pipe, if it is empty, until it is full or a longer one is memory. What
+    /// has to be done if a piece in the file cannot go there.
     fn fill_pipe(&mut self, source: &Source) -> io::Result<Option<Pending>> {
         let Some(mut pipe) = self.pipe.take_if(|pipe| pipe.is_empty()) else { return Ok(None) };
         let pending = self.fill(&mut pipe, source);
@@ -375,7 +402,8 @@ impl Outbox {
                     self.advance(count);
                 }
                 _ if iov_len <= INLINE => {
-                    // SAFETY: a piece of memory stays in place and is nobody else's until the batch has left.
+                    // SAFETY: a piece of memory stays in place and is nobody else's until the batch
+                    // has left.
                     pipe.write(unsafe { std::slice::from_raw_parts(iov_base.cast(), iov_len) })?;
                     self.advance(iov_len);
                 }
@@ -389,7 +417,9 @@ impl Outbox {
     fn send_memory(&mut self, fd: &OwnedFd) -> io::Result<bool> {
         let message = self.header();
         // SAFETY: the header names pieces that stay in place until the batch has left.
-        let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let sent = unsafe {
+            libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
         if sent < 0 {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
@@ -403,7 +433,12 @@ impl Outbox {
     }
 
     /// The operation that goes on when that is possible.
-    pub(super) fn operation(&mut self, pending: Pending, fd: &OwnedFd, source: Option<&Source>) -> squeue::Entry {
+    pub(super) fn operation(
+        &mut self,
+        pending: Pending,
+        fd: &OwnedFd,
+        source: Option<&Source>,
+    ) -> squeue::Entry {
         let socket = types::Fd(fd.as_raw_fd());
         match (pending, source, self.in_file.front()) {
             (Pending::Fetch, Some(source), Some(&InFile { piece, end, fetched })) => {
@@ -426,7 +461,9 @@ impl Outbox {
     pub(super) fn event(&mut self, result: i32) -> io::Result<()> {
         self.has_waited = true;
         match (self.in_ring.take(), result) {
-            (Some(Pending::Fetch), result) if result == -libc::EAGAIN || result == -libc::EINTR => Ok(()),
+            (Some(Pending::Fetch), result) if result == -libc::EAGAIN || result == -libc::EINTR => {
+                Ok(())
+            }
             (_, errno) if errno < 0 => Err(io::Error::from_raw_os_error(-errno)),
             (Some(Pending::Send), count) => {
                 self.advance(count as usize);
@@ -440,7 +477,8 @@ impl Outbox {
         }
     }
 
-    /// So much of the first piece that is in the file has been read. What the file has lost at its end reads as zeroes.
+    /// So much of the first piece that is in the file has been read. What the file has lost at its
+    /// end reads as zeroes.
     fn fetched(&mut self, count: usize) {
         let Some(InFile { piece, fetched, .. }) = self.in_file.front_mut() else { return };
         let libc::iovec { iov_base, iov_len } = self.pieces[*piece];
@@ -453,14 +491,16 @@ impl Outbox {
         self.in_file.pop_front();
     }
 
-    /// Copies all that is to be sent from the file into the memory that it has for that, and may wait for it.
+    /// Copies all that is to be sent from the file into the memory that it has for that, and may
+    /// wait for it.
     pub(super) fn take_out_of_file(&mut self, source: &Source) -> io::Result<()> {
         if self.in_ring == Some(Pending::Fetch) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         for InFile { piece, end, .. } in self.in_file.drain(..) {
             let libc::iovec { iov_base, iov_len } = self.pieces[piece];
-            // SAFETY: the memory is the piece's own, as it was added, and the kernel does not have it.
+            // SAFETY: the memory is the piece's own, as it was added, and the kernel does not have
+            // it.
             let bytes = unsafe { std::slice::from_raw_parts_mut(iov_base.cast::<u8>(), iov_len) };
             source.read(bytes, end - iov_len as u64)?;
         }
@@ -547,16 +587,30 @@ mod tests {
             rustix::net::sockopt::set_socket_send_buffer_size(&ours, 8 << 10).unwrap();
             let outbox = Outbox::new(Some(Pipe::new().unwrap()));
             let (region, ring) = (Region::map(4 << 20).unwrap(), Ring::new(0).unwrap());
-            Some(Bench { file, source, data, outbox, ours, theirs, region, ring, pendings: Vec::new() })
+            Some(Bench {
+                file,
+                source,
+                data,
+                outbox,
+                ours,
+                theirs,
+                region,
+                ring,
+                pendings: Vec::new(),
+            })
         }
 
-        /// Sends it all, to a client that reads `step` bytes whenever the socket is full; what that got.
+        /// Sends it all, to a client that reads `step` bytes whenever the socket is full; what that
+        /// got.
         fn send(&mut self, total: usize, step: usize) -> Vec<u8> {
             let (mut got, mut bytes) = (Vec::new(), vec![0; step]);
-            while let Progress::Waits(pending) = self.outbox.send_now(&self.ours, Some(&self.source)).unwrap() {
+            while let Progress::Waits(pending) =
+                self.outbox.send_now(&self.ours, Some(&self.source)).unwrap()
+            {
                 self.pendings.push(pending);
                 let entry = self.outbox.operation(pending, &self.ours, Some(&self.source));
-                // SAFETY: the outbox keeps what the operation names until its event has been taken, below.
+                // SAFETY: the outbox keeps what the operation names until its event has been taken,
+                // below.
                 unsafe { self.ring.push(entry, UserData { asker: Asker::Front, value: 0 }) };
                 self.outbox.in_ring = Some(pending);
                 self.ring.enter(0, None);
@@ -582,7 +636,8 @@ mod tests {
         }
     }
 
-    /// Headers, data in memory and data in the file, in any order and of any size: they come as they were added.
+    /// Headers, data in memory and data in the file, in any order and of any size: they come as
+    /// they were added.
     #[test]
     fn all_comes_in_order() {
         let Some(bench) = Bench::new() else { return };
@@ -613,7 +668,8 @@ mod tests {
         assert!(bench.pendings.contains(&Pending::Room), "the pipe has been held up");
     }
 
-    /// Whatever happens to the file after its data were found in the cache: the reply is as long as it was to be.
+    /// Whatever happens to the file after its data were found in the cache: the reply is as long as
+    /// it was to be.
     #[test]
     fn what_the_file_has_lost_reads_as_zeroes() {
         let Some(mut bench) = Bench::new() else { return };
@@ -631,7 +687,10 @@ mod tests {
             bench.region.free(buffer);
             assert!(bench.pendings.contains(&Pending::Fetch));
             let kept = 77_777 - 50_000;
-            assert_eq!((&got[..16], &got[16..16 + kept]), (&[1; 16][..], &bench.data[50_000..77_777]));
+            assert_eq!(
+                (&got[..16], &got[16..16 + kept]),
+                (&[1; 16][..], &bench.data[50_000..77_777])
+            );
             assert!(got[16 + kept..100_016].iter().all(|&byte| byte == 0), "zeroes");
             assert_eq!(got[100_016..], [2; 16]);
         }
@@ -643,7 +702,9 @@ mod tests {
         let Some(mut bench) = Bench::new() else { return };
         bench.file.as_file().sync_all().unwrap();
         // SAFETY: advice on an open file.
-        unsafe { libc::posix_fadvise(bench.file.as_file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        unsafe {
+            libc::posix_fadvise(bench.file.as_file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED)
+        };
         if bench.source.is_cached(0, 65_536) {
             eprintln!("skipped: this file system keeps what it has");
             return;

@@ -1,7 +1,9 @@
-//! A command's data: where the pieces are that its PRP entries or its SGL describe (NVMe Base 2.1, 4.3).
+//! A command's data: where the pieces are that its PRP entries or its SGL describe (NVMe Base 2.1,
+//! 4.3).
 //!
-//! A [`Transfer`] walks the description once, piece by piece, and takes nothing on trust: each entry is read once, its
-//! address resolved, and the number of entries bounded, since a list may point to itself.
+//! A [`Transfer`] walks the description once, piece by piece, and takes nothing on trust: each
+//! entry is read once, its address resolved, and the number of entries bounded, since a list may
+//! point to itself.
 
 use crate::memory::Memory;
 use crate::nvme::dma::{Dma, read_pair, read_word};
@@ -30,7 +32,8 @@ enum Source {
     Page(u64),
     /// The next entry of a PRP list.
     List(u64),
-    /// SGL descriptors: the next one's address, how many there are in the segment, and whether it is the last one.
+    /// SGL descriptors: the next one's address, how many there are in the segment, and whether it
+    /// is the last one.
     Segment { at: u64, count: u32, is_last: bool },
 }
 
@@ -52,9 +55,13 @@ impl Transfer {
             0 if sqe.data[0] & 3 != 0 => return Err(Status::PRP_OFFSET),
             0 => Source::Prp(sqe.data[0], sqe.data[1]),
             1 | 2 => match descriptor(sqe.data)? {
-                Descriptor::Data { length: has, .. } if has < length => return Err(Status::DATA_SGL_LENGTH),
+                Descriptor::Data { length: has, .. } if has < length => {
+                    return Err(Status::DATA_SGL_LENGTH);
+                }
                 Descriptor::Data { address, .. } => Source::Range(address),
-                Descriptor::Segment { address, length, is_last } => segment(address, length, is_last)?,
+                Descriptor::Segment { address, length, is_last } => {
+                    segment(address, length, is_last)?
+                }
             },
             _ => return Err(Status::INVALID_FIELD),
         };
@@ -124,7 +131,8 @@ impl Transfer {
                 Source::Segment { count: 0, .. } => return Err(Status::DATA_SGL_LENGTH),
                 Source::Segment { at, count, is_last } => {
                     let words = self.read(|| read_pair(dma, at))?;
-                    self.source = Source::Segment { at: at.wrapping_add(16), count: count - 1, is_last };
+                    self.source =
+                        Source::Segment { at: at.wrapping_add(16), count: count - 1, is_last };
                     match descriptor(words)? {
                         Descriptor::Data { length: 0, .. } => {}
                         Descriptor::Data { address, length } => return Ok((address, length)),
@@ -190,7 +198,12 @@ mod tests {
     }
 
     /// The pieces as offset and length, or what is wrong.
-    fn pieces(flat: &Flat, flags: u8, data: [u64; 2], length: u32) -> Result<Vec<(u64, u32)>, Status> {
+    fn pieces(
+        flat: &Flat,
+        flags: u8,
+        data: [u64; 2],
+        length: u32,
+    ) -> Result<Vec<(u64, u32)>, Status> {
         let mut transfer = Transfer::new(&Sqe { flags, data, ..Sqe::default() }, length)?;
         let base = flat.at(BUS, 0).unwrap().as_ptr() as u64;
         let piece = |memory: Memory| (memory.address as u64 - base, memory.length);
@@ -215,7 +228,8 @@ mod tests {
     #[test]
     fn prp_lists_go_on_in_the_next_page() {
         let flat = flat();
-        // The list begins two entries before the end of a page; the last entry there names where it goes on.
+        // The list begins two entries before the end of a page; the last entry there names where it
+        // goes on.
         write(&flat, BUS + 0x8ff0, &[BUS + 0x1000, BUS + 0xa000]);
         write(&flat, BUS + 0xa000, &[BUS + 0x2000, BUS + 0x3000]);
         let whole = pieces(&flat, 0, [BUS, BUS + 0x8ff0], 4 * 4096);
@@ -225,7 +239,11 @@ mod tests {
         let whole = pieces(&flat, 0, [BUS, BUS + 0x8ff0], 2 * 4096 + 100);
         assert_eq!(whole, Ok(vec![(0, 4096), (0x1000, 4096), (0x2000, 100)]));
         write(&flat, BUS + 0x8ff8, &[BUS + 0x8ff8]);
-        assert_eq!(pieces(&flat, 0, [BUS, BUS + 0x8ff8], 1 << 20), Err(Status::INVALID_SGL_COUNT), "a list of itself");
+        assert_eq!(
+            pieces(&flat, 0, [BUS, BUS + 0x8ff8], 1 << 20),
+            Err(Status::INVALID_SGL_COUNT),
+            "a list of itself"
+        );
     }
 
     #[test]
@@ -238,13 +256,28 @@ mod tests {
         assert_eq!(sgl(BUS, of_type(0x40, 600), 600), Err(Status::SGL_TYPE));
         assert_eq!(sgl(BUS, of_type(0x20, 40), 600), Err(Status::INVALID_SGL_SEGMENT));
         let data = |offset, length| [BUS + offset, of_type(0, length)];
-        write(&flat, BUS + 0x100, &[data(7, 10), data(0, 0), [BUS + 0x200, of_type(0x30, 32)]].concat());
+        write(
+            &flat,
+            BUS + 0x100,
+            &[data(7, 10), data(0, 0), [BUS + 0x200, of_type(0x30, 32)]].concat(),
+        );
         write(&flat, BUS + 0x200, &[data(0x1000, 20), data(0x2000, 30)].concat());
-        assert_eq!(sgl(BUS + 0x100, of_type(0x20, 48), 45), Ok(vec![(7, 10), (0x1000, 20), (0x2000, 15)]));
+        assert_eq!(
+            sgl(BUS + 0x100, of_type(0x20, 48), 45),
+            Ok(vec![(7, 10), (0x1000, 20), (0x2000, 15)])
+        );
         assert_eq!(sgl(BUS + 0x100, of_type(0x20, 48), 61), Err(Status::DATA_SGL_LENGTH));
-        assert_eq!(sgl(BUS + 0x100, of_type(0x30, 48), 45), Err(Status::INVALID_SGL_SEGMENT), "the last names another");
+        assert_eq!(
+            sgl(BUS + 0x100, of_type(0x30, 48), 45),
+            Err(Status::INVALID_SGL_SEGMENT),
+            "the last names another"
+        );
         write(&flat, BUS + 0x300, &[BUS + 0x300, of_type(0x20, 16)]);
-        assert_eq!(sgl(BUS + 0x300, of_type(0x20, 16), 45), Err(Status::INVALID_SGL_COUNT), "a segment of itself");
+        assert_eq!(
+            sgl(BUS + 0x300, of_type(0x20, 16), 45),
+            Err(Status::INVALID_SGL_COUNT),
+            "a segment of itself"
+        );
         assert_eq!(pieces(&flat, 0xc0, [BUS, 0], 512), Err(Status::INVALID_FIELD));
     }
 }

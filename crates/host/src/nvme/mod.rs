@@ -7,8 +7,9 @@
 //!
 //! - [`spec`]: layouts, opcodes, status codes. `queue`: both ends of the rings in shared memory.
 //! - [`dma`] and `data`: addresses of a bus, PRP entries and SGLs, resolved and checked.
-//! - [`controller`]: registers, admin and I/O commands, arbitration, completion. It knows neither a transport nor a
-//!   thread: registers are two functions, memory is a trait, interrupts are a set of ports to wake, time is an argument.
+//! - [`controller`]: registers, admin and I/O commands, arbitration, completion. It knows neither a
+//!   transport nor a thread: registers are two functions, memory is a trait, interrupts are a set
+//!   of ports to wake, time is an argument.
 //! - [`namespaces`]: their sizes. [`storage`]: what carries commands out.
 //!
 //! The device that the host's shards use, which is a driver in front of such a controller, is

@@ -1,7 +1,9 @@
-//! The namespaces of a controller: how large each is. They may be attached and detached while it works.
+//! The namespaces of a controller: how large each is. They may be attached and detached while it
+//! works.
 //!
-//! *Memory ordering.* A size is written before the count that covers it (Release), and read after the count was (Acquire). A size
-//! stands alone: whoever attaches a namespace whose number another one had tells those who send commands to it by other means.
+//! *Memory ordering.* A size is written before the count that covers it (Release), and read after
+//! the count was (Acquire). A size stands alone: whoever attaches a namespace whose number another
+//! one had tells those who send commands to it by other means.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -14,7 +16,12 @@ pub struct Namespaces {
 impl Namespaces {
     /// These, with room for `later` ones.
     pub fn new(first: &[u64], later: usize) -> Namespaces {
-        let sizes = first.iter().copied().chain(std::iter::repeat_n(0, later)).map(AtomicU64::new).collect();
+        let sizes = first
+            .iter()
+            .copied()
+            .chain(std::iter::repeat_n(0, later))
+            .map(AtomicU64::new)
+            .collect();
         Namespaces { sizes, count: AtomicUsize::new(first.len()) }
     }
 

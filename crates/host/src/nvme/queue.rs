@@ -1,15 +1,17 @@
 //! Submission and completion queues in shared memory, and both ends of each.
 //!
-//! A queue is a ring of entries; one side writes at the tail, the other reads at the head, and it is full when the tail is
-//! one behind the head. The tail of a submission queue and the head of a completion queue are told by doorbells. The
-//! tail of a completion queue is not told at all: each entry has a phase tag that flips with every pass, so an entry
-//! whose phase is the one expected is new.
+//! A queue is a ring of entries; one side writes at the tail, the other reads at the head, and it
+//! is full when the tail is one behind the head. The tail of a submission queue and the head of a
+//! completion queue are told by doorbells. The tail of a completion queue is not told at all: each
+//! entry has a phase tag that flips with every pass, so an entry whose phase is the one expected is
+//! new.
 //!
-//! **Memory order.** An SQE is written before its doorbell is (release) and read after the doorbell has been (acquire);
-//! its place is written again only after a completion told that it was fetched. A CQE's second word, which has the
-//! phase tag, is stored last (release) and looked at first (acquire); its place is written again only after the head
-//! doorbell has passed it. A driver that breaks these rules gets nonsense in its own queues, no more: the controller
-//! reads each entry once, with volatile or atomic accesses.
+//! **Memory order.** An SQE is written before its doorbell is (release) and read after the doorbell
+//! has been (acquire); its place is written again only after a completion told that it was fetched.
+//! A CQE's second word, which has the phase tag, is stored last (release) and looked at first
+//! (acquire); its place is written again only after the head doorbell has passed it. A driver that
+//! breaks these rules gets nonsense in its own queues, no more: the controller reads each entry
+//! once, with volatile or atomic accesses.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +46,8 @@ impl SqEntries {
     pub(crate) fn write(self, index: u16, sqe: &Sqe) {
         let at = self.at(index);
         for (word, value) in sqe.to_words().into_iter().enumerate() {
-            // SAFETY: inside the queue; volatile writes, as the other side may look whenever it wants.
+            // SAFETY: inside the queue; volatile writes, as the other side may look whenever it
+            // wants.
             unsafe { at.add(word).write_volatile(value) };
         }
     }
@@ -77,8 +80,11 @@ impl CqEntries {
 
     fn words(self, index: u16) -> [&'static AtomicU64; 2] {
         debug_assert!(index < self.size);
-        // SAFETY: inside the queue, which is aligned to words and lives while this is used; both sides use atomics.
-        [0, 1].map(|word| unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(usize::from(index) * (CQE / 8) + word)) })
+        // SAFETY: inside the queue, which is aligned to words and lives while this is used; both
+        // sides use atomics.
+        [0, 1].map(|word| unsafe {
+            AtomicU64::from_ptr(self.base.as_ptr().add(usize::from(index) * (CQE / 8) + word))
+        })
     }
 
     /// The controller's side.
@@ -100,7 +106,8 @@ impl CqEntries {
     pub(crate) fn read(self, index: u16, phase: bool) -> Option<Cqe> {
         let [first, second] = self.words(index);
         let second = second.load(Ordering::Acquire);
-        (Cqe::phase(second) == phase).then(|| Cqe::from_words([first.load(Ordering::Relaxed), second]))
+        (Cqe::phase(second) == phase)
+            .then(|| Cqe::from_words([first.load(Ordering::Relaxed), second]))
     }
 }
 
@@ -193,11 +200,13 @@ impl SqHead {
         u32::from(new)
     }
 
-    /// Where the first command of this identifier is that has been seen and not fetched, if there is one.
+    /// Where the first command of this identifier is that has been seen and not fetched, if there
+    /// is one.
     pub(super) fn find(&self, cid: u16) -> Option<u16> {
         let size = self.entries.size;
         let next = |&index: &u16| Some(if index + 1 == size { 0 } else { index + 1 });
-        let waiting = std::iter::successors(Some(self.head), next).take_while(|&index| index != self.tail);
+        let waiting =
+            std::iter::successors(Some(self.head), next).take_while(|&index| index != self.tail);
         waiting.take(size.into()).find(|&index| self.entries.read(index).cid == cid)
     }
 

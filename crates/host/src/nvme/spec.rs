@@ -1,7 +1,8 @@
-//! The words of the specification: layouts, opcodes, status codes, register fields (NVMe Base 2.1, NVM Command Set 1.1).
+//! The words of the specification: layouts, opcodes, status codes, register fields (NVMe Base 2.1,
+//! NVM Command Set 1.1).
 //!
-//! Only what this controller or this driver uses. Everything in memory is little-endian, as are the machines that this
-//! runs on.
+//! Only what this controller or this driver uses. Everything in memory is little-endian, as are the
+//! machines that this runs on.
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("queue entries are laid out for little-endian machines");
@@ -96,7 +97,8 @@ impl Sqe {
         self.data = [address, u64::from(length)];
     }
 
-    /// Says where its data is: in the places that a list of `length` bytes of SGL descriptors names.
+    /// Says where its data is: in the places that a list of `length` bytes of SGL descriptors
+    /// names.
     #[inline]
     pub fn point_sgl_list(&mut self, address: u64, length: u32) {
         const LAST_SEGMENT: u64 = 0x30 << 56;
@@ -125,7 +127,8 @@ impl Cqe {
     #[inline]
     pub fn to_words(self, phase: bool) -> [u64; 2] {
         let status = u64::from(self.status.0) << 1 | u64::from(phase);
-        let place = u64::from(self.sq_head) | u64::from(self.sqid) << 16 | u64::from(self.cid) << 32;
+        let place =
+            u64::from(self.sq_head) | u64::from(self.sqid) << 16 | u64::from(self.cid) << 32;
         [u64::from(self.result), place | status << 48]
     }
 
@@ -223,7 +226,8 @@ impl Status {
         self.0 & 0x7ff == 0
     }
 
-    /// For the errno of a backing store. Those without a status of their own go by a vendor-specific one.
+    /// For the errno of a backing store. Those without a status of their own go by a
+    /// vendor-specific one.
     pub fn of_errno(errno: i32, is_read: bool) -> Status {
         match errno {
             0 => Status::SUCCESS,
@@ -363,10 +367,14 @@ mod tests {
             ..Sqe::default()
         };
         let words = sqe.to_words();
-        assert_eq!(words, [0x1_1234_4002, 0, 0, 0x1000, 0x2000, 11 << 32 | 10, 13 << 32 | 12, 15 << 32 | 14]);
+        assert_eq!(
+            words,
+            [0x1_1234_4002, 0, 0, 0x1000, 0x2000, 11 << 32 | 10, 13 << 32 | 12, 15 << 32 | 14]
+        );
         assert_eq!(Sqe::from_words(words), sqe);
         assert_eq!((size_of::<Sqe>(), size_of_val(&words)), (SQE, SQE));
-        let cqe = Cqe { result: 7, sq_head: 3, sqid: 2, cid: 0x1234, status: Status::INVALID_FIELD };
+        let cqe =
+            Cqe { result: 7, sq_head: 3, sqid: 2, cid: 0x1234, status: Status::INVALID_FIELD };
         let words = cqe.to_words(true);
         assert_eq!(words, [7, 0x8005_1234_0002_0003]);
         assert!(Cqe::phase(words[1]) && !Cqe::phase(cqe.to_words(false)[1]));
@@ -375,7 +383,9 @@ mod tests {
 
     #[test]
     fn errnos_survive() {
-        for errno in [0, libc::EIO, libc::ENOSPC, libc::EOPNOTSUPP, libc::EFBIG, libc::EINVAL, libc::EROFS] {
+        for errno in
+            [0, libc::EIO, libc::ENOSPC, libc::EOPNOTSUPP, libc::EFBIG, libc::EINVAL, libc::EROFS]
+        {
             for is_read in [false, true] {
                 assert_eq!(Status::of_errno(errno, is_read).to_errno(), errno);
             }

@@ -1,8 +1,9 @@
 //! From a connection that is accepted to one that a shard serves: handshakes, and how many.
 //!
-//! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold all places for as long as
-//! a handshake may take: so when all are taken, the one that has been at it longest, beyond `UNHURRIED`, loses its place
-//! to whoever waits. Handshakes that fail are told of once a second, however many they are.
+//! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold
+//! all places for as long as a handshake may take: so when all are taken, the one that has been at
+//! it longest, beyond `UNHURRIED`, loses its place to whoever waits. Handshakes that fail are told
+//! of once a second, however many they are.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -52,7 +53,11 @@ impl Desk<'_> {
         for listener in listen::bind(at).map_err(fail)? {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
             let task = tokio::spawn(accept(self.server.clone(), listener)).abort_handle();
-            self.listeners.push(Listening { at: place.clone(), is_inherited: *at == Listen::Inherited, task });
+            self.listeners.push(Listening {
+                at: place.clone(),
+                is_inherited: *at == Listen::Inherited,
+                task,
+            });
         }
         Ok(place)
     }
@@ -70,7 +75,11 @@ impl Desk<'_> {
             }
             stays
         });
-        if self.listeners.len() < before { Ok(()) } else { Err(AdminError::NotListening(at.clone())) }
+        if self.listeners.len() < before {
+            Ok(())
+        } else {
+            Err(AdminError::NotListening(at.clone()))
+        }
     }
 
     /// Serves the one connection on standard input; `over` is told when it has ended.
@@ -89,13 +98,19 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Sets up all listeners; each accepts in a task of its own. `over` is told when there is nothing more to wait for.
-    pub(super) fn open(&mut self, over: &mpsc::Sender<()>, asks: &asks::Asks) -> Result<Vec<Listen>, ServerError> {
+    /// Sets up all listeners; each accepts in a task of its own. `over` is told when there is
+    /// nothing more to wait for.
+    pub(super) fn open(
+        &mut self,
+        over: &mpsc::Sender<()>,
+        asks: &asks::Asks,
+    ) -> Result<Vec<Listen>, ServerError> {
         let config = self.server.config.clone();
         let mut places = Vec::new();
         for at in &config.listen {
             if *at == Listen::Stdio {
-                self.serve_stdio(over.clone()).map_err(|cause| ServerError::Listen { at: at.clone(), cause })?;
+                self.serve_stdio(over.clone())
+                    .map_err(|cause| ServerError::Listen { at: at.clone(), cause })?;
                 places.push(Listen::Stdio);
                 continue;
             }
@@ -105,7 +120,9 @@ impl Desk<'_> {
             }
             match self.listen_at(at) {
                 Ok(_) => {}
-                Err(AdminError::Listen { at, cause }) => return Err(ServerError::Listen { at, cause }),
+                Err(AdminError::Listen { at, cause }) => {
+                    return Err(ServerError::Listen { at, cause });
+                }
                 Err(error) => unreachable!("{error}"),
             }
         }
@@ -122,7 +139,10 @@ impl Desk<'_> {
         // The last: who reaches the control socket finds all the others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
-            tokio::spawn(asks::serve_control(listen::bind_private(path).map_err(fail)?, asks.clone()));
+            tokio::spawn(asks::serve_control(
+                listen::bind_private(path).map_err(fail)?,
+                asks.clone(),
+            ));
         }
         places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
         Ok(places)
@@ -204,17 +224,32 @@ impl Server {
         };
         let fd = match stream.into_fd() {
             Ok(fd) => fd,
-            Err(error) => return tracing::warn!(peer, %error, "lost a connection after its handshake"),
+            Err(error) => {
+                return tracing::warn!(peer, %error, "lost a connection after its handshake");
+            }
         };
         let Member { tenant, flow, .. } = roster.member_of(negotiated.export);
         if self.roster().members().iter().all(|member| member.flow != *flow) {
-            return tracing::info!(peer, tenant = tenant.name, "the tenant was removed during the handshake");
+            return tracing::info!(
+                peer,
+                tenant = tenant.name,
+                "the tenant was removed during the handshake"
+            );
         }
         let Some(shard) = self.choose_shard() else {
-            return tracing::warn!(peer, most = self.config.connections, "too many connections: closing this one");
+            return tracing::warn!(
+                peer,
+                most = self.config.connections,
+                "too many connections: closing this one"
+            );
         };
         tracing::info!(peer, tenant = tenant.name, shard, "connected");
-        let volume = Volume { tenant: flow.slot() as u16, flow: *flow, file: tenant.file, base: tenant.base };
+        let volume = Volume {
+            tenant: flow.slot() as u16,
+            flow: *flow,
+            file: tenant.file,
+            base: tenant.base,
+        };
         let connect = Connect { fd, tls, negotiated, volume };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }
@@ -229,7 +264,8 @@ impl Server {
 
     /// Tells of the handshakes that have failed since the last call.
     pub(super) fn tell_failures(&self) {
-        let failures = std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let failures =
+            std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some((peer, error)) = failures.last {
             tracing::warn!(count = failures.count, peer, error, "handshake failed");
         }

@@ -18,7 +18,8 @@ use crate::stats::Totals;
 pub struct Status {
     /// Since the server started.
     pub elapsed: Duration,
-    /// What was counted since then; a tenant's place is its [`Member::number`](crate::server::Member::number).
+    /// What was counted since then; a tenant's place is its
+    /// [`Member::number`](crate::server::Member::number).
     pub totals: Totals,
     /// Open connections of each shard.
     pub connections: Vec<usize>,
@@ -62,7 +63,10 @@ pub enum AdminError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// The last change of the policy is not over.
-    #[error("the policy before this one has not finished its requests yet: wait until `status` says so, and try again")]
+    #[error(
+        "the policy before this one has not finished its requests yet: wait until `status` says \
+         so, and try again"
+    )]
     Changing,
     /// A listener.
     #[error("cannot listen on {at}: {cause}")]
@@ -74,7 +78,8 @@ pub enum AdminError {
     },
     /// The service manager's socket.
     #[error(
-        "{0} is a socket of the service manager's: stop it there (systemctl stop fairq.socket), or clients would wait for ever"
+        "{0} is a socket of the service manager's: stop it there (systemctl stop fairq.socket), or \
+         clients would wait for ever"
     )]
     Inherited(Listen),
     /// It does not listen there.
@@ -90,20 +95,25 @@ pub trait Admin {
     fn roster(&self) -> Arc<Roster>;
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
-    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its number and its size in bytes.
+    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its
+    /// number and its size in bytes.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
-    /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under way.
+    /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
+    /// way.
     fn close_file(&mut self, file: u16);
-    /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before anybody may open it.
+    /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before
+    /// anybody may open it.
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
-    /// Removes a tenant: its connections are ended when what they have in flight is answered, and cut off after five seconds.
+    /// Removes a tenant: its connections are ended when what they have in flight is answered, and
+    /// cut off after five seconds.
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
-    /// Goes on with this policy when the one in force has finished all its requests; those that come meanwhile wait for
-    /// it. It must have been built for as many shards, tenants and tags. [`Status::changing`] says whether it is over.
+    /// Goes on with this policy when the one in force has finished all its requests; those that
+    /// come meanwhile wait for it. It must have been built for as many shards, tenants and tags.
+    /// [`Status::changing`] says whether it is over.
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
     /// Listens somewhere else too; gives where.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;

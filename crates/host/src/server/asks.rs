@@ -1,13 +1,17 @@
-//! Who asks the control thread for something: lines on the control socket, and HTTP requests of scrapers and browsers.
+//! Who asks the control thread for something: lines on the control socket, and HTTP requests of
+//! scrapers and browsers.
 //!
-//! Each connection is a task that reads and writes; what is asked goes to the one place that may change the server, through a
-//! channel that holds a few. A line or an HTTP request is passed on as it is: its meaning is the operator's matter.
+//! Each connection is a task that reads and writes; what is asked goes to the one place that may
+//! change the server, through a channel that holds a few. A line or an HTTP request is passed on as
+//! it is: its meaning is the operator's matter.
 //!
-//! **Rights.** A Unix socket, of either kind, is the server's user's and root's: its mode says so, and the peer's
-//! credentials are looked at again. Over TCP everybody may ask; what may be changed that way is for the operator to guard.
+//! **Rights.** A Unix socket, of either kind, is the server's user's and root's: its mode says so,
+//! and the peer's credentials are looked at again. Over TCP everybody may ask; what may be changed
+//! that way is for the operator to guard.
 //!
-//! **Bounds.** So many connections of each kind, lines of at most [`LINE`] bytes, bodies of [`BODY`], and a client that
-//! takes longer than [`PATIENCE`] to take an answer or to finish a line is cut off; one that is silent between lines is not.
+//! **Bounds.** So many connections of each kind, lines of at most [`LINE`] bytes, bodies of
+//! [`BODY`], and a client that takes longer than [`PATIENCE`] to take an answer or to finish a line
+//! is cut off; one that is silent between lines is not.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -109,7 +113,10 @@ async fn control(stream: UnixStream, asks: Asks) -> io::Result<()> {
 fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     let (ours, theirs) = (rustix::process::geteuid().as_raw(), stream.peer_cred()?.uid());
     if theirs != ours && theirs != 0 {
-        tracing::warn!(uid = theirs, "refused a connection: only the server's user and root may use this socket");
+        tracing::warn!(
+            uid = theirs,
+            "refused a connection: only the server's user and root may use this socket"
+        );
     }
     Ok(theirs == ours || theirs == 0)
 }
@@ -129,7 +136,9 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks) {
         let asks = asks.clone();
         tokio::spawn(async move {
             match stream {
-                Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => http(stream, asks).await,
+                Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
+                    http(stream, asks).await
+                }
                 Stream::Unix(_) => {}
                 Stream::Tcp(stream) => http(stream, asks).await,
             }
@@ -162,7 +171,10 @@ async fn answer(request: Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>
     };
     let (head, body) = request.into_parts();
     let Ok(Ok(body)) = timeout(PATIENCE, Limited::new(body, BODY).collect()).await else {
-        return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is longer than 64 KiB, or took too long to come\n");
+        return refuse(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the body is longer than 64 KiB, or took too long to come\n",
+        );
     };
     let (reply, answer) = oneshot::channel();
     let request = Request::from_parts(head, body.to_bytes().to_vec());

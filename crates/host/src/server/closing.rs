@@ -1,5 +1,6 @@
-//! Files whose tenant was removed are closed: when nothing that it had asked for is under way, what it wrote is put on stable storage, by a
-//! thread that may wait, and every shard gives the file up; then it is closed and may be opened again, by anybody.
+//! Files whose tenant was removed are closed: when nothing that it had asked for is under way, what
+//! it wrote is put on stable storage, by a thread that may wait, and every shard gives the file up;
+//! then it is closed and may be opened again, by anybody.
 //!
 //! A tenant that is added with the file before that gets it as it is.
 
@@ -36,7 +37,8 @@ impl Desk<'_> {
                 if let Some(unsettled) = device.retire_file(*file) {
                     tokio::task::spawn_blocking(move || {
                         if let Err(error) = unsettled.settle() {
-                            tracing::error!(%error, "cannot flush a removed tenant's file: what it wrote last may be lost");
+                            tracing::error!(%error, "cannot flush a removed tenant's file: what it \
+                             wrote last may be lost");
                         }
                     });
                 }

@@ -1,8 +1,10 @@
-//! What the control thread holds: all that can be asked of and changed in a running server, one after the other.
+//! What the control thread holds: all that can be asked of and changed in a running server, one
+//! after the other.
 //!
-//! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no shard holds a request of the old
-//! one any more. Until then both are ticked, and what is changed meanwhile is changed in the new one: nobody is admitted to
-//! the old one any more. Flows keep their names, so that connections, statistics and the roster need not hear of it.
+//! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
+//! shard holds a request of the old one any more. Until then both are ticked, and what is changed
+//! meanwhile is changed in the new one: nobody is admitted to the old one any more. Flows keep
+//! their names, so that connections, statistics and the roster need not hear of it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +19,9 @@ use crate::record::Recording;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
 use crate::server::tenants::add_flow;
-use crate::server::{Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant};
+use crate::server::{
+    Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant,
+};
 use crate::shard::Meeting;
 use crate::wakers::Wakers;
 
@@ -68,7 +72,12 @@ impl Admin for Desk<'_> {
         Status {
             elapsed: self.started.elapsed(),
             totals: self.server.shards.stats(),
-            connections: self.server.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            connections: self
+                .server
+                .counts
+                .iter()
+                .map(|count| count.load(Ordering::Relaxed))
+                .collect(),
             policy: self.policy().stats(),
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.control.class_weights(),
@@ -147,7 +156,10 @@ impl Desk<'_> {
         self.control.policy()
     }
 
-    fn exchange_policy(&mut self, BuiltPolicy { policy, ports }: BuiltPolicy) -> Result<(), AdminError> {
+    fn exchange_policy(
+        &mut self,
+        BuiltPolicy { policy, ports }: BuiltPolicy,
+    ) -> Result<(), AdminError> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
@@ -158,7 +170,8 @@ impl Desk<'_> {
                     let refused = |error| AdminError::Flow { name: tenant.name.clone(), error };
                     add_flow(&*policy, Some(flow), tenant).map_err(refused)?;
                 }
-                // A removed tenant's connections may still know its flow: the policy must tell it from a later one.
+                // A removed tenant's connections may still know its flow: the policy must tell it
+                // from a later one.
                 None => {
                     let refused = |error| AdminError::Flow { name: "(removed)".into(), error };
                     policy.add_flow_as(Some(flow), Weight::DEFAULT).map_err(refused)?;
@@ -185,7 +198,10 @@ impl Desk<'_> {
         if let Some(leaving) = &mut self.leaving {
             leaving.control.tick_policy(now_ns);
             if leaving.meeting.is_over() {
-                tracing::info!(waited_ms = leaving.since.elapsed().as_millis() as u64, "the policy has changed");
+                tracing::info!(
+                    waited_ms = leaving.since.elapsed().as_millis() as u64,
+                    "the policy has changed"
+                );
                 self.leaving = None;
             }
         }

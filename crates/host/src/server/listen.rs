@@ -62,9 +62,10 @@ impl Listener {
     /// The next connection, and who it is.
     pub(super) async fn accept(&self) -> io::Result<(Stream, String)> {
         match self {
-            Listener::Unix { listener, .. } => {
-                listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), "unix socket".into()))
-            }
+            Listener::Unix { listener, .. } => listener
+                .accept()
+                .await
+                .map(|(stream, _)| (Stream::Unix(stream), "unix socket".into())),
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 // Requests are small and waited for.
@@ -79,9 +80,10 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => Ok(Listen::Tcp(listener.local_addr()?)),
             // The service manager has not said where; a socket without a name is nowhere else.
-            Listener::Unix { listener, .. } if *at == Listen::Inherited => {
-                Ok(listener.local_addr()?.as_pathname().map_or(Listen::Inherited, |path| Listen::Unix(path.into())))
-            }
+            Listener::Unix { listener, .. } if *at == Listen::Inherited => Ok(listener
+                .local_addr()?
+                .as_pathname()
+                .map_or(Listen::Inherited, |path| Listen::Unix(path.into()))),
             Listener::Unix { .. } => Ok(at.clone()),
         }
     }
@@ -102,13 +104,15 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
 
 /// Listens on a Unix socket that only the same user may use.
 pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
-    // Nobody can connect before the permissions are right: the name appears under a directory's rights, so the mask
-    // narrows it from the beginning. The shards make no files that it could hit.
+    // Nobody can connect before the permissions are right: the name appears under a directory's
+    // rights, so the mask narrows it from the beginning. The shards make no files that it could
+    // hit.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = bind_unix(path);
     rustix::process::umask(before);
     let listener = listener?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| error.to_string())?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+        .map_err(|error| error.to_string())?;
     Ok(listener)
 }
 
@@ -127,15 +131,20 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err("another server listens there: stop it or choose another path".into());
         }
-        std::fs::remove_file(path).map_err(|error| format!("cannot remove a stale socket: {error}"))?;
+        std::fs::remove_file(path)
+            .map_err(|error| format!("cannot remove a stale socket: {error}"))?;
     }
     let explain = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => "its directory does not exist: create it or choose another path".into(),
+        io::ErrorKind::NotFound => "its directory does not exist: create it or choose another \
+         path"
+            .into(),
         io::ErrorKind::InvalidInput => {
             "the path is too long for a Unix socket (107 bytes): choose a shorter one".into()
         }
         io::ErrorKind::PermissionDenied => {
-            "not permitted: choose a path whose directory this user may write to, or change its rights".into()
+            "not permitted: choose a path whose directory this user may write to, or change its \
+             rights"
+                .into()
         }
         _ => error.to_string(),
     };
@@ -156,18 +165,22 @@ fn explain_tcp(error: &io::Error) -> String {
     }
 }
 
-/// The listening sockets that the service manager has passed, by its protocol: descriptors from 3 on.
+/// The listening sockets that the service manager has passed, by its protocol: descriptors from 3
+/// on.
 fn inherited() -> io::Result<Vec<Listener>> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id());
     let count = number("LISTEN_FDS").filter(|&count| ours && count > 0).ok_or_else(|| {
-        io::Error::other("no sockets were passed: LISTEN_FDS and LISTEN_PID are not set for this process")
+        io::Error::other(
+            "no sockets were passed: LISTEN_FDS and LISTEN_PID are not set for this process",
+        )
     })?;
     (3..3 + count as RawFd).map(listener_of).collect()
 }
 
 fn listener_of(fd: RawFd) -> io::Result<Listener> {
-    // SAFETY: the service manager passed this descriptor to us, and nothing else in the process uses it.
+    // SAFETY: the service manager passed this descriptor to us, and nothing else in the process
+    // uses it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&fd, true)?;
@@ -181,9 +194,11 @@ fn listener_of(fd: RawFd) -> io::Result<Listener> {
 
 /// The connection on standard input.
 pub(super) fn stdio() -> Result<Stream, String> {
-    let fd = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).map_err(|error| error.to_string())?;
-    let name = rustix::net::getsockname(&fd)
-        .map_err(|_| "standard input is not a socket: --stdio is for inetd and programs like it".to_string())?;
+    let fd =
+        rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).map_err(|error| error.to_string())?;
+    let name = rustix::net::getsockname(&fd).map_err(|_| {
+        "standard input is not a socket: --stdio is for inetd and programs like it".to_string()
+    })?;
     rustix::io::ioctl_fionbio(&fd, true).map_err(|error| error.to_string())?;
     let stream = match name.address_family() {
         rustix::net::AddressFamily::UNIX => UnixStream::from_std(fd.into()).map(Stream::Unix),

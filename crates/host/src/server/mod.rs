@@ -1,15 +1,18 @@
 //! The server: tenants, listeners and the life of the process; everything but the data path.
 //!
-//! One thread, beside the shards, runs a small async runtime: it accepts connections, performs their handshakes (so that a
-//! flood of them, or a slow TLS client, never holds up a shard), hands each to the shard with the fewest, calls the
-//! policy's `tick`, asks the shards for their statistics once a second, and does what the control socket asks for.
+//! One thread, beside the shards, runs a small async runtime: it accepts connections, performs
+//! their handshakes (so that a flood of them, or a slow TLS client, never holds up a shard), hands
+//! each to the shard with the fewest, calls the policy's `tick`, asks the shards for their
+//! statistics once a second, and does what the control socket asks for.
 //!
-//! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the [`Operator`] in this thread,
-//! one after the other; the shards learn of it by messages. No connection is dropped but those of a removed tenant.
+//! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the
+//! [`Operator`] in this thread, one after the other; the shards learn of it by messages. No
+//! connection is dropped but those of a removed tenant.
 //!
-//! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is finished, answered and put on
-//! stable storage; then [`serve`] returns. Clients that do not take their answers within [`GRACE`] are cut
-//! off. A second signal ends the process at once. A server that drains ends in the same way when its last client has gone.
+//! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is
+//! finished, answered and put on stable storage; then [`serve`] returns. Clients that do not take
+//! their answers within [`GRACE`] are cut off. A second signal ends the process at once. A server
+//! that drains ends in the same way when its last client has gone.
 
 use std::io;
 use std::path::PathBuf;
@@ -134,7 +137,8 @@ pub struct Config {
 
 /// Who runs the server: is told how it goes, and says what its control socket means.
 pub trait Operator {
-    /// It accepts connections; `listening` is where, with the port that was chosen if it was left open.
+    /// It accepts connections; `listening` is where, with the port that was chosen if it was left
+    /// open.
     fn ready(&mut self, listening: &[Listen]);
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
@@ -222,10 +226,16 @@ pub fn serve(
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
     let front = |shard: usize| {
-        Ok(NbdFront::new(config.connections, config.limits, counts[shard].clone(), surveyor.desk(shard)))
+        Ok(NbdFront::new(
+            config.connections,
+            config.limits,
+            counts[shard].clone(),
+            surveyor.desk(shard),
+        ))
     };
     let control = Control::start(policy, &*device, common.wakers.clone())?;
-    let shards = Shards::start(ports, &common, &config.cpus, front).map_err(system("cannot start the shards"))?;
+    let shards = Shards::start(ports, &common, &config.cpus, front)
+        .map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -261,9 +271,11 @@ pub fn serve(
     result
 }
 
-/// Makes a write beyond a file size limit an error of that write, instead of the end of the process.
+/// Makes a write beyond a file size limit an error of that write, instead of the end of the
+/// process.
 fn ignore_file_size_signal() {
-    // SAFETY: ignoring a signal installs no handler, so there is no code that could run at a bad time.
+    // SAFETY: ignoring a signal installs no handler, so there is no code that could run at a bad
+    // time.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
@@ -316,8 +328,13 @@ impl Signals {
     }
 }
 
-/// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to wait for.
-async fn run(desk: &mut Desk<'_>, clock: Clock, operator: &mut dyn Operator) -> Result<(), ServerError> {
+/// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to
+/// wait for.
+async fn run(
+    desk: &mut Desk<'_>,
+    clock: Clock,
+    operator: &mut dyn Operator,
+) -> Result<(), ServerError> {
     let mut signals = Signals::new().map_err(system("cannot handle signals"))?;
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
@@ -330,7 +347,10 @@ async fn run(desk: &mut Desk<'_>, clock: Clock, operator: &mut dyn Operator) -> 
         let tick = async {
             match deadline_ns {
                 Some(time_ns) => {
-                    tokio::time::sleep(Duration::from_nanos(time_ns.saturating_sub(clock.now_ns()))).await;
+                    tokio::time::sleep(Duration::from_nanos(
+                        time_ns.saturating_sub(clock.now_ns()),
+                    ))
+                    .await;
                 }
                 None => std::future::pending().await,
             }

@@ -1,8 +1,10 @@
-//! Who is being served: the tenants, their flows and their exports, changed while connections come and go.
+//! Who is being served: the tenants, their flows and their exports, changed while connections come
+//! and go.
 //!
-//! A handshake looks at one [`Roster`] from its beginning to its end; a change makes a new one. A tenant's number, by which
-//! statistics are kept, is its flow's slot: the policy gives that to another flow only when no shard holds a request of
-//! the old one, so nothing of the old tenant can be counted for the new one.
+//! A handshake looks at one [`Roster`] from its beginning to its end; a change makes a new one. A
+//! tenant's number, by which statistics are kept, is its flow's slot: the policy gives that to
+//! another flow only when no shard holds a request of the old one, so nothing of the old tenant can
+//! be counted for the new one.
 
 use std::sync::Arc;
 
@@ -51,7 +53,8 @@ impl Roster {
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };
-        let open: Vec<usize> = (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
+        let open: Vec<usize> =
+            (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
         let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
         let default = if list.is_empty() { None } else { Some(0) };
         let exports = Exports::new(list, default)?;

@@ -1,6 +1,7 @@
 //! Tenants come, go and change while the server runs.
 //!
-//! A tenant is a flow of the policy's, a member of the roster, and, where its range was another's, a range to be zeroed first.
+//! A tenant is a flow of the policy's, a member of the roster, and, where its range was another's,
+//! a range to be zeroed first.
 
 use std::sync::Arc;
 
@@ -13,7 +14,11 @@ use crate::server::desk::Desk;
 use crate::server::{AdminError, GRACE, Member, Roster, Server, ServerError, Tenant};
 use crate::shard::Message;
 
-pub(super) fn add_flow(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<FlowId, FlowError> {
+pub(super) fn add_flow(
+    policy: &dyn Policy,
+    known: Option<FlowId>,
+    tenant: &Tenant,
+) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow_as(known, tenant.weight)?;
     if tenant.urgent {
         policy.set_urgent(flow, true).inspect_err(|_| {
@@ -24,7 +29,10 @@ pub(super) fn add_flow(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tena
     Ok(flow)
 }
 
-pub(super) fn add_flows(policy: &dyn Policy, tenants: &[Tenant]) -> Result<Vec<Member>, ServerError> {
+pub(super) fn add_flows(
+    policy: &dyn Policy,
+    tenants: &[Tenant],
+) -> Result<Vec<Member>, ServerError> {
     let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
         Ok(flow) => Ok(Member { tenant: tenant.clone(), flow, preparing: None }),
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
@@ -45,12 +53,14 @@ impl Desk<'_> {
         if roster.find(&name).is_some() {
             return Err(AdminError::TenantExists(name));
         }
-        let flow = add_flow(self.policy(), None, &tenant).map_err(|error| AdminError::Flow { name, error })?;
+        let flow = add_flow(self.policy(), None, &tenant)
+            .map_err(|error| AdminError::Flow { name, error })?;
         self.note(flow);
         let mut members = roster.members().to_vec();
         let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
         members.push(Member { tenant, flow, preparing });
-        let roster = Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
+        let roster =
+            Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
@@ -90,7 +100,11 @@ impl Desk<'_> {
     }
 
     /// See [`crate::server::Admin::set_weight`].
-    pub(super) fn set_tenant_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {
+    pub(super) fn set_tenant_weight(
+        &mut self,
+        name: &str,
+        weight: Weight,
+    ) -> Result<(), AdminError> {
         let roster = self.server.roster();
         let mut members = roster.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
@@ -128,7 +142,10 @@ impl Desk<'_> {
     /// Whether a tenant's range is being prepared.
     fn is_preparing(&self) -> bool {
         self.server.roster().members().iter().any(|member| {
-            member.preparing.as_ref().is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
+            member
+                .preparing
+                .as_ref()
+                .is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
         })
     }
 
@@ -155,15 +172,19 @@ impl Desk<'_> {
         }
     }
 
-    /// Looks who of those that were removed has nothing under way any more, and will not: shards that answer have heard of the removal.
+    /// Looks who of those that were removed has nothing under way any more, and will not: shards
+    /// that answer have heard of the removal.
     fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
         // A slot is another flow's only when no shard holds a request of the one before.
-        self.leftovers.retain(|(_, flow)| flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0);
+        self.leftovers.retain(|(_, flow)| {
+            flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0
+        });
     }
 
-    /// What was submitted for a tenant that has been removed is still carried out: a range is zeroed after that.
+    /// What was submitted for a tenant that has been removed is still carried out: a range is
+    /// zeroed after that.
     fn begin_wipes(&mut self) {
         let roster = self.server.roster();
         let (server, leftovers) = (&self.server, &self.leftovers);
@@ -176,9 +197,16 @@ impl Desk<'_> {
             if leftovers.iter().any(|(old, _)| overlap(old, tenant)) {
                 return true;
             }
-            let volume = Volume { tenant: flow.slot() as u16, flow: *flow, file: tenant.file, base: tenant.base };
+            let volume = Volume {
+                tenant: flow.slot() as u16,
+                flow: *flow,
+                file: tenant.file,
+                base: tenant.base,
+            };
             let wipe = Box::new(Wipe::new(volume, wiping.clone()));
-            server.shards.send(flow.slot() % server.shards.count(), Message::Front(NbdMessage::Wipe(wipe)));
+            server
+                .shards
+                .send(flow.slot() % server.shards.count(), Message::Front(NbdMessage::Wipe(wipe)));
             false
         });
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use fairq_host::nbd::option::{opt, rep};
-use fairq_host::nbd::{Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, TlsMode, handshake};
+use fairq_host::nbd::{
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, TlsMode, handshake,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
 /// More than any script and its answers need, so that both sides can write before the other reads.
@@ -74,7 +76,11 @@ pub(crate) fn parse_replies(mut rest: &[u8]) -> Vec<Reply> {
 
 /// Reads one reply; panics if it is not one.
 pub(crate) async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
-    assert_eq!(stream.read_u64().await.expect("a reply"), 0x0003_e889_0455_65a9, "the magic number of replies");
+    assert_eq!(
+        stream.read_u64().await.expect("a reply"),
+        0x0003_e889_0455_65a9,
+        "the magic number of replies"
+    );
     let option = stream.read_u32().await.unwrap();
     let kind = stream.read_u32().await.unwrap();
     let mut data = vec![0; stream.read_u32().await.unwrap() as usize];
@@ -83,7 +89,10 @@ pub(crate) async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
 }
 
 /// Sends an option and reads its answer to the end.
-pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), script: &[u8]) -> Vec<Reply> {
+pub(crate) async fn ask(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    script: &[u8],
+) -> Vec<Reply> {
     stream.write_all(script).await.unwrap();
     stream.flush().await.unwrap();
     let mut replies = vec![read_reply(stream).await];
@@ -152,7 +161,8 @@ pub(crate) fn plain() -> HandshakeOptions {
     HandshakeOptions { tls: TlsMode::Off, timeout: Duration::from_secs(5) }
 }
 
-/// Two exports: `db`, the default, with a description; and `ro`, read-only with block sizes of its own.
+/// Two exports: `db`, the default, with a description; and `ro`, read-only with block sizes of its
+/// own.
 pub(crate) fn two_exports() -> Exports {
     let mut db = Export::new("db", 1 << 30);
     db.description = "the database".into();

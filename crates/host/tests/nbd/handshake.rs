@@ -35,11 +35,18 @@ async fn kinds(script: &[Vec<u8>]) -> Vec<(u32, u32)> {
 #[tokio::test]
 async fn go_tells_and_opens() {
     let wanted = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 0x77];
-    let script = [hello(FIXED | NO_ZEROES), option(opt::GO, &info_data("db", &wanted)), b"first request".to_vec()];
+    let script = [
+        hello(FIXED | NO_ZEROES),
+        option(opt::GO, &info_data("db", &wanted)),
+        b"first request".to_vec(),
+    ];
     let played = played(&script).await;
     let replies = played.replies();
-    let of =
-        |kind: u16, data: &[u8]| Reply { option: opt::GO, kind: rep::INFO, data: [&kind.to_be_bytes(), data].concat() };
+    let of = |kind: u16, data: &[u8]| Reply {
+        option: opt::GO,
+        kind: rep::INFO,
+        data: [&kind.to_be_bytes(), data].concat(),
+    };
     let size_and_flags = [&(1_u64 << 30).to_be_bytes()[..], &WRITABLE.to_be_bytes()].concat();
     let sizes = [1_u32, 4096, MAX_PAYLOAD].map(u32::to_be_bytes).concat();
     assert_eq!(
@@ -63,14 +70,25 @@ async fn go_tells_and_opens() {
 async fn unusual_block_sizes_are_told_unasked() {
     let played = played(&[hello(FIXED), go("ro")]).await;
     let replies = played.replies();
-    let data = [&info::BLOCK_SIZE.to_be_bytes()[..], &[512_u32, 8192, 1 << 20].map(u32::to_be_bytes).concat()].concat();
+    let data = [
+        &info::BLOCK_SIZE.to_be_bytes()[..],
+        &[512_u32, 8192, 1 << 20].map(u32::to_be_bytes).concat(),
+    ]
+    .concat();
     assert_eq!(replies[1].data, data);
-    let flags =
-        flag::HAS_FLAGS | flag::READ_ONLY | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+    let flags = flag::HAS_FLAGS
+        | flag::READ_ONLY
+        | flag::SEND_FLUSH
+        | flag::SEND_FUA
+        | flag::CAN_MULTI_CONN
+        | flag::SEND_CACHE;
     assert_eq!(replies[0].data[10..], flags.to_be_bytes());
     let negotiated = played.negotiated();
     assert!(negotiated.read_only && !negotiated.blocks_agreed && !negotiated.no_zeroes);
-    assert_eq!(negotiated.blocks.min, 512, "what the client did not agree to is enforced all the same");
+    assert_eq!(
+        negotiated.blocks.min, 512,
+        "what the client did not agree to is enforced all the same"
+    );
 }
 
 #[tokio::test]
@@ -88,7 +106,11 @@ async fn export_name_with_and_without_zeroes() {
     let answer = [&(1_u64 << 30).to_be_bytes()[..], &WRITABLE.to_be_bytes()].concat();
     for (flags, zeroes) in [(0, 124), (FIXED, 124), (NO_ZEROES, 0), (FIXED | NO_ZEROES, 0)] {
         for name in ["db", ""] {
-            let script = [hello(flags), option(opt::EXPORT_NAME, name.as_bytes()), b"first request".to_vec()];
+            let script = [
+                hello(flags),
+                option(opt::EXPORT_NAME, name.as_bytes()),
+                b"first request".to_vec(),
+            ];
             let played = played(&script).await;
             assert_eq!(played.sent, [&answer[..], &vec![0; zeroes]].concat());
             assert_eq!(played.negotiated().export, 0);
@@ -109,14 +131,28 @@ async fn export_name_refused_closes() {
         vec![option(opt::EXPORT_NAME, too_big.as_bytes())],
     ] {
         let played = played(&[vec![hello(FIXED)], script].concat()).await;
-        assert!(matches!(played.result, Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })));
+        assert!(matches!(
+            played.result,
+            Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })
+        ));
         assert_eq!(played.sent, b"");
     }
-    let extended = played(&[hello(FIXED), option(opt::EXTENDED_HEADERS, b""), option(opt::EXPORT_NAME, b"db")]).await;
-    assert!(matches!(extended.result, Err(HandshakeError::Refused { .. })), "extended headers need GO");
+    let extended = played(&[
+        hello(FIXED),
+        option(opt::EXTENDED_HEADERS, b""),
+        option(opt::EXPORT_NAME, b"db"),
+    ])
+    .await;
+    assert!(
+        matches!(extended.result, Err(HandshakeError::Refused { .. })),
+        "extended headers need GO"
+    );
     let no_default = Exports::new(vec![fairq_host::nbd::Export::new("db", 1)], None).unwrap();
     let script = [hello(FIXED), option(opt::EXPORT_NAME, b"")].concat();
-    assert!(matches!(play(&no_default, &plain(), &script).await.result, Err(HandshakeError::Refused { .. })));
+    assert!(matches!(
+        play(&no_default, &plain(), &script).await.result,
+        Err(HandshakeError::Refused { .. })
+    ));
 }
 
 /// A client without the flag of fixed newstyle would not understand a reply.
@@ -141,7 +177,10 @@ async fn unknown_client_flags_close() {
 async fn list_shows_names_and_descriptions() {
     let played = played(&[hello(FIXED), option(opt::LIST, b"")]).await;
     let replies = played.replies();
-    assert_eq!(played.kinds(), [(opt::LIST, rep::SERVER), (opt::LIST, rep::SERVER), (opt::LIST, rep::ACK)]);
+    assert_eq!(
+        played.kinds(),
+        [(opt::LIST, rep::SERVER), (opt::LIST, rep::SERVER), (opt::LIST, rep::ACK)]
+    );
     assert_eq!(replies[0].data, [&sized(b"db")[..], b"the database"].concat());
     assert_eq!(replies[1].data, sized(b"ro"));
     assert!(matches!(played.result, Ok(Outcome::Closed)), "leaving after the list is no error");
@@ -149,7 +188,8 @@ async fn list_shows_names_and_descriptions() {
 
 #[tokio::test]
 async fn abort_is_acknowledged_and_closes() {
-    let played = played(&[hello(FIXED), option(opt::ABORT, b"so long"), option(opt::LIST, b"")]).await;
+    let played =
+        played(&[hello(FIXED), option(opt::ABORT, b"so long"), option(opt::LIST, b"")]).await;
     assert_eq!(played.kinds(), [(opt::ABORT, rep::ACK)]);
     assert!(matches!(played.result, Ok(Outcome::Closed)));
 }
@@ -195,7 +235,10 @@ async fn unknown_exports_are_unknown() {
     for name in ["nothing", "DB", "db\0", "db ", "ro\u{0301}"] {
         for number in [opt::INFO, opt::GO] {
             let script = [option(number, &info_data(name, &[info::BLOCK_SIZE])), go("db")];
-            assert_eq!(kinds(&script).await[..2], [(number, rep::ERR_UNKNOWN), (opt::GO, rep::INFO)]);
+            assert_eq!(
+                kinds(&script).await[..2],
+                [(number, rep::ERR_UNKNOWN), (opt::GO, rep::INFO)]
+            );
         }
     }
 }
@@ -206,7 +249,8 @@ async fn damaged_info_requests_are_invalid() {
     let mut long_name = info_data("db", &[]);
     long_name[..4].copy_from_slice(&u32::MAX.to_be_bytes());
     let overlong = info_data(&"x".repeat(MAX_STRING + 1), &[]);
-    let cases = [vec![], good[..good.len() - 1].to_vec(), [&good[..], &[0]].concat(), long_name, overlong];
+    let cases =
+        [vec![], good[..good.len() - 1].to_vec(), [&good[..], &[0]].concat(), long_name, overlong];
     for data in cases {
         for number in [opt::INFO, opt::GO] {
             assert_eq!(kinds(&[option(number, &data)]).await, [(number, rep::ERR_INVALID)]);
@@ -231,7 +275,10 @@ async fn structured_replies_and_extended_headers() {
     assert_eq!(flags(&with_extended), WRITABLE | flag::SEND_DF);
     // qemu asks for extended headers first, and for structured replies only if those are refused.
     let both = kinds(&[extended.clone(), structured.clone()]).await;
-    assert_eq!(both, [(opt::EXTENDED_HEADERS, rep::ACK), (opt::STRUCTURED_REPLY, rep::ERR_EXT_HEADER_REQD)]);
+    assert_eq!(
+        both,
+        [(opt::EXTENDED_HEADERS, rep::ACK), (opt::STRUCTURED_REPLY, rep::ERR_EXT_HEADER_REQD)]
+    );
     let other_way = kinds(&[structured, extended]).await;
     assert_eq!(other_way, [(opt::STRUCTURED_REPLY, rep::ACK), (opt::EXTENDED_HEADERS, rep::ACK)]);
 }
@@ -257,7 +304,8 @@ async fn contexts_are_listed() {
     for (queries, found) in cases {
         let list = option(opt::LIST_META_CONTEXT, &context_data("db", queries));
         let played = played(&[hello(FIXED), option(opt::STRUCTURED_REPLY, b""), list]).await;
-        let contexts: Vec<_> = played.replies().into_iter().filter(|reply| reply.kind == rep::META_CONTEXT).collect();
+        let contexts: Vec<_> =
+            played.replies().into_iter().filter(|reply| reply.kind == rep::META_CONTEXT).collect();
         assert_eq!(contexts.len(), usize::from(found), "{queries:?}");
         assert!(contexts.iter().all(|context| context.data == b"\0\0\0\0base:allocation"));
         assert_eq!(played.kinds().last(), Some(&(opt::LIST_META_CONTEXT, rep::ACK)));
@@ -267,28 +315,56 @@ async fn contexts_are_listed() {
 #[tokio::test]
 async fn contexts_are_selected_for_one_export() {
     let structured = || option(opt::STRUCTURED_REPLY, b"");
-    let set = |name: &str, queries: &[&str]| option(opt::SET_META_CONTEXT, &context_data(name, queries));
+    let set =
+        |name: &str, queries: &[&str]| option(opt::SET_META_CONTEXT, &context_data(name, queries));
     let allocation = ["base:allocation"];
     let unfinished = option(opt::SET_META_CONTEXT, b"\0\0\0\xff");
     // What is sent before GO, and whether the context is selected afterwards.
     let cases = [
         ("selected", vec![structured(), set("db", &allocation), go("db")], true),
-        ("with extended headers", vec![option(opt::EXTENDED_HEADERS, b""), set("db", &allocation), go("db")], true),
+        (
+            "with extended headers",
+            vec![option(opt::EXTENDED_HEADERS, b""), set("db", &allocation), go("db")],
+            true,
+        ),
         ("the default export is db", vec![structured(), set("", &allocation), go("db")], true),
-        ("by the old way in", vec![structured(), set("db", &allocation), option(opt::EXPORT_NAME, b"db")], true),
-        ("among unknown ones", vec![structured(), set("db", &["x-a:b", "base:allocation"]), go("db")], true),
+        (
+            "by the old way in",
+            vec![structured(), set("db", &allocation), option(opt::EXPORT_NAME, b"db")],
+            true,
+        ),
+        (
+            "among unknown ones",
+            vec![structured(), set("db", &["x-a:b", "base:allocation"]), go("db")],
+            true,
+        ),
         ("for another export", vec![structured(), set("ro", &allocation), go("db")], false),
         ("wildcards do not select", vec![structured(), set("db", &["base:"]), go("db")], false),
-        ("no queries, no contexts", vec![structured(), set("db", &allocation), set("db", &[]), go("db")], false),
-        ("replaced by a failure", vec![structured(), set("db", &allocation), unfinished, go("db")], false),
-        ("replaced by no export", vec![structured(), set("db", &allocation), set("no", &allocation), go("db")], false),
+        (
+            "no queries, no contexts",
+            vec![structured(), set("db", &allocation), set("db", &[]), go("db")],
+            false,
+        ),
+        (
+            "replaced by a failure",
+            vec![structured(), set("db", &allocation), unfinished, go("db")],
+            false,
+        ),
+        (
+            "replaced by no export",
+            vec![structured(), set("db", &allocation), set("no", &allocation), go("db")],
+            false,
+        ),
     ];
     for (what, script, selected) in cases {
         let played = played(&[vec![hello(FIXED)], script].concat()).await;
         assert_eq!(played.negotiated().base_allocation.is_some(), selected, "{what}");
         if let Some(id) = played.negotiated().base_allocation {
             let context = [&id.to_be_bytes()[..], b"base:allocation"].concat();
-            assert!(played.sent.windows(context.len()).any(|part| part == context), "{what}: the client knows the id");
+            assert!(
+                played.sent.windows(context.len()).any(|part| part == context),
+                "{what}: the client knows the id"
+            );
         }
     }
 }
@@ -296,7 +372,11 @@ async fn contexts_are_selected_for_one_export() {
 #[tokio::test]
 async fn contexts_of_unknown_exports() {
     for number in [opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT] {
-        let answers = kinds(&[option(opt::STRUCTURED_REPLY, b""), option(number, &context_data("nothing", &[]))]).await;
+        let answers = kinds(&[
+            option(opt::STRUCTURED_REPLY, b""),
+            option(number, &context_data("nothing", &[])),
+        ])
+        .await;
         assert_eq!(answers[1], (number, rep::ERR_UNKNOWN));
     }
 }
@@ -349,8 +429,8 @@ async fn wrong_magic_closes() {
     assert!(matches!(played.result, Err(HandshakeError::OptionMagic(_))));
 }
 
-/// The client leaves after each byte of a handshake in turn. Between two options that is a good-bye, within
-/// one a hang-up; after the last there is a transmission phase that ends at once.
+/// The client leaves after each byte of a handshake in turn. Between two options that is a
+/// good-bye, within one a hang-up; after the last there is a transmission phase that ends at once.
 #[tokio::test]
 async fn hang_up_at_each_byte() {
     let parts = [
@@ -380,7 +460,8 @@ async fn hang_up_at_each_byte() {
     }
 }
 
-/// A client that connects and says nothing, or stops in the middle, or does not read, is sent away in time.
+/// A client that connects and says nothing, or stops in the middle, or does not read, is sent away
+/// in time.
 #[tokio::test(start_paused = true)]
 async fn idle_clients_time_out() {
     let limit = Duration::from_secs(7);
@@ -388,7 +469,8 @@ async fn idle_clients_time_out() {
     let silent: &[u8] = &[];
     let stopped = [hello(FIXED), option(opt::LIST, b"")[..9].to_vec()].concat();
     let endless = [hello(FIXED), vec![option(opt::LIST, b""); 20].concat()].concat();
-    for (what, pipe, script) in [("silent", PIPE, silent), ("stopped", PIPE, &stopped), ("not reading", 600, &endless)]
+    for (what, pipe, script) in
+        [("silent", PIPE, silent), ("stopped", PIPE, &stopped), ("not reading", 600, &endless)]
     {
         let (mut client, server) = tokio::io::duplex(pipe);
         client.write_all(script).await.unwrap();
@@ -399,7 +481,8 @@ async fn idle_clients_time_out() {
     }
 }
 
-/// What the test program of the NBD project does before its integrity runs: an unknown option, then a farewell.
+/// What the test program of the NBD project does before its integrity runs: an unknown option, then
+/// a farewell.
 #[tokio::test]
 async fn unknown_option_then_abort() {
     let answers = kinds(&[option(0x0765_4321, &[0, 0, 0, 4]), option(opt::ABORT, b"")]).await;

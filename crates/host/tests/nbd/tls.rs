@@ -9,7 +9,8 @@ use fairq_host::nbd::option::{info, opt, rep};
 use fairq_host::nbd::proto::Negotiated;
 use fairq_host::nbd::tls::TlsError;
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode, handshake,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode,
+    handshake,
 };
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConnection, SupportedProtocolVersion};
@@ -70,23 +71,33 @@ impl Authority {
         change(&mut params);
         let secret = KeyPair::generate().unwrap();
         let file = format!("{}-{}", common_name.unwrap_or("nameless"), dns_names.join("-"));
-        let issued = Issued { certificate: self.path(&format!("{file}.pem")), key: self.path(&format!("{file}.key")) };
-        std::fs::write(&issued.certificate, params.signed_by(&secret, &self.issuer).unwrap().pem()).unwrap();
+        let issued = Issued {
+            certificate: self.path(&format!("{file}.pem")),
+            key: self.path(&format!("{file}.key")),
+        };
+        std::fs::write(&issued.certificate, params.signed_by(&secret, &self.issuer).unwrap().pem())
+            .unwrap();
         std::fs::write(&issued.key, secret.serialize_pem()).unwrap();
         issued
     }
 
-    /// A server with a certificate of this authority, which asks its clients for one as well or does not.
+    /// A server with a certificate of this authority, which asks its clients for one as well or
+    /// does not.
     fn server(&self, ask_clients: bool) -> Tls {
         let server = self.issue(Some("server"), &["localhost"]);
         let ca = self.path("ca.pem");
-        let tls = Tls::load(&server.certificate, &server.key, ask_clients.then_some(ca.as_path())).unwrap();
+        let tls = Tls::load(&server.certificate, &server.key, ask_clients.then_some(ca.as_path()))
+            .unwrap();
         assert_eq!(tls.clients_certified(), ask_clients);
         tls
     }
 
     /// A client that believes this authority, and shows `identity` if it has one.
-    fn connector(&self, identity: Option<&Issued>, version: &'static SupportedProtocolVersion) -> TlsConnector {
+    fn connector(
+        &self,
+        identity: Option<&Issued>,
+        version: &'static SupportedProtocolVersion,
+    ) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.path("ca.pem")).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -98,7 +109,12 @@ impl Authority {
             None => builder.with_no_client_auth(),
             Some(issued) => {
                 let chain = vec![CertificateDer::from_pem_file(&issued.certificate).unwrap()];
-                builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(&issued.key).unwrap()).unwrap()
+                builder
+                    .with_client_auth_cert(
+                        chain,
+                        PrivateKeyDer::from_pem_file(&issued.key).unwrap(),
+                    )
+                    .unwrap()
             }
         };
         TlsConnector::from(Arc::new(config))
@@ -112,7 +128,11 @@ fn tenants() -> Exports {
         export.allowed_identity = Some(owner.into());
         export
     };
-    Exports::new(vec![Export::new("common", 1 << 20), owned("db", "alice"), owned("logs", "bob")], None).unwrap()
+    Exports::new(
+        vec![Export::new("common", 1 << 20), owned("db", "alice"), owned("logs", "bob")],
+        None,
+    )
+    .unwrap()
 }
 
 type Server = JoinHandle<Result<Outcome<DuplexStream>, HandshakeError>>;
@@ -127,7 +147,10 @@ async fn connect(tls: TlsMode) -> (DuplexStream, Server) {
 }
 
 /// Has TLS started.
-async fn start_tls(mut client: DuplexStream, connector: &TlsConnector) -> std::io::Result<TlsStream<DuplexStream>> {
+async fn start_tls(
+    mut client: DuplexStream,
+    connector: &TlsConnector,
+) -> std::io::Result<TlsStream<DuplexStream>> {
     let answer = ask(&mut client, &option(opt::STARTTLS, b"")).await;
     assert_eq!((answer[0].kind, answer[0].data.len()), (rep::ACK, 0));
     connector.connect("localhost".try_into().unwrap(), client).await
@@ -144,7 +167,8 @@ async fn listed(client: &mut TlsStream<DuplexStream>) -> Vec<String> {
     names.map(|reply| String::from_utf8(reply.data[4..].to_vec()).unwrap()).collect()
 }
 
-/// The other side of the transmission phase without a runtime, as a shard has it: plain text as it comes.
+/// The other side of the transmission phase without a runtime, as a shard has it: plain text as it
+/// comes.
 async fn read_plain(stream: &mut DuplexStream, session: &mut ServerConnection, plain: &mut [u8]) {
     let mut filled = 0;
     let mut records = [0; 512];
@@ -177,14 +201,17 @@ async fn an_identity_opens_its_export_and_the_stream_goes_on() {
     for issued in &certificates {
         for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
             let (client, server) = connect(TlsMode::Required(authority.server(true))).await;
-            let mut client = start_tls(client, &authority.connector(Some(issued), version)).await.unwrap();
+            let mut client =
+                start_tls(client, &authority.connector(Some(issued), version)).await.unwrap();
             assert_eq!(listed(&mut client).await, ["common", "db"]);
             // The first request comes in the same flight as the last option.
             let request = [9_u8; 32 * 1024];
             client.write_all(&go("db")).await.unwrap();
             client.write_all(&request).await.unwrap();
             client.flush().await.unwrap();
-            let Ok(Outcome::Transmission { negotiated, stream }) = server.await.unwrap() else { panic!("no GO") };
+            let Ok(Outcome::Transmission { negotiated, stream }) = server.await.unwrap() else {
+                panic!("no GO")
+            };
             assert_eq!((negotiated.export, negotiated.identity.as_deref()), (1, Some("alice")));
             let Established::Tls { mut stream, mut session } = stream else { panic!("plain text") };
             let mut received = [0; 32 * 1024];
@@ -217,7 +244,10 @@ async fn another_identity_finds_nothing() {
     ];
     for issued in &certificates {
         let (client, server) = connect(TlsMode::Optional(authority.server(true))).await;
-        let mut client = start_tls(client, &authority.connector(Some(issued), &rustls::version::TLS13)).await.unwrap();
+        let mut client =
+            start_tls(client, &authority.connector(Some(issued), &rustls::version::TLS13))
+                .await
+                .unwrap();
         assert_eq!(listed(&mut client).await, ["common"]);
         let missing = ask(&mut client, &option(opt::INFO, &info_data("nothing", &[]))).await;
         for number in [opt::INFO, opt::GO] {
@@ -230,7 +260,10 @@ async fn another_identity_finds_nothing() {
         assert_eq!(kinds(&ask(&mut client, &contexts).await), [rep::ERR_UNKNOWN]);
         client.write_all(&option(opt::EXPORT_NAME, b"db")).await.unwrap();
         client.flush().await.unwrap();
-        assert!(matches!(server.await.unwrap(), Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })));
+        assert!(matches!(
+            server.await.unwrap(),
+            Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })
+        ));
     }
 }
 
@@ -246,7 +279,8 @@ async fn a_missing_or_foreign_certificate_ends_the_connection() {
     for identity in [None, Some(&foreign), Some(&expired)] {
         for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
             let (client, server) = connect(TlsMode::Required(authority.server(true))).await;
-            if let Ok(mut client) = start_tls(client, &authority.connector(identity, version)).await {
+            if let Ok(mut client) = start_tls(client, &authority.connector(identity, version)).await
+            {
                 // With TLS 1.3 the client learns it when it reads.
                 let _ = client.write_all(&go("db")).await;
                 assert!(client.read_u8().await.is_err());
@@ -261,11 +295,14 @@ async fn a_missing_or_foreign_certificate_ends_the_connection() {
 async fn anonymous_clients_open_what_is_open() {
     let authority = Authority::new();
     let (client, server) = connect(TlsMode::Optional(authority.server(false))).await;
-    let mut client = start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
+    let mut client =
+        start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
     assert_eq!(listed(&mut client).await, ["common"]);
     assert_eq!(kinds(&ask(&mut client, &go("db")).await), [rep::ERR_UNKNOWN]);
     assert_eq!(kinds(&ask(&mut client, &go("common")).await), [rep::INFO, rep::ACK]);
-    let Ok(Outcome::Transmission { negotiated, .. }) = server.await.unwrap() else { panic!("no GO") };
+    let Ok(Outcome::Transmission { negotiated, .. }) = server.await.unwrap() else {
+        panic!("no GO")
+    };
     assert_eq!(negotiated.identity, None);
 }
 
@@ -273,15 +310,22 @@ async fn anonymous_clients_open_what_is_open() {
 async fn required_tls_comes_before_everything() {
     let authority = Authority::new();
     let (mut client, server) = connect(TlsMode::Required(authority.server(false))).await;
-    for number in [opt::LIST, opt::INFO, opt::GO, opt::STRUCTURED_REPLY, opt::EXTENDED_HEADERS, 9, 10, 4, 99] {
+    for number in
+        [opt::LIST, opt::INFO, opt::GO, opt::STRUCTURED_REPLY, opt::EXTENDED_HEADERS, 9, 10, 4, 99]
+    {
         for data in [&info_data("common", &[])[..], b""] {
-            assert_eq!(kinds(&ask(&mut client, &option(number, data)).await), [rep::ERR_TLS_REQD], "option {number}");
+            assert_eq!(
+                kinds(&ask(&mut client, &option(number, data)).await),
+                [rep::ERR_TLS_REQD],
+                "option {number}"
+            );
         }
     }
     let long = vec![0; 100_000];
     assert_eq!(kinds(&ask(&mut client, &option(opt::LIST, &long)).await), [rep::ERR_TLS_REQD]);
     assert_eq!(kinds(&ask(&mut client, &option(opt::STARTTLS, b"x")).await), [rep::ERR_INVALID]);
-    let mut client = start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
+    let mut client =
+        start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
     assert_eq!(kinds(&ask(&mut client, &option(opt::STARTTLS, b"")).await), [rep::ERR_INVALID]);
     assert_eq!(kinds(&ask(&mut client, &option(99, b"")).await), [rep::ERR_UNSUP]);
     assert_eq!(kinds(&ask(&mut client, &option(opt::ABORT, b"")).await), [rep::ACK]);
@@ -292,12 +336,17 @@ async fn required_tls_comes_before_everything() {
 #[tokio::test]
 async fn required_tls_refuses_the_old_way_in() {
     let authority = Authority::new();
-    let options =
-        HandshakeOptions { tls: TlsMode::Required(authority.server(false)), timeout: Duration::from_secs(60) };
+    let options = HandshakeOptions {
+        tls: TlsMode::Required(authority.server(false)),
+        timeout: Duration::from_secs(60),
+    };
     for flags in [0, FIXED] {
         let script = [hello(flags), option(opt::EXPORT_NAME, b"common")].concat();
         let played = play(&tenants(), &options, &script).await;
-        assert!(matches!(played.result, Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })));
+        assert!(matches!(
+            played.result,
+            Err(HandshakeError::Refused { option: opt::EXPORT_NAME, .. })
+        ));
         assert_eq!(played.sent, b"");
     }
     let abort = play(&tenants(), &options, &[hello(FIXED), option(opt::ABORT, b"")].concat()).await;
@@ -313,7 +362,10 @@ async fn optional_tls_is_needed_for_exports_with_an_identity() {
     assert_eq!(kinds(&list), [rep::SERVER, rep::ACK]);
     for name in ["db", "logs", "nothing", ""] {
         assert_eq!(kinds(&ask(&mut client, &go(name)).await), [rep::ERR_TLS_REQD]);
-        assert_eq!(kinds(&ask(&mut client, &option(opt::INFO, &info_data(name, &[]))).await), [rep::ERR_TLS_REQD]);
+        assert_eq!(
+            kinds(&ask(&mut client, &option(opt::INFO, &info_data(name, &[]))).await),
+            [rep::ERR_TLS_REQD]
+        );
     }
     // Other options must not answer with TLS_REQD in this mode.
     assert_eq!(kinds(&ask(&mut client, &option(opt::STRUCTURED_REPLY, b"")).await), [rep::ACK]);
@@ -334,9 +386,12 @@ async fn tls_forgets_what_was_said_before() {
     assert_eq!(kinds(&ask(&mut client, &option(opt::EXTENDED_HEADERS, b"")).await), [rep::ACK]);
     let contexts = option(opt::SET_META_CONTEXT, &context_data("common", &["base:allocation"]));
     assert_eq!(kinds(&ask(&mut client, &contexts).await), [rep::META_CONTEXT, rep::ACK]);
-    let mut client = start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
+    let mut client =
+        start_tls(client, &authority.connector(None, &rustls::version::TLS13)).await.unwrap();
     assert_eq!(kinds(&ask(&mut client, &go("common")).await), [rep::INFO, rep::ACK]);
-    let Ok(Outcome::Transmission { negotiated, .. }) = server.await.unwrap() else { panic!("no GO") };
+    let Ok(Outcome::Transmission { negotiated, .. }) = server.await.unwrap() else {
+        panic!("no GO")
+    };
     assert!(!negotiated.extended && !negotiated.structured && negotiated.base_allocation.is_none());
 }
 
@@ -358,9 +413,15 @@ async fn plain_text_after_starttls_is_not_obeyed() {
 async fn tls_is_within_the_time_limit() {
     let authority = Authority::new();
     let (mut client, server) = tokio::io::duplex(PIPE);
-    client.write_all(&[hello(FIXED), option(opt::STARTTLS, b""), vec![22, 3, 1]].concat()).await.unwrap();
+    client
+        .write_all(&[hello(FIXED), option(opt::STARTTLS, b""), vec![22, 3, 1]].concat())
+        .await
+        .unwrap();
     let options = HandshakeOptions { tls: TlsMode::Optional(authority.server(false)), ..plain() };
-    assert!(matches!(handshake(server, &tenants(), &options).await, Err(HandshakeError::Timeout(_))));
+    assert!(matches!(
+        handshake(server, &tenants(), &options).await,
+        Err(HandshakeError::Timeout(_))
+    ));
 }
 
 /// Each message names the file that is at fault.
@@ -373,9 +434,14 @@ fn unusable_files() {
     let empty = authority.path("empty.pem");
     std::fs::write(&empty, "no sections here\n").unwrap();
     let damaged = authority.path("damaged.pem");
-    std::fs::write(&damaged, "-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n").unwrap();
+    std::fs::write(&damaged, "-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n")
+        .unwrap();
     let no_certificate = authority.path("nonsense.pem");
-    std::fs::write(&no_certificate, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    std::fs::write(
+        &no_certificate,
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    )
+    .unwrap();
     let load = |certificate, key, ca: Option<&PathBuf>| {
         let error = Tls::load(certificate, key, ca.map(PathBuf::as_path)).unwrap_err();
         (error.to_string(), error)

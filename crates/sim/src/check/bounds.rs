@@ -1,14 +1,17 @@
-//! **Theorems 1 and 2 of MQFQ**: over every interval in which two flows are backlogged the services that they receive differ
-//! by no more than a bound. With `l` the largest service per weight of one request, in units of virtual time:
+//! **Theorems 1 and 2 of MQFQ**: over every interval in which two flows are backlogged the services
+//! that they receive differ by no more than a bound. With `l` the largest service per weight of one
+//! request, in units of virtual time:
 //!
-//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It speaks of D = 1. At dispatch its proof needs
-//!   nothing of D: what is dispatched between two moments starts at or after the first one's virtual time and at most T after
-//!   the second one's, and all that starts before that has been dispatched.)
+//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It speaks of D = 1. At
+//!   dispatch its proof needs nothing of D: what is dispatched between two moments starts at or
+//!   after the first one's virtual time and at most T after the second one's, and all that starts
+//!   before that has been dispatched.)
 //! - counted at completion, by `(D + 1) (2T + l_f + l_m)`: Theorem 2.
 //!
-//! A flow is backlogged while it has requests staged. All intervals at once: the difference of two flows' services is a walk,
-//! and the worst interval lies between its least and its greatest value. Slack for integers: a unit per flow and port, and
-//! one more for each weight that a flow has had (a change drops the remainder).
+//! A flow is backlogged while it has requests staged. All intervals at once: the difference of two
+//! flows' services is a walk, and the worst interval lies between its least and its greatest value.
+//! Slack for integers: a unit per flow and port, and one more for each weight that a flow has had
+//! (a change drops the remainder).
 //!
 //! Each service is looked at against every other backlogged flow; that is what this check costs.
 
@@ -63,7 +66,8 @@ impl Bounds {
     }
 
     fn difference(&self, f: usize, m: usize, counted: usize) -> i128 {
-        let service = |flow: &Flow| if counted == AT_DISPATCH { flow.dispatched } else { flow.completed };
+        let service =
+            |flow: &Flow| if counted == AT_DISPATCH { flow.dispatched } else { flow.completed };
         service(&self.flows[f]) - service(&self.flows[m])
     }
 
@@ -93,10 +97,15 @@ impl Bounds {
             let worst = (walk.most - value).max(value - walk.least);
             let bound = self.bound(f, m, counted);
             if worst > bound {
-                let theorem =
-                    if counted == AT_DISPATCH { "at dispatch (Theorem 1)" } else { "at completion (Theorem 2)" };
+                let theorem = if counted == AT_DISPATCH {
+                    "at dispatch (Theorem 1)"
+                } else {
+                    "at completion (Theorem 2)"
+                };
                 let (worst, bound) = (worst / ONE_UNIT, bound / ONE_UNIT);
-                return Err(format!("flows {m} and {f} differ by {worst} units counted {theorem}, bound {bound}"));
+                return Err(format!(
+                    "flows {m} and {f} differ by {worst} units counted {theorem}, bound {bound}"
+                ));
             }
         }
         Ok(())

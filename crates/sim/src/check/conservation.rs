@@ -1,8 +1,9 @@
-//! **Conservation.** Each request that was taken is issued once, by its own port, and completed once; a port with
-//! requests does not say that it has none; and when tenants stop asking, all that they asked for is served.
+//! **Conservation.** Each request that was taken is issued once, by its own port, and completed
+//! once; a port with requests does not say that it has none; and when tenants stop asking, all that
+//! they asked for is served.
 //!
-//! (That a port issues what it does not have, or twice, cannot even be carried out: the world reports it as a breach of
-//! the contract.)
+//! (That a port issues what it does not have, or twice, cannot even be carried out: the world
+//! reports it as a breach of the contract.)
 
 use super::Check;
 use crate::fact::{Fact, Live};
@@ -64,14 +65,19 @@ impl Check for Conservation {
                 self.live -= 1;
                 self.goes(request, Stage::Fetched, Stage::Free)
             }
-            Fact::SaidIdle { port } if self.staged[*port] > 0 => {
-                Err(format!("port {port} says that it is idle and has {} requests", self.staged[*port]))
-            }
+            Fact::SaidIdle { port } if self.staged[*port] > 0 => Err(format!(
+                "port {port} says that it is idle and has {} requests",
+                self.staged[*port]
+            )),
             _ => Ok(()),
         }
     }
 
     fn end(&mut self, _now_ns: u64) -> Result<(), String> {
-        if self.live == 0 { Ok(()) } else { Err(format!("{} requests are never served", self.live)) }
+        if self.live == 0 {
+            Ok(())
+        } else {
+            Err(format!("{} requests are never served", self.live))
+        }
     }
 }

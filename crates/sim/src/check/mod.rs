@@ -1,7 +1,7 @@
 //! Laws, each in a file of its own, checked while a run goes on.
 //!
-//! A check hears every [`Fact`] and says what is wrong as soon as it is. The broken policies in `tests/canaries` show
-//! that each notices what it is for.
+//! A check hears every [`Fact`] and says what is wrong as soon as it is. The broken policies in
+//! `tests/canaries` show that each notices what it is for.
 
 use crate::fact::Fact;
 use crate::scenario::Scenario;

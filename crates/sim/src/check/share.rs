@@ -1,11 +1,12 @@
 //! **Shares.** Over long times flows that are backlogged all the while are served by weight.
 //!
-//! Whenever the set of backlogged flows (those with requests staged) changes, a weight changes or a flow leaves, counting begins
-//! anew. After [`ENOUGH`] times what a single exchange may put out of order, in units of virtual time, each pair of those
-//! flows must have received the same service per weight, within [`TOLERANCE`].
+//! Whenever the set of backlogged flows (those with requests staged) changes, a weight changes or a
+//! flow leaves, counting begins anew. After [`ENOUGH`] times what a single exchange may put out of
+//! order, in units of virtual time, each pair of those flows must have received the same service
+//! per weight, within [`TOLERANCE`].
 //!
-//! `bounds` says the same about every interval of MQFQ, exactly. This one asks nothing of how a policy works, so it holds for
-//! all that stage requests.
+//! `bounds` says the same about every interval of MQFQ, exactly. This one asks nothing of how a
+//! policy works, so it holds for all that stage requests.
 
 use super::Check;
 use crate::fact::{Fact, ONE_UNIT};
@@ -13,8 +14,8 @@ use crate::subject::Promise;
 
 /// How far two flows' services per weight may be apart, as a part of them.
 const TOLERANCE: i128 = 20;
-/// How much more than a single exchange has to have been served: what is out of order is then less than half the
-/// tolerance.
+/// How much more than a single exchange has to have been served: what is out of order is then less
+/// than half the tolerance.
 const ENOUGH: i128 = 2 * TOLERANCE;
 
 #[derive(Clone, Copy, Default)]
@@ -57,7 +58,10 @@ impl Share {
             return Ok(());
         }
         let services: Vec<i128> = services().map(|service| service / ONE_UNIT).collect();
-        Err(format!("flows {:?} were backlogged all the while and got {services:?} units", self.backlogged))
+        Err(format!(
+            "flows {:?} were backlogged all the while and got {services:?} units",
+            self.backlogged
+        ))
     }
 }
 

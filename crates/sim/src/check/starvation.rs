@@ -1,18 +1,21 @@
-//! **Nobody starves.** While a flow has requests, the others get only so much before one of them completes.
+//! **Nobody starves.** While a flow has requests, the others get only so much before one of them
+//! completes.
 //!
-//! The measure is what others are served, not time: a device that stalls starves nobody, and there is nothing to calibrate.
-//! For a flow of weight w among flows whose weights add up to W, with L the largest request of the run and D the most that the
-//! device can have of the policy, others may be served, until one of the flow's requests completes,
+//! The measure is what others are served, not time: a device that stalls starves nobody, and there
+//! is nothing to calibrate. For a flow of weight w among flows whose weights add up to W, with L
+//! the largest request of the run and D the most that the device can have of the policy, others may
+//! be served, until one of the flow's requests completes,
 //!
 //! ```text
 //!   SLACK x ( (W / w) (2T + L) + (D + all that may be live) L + F x turn )
 //! ```
 //!
-//! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual time, during which the
-//! others get theirs, T on either side); the last is what policies that serve one flow at a time let each of the F flows have
-//! in its turn; the second is what stands before it in queues that nobody reorders: device queues
-//! and, with classes, up to a round of the largest weights for each command before it in a low queue, and for each queue. It is a loose bound on purpose: `bounds` and
-//! `share` say what is fair, this one says what is never right.
+//! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual
+//! time, during which the others get theirs, T on either side); the last is what policies that
+//! serve one flow at a time let each of the F flows have in its turn; the second is what stands
+//! before it in queues that nobody reorders: device queues and, with classes, up to a round of the
+//! largest weights for each command before it in a low queue, and for each queue. It is a loose
+//! bound on purpose: `bounds` and `share` say what is fair, this one says what is never right.
 
 use super::Check;
 use crate::fact::{Fact, Live};
@@ -42,14 +45,19 @@ pub struct Starvation {
     weights: u64,
 }
 
-/// The most commands that a round of the weighted classes starts in other queues: 256 high, 16 medium, and one of each low queue.
+/// The most commands that a round of the weighted classes starts in other queues: 256 high, 16
+/// medium, and one of each low queue.
 const ROUND: u64 = 256 + 16;
 
 impl Starvation {
     /// For a scenario and a policy.
     pub fn new(scenario: &Scenario, promise: &Promise) -> Self {
         let live: u64 = scenario.tenants.iter().map(|tenant| tenant.depth()).sum();
-        let rounds = if promise.slots.is_some() { 0 } else { ROUND * (scenario.ports + scenario.tags()) as u64 };
+        let rounds = if promise.slots.is_some() {
+            0
+        } else {
+            ROUND * (scenario.ports + scenario.tags()) as u64
+        };
         Starvation {
             threshold: promise.threshold.unwrap_or(0),
             turn: promise.turn,
@@ -62,7 +70,8 @@ impl Starvation {
     }
 
     fn patience(&self, weight: u64) -> u64 {
-        let by_weight = (self.weights / weight + 1).saturating_mul(2 * self.threshold + self.largest);
+        let by_weight =
+            (self.weights / weight + 1).saturating_mul(2 * self.threshold + self.largest);
         let turns = self.flows.len() as u64 * self.turn;
         SLACK * (by_weight + self.queued * self.largest + turns)
     }
@@ -87,7 +96,8 @@ impl Starvation {
                 let Flow { weight, live, .. } = *flow;
                 let patience = self.patience(weight);
                 return Err(format!(
-                    "flow {number} (weight {weight}, {live} requests) got nothing while others got {others} bytes, at most \
+                    "flow {number} (weight {weight}, {live} requests) got nothing while others got \
+                     {others} bytes, at most \
                      {patience} can be right"
                 ));
             }
@@ -104,7 +114,11 @@ impl Check for Starvation {
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Added { weight, .. } => {
-                self.flows.push(Flow { weight: u64::from(*weight), since: self.served, ..Flow::default() });
+                self.flows.push(Flow {
+                    weight: u64::from(*weight),
+                    since: self.served,
+                    ..Flow::default()
+                });
                 self.weights += u64::from(*weight);
             }
             // The larger sum is kept: requests of the old weight are still there.

@@ -1,8 +1,9 @@
 //! **Work conservation.** The device does not idle while somebody waits for it.
 //!
-//! - Of the policy: while requests are staged anywhere all D slots are in use, once every wake-up has arrived. (A throttled
-//!   request is no excuse: one that is least ahead is not throttled.) A policy without slots stages nothing. One that holds
-//!   requests back on purpose (anticipation, tokens, depths) is not asked.
+//! - Of the policy: while requests are staged anywhere all D slots are in use, once every wake-up
+//!   has arrived. (A throttled request is no excuse: one that is least ahead is not throttled.) A
+//!   policy without slots stages nothing. One that holds requests back on purpose (anticipation,
+//!   tokens, depths) is not asked.
 //! - Of the device: it fetches as long as its window has room.
 
 use super::Check;
@@ -29,14 +30,27 @@ impl Check for Work {
     }
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
-        let Fact::Settled(Moment { wakes_under_way, staged, outstanding, unfetched, idle_slots, .. }) = *fact else {
+        let Fact::Settled(Moment {
+            wakes_under_way,
+            staged,
+            outstanding,
+            unfetched,
+            idle_slots,
+            ..
+        }) = *fact
+        else {
             return Ok(());
         };
         if idle_slots > 0 && unfetched > 0 {
-            return Err(format!("the device has room for {idle_slots} more and {unfetched} wait in its queues"));
+            return Err(format!(
+                "the device has room for {idle_slots} more and {unfetched} wait in its queues"
+            ));
         }
         if wakes_under_way == 0 && staged > 0 && outstanding < self.slots {
-            return Err(format!("{staged} are staged and only {outstanding} of {} slots are in use", self.slots));
+            return Err(format!(
+                "{staged} are staged and only {outstanding} of {} slots are in use",
+                self.slots
+            ));
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Claims about CPU: what policies cost on the papers' machines, and how far they scale.
 //!
-//! All runs are on [hosts](crate::host) whose CPUs take time. D2FQ's machine A has a Z-SSD; its machine B and MQFQ's NVMf
-//! machine have a ramdisk behind a fabric. Constants are the hosts', so what tells policies apart here is their own code.
+//! All runs are on [hosts](crate::host) whose CPUs take time. D2FQ's machine A has a Z-SSD; its
+//! machine B and MQFQ's NVMf machine have a ramdisk behind a fabric. Constants are the hosts', so
+//! what tells policies apart here is their own code.
 
 use fairq_core::d2fq::{Ratio, TrackerKind};
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
@@ -111,13 +112,24 @@ fn bypass(seed: u64) -> Result<Outcome, String> {
     Ok(vec![
         answer(
             "D-2.1",
-            format!("{} us at 1, {} at 16", three(|c| c.latency_us[0], 1), three(|c| c.latency_us[15], 1)),
-            below(&none.latency_us, &mqfq.latency_us) && below(&bypass.latency_us, &none.latency_us),
+            format!(
+                "{} us at 1, {} at \
+             16",
+                three(|c| c.latency_us[0], 1),
+                three(|c| c.latency_us[15], 1)
+            ),
+            below(&none.latency_us, &mqfq.latency_us)
+                && below(&bypass.latency_us, &none.latency_us),
             "MQFQ, none, bypass",
         ),
         answer(
             "D-2.2",
-            format!("{} GB/s at 1, {} at 16", three(|c| c.bandwidth[0] / 1e9, 2), three(|c| c.bandwidth[15] / 1e9, 2)),
+            format!(
+                "{} GB/s at 1, {} at \
+             16",
+                three(|c| c.bandwidth[0] / 1e9, 2),
+                three(|c| c.bandwidth[15] / 1e9, 2)
+            ),
             below(&mqfq.bandwidth, &none.bandwidth) && below(&none.bandwidth, &bypass.bandwidth),
             "MQFQ, none, bypass",
         ),
@@ -127,7 +139,8 @@ fn bypass(seed: u64) -> Result<Outcome, String> {
             bypass.cpu[0] < none.cpu[0].min(mqfq.cpu[0])
                 && last(saturate[0]) < last(saturate[1])
                 && last(saturate[1]) < last(saturate[2]),
-            "MQFQ, none, bypass; a core saturates early, since the model's device answers fast (see D-16.3)",
+            "MQFQ, none, bypass; a core saturates early, since the model's device answers fast \
+             (see D-16.3)",
         ),
     ]
     .into())
@@ -144,16 +157,22 @@ fn depths(seed: u64) -> Result<Outcome, String> {
         curve(d2fq, BlockLayer::LOW_LATENCY)?,
     );
     let all = [&none, &d2fq, &mqfq, &low];
-    let as_none = |of: fn(&Curve) -> &[f64]| of(&d2fq).iter().zip(of(&none)).all(|(a, b)| near(*a, *b, 0.05));
+    let as_none =
+        |of: fn(&Curve) -> &[f64]| of(&d2fq).iter().zip(of(&none)).all(|(a, b)| near(*a, *b, 0.05));
     let worst = below(&none.latency_us, &mqfq.latency_us)
         && below(&mqfq.bandwidth, &none.bandwidth)
         && none.cpu.iter().zip(&mqfq.cpu).all(|(none, mqfq)| none <= mqfq);
     let most = |gains: Vec<f64>| gains.into_iter().fold(0.0, f64::max);
-    let shorter = most(none.latency_us.iter().zip(&low.latency_us).map(|(none, low)| 1.0 - low / none).collect());
-    let wider = most(none.bandwidth.iter().zip(&low.bandwidth).map(|(none, low)| low / none - 1.0).collect());
+    let shorter = most(
+        none.latency_us.iter().zip(&low.latency_us).map(|(none, low)| 1.0 - low / none).collect(),
+    );
+    let wider = most(
+        none.bandwidth.iter().zip(&low.bandwidth).map(|(none, low)| low / none - 1.0).collect(),
+    );
     let rises = |values: &[f64]| values.windows(2).all(|pair| pair[1] >= 0.99 * pair[0]);
     let saturate = [&none, &d2fq, &low].map(Curve::saturates);
-    let about = |depth: Option<u32>, paper: u32| depth.is_some_and(|depth| depth.abs_diff(paper) <= 1);
+    let about =
+        |depth: Option<u32>, paper: u32| depth.is_some_and(|depth| depth.abs_diff(paper) <= 1);
     Ok(vec![
         answer(
             "D-16.1",
@@ -173,18 +192,33 @@ fn depths(seed: u64) -> Result<Outcome, String> {
         ),
         answer(
             "D-16.3",
-            format!("none {}, D2FQ {}, low-latency {}", depth(saturate[0]), depth(saturate[1]), depth(saturate[2])),
+            format!(
+                "none {}, D2FQ {}, low-latency \
+             {}",
+                depth(saturate[0]),
+                depth(saturate[1]),
+                depth(saturate[2])
+            ),
             about(saturate[0], 9) && about(saturate[1], 9) && about(saturate[2], 14),
-            "with the costs that 54 % at 3.2 GB/s imply (3.9 and 2.6 us), depths 9 and 14 mean a device that answers in some 32 us; \
+            "with the costs that 54 % at 3.2 GB/s imply (3.9 and 2.6 us), depths 9 and 14 mean a \
+             device that answers in some 32 us; \
              the model's takes 17 us for an 8 KB read",
         ),
         answer(
             "D-16.4",
-            format!("none {} to {} us", list(&none.latency_us[..1], 1), list(&none.latency_us[15..], 1)),
-            all.iter().all(|curve| rises(&curve.bandwidth) && rises(&curve.latency_us) && rises(&curve.cpu)),
+            format!(
+                "none {} to {} \
+             us",
+                list(&none.latency_us[..1], 1),
+                list(&none.latency_us[15..], 1)
+            ),
+            all.iter().all(|curve| {
+                rises(&curve.bandwidth) && rises(&curve.latency_us) && rises(&curve.cpu)
+            }),
             "mean latency at depths 1 and 16",
         ),
-    ].into())
+    ]
+    .into())
 }
 
 // Several threads on D2FQ's machine A.
@@ -203,7 +237,12 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
     let mut cores = 0..8;
     let tenant = |&(threads, bytes, weight): &Flow| {
         let cores = cores.by_ref().take(threads).collect();
-        Tenant::new(&format!("{threads}x{bytes}({weight})"), weight, cores, Job::random_read(bytes, 128))
+        Tenant::new(
+            &format!("{threads}x{bytes}({weight})"),
+            weight,
+            cores,
+            Job::random_read(bytes, 128),
+        )
     };
     let tenants = flows.iter().map(tenant).collect();
     Ok(Scenario::new(profile("z-ssd")?, 8, tenants, duration_ns).on(Machine::GOLD_5112.host(8)))
@@ -229,26 +268,41 @@ fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
     };
     // By weight the flows of the third load get 8, 6, 4 and 2 of 20.
     let off = |(share, part): (&f64, f64)| (share / part - 1.0).abs();
-    let budgets = loads[2][3].shares().iter().zip([0.4, 0.3, 0.2, 0.1]).map(off).fold(0.0, f64::max);
-    let mean_ms = |run: &Run| run.tenants.iter().map(|got| got.mean_us() / 1e3).sum::<f64>() / run.tenants.len() as f64;
+    let budgets =
+        loads[2][3].shares().iter().zip([0.4, 0.3, 0.2, 0.1]).map(off).fold(0.0, f64::max);
+    let mean_ms = |run: &Run| {
+        run.tenants.iter().map(|got| got.mean_us() / 1e3).sum::<f64>() / run.tenants.len() as f64
+    };
     let per_kb = |run: &Run| run.cpu() / run.bandwidth();
     let all = |holds: &dyn Fn(&[Run]) -> bool| loads.iter().all(|runs| holds(runs));
     Ok(vec![
-        answer("D-12.1", percent(saved), (0.35..=0.55).contains(&saved), "of CPU use; the most of the three loads"),
+        answer(
+            "D-12.1",
+            percent(saved),
+            (0.35..=0.55).contains(&saved),
+            "of CPU use; the most of \
+         the three loads",
+        ),
         answer(
             "D-12.2",
             format!("{} %", each(&|run| 100.0 * run.cpu(), 0)),
             all(&|runs| {
                 let [none, d2fq, mqfq, bfq] = [0, 1, 2, 3].map(|policy: usize| runs[policy].cpu());
-                bfq > mqfq && near(mqfq, bfq, 0.25) && mqfq > d2fq && d2fq > none && d2fq <= 1.15 * none
+                bfq > mqfq
+                    && near(mqfq, bfq, 0.25)
+                    && mqfq > d2fq
+                    && d2fq > none
+                    && d2fq <= 1.15 * none
             }),
-            "none, D2FQ, MQFQ, BFQ under Fig 11's loads; here whoever waits for BFQ's lock spins, and somebody always does",
+            "none, D2FQ, MQFQ, BFQ under Fig 11's loads; here whoever waits for BFQ's lock spins, \
+             and somebody always does",
         ),
         answer(
             "D-12.3",
             format!("{} us per request", each(&Run::cpu_us, 1)),
             all(&|runs| {
-                let [none, d2fq, mqfq, bfq] = [0, 1, 2, 3].map(|policy: usize| per_kb(&runs[policy]));
+                let [none, d2fq, mqfq, bfq] =
+                    [0, 1, 2, 3].map(|policy: usize| per_kb(&runs[policy]));
                 none.max(d2fq) < mqfq.min(bfq)
             }),
             "none, D2FQ, MQFQ, BFQ; judged per byte",
@@ -263,19 +317,24 @@ fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
             "D-11c.2",
             format!("{} off", super::percent(budgets)),
             (0.05..0.3).contains(&budgets),
-            "budgets of 256 sectors, a queue for each thread; our BFQ is as exact as its virtual time. What made Linux's less so is not told",
+            "budgets of 256 sectors, a queue for each thread; our BFQ is as exact as its virtual \
+             time. What made Linux's less so is not told",
         ),
         answer(
             "D-13.1",
             format!("{} ms", each(&mean_ms, 2)),
             all(&|runs| {
-                let [none, d2fq, mqfq, bfq] = [0, 1, 2, 3].map(|policy: usize| mean_ms(&runs[policy]));
+                let [none, d2fq, mqfq, bfq] =
+                    [0, 1, 2, 3].map(|policy: usize| mean_ms(&runs[policy]));
                 none < mqfq && none < d2fq && bfq > mqfq && bfq > d2fq && near(d2fq, mqfq, 0.1)
             }),
-            "mean over the flows of none, D2FQ, MQFQ, BFQ in a, b, c; each keeps as many requests waiting all the time, so that where \
-             the total is the same (none, D2FQ, MQFQ) the mean over the flows of a and b has to be the same too",
+            "mean over the flows of none, D2FQ, MQFQ, BFQ in a, b, c; each keeps as many requests \
+             waiting all the time, so that where \
+             the total is the same (none, D2FQ, MQFQ) the mean over the flows of a and b has to be \
+             the same too",
         ),
-    ].into())
+    ]
+    .into())
 }
 
 /// Figure 14: bytes in intervals of 10 ms, D2FQ at the ratio to which it converges.
@@ -285,40 +344,60 @@ fn short_term(seed: u64) -> Result<Outcome, String> {
     let varies = |policy| {
         let run = go(policy, &scenario, seed)?;
         let variation = |flow: usize| {
-            let series: Vec<f64> = run.tenants[flow].series[20..].iter().map(|&bytes| bytes as f64).collect();
+            let series: Vec<f64> =
+                run.tenants[flow].series[20..].iter().map(|&bytes| bytes as f64).collect();
             let mean = series.iter().sum::<f64>() / series.len() as f64;
-            (series.iter().map(|bytes| (bytes - mean).powi(2)).sum::<f64>() / series.len() as f64).sqrt() / mean
+            (series.iter().map(|bytes| (bytes - mean).powi(2)).sum::<f64>() / series.len() as f64)
+                .sqrt()
+                / mean
         };
         Ok::<_, String>([variation(0), variation(1)])
     };
     let (d2fq, mqfq) = (varies(AnyPolicy::Direct(direct(Ratio::Static(3))))?, varies(MQFQ_SSD)?);
     Ok(vec![answer(
         "D-14.2",
-        format!("D2FQ {} %, MQFQ {} %", list(&d2fq.map(|v| 100.0 * v), 2), list(&mqfq.map(|v| 100.0 * v), 2)),
+        format!(
+            "D2FQ {} %, MQFQ {} \
+         %",
+            list(&d2fq.map(|v| 100.0 * v), 2),
+            list(&mqfq.map(|v| 100.0 * v), 2)
+        ),
         mqfq[0] > d2fq[0] && mqfq[1] > d2fq[1],
-        "coefficient of variation of the two flows; MQFQ bounds what flows may differ by, at any time, and slots change \
+        "coefficient of variation of the two flows; MQFQ bounds what flows may differ by, at any \
+         time, and slots change \
          hands in about a microsecond",
-    )].into())
+    )]
+    .into())
 }
 
-/// Figure 17: a flow a core on machine B, before the ramdisk. Its link is that of a ConnectX-4, 56 Gb/s (Table 1).
+/// Figure 17: a flow a core on machine B, before the ramdisk. Its link is that of a ConnectX-4, 56
+/// Gb/s (Table 1).
 fn trackers(seed: u64) -> Result<Outcome, String> {
     let mut ramdisk = profile("nvmf-ramdisk")?;
     ramdisk.link.read_mb_s = MbPerS::new(7000.0);
     ramdisk.controller.read_us = Micros::from_ns(146);
     let at = |cores: usize, policy| {
-        let tenant = |core| Tenant::new(&format!("core {core}"), 100, vec![core], Job::random_read(1024, 128));
-        let scenario = Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
-        Ok::<_, String>(go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), seed)?.iops() / 1e6)
+        let tenant = |core| {
+            Tenant::new(&format!("core {core}"), 100, vec![core], Job::random_read(1024, 128))
+        };
+        let scenario =
+            Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
+        Ok::<_, String>(
+            go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), seed)?.iops() / 1e6,
+        )
     };
-    // As in the paper each completion moves its flow's virtual time: a port publishes what is worth tau_l / 64, here a
-    // request. Classes mean nothing on this device, and so neither does tau_l.
-    let published = Direct { ratio: Ratio::Static(3), tau_l: 64 << 10, tau_m: None, strict_paper: true };
+    // As in the paper each completion moves its flow's virtual time: a port publishes what is worth
+    // tau_l / 64, here a request. Classes mean nothing on this device, and so neither does tau_l.
+    let published =
+        Direct { ratio: Ratio::Static(3), tau_l: 64 << 10, tau_m: None, strict_paper: true };
     let by = |tracker| AnyPolicy::DirectBy(DirectBy { direct: published, tracker });
     let both = |policy| Ok::<_, String>([at(12, policy)?, at(24, policy)?]);
     let none = both(NONE)?;
-    let [sloppy, mindicator, serial] =
-        [both(by(TrackerKind::Sloppy))?, both(by(TrackerKind::Mindicator))?, both(by(TrackerKind::Scan))?];
+    let [sloppy, mindicator, serial] = [
+        both(by(TrackerKind::Sloppy))?,
+        both(by(TrackerKind::Mindicator))?,
+        both(by(TrackerKind::Scan))?,
+    ];
     let measured = format!(
         "M/s at 12 and 24 cores: none {}, D2FQ {}, mindicator {}, serial {}",
         list(&none, 2),
@@ -331,8 +410,10 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
             "D-17.1",
             format!("serial {} M/s at 12 and 24 cores", list(&serial, 2)),
             serial[1] <= 1.1 * serial[0],
-            "each completion moves its flow's virtual time, as in the paper; by default our ports publish it once for many. Twice the cores give 1.8 \
-             times as much, 20 % less than none: a look at 24 lines takes a few of the 5 us of a request",
+            "each completion moves its flow's virtual time, as in the paper; by default our ports \
+             publish it once for many. Twice the cores give 1.8 \
+             times as much, 20 % less than none: a look at 24 lines takes a few of the 5 us of a \
+             request",
         ),
         answer(
             "D-17.2",
@@ -341,9 +422,11 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
                 && near(sloppy[0], none[0], 0.05)
                 && serial[1] < mindicator[1]
                 && mindicator[1] < sloppy[1],
-            "ours are within a few percent of each other: a request costs a core 5 us, and what a tracker adds to that is little",
+            "ours are within a few percent of each other: a request costs a core 5 us, and what a \
+             tracker adds to that is little",
         ),
-    ].into())
+    ]
+    .into())
 }
 
 // MQFQ's NVMf machine.
@@ -356,7 +439,9 @@ fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String
     let job = Job::random_read(1024, 128);
     let tenants = match each {
         false => vec![Tenant::new("fio", 100, (0..threads).collect(), job)],
-        true => (0..threads).map(|at| Tenant::new(&format!("fio {at}"), 100, vec![at], job.clone())).collect(),
+        true => (0..threads)
+            .map(|at| Tenant::new(&format!("fio {at}"), 100, vec![at], job.clone()))
+            .collect(),
     };
     let mut scenario = Scenario::new(profile("nvmf-ramdisk")?, threads, tenants, duration_ns);
     scenario.warmup_ns = duration_ns / 3;
@@ -393,7 +478,8 @@ fn scalability(seed: u64) -> Result<Outcome, String> {
     for threads in [16, 24, 32] {
         peak = peak.max(millions(NONE, threads, seed)?);
     }
-    let (by_serial, by_bfq) = (mqfq / millions(serial, threads, seed)?, mqfq / millions_of_bfq(threads, seed)?);
+    let (by_serial, by_bfq) =
+        (mqfq / millions(serial, threads, seed)?, mqfq / millions_of_bfq(threads, seed)?);
     let mut order = Vec::new();
     for policy in [NONE, MQFQ, serial] {
         order.push(millions(policy, 16, seed)?);
@@ -405,37 +491,53 @@ fn scalability(seed: u64) -> Result<Outcome, String> {
             "M-8.1",
             format!("{mqfq:.2} M with {threads} threads"),
             near(mqfq, 3.1, 0.1),
-            "one flow of all threads; while cores and not the device are the limit each of our requests finds its port empty, and \
-             moves virtual time at the root: with one that stands still (tried) 16 threads do 3.0 M",
+            "one flow of all threads; while cores and not the device are the limit each of our \
+             requests finds its port empty, and \
+             moves virtual time at the root: with one that stands still (tried) 16 threads do 3.0 \
+             M",
         ),
         answer(
             "M-8.2",
             format!("{by_serial:.1}; {by_bfq:.1}"),
             near(by_serial, 2.6, 0.2) && near(by_bfq, 20.0, 0.3),
-            "serial takes its lock twice or more a request, since a port asks until there is nothing to issue; our BFQ does less under \
+            "serial takes its lock twice or more a request, since a port asks until there is \
+             nothing to issue; our BFQ does less under \
              its lock than Linux's (1.9 us a request there, by its documentation)",
         ),
-        answer("M-8.3", percent(part), (0.7..=0.8).contains(&part), "of the most that is reached without a scheduler; see M-8.1"),
+        answer(
+            "M-8.3",
+            percent(part),
+            (0.7..=0.8).contains(&part),
+            "of the most that is reached \
+         without a scheduler; see M-8.1",
+        ),
         answer(
             "M-8.4",
             format!("{} M", list(&order, 2)),
             order.windows(2).all(|pair| pair[0] > pair[1]),
-            "nosched, MQFQ, serial, BFQ at 16 threads; serial has MQFQ's shared words to fetch while it holds the lock, BFQ only its own",
+            "nosched, MQFQ, serial, BFQ at 16 threads; serial has MQFQ's shared words to fetch \
+             while it holds the lock, BFQ only its own",
         ),
-    ].into())
+    ]
+    .into())
 }
 
 /// Figure 9.
 fn virtual_times(seed: u64) -> Result<Outcome, String> {
-    let scan = AnyPolicy::MultiOf(MultiOf { virtual_time: VirtualTimeKind::ArrayScan, ..MULTI.parts() });
-    let gain = |threads| Ok::<_, String>(millions(MQFQ, threads, seed)? / millions(scan, threads, seed)? - 1.0);
+    let scan =
+        AnyPolicy::MultiOf(MultiOf { virtual_time: VirtualTimeKind::ArrayScan, ..MULTI.parts() });
+    let gain = |threads| {
+        Ok::<_, String>(millions(MQFQ, threads, seed)? / millions(scan, threads, seed)? - 1.0)
+    };
     let (half, all) = (gain(16)?, gain(32)?);
     Ok(vec![answer(
         "M-9.1",
         format!("{} better at 32 threads, {} at 16", percent(all), percent(half)),
         (0.3..=0.5).contains(&all),
-        "one flow of all threads. While cores are the limit each request finds its port empty, and virtual time is looked for with each, \
-         as in the paper (publishing after each dispatch changes nothing: tried). A scan of 32 lines takes little of a request's 8 us; \
+        "one flow of all threads. While cores are the limit each request finds its port empty, and \
+         virtual time is looked for with each, \
+         as in the paper (publishing after each dispatch changes nothing: tried). A scan of 32 \
+         lines takes little of a request's 8 us; \
          with lines twice as dear it would be 15 %",
     )]
     .into())
@@ -443,8 +545,12 @@ fn virtual_times(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 10: a flow a thread, since flows of one progress alike.
 fn unthrottling(seed: u64) -> Result<Outcome, String> {
-    let polling =
-        |period_ns| AnyPolicy::MultiOf(MultiOf { unthrottle: UnthrottleKind::Polling { period_ns }, ..MULTI.parts() });
+    let polling = |period_ns| {
+        AnyPolicy::MultiOf(MultiOf {
+            unthrottle: UnthrottleKind::Polling { period_ns },
+            ..MULTI.parts()
+        })
+    };
     let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, seed);
     let a_request = |run: &Run, of: fn(&crate::CpuUse) -> u64| {
         let requests = run.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
@@ -452,7 +558,8 @@ fn unthrottling(seed: u64) -> Result<Outcome, String> {
     };
     let (wheel, one, five) = (at(MQFQ, 32)?, at(polling(1000), 32)?, at(polling(5000), 32)?);
     let millions = [&wheel, &one, &five].map(|run| run.iops() / 1e6);
-    let (all, idle) = (a_request(&wheel, |cpu| cpu.reschedules), a_request(&wheel, |cpu| cpu.idle_reschedules));
+    let (all, idle) =
+        (a_request(&wheel, |cpu| cpu.reschedules), a_request(&wheel, |cpu| cpu.idle_reschedules));
     let mut polls = Vec::new();
     for threads in [4, 16] {
         polls.push(a_request(&at(polling(1000), threads)?, |cpu| cpu.reschedules));
@@ -463,16 +570,23 @@ fn unthrottling(seed: u64) -> Result<Outcome, String> {
             "M-10.1",
             format!("{} M", list(&millions, 2)),
             millions[0] > millions[1] && millions[1] > millions[2],
-            "wheel, 1 us, 5 us, with 32 flows; the device is the limit of all, and throttling is rare (see M-10.2)",
+            "wheel, 1 us, 5 us, with 32 flows; the device is the limit of all, and throttling is \
+             rare (see M-10.2)",
         ),
         answer(
             "M-10.2",
-            format!("wheel {all:.2} a request, {idle:.2} of them for nothing; 1 us polling {}", list(&polls, 2)),
+            format!(
+                "wheel {all:.2} a request, {idle:.2} of them for nothing; 1 us polling \
+             {}",
+                list(&polls, 2)
+            ),
             all <= 1.0 && idle <= 0.05 * all && polls[0] < polls[1] && polls[1] < polls[2],
-            "polling at 4, 16 and 32 threads. With the fabric's own time the device is the limit, flows stay within T of each other, and \
+            "polling at 4, 16 and 32 threads. With the fabric's own time the device is the limit, \
+             flows stay within T of each other, and \
              nobody is throttled: nothing tells the ways of waking apart",
         ),
-    ].into())
+    ]
+    .into())
 }
 
 /// Figure 11: with a window that nobody runs into virtual time is out of the way.
@@ -482,24 +596,31 @@ fn slots(seed: u64) -> Result<Outcome, String> {
         AnyPolicy::MultiOf(MultiOf { slots, ..parts })
     };
     let at = |slots, threads| millions(with(slots), threads, seed);
-    let [tree, counter, bitmap] =
-        [at(SlotKind::TokenTree, 32)?, at(SlotKind::AtomicCounter, 32)?, at(SlotKind::ScalableBitmap, 32)?];
+    let [tree, counter, bitmap] = [
+        at(SlotKind::TokenTree, 32)?,
+        at(SlotKind::AtomicCounter, 32)?,
+        at(SlotKind::ScalableBitmap, 32)?,
+    ];
     let socket = [at(SlotKind::AtomicCounter, 8)?, at(SlotKind::AtomicCounter, 16)?];
     Ok(vec![
         answer(
             "M-11.1",
             format!("{:.2}; {:.2}", tree / counter, tree / bitmap),
             tree / counter >= 2.0 && (tree / bitmap - 1.36).abs() <= 0.1,
-            "32 threads; a counter's line moves in 39 to 118 ns twice a request, which alone allows some 6 M a second. Our virtual \
-             time goes on, without a window; standing still, as in the paper, it leaves 4.1, 4.2 and 4.0 M for tree, counter and bitmap, and \
+            "32 threads; a counter's line moves in 39 to 118 ns twice a request, which alone \
+             allows some 6 M a second. Our virtual \
+             time goes on, without a window; standing still, as in the paper, it leaves 4.1, 4.2 \
+             and 4.0 M for tree, counter and bitmap, and \
              with lines twice as dear 3.7, 3.8 and 3.7 (tried)",
         ),
         answer(
             "M-11.2",
             format!("{} M with 8 and 16 threads", list(&socket, 2)),
             socket[1] <= 1.1 * socket[0],
-            "as above: a line that is handed on by hardware is not yet a bottleneck at this rate, and in the simulation no compare-and-swap fails, \
+            "as above: a line that is handed on by hardware is not yet a bottleneck at this rate, \
+             and in the simulation no compare-and-swap fails, \
              since a verb is done as a whole",
         ),
-    ].into())
+    ]
+    .into())
 }

@@ -1,13 +1,15 @@
 //! D2FQ's claims that need no model of the host's CPU.
 //!
-//! The paper's weights are 1 to 8 and its thresholds are told for weight 8. Only ratios matter: where all weights of a figure
-//! divide, weight 8 is 100 here and tau_l is 8 MiB; with weights 1 and 3 these are 100 and 300, and tau_l is 1 MiB. All runs are on the
-//! Z-SSD, with eight cores, 128 requests a thread, and one period of the ratio a second.
+//! The paper's weights are 1 to 8 and its thresholds are told for weight 8. Only ratios matter:
+//! where all weights of a figure divide, weight 8 is 100 here and tau_l is 8 MiB; with weights 1
+//! and 3 these are 100 and 300, and tau_l is 1 MiB. All runs are on the Z-SSD, with eight cores,
+//! 128 requests a thread, and one period of the ratio a second.
 //!
-//! Threads stay on the cores where they begin, except in Figure 15, where there come to be two of them for each core. The paper
-//! pins none, and its ratios of that figure need some unevenness: as long as the flows of one weight are served
-//! exactly alike, none of them is ever ahead of the others, the medium class stays empty, and Eq. 2 gives what two classes
-//! ask for (10 after event1). How often threads move is argued at [`MOVES_NS`].
+//! Threads stay on the cores where they begin, except in Figure 15, where there come to be two of
+//! them for each core. The paper pins none, and its ratios of that figure need some unevenness: as
+//! long as the flows of one weight are served exactly alike, none of them is ever ahead of the
+//! others, the medium class stays empty, and Eq. 2 gives what two classes ask for (10 after
+//! event1). How often threads move is argued at [`MOVES_NS`].
 
 use std::ops::Range;
 
@@ -21,11 +23,22 @@ use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler};
 use crate::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { ids: &["D-3.2", "D-3.3", "D-3.4", "D-5.1", "D-5.2"], seconds: 8, run: walkthrough },
-    Experiment { ids: &["D-6.1", "D-6.2"], seconds: 8, run: eight_flows },
-    Experiment { ids: &["D-7.1", "D-7.2", "D-7.3", "D-8.1", "D-8.2", "D-8.3"], seconds: 20, run: thresholds },
     Experiment {
-        ids: &["D-11a.1", "D-11a.2", "D-11a.4", "D-11b.1", "D-11b.2", "D-11c.1", "D-11c.3", "D-13.2", "D-14.1"],
+        ids: &["D-3.2", "D-3.3", "D-3.4", "D-5.1", "D-5.2"],
+        seconds: 8,
+        run: walkthrough,
+    },
+    Experiment { ids: &["D-6.1", "D-6.2"], seconds: 8, run: eight_flows },
+    Experiment {
+        ids: &["D-7.1", "D-7.2", "D-7.3", "D-8.1", "D-8.2", "D-8.3"],
+        seconds: 20,
+        run: thresholds,
+    },
+    Experiment {
+        ids: &[
+            "D-11a.1", "D-11a.2", "D-11a.4", "D-11b.1", "D-11b.2", "D-11c.1", "D-11c.3", "D-13.2",
+            "D-14.1",
+        ],
         seconds: 40,
         run: three_loads,
     },
@@ -46,7 +59,12 @@ fn scenario(flows: &[(usize, u32, u16)], duration_ns: u64) -> Result<Scenario, S
     let mut cores = (0..8).cycle();
     let tenant = |&(threads, bytes, weight): &(usize, u32, u16)| {
         let cores = cores.by_ref().take(threads).collect();
-        Tenant::new(&format!("{threads}x{bytes}({weight})"), weight, cores, Job::random_read(bytes, 128))
+        Tenant::new(
+            &format!("{threads}x{bytes}({weight})"),
+            weight,
+            cores,
+            Job::random_read(bytes, 128),
+        )
     };
     Ok(Scenario::new(profile, 8, flows.iter().map(tenant).collect(), duration_ns))
 }
@@ -62,8 +80,10 @@ fn off(run: &Run, weights: &[u16]) -> f64 {
 fn ratios(run: &Run, during: Range<u64>) -> Vec<u16> {
     let ratio = |weights: &ClassWeights| weights.high / weights.low;
     let before = run.class_weights.iter().rev().find(|(at_ns, _)| *at_ns <= during.start);
-    let within = run.class_weights.iter().filter(|(at_ns, _)| *at_ns > during.start && *at_ns < during.end);
-    let mut ratios: Vec<u16> = before.into_iter().chain(within).map(|(_, weights)| ratio(weights)).collect();
+    let within =
+        run.class_weights.iter().filter(|(at_ns, _)| *at_ns > during.start && *at_ns < during.end);
+    let mut ratios: Vec<u16> =
+        before.into_iter().chain(within).map(|(_, weights)| ratio(weights)).collect();
     ratios.sort_unstable();
     ratios.dedup();
     ratios
@@ -86,23 +106,35 @@ fn walkthrough(seed: u64) -> Result<Outcome, String> {
     scenario.warmup_ns = 3 * SECOND;
     // Two classes, as in Section 3.1: no flow gets to the medium one.
     let mut at = |ratio| {
-        let direct = Direct { ratio: Ratio::Static(ratio), tau_l: MIB, tau_m: Some(MIB), strict_paper: false };
+        let direct = Direct {
+            ratio: Ratio::Static(ratio),
+            tau_l: MIB,
+            tau_m: Some(MIB),
+            strict_paper: false,
+        };
         go(AnyPolicy::Direct(direct), &scenario, seed)
     };
     let (two, three, six) = (at(2)?, at(3)?, at(6)?);
     let more = [16, 64, 256].map(&mut at).into_iter().collect::<Result<Vec<Run>, String>>()?;
     let by_ratio: Vec<&Run> = [&three, &six].into_iter().chain(&more).collect();
-    let tails: Vec<f64> = by_ratio.iter().map(|run| run.tenants[1].quantile_us(0.99) / 1e3).collect();
+    let tails: Vec<f64> =
+        by_ratio.iter().map(|run| run.tenants[1].quantile_us(0.99) / 1e3).collect();
     let highs: Vec<f64> = by_ratio.iter().map(|run| high_and_low(run, 1).0).collect();
     let share = |run: &Run| run.shares()[0] / run.shares()[1];
     let (a, b) = (high_and_low(&three, 0).0, high_and_low(&three, 1).1);
-    let list = |values: &[f64], digits| values.iter().map(|v| format!("{v:.digits$}")).collect::<Vec<_>>().join(" ");
+    let list = |values: &[f64], digits| {
+        values.iter().map(|v| format!("{v:.digits$}")).collect::<Vec<_>>().join(" ")
+    };
     let percents: Vec<f64> = highs.iter().map(|high| 100.0 * high).collect();
-    let by = |values: &[f64]| [3.0, 6.0, 16.0, 64.0, 256.0].into_iter().zip(values.iter().copied()).collect();
-    let answers = vec![
+    let by = |values: &[f64]| {
+        [3.0, 6.0, 16.0, 64.0, 256.0].into_iter().zip(values.iter().copied()).collect()
+    };
+    let answers =
+        vec![
         Answer {
             id: "D-3.2",
-            measured: format!("{:.2}:1; a {} high, b {} low", share(&three), percent(a), percent(b)),
+            measured: format!("{:.2}:1; a {} high, b {} \
+             low", share(&three), percent(a), percent(b)),
             holds: Some(near(share(&three), 3.0, 0.05) && a >= 0.95 && b >= 0.95),
             note: "".into(),
         },
@@ -116,7 +148,8 @@ fn walkthrough(seed: u64) -> Result<Outcome, String> {
             id: "D-3.4",
             measured: format!("{:.2}:1; b {} high", share(&six), percent(highs[1])),
             holds: Some(near(share(&six), 3.0, 0.05) && (highs[1] - 0.6).abs() <= 0.05),
-            note: "two classes; 60 % follows if a class is as fast for two as for one; the device takes turns, and then it is 43 %".into(),
+            note: "two classes; 60 % follows if a class is as fast for two as for one; the device \
+             takes turns, and then it is 43 %".into(),
         },
         Answer {
             id: "D-5.1",
@@ -151,9 +184,13 @@ fn eight_flows(seed: u64) -> Result<Outcome, String> {
     let weights = [100, 300, 300, 300, 300, 300, 300, 300];
     let mut scenario = scenario(&weights.map(|weight| (1, 4096, weight)), 15 * SECOND)?;
     scenario.warmup_ns = 10 * SECOND;
-    let two_classes = |ratio| AnyPolicy::Direct(Direct { ratio, tau_l: MIB, tau_m: Some(MIB), strict_paper: false });
-    let (fixed, dynamic) =
-        (go(two_classes(Ratio::Static(4)), &scenario, seed)?, go(two_classes(DYNAMIC), &scenario, seed)?);
+    let two_classes = |ratio| {
+        AnyPolicy::Direct(Direct { ratio, tau_l: MIB, tau_m: Some(MIB), strict_paper: false })
+    };
+    let (fixed, dynamic) = (
+        go(two_classes(Ratio::Static(4)), &scenario, seed)?,
+        go(two_classes(DYNAMIC), &scenario, seed)?,
+    );
     let found = ratios(&dynamic, 10 * SECOND..15 * SECOND);
     let (low, high) = (high_and_low(&fixed, 0).1, high_and_low(&fixed, 1).0);
     Ok(vec![
@@ -185,23 +222,28 @@ fn fair_from(run: &Run) -> f64 {
     let intervals = run.tenants[0].series.len();
     let is_fair = |interval: usize| {
         let bytes = run.tenants.iter().map(|got| got.series[interval] as f64);
-        let (least, most) = bytes.fold((f64::MAX, 0.0f64), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
+        let (least, most) = bytes
+            .fold((f64::MAX, 0.0f64), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
         most <= 1.1 * least
     };
     let last = (0..intervals).rev().find(|&interval| !is_fair(interval));
     last.map_or(0.0, |last| ((last + 1) as u64 * INTERVAL) as f64 / 1e9)
 }
 
-/// Figures 7 and 8: three flows of 4, 8 and 16 KB, tau_l from 1 MB to 1 GB. The paper's algorithm is asked; ours, which keeps
-/// tau_l at eight times what a flow has in flight and a flow's debt while it is idle, is told beside it.
+/// Figures 7 and 8: three flows of 4, 8 and 16 KB, tau_l from 1 MB to 1 GB. The paper's algorithm
+/// is asked; ours, which keeps tau_l at eight times what a flow has in flight and a flow's debt
+/// while it is idle, is told beside it.
 fn thresholds(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&[(1, 4096, 100), (1, 8192, 100), (1, 16_384, 100)], 8 * SECOND)?;
     // The paper tells of no time before it measures; fio tells of the whole run.
     scenario.warmup_ns = 0;
     scenario.series_ns = Some(INTERVAL);
-    let strict = |tau_l, tau_m| AnyPolicy::Direct(Direct { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true });
+    let strict = |tau_l, tau_m| {
+        AnyPolicy::Direct(Direct { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true })
+    };
     let all = |policy: &dyn Fn(u64) -> AnyPolicy| {
-        let runs = [MIB, 10 * MIB, 100 * MIB, 1024 * MIB].map(|tau_l| go(policy(tau_l), &scenario, seed));
+        let runs =
+            [MIB, 10 * MIB, 100 * MIB, 1024 * MIB].map(|tau_l| go(policy(tau_l), &scenario, seed));
         runs.into_iter().collect::<Result<Vec<Run>, String>>()
     };
     let (paper, ours) = (all(&|tau_l| strict(tau_l, None))?, all(&|tau_l| d2fq(DYNAMIC, tau_l))?);
@@ -209,13 +251,15 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
     let (from, from_ours) = (from(&paper), from(&ours));
     let tail = |run: &Run, flow: usize| run.tenants[flow].quantile_us(0.99);
     let longer_at = |a: &Run, b: &Run, part: f64| {
-        let times = |flow: usize| a.tenants[flow].quantile_us(part) / b.tenants[flow].quantile_us(part);
+        let times =
+            |flow: usize| a.tenants[flow].quantile_us(part) / b.tenants[flow].quantile_us(part);
         (0..3).map(times).fold(0.0, f64::max)
     };
     let longer = |a: &Run, b: &Run| longer_at(a, b, 0.99);
     let differ = |runs: &[Run]| longer(&runs[1], &runs[2]).max(longer(&runs[2], &runs[1]));
     let ten = differ(&paper);
-    let up_to = |runs: &[Run]| [0.99, 0.999, 0.9999].map(|part| longer_at(&runs[0], &runs[2], part));
+    let up_to =
+        |runs: &[Run]| [0.99, 0.999, 0.9999].map(|part| longer_at(&runs[0], &runs[2], part));
     let (one, ours_one) = (up_to(&paper), up_to(&ours));
     let most = one.into_iter().fold(0.0, f64::max);
     let times_said = |times: [f64; 3]| times.map(|times| format!("{times:.2}")).join(" ");
@@ -228,8 +272,10 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
         };
         (0..3).map(flow).fold(0.0, f64::max)
     };
-    let (by_medium, by_low) = (spread(&medium.each_ref()), spread(&[&paper[0], &paper[1], &paper[2]]));
-    let times = |from: &[f64]| from.iter().map(|from| format!("{from:.2}")).collect::<Vec<_>>().join(" ");
+    let (by_medium, by_low) =
+        (spread(&medium.each_ref()), spread(&[&paper[0], &paper[1], &paper[2]]));
+    let times =
+        |from: &[f64]| from.iter().map(|from| format!("{from:.2}")).collect::<Vec<_>>().join(" ");
     let answers = vec![
         Answer {
             id: "D-7.1",
@@ -263,16 +309,26 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
                 times_said(ours_one)
             ),
             holds: Some(near(most, 3.7, 0.3)),
-            note: "1 MB and 100 MB, the flow where they differ most, over the whole run, as fio tells; which percentiles the figure shows is lost, \
-                   and \"up to\" is taken to be the most of these. The first seconds, when H/L is 256 and more than it needs to be, make the tail: from \
-                   the fifth second on it is 1.91, 1.36 and 1.99 (tried). Ours never takes tau_l at less than eight times what is in flight"
+            note: "1 MB and 100 MB, the flow where they differ most, over the whole run, as fio \
+             tells; which percentiles the figure shows is lost, \
+                   and \"up to\" is taken to be the most of these. The first seconds, when H/L is \
+                   256 and more than it needs to be, make the tail: from \
+                   the fifth second on it is 1.91, 1.36 and 1.99 (tried). Ours never takes tau_l \
+                   at less than eight times what is in flight"
                 .into(),
         },
         Answer {
             id: "D-8.3",
-            measured: format!("p99 differ by {} with tau_m, by {} with tau_l", percent(by_medium), percent(by_low)),
+            measured: format!(
+                "p99 differ by {} with tau_m, by {} with \
+             tau_l",
+                percent(by_medium),
+                percent(by_low)
+            ),
             holds: Some(by_medium < 0.5 * by_low),
-            note: "tau_m of a quarter, half and three quarters of 10 MB; tau_l of 1, 10 and 100 MB".into(),
+            note: "tau_m of a quarter, half and three quarters of 10 MB; tau_l of 1, 10 and 100 \
+             MB"
+            .into(),
         },
     ];
     let drawn = |id, title: &str, run: &Run| Figure {
@@ -337,8 +393,15 @@ impl Load {
         let (mqfq_said, d2fq_said, bfq_said) = (percent(mqfq), percent(d2fq), percent(bfq));
         Answer {
             id,
-            measured: format!("none 1:{ratio:.2}; MQFQ {mqfq_said} off, D2FQ {d2fq_said}, BFQ {bfq_said}"),
-            holds: Some(near(ratio, unscheduled, 0.05) && mqfq <= 0.05 && d2fq <= 0.05 && (!with_bfq || bfq <= 0.05)),
+            measured: format!(
+                "none 1:{ratio:.2}; MQFQ {mqfq_said} off, D2FQ {d2fq_said}, BFQ {bfq_said}"
+            ),
+            holds: Some(
+                near(ratio, unscheduled, 0.05)
+                    && mqfq <= 0.05
+                    && d2fq <= 0.05
+                    && (!with_bfq || bfq <= 0.05),
+            ),
             note: "".into(),
         }
     }
@@ -363,7 +426,9 @@ impl Load {
             title: format!("D2FQ, {title}"),
             x: Axis::linear(""),
             y: Axis::linear("MB/s"),
-            shape: Shape::Bars((1..=self.weights.len()).map(|flow| format!("flow {flow}")).collect()),
+            shape: Shape::Bars(
+                (1..=self.weights.len()).map(|flow| format!("flow {flow}")).collect(),
+            ),
             lines: self.all().map(line).to_vec(),
         }
     }
@@ -371,24 +436,35 @@ impl Load {
 
 /// Figures 11, 13 and 14.
 fn three_loads(seed: u64) -> Result<Outcome, String> {
-    let loads = LOADS.iter().map(|flows| Load::new(flows, seed)).collect::<Result<Vec<Load>, String>>()?;
+    let loads =
+        LOADS.iter().map(|flows| Load::new(flows, seed)).collect::<Result<Vec<Load>, String>>()?;
     let [sizes, threads, weights] = &loads[..] else { return Err("three loads".into()) };
     let totals = sizes.all().map(|(_, run)| run.bandwidth() / 1e9);
-    let (least, most) = totals[..3].iter().fold((f64::MAX, 0.0f64), |(least, most), &t| (least.min(t), most.max(t)));
+    let (least, most) = totals[..3]
+        .iter()
+        .fold((f64::MAX, 0.0f64), |(least, most), &t| (least.min(t), most.max(t)));
     let variation = |run: &Run, flow: usize| {
-        let series: Vec<f64> = run.tenants[flow].series[600..].iter().map(|&bytes| bytes as f64).collect();
+        let series: Vec<f64> =
+            run.tenants[flow].series[600..].iter().map(|&bytes| bytes as f64).collect();
         let mean = series.iter().sum::<f64>() / series.len() as f64;
-        (series.iter().map(|bytes| (bytes - mean).powi(2)).sum::<f64>() / series.len() as f64).sqrt() / mean
+        (series.iter().map(|bytes| (bytes - mean).powi(2)).sum::<f64>() / series.len() as f64)
+            .sqrt()
+            / mean
     };
     let varies = [0, 1].map(|flow| variation(&sizes.d2fq, flow));
-    let latencies = |run: &Run| run.tenants.iter().map(|got| got.mean_us() / 1e3).collect::<Vec<f64>>();
+    let latencies =
+        |run: &Run| run.tenants.iter().map(|got| got.mean_us() / 1e3).collect::<Vec<f64>>();
     let [mqfq, d2fq] = [latencies(&weights.mqfq), latencies(&weights.d2fq)];
-    let list = |values: &[f64]| values.iter().map(|v| format!("{v:.2}")).collect::<Vec<_>>().join(" ");
+    let list =
+        |values: &[f64]| values.iter().map(|v| format!("{v:.2}")).collect::<Vec<_>>().join(" ");
     let answers = vec![
         sizes.fair("D-11a.1", 2.0, true),
         Answer {
             id: "D-11a.2",
-            measured: format!("none {:.2}, MQFQ {:.2}, D2FQ {:.2} GB/s", totals[0], totals[1], totals[2]),
+            measured: format!(
+                "none {:.2}, MQFQ {:.2}, D2FQ {:.2} GB/s",
+                totals[0], totals[1], totals[2]
+            ),
             holds: Some(most <= 1.05 * least),
             note: "".into(),
         },
@@ -411,7 +487,10 @@ fn three_loads(seed: u64) -> Result<Outcome, String> {
                 percent(varies[1]),
                 percent(off(&sizes.d2fq, &sizes.weights))
             ),
-            holds: Some(varies.iter().all(|&varies| varies <= 0.05) && off(&sizes.d2fq, &sizes.weights) <= 0.05),
+            holds: Some(
+                varies.iter().all(|&varies| varies <= 0.05)
+                    && off(&sizes.d2fq, &sizes.weights) <= 0.05,
+            ),
             note: "coefficient of variation over intervals of 10 ms".into(),
         },
     ];
@@ -454,19 +533,23 @@ fn events(seed: u64) -> Result<Outcome, String> {
     }
     let run = |ratio| go(d2fq(ratio, MIB), &scenario, seed);
     let (three, many, dynamic) = (run(Ratio::Static(3))?, run(Ratio::Static(128))?, run(DYNAMIC)?);
-    let (first, second) = (ratios(&dynamic, 15 * SECOND..20 * SECOND), ratios(&dynamic, 25 * SECOND..30 * SECOND));
+    let (first, second) =
+        (ratios(&dynamic, 15 * SECOND..20 * SECOND), ratios(&dynamic, 25 * SECOND..30 * SECOND));
     let tail = |run: &Run| run.tenants[0].quantile_us(0.99) / 1e3;
     let [a, b, c] = [&three, &many, &dynamic].map(|run| off(run, &weights));
-    let answers = vec![
+    let answers =
+        vec![
         Answer {
             id: "D-15.1",
-            measured: format!("static-3 {} off, static-128 {}, dynamic {}", percent(a), percent(b), percent(c)),
+            measured: format!("static-3 {} off, static-128 {}, dynamic \
+             {}", percent(a), percent(b), percent(c)),
             holds: Some(a > 0.05 && b <= 0.05 && c <= 0.05),
             note: "the last 5 of 30 seconds".into(),
         },
         Answer {
             id: "D-15.2",
-            measured: format!("p99 of base: static-128 {:.1}, dynamic {:.1} ms", tail(&many), tail(&dynamic)),
+            measured: format!("p99 of base: static-128 {:.1}, dynamic {:.1} \
+             ms", tail(&many), tail(&dynamic)),
             holds: Some(tail(&many) >= 1.5 * tail(&dynamic)),
             note: "the last 5 of 30 seconds".into(),
         },
@@ -474,7 +557,8 @@ fn events(seed: u64) -> Result<Outcome, String> {
             id: "D-15.3",
             measured: format!("{} after event1, {} after event2", listed(&first), listed(&second)),
             holds: Some(first == [7] && second.iter().all(|ratio| (17..=18).contains(ratio))),
-            note: "the last 5 seconds of each; threads placed anew every 120 ms, about as often as Linux would; where each stays on its core no flow of weight 3 is \
+            note: "the last 5 seconds of each; threads placed anew every 120 ms, about as often as \
+             Linux would; where each stays on its core no flow of weight 3 is \
                    ever ahead of another, the medium class stays empty, and it is 10, and 9 and 10"
                 .into(),
         },

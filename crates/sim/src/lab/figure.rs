@@ -77,17 +77,26 @@ impl Line {
 
     /// A bar in each group.
     pub fn bars(name: impl Into<String>, values: &[f64]) -> Line {
-        let points = values.iter().enumerate().map(|(group, &value)| (group as f64, value)).collect();
+        let points =
+            values.iter().enumerate().map(|(group, &value)| (group as f64, value)).collect();
         Line { name: name.into(), points }
     }
 
     /// Bytes of each interval as MB (10^6) a second over seconds, so many intervals taken together.
-    pub fn bandwidth(name: impl Into<String>, series: &[u64], interval_ns: u64, together: usize) -> Line {
+    pub fn bandwidth(
+        name: impl Into<String>,
+        series: &[u64],
+        interval_ns: u64,
+        together: usize,
+    ) -> Line {
         let interval_s = (interval_ns * together as u64) as f64 / 1e9;
         let point = |(number, chunk): (usize, &[u64])| {
             let bytes: u64 = chunk.iter().sum();
             (number as f64 * interval_s, bytes as f64 / 1e6 / interval_s)
         };
-        Line { name: name.into(), points: series.chunks_exact(together).enumerate().map(point).collect() }
+        Line {
+            name: name.into(),
+            points: series.chunks_exact(together).enumerate().map(point).collect(),
+        }
     }
 }

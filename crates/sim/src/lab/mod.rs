@@ -1,9 +1,10 @@
 //! The lab: the papers' claims, one by one, and what came out.
 //!
-//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds. An experiment answers some
-//! rows with one set of runs. Every run is under all checks of what its policy promises: where a law is broken no claim
-//! of that experiment holds, and the note says which law. Tolerances were written down with the claims; where one does not
-//! hold, the row says so.
+//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds. An
+//! experiment answers some rows with one set of runs. Every run is under all checks of what its
+//! policy promises: where a law is broken no claim of that experiment holds, and the note says
+//! which law. Tolerances were written down with the claims; where one does not hold, the row says
+//! so.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -68,7 +69,8 @@ impl Paper {
     }
 
     /// All of them.
-    pub const ALL: [Paper; 5] = [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
+    pub const ALL: [Paper; 5] =
+        [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
 }
 
 /// A claim.
@@ -171,7 +173,8 @@ pub struct Progress {
 const FAST_SECONDS: u32 = 3;
 
 fn is_fast(row: &Row) -> bool {
-    experiments().any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
+    experiments()
+        .any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
@@ -190,12 +193,14 @@ fn experiments() -> impl Iterator<Item = &'static Experiment> {
     .flatten()
 }
 
-/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its like); `all` is all, `fast` all
-/// whose experiments take seconds.
+/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its
+/// like); `all` is all, `fast` all whose experiments take seconds.
 pub fn named(name: &str) -> Vec<&'static Row> {
     let goes_on = |id: &str| {
-        let rest =
-            id.get(..name.len()).filter(|start| start.eq_ignore_ascii_case(name)).map(|start| &id[start.len()..]);
+        let rest = id
+            .get(..name.len())
+            .filter(|start| start.eq_ignore_ascii_case(name))
+            .map(|start| &id[start.len()..]);
         // D-1 does not stand for D-11.
         let digit = |c: char| c.is_ascii_digit();
         rest.is_some_and(|rest| !(name.ends_with(digit) && rest.starts_with(digit)))
@@ -204,8 +209,9 @@ pub fn named(name: &str) -> Vec<&'static Row> {
     ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows, with so many threads; tells how far it is, and stops before the next experiment when it is told to (by
-/// `false`). The answers do not depend on how many threads there are. Of a shard only the rows of its experiments.
+/// Answers rows, with so many threads; tells how far it is, and stops before the next experiment
+/// when it is told to (by `false`). The answers do not depend on how many threads there are. Of a
+/// shard only the rows of its experiments.
 pub fn answer(
     rows: &[&'static Row],
     seed: u64,
@@ -213,17 +219,22 @@ pub fn answer(
     shard: Shard,
     on: impl Fn(Progress) -> bool + Sync,
 ) -> Findings {
-    let wanted = |experiment: &&Experiment| experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id));
+    let wanted = |experiment: &&Experiment| {
+        experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id))
+    };
     let all = experiments().filter(wanted).enumerate();
-    let mut mine: Vec<&Experiment> =
-        all.filter(|(number, _)| number % shard.of == shard.part).map(|(_, experiment)| experiment).collect();
+    let mut mine: Vec<&Experiment> = all
+        .filter(|(number, _)| number % shard.of == shard.part)
+        .map(|(_, experiment)| experiment)
+        .collect();
     // The longest first: then none of them runs alone at the end.
     mine.sort_by_key(|experiment| std::cmp::Reverse(experiment.seconds));
     let of_seconds = mine.iter().map(|experiment| experiment.seconds).sum();
     let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let outcomes: Mutex<Vec<(&Experiment, Result<Outcome, String>)>> = Mutex::default();
     let progress = || {
-        let (done, seconds) = (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
+        let (done, seconds) =
+            (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
         Progress { done, of: mine.len(), seconds, of_seconds }
     };
     let work = || {
@@ -242,20 +253,27 @@ pub fn answer(
     for (experiment, outcome) in outcomes.into_inner().expect("nobody panics with it") {
         match outcome {
             Ok(outcome) => {
-                let answered = |answer: Answer| (answer.id, (answer.measured, answer.holds, answer.note.into_owned()));
+                let answered = |answer: Answer| {
+                    (answer.id, (answer.measured, answer.holds, answer.note.into_owned()))
+                };
                 found.extend(outcome.answers.into_iter().map(answered));
                 figures.extend(outcome.figures);
                 tables.extend(outcome.tables);
             }
-            Err(why) => found.extend(experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone())))),
+            Err(why) => found.extend(
+                experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone()))),
+            ),
         }
     }
     figures.sort_by_key(|figure| figure.id);
     tables.sort_by_key(|table| table.id);
-    let ours = |row: &&&'static Row| shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id));
+    let ours = |row: &&&'static Row| {
+        shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id))
+    };
     let others = |row: &&&'static Row| {
         !experiments().any(|experiment| {
-            experiment.ids.contains(&row.id) && !mine.iter().any(|mine| std::ptr::eq(*mine, experiment))
+            experiment.ids.contains(&row.id)
+                && !mine.iter().any(|mine| std::ptr::eq(*mine, experiment))
         })
     };
     let finding = |row: &&'static Row| {
@@ -263,7 +281,11 @@ pub fn answer(
         let (measured, holds, note) = found.remove(row.id).unwrap_or_else(unasked);
         Finding { row, measured, holds, note }
     };
-    Findings { rows: rows.iter().filter(ours).filter(others).map(finding).collect(), figures, tables }
+    Findings {
+        rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
+        figures,
+        tables,
+    }
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
@@ -276,9 +298,10 @@ fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> 
     }
 }
 
-/// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their threads, since each has a
-/// queue of its own, and a tenant's weight is what its threads have together. So tenants of one weight and different numbers of
-/// threads have queues of different weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
+/// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their
+/// threads, since each has a queue of its own, and a tenant's weight is what its threads have
+/// together. So tenants of one weight and different numbers of threads have queues of different
+/// weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
 fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
@@ -286,8 +309,8 @@ fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, St
     let least = scenario.tenants.iter().map(each).fold(0, gcd);
     let mut tenants = Vec::new();
     for tenant in &scenario.tenants {
-        let weight =
-            u16::try_from(each(tenant) / least).map_err(|_| format!("{} has too many threads", tenant.name))?;
+        let weight = u16::try_from(each(tenant) / least)
+            .map_err(|_| format!("{} has too many threads", tenant.name))?;
         let alone = |&port: &usize| Tenant { weight, threads: vec![port], ..tenant.clone() };
         tenants.extend(tenant.threads.iter().map(alone));
     }
@@ -337,7 +360,8 @@ mod tests {
     fn rows_and_experiments_know_each_other() {
         for (at, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..at].iter().all(|other| other.id != row.id), "{} is there twice", row.id);
-            let answers = experiments().filter(|experiment| experiment.ids.contains(&row.id)).count();
+            let answers =
+                experiments().filter(|experiment| experiment.ids.contains(&row.id)).count();
             assert_eq!(answers, 1, "experiments for {}", row.id);
         }
         for id in experiments().flat_map(|experiment| experiment.ids) {
@@ -366,7 +390,9 @@ mod tests {
     #[test]
     fn shards_are_the_whole_and_each_row_is_in_one() {
         let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
-        let ids = |shard| answer(&rows, 1, 2, shard, |_| true).rows.iter().map(|f| f.row.id).collect::<Vec<_>>();
+        let ids = |shard| {
+            answer(&rows, 1, 2, shard, |_| true).rows.iter().map(|f| f.row.id).collect::<Vec<_>>()
+        };
         let mut parts = [0, 1].map(|part| ids(Shard { part, of: 2 })).concat();
         parts.sort_unstable();
         assert_eq!(parts, ["D-3.1", "M-5c.1", "M-T1"]);

@@ -1,4 +1,5 @@
-//! MQFQ's theorems, and who gets what (Figure 5), on its authors' machines. BFQ serves threads ([`go_by_thread`]).
+//! MQFQ's theorems, and who gets what (Figure 5), on its authors' machines. BFQ serves threads
+//! ([`go_by_thread`]).
 
 use fairq_device::Profile;
 
@@ -16,7 +17,8 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-5c.1"], seconds: 3, run: weights },
 ];
 
-/// A device of the paper's, as many cores as threads that it uses, and the parameters (Section 4, Table 1).
+/// A device of the paper's, as many cores as threads that it uses, and the parameters (Section 4,
+/// Table 1).
 struct Rig {
     profile: &'static str,
     machine: Machine,
@@ -61,14 +63,25 @@ impl Rig {
         let mut ports = 0..;
         let tenant = |&(threads, bytes, weight): &(usize, u32, u16)| {
             let ports = ports.by_ref().take(threads).collect();
-            Tenant::new(&format!("{threads}x{bytes}({weight})"), weight, ports, Job::random_read(bytes, 128))
+            Tenant::new(
+                &format!("{threads}x{bytes}({weight})"),
+                weight,
+                ports,
+                Job::random_read(bytes, 128),
+            )
         };
         let tenants: Vec<Tenant> = flows.iter().map(tenant).collect();
-        Ok(Scenario::new(profile, ports.start, tenants, self.duration_ns).on(self.machine.host(ports.start)))
+        Ok(Scenario::new(profile, ports.start, tenants, self.duration_ns)
+            .on(self.machine.host(ports.start)))
     }
 
     /// How much slower each flow is than alone.
-    fn slowdowns(&self, together: &Run, flows: &[(usize, u32, u16)], seed: u64) -> Result<Vec<f64>, String> {
+    fn slowdowns(
+        &self,
+        together: &Run,
+        flows: &[(usize, u32, u16)],
+        seed: u64,
+    ) -> Result<Vec<f64>, String> {
         let bytes = |run: &Run, flow: usize| run.tenants[flow].bytes as f64;
         let slowdown = |(number, flow): (usize, &(usize, u32, u16))| {
             let alone = go(AnyPolicy::FirstCome, &self.scenario(&[*flow])?, seed)?;
@@ -83,8 +96,8 @@ fn ratio(run: &Run) -> f64 {
     run.tenants[0].bytes as f64 / run.tenants[1].bytes as f64
 }
 
-/// The same comparison on both devices: unscheduled 2:1; with MQFQ each half as fast as alone, with BFQ equally fast. And what is
-/// served in all.
+/// The same comparison on both devices: unscheduled 2:1; with MQFQ each half as fast as alone, with
+/// BFQ equally fast. And what is served in all.
 fn compared(
     ids: [&'static str; 2],
     totals: Option<&'static str>,
@@ -117,12 +130,15 @@ fn compared(
             slowdowns[0], slowdowns[1], slowdowns[2], slowdowns[3], budgets[0], budgets[1]
         ),
         holds: Some(
-            slowdowns.iter().all(|&slowdown| near(slowdown, 2.0, 0.1)) && budgets.iter().all(|&b| near(b, 1.0, 0.1)),
+            slowdowns.iter().all(|&slowdown| near(slowdown, 2.0, 0.1))
+                && budgets.iter().all(|&b| near(b, 1.0, 0.1)),
         ),
-        note: "of BFQ the paper says that throughputs are equal. Where all queues have the same weight (left column) Linux 4.15 does not \
-                   wait, and before the fabric no thread is backlogged behind BFQ's lock, so that each gets its turn; where they have not (middle) \
+        note: "of BFQ the paper says that throughputs are equal. Where all queues have the same \
+         weight (left column) Linux 4.15 does not \
+                   wait, and before the fabric no thread is backlogged behind BFQ's lock, so that \
+                   each gets its turn; where they have not (middle) \
                    it does. Alone the SSD's model gives 8 KB half as many bytes again as 4 KB"
-                .into(),
+            .into(),
     };
     let mut answers = vec![unscheduled, fair];
     if let Some(id) = totals {
@@ -133,8 +149,15 @@ fn compared(
         answers.push(Answer {
             id,
             measured: format!("NVMf {}; SSD {}", said(fabric), said(ssd)),
-            holds: Some(as_unscheduled(fabric) && as_unscheduled(ssd) && lost(ssd) > 0.05 && lost(fabric) > lost(ssd)),
-            note: "nosched, MQFQ, BFQ; bytes are shared evenly, and on the SSD's model 4 KB bring fewer of them".into(),
+            holds: Some(
+                as_unscheduled(fabric)
+                    && as_unscheduled(ssd)
+                    && lost(ssd) > 0.05
+                    && lost(fabric) > lost(ssd),
+            ),
+            note: "nosched, MQFQ, BFQ; bytes are shared evenly, and on the SSD's model 4 KB bring \
+             fewer of them"
+                .into(),
         });
     }
     let names = ["NVMf, first", "NVMf, second", "SSD, first", "SSD, second"];
@@ -174,14 +197,24 @@ fn weights(seed: u64) -> Result<Outcome, String> {
     let mut measured = Vec::new();
     let mut holds = true;
     for (name, rig) in [("NVMf", NVMF), ("SSD", SSD)] {
-        let under = |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, seed)?, &flows, seed);
+        let under =
+            |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, seed)?, &flows, seed);
         let (fair, unscheduled) = (under(rig.mqfq())?, under(AnyPolicy::FirstCome)?);
-        holds &= fair.iter().zip([6.0, 3.0, 2.0]).all(|(&slowdown, ideal)| near(slowdown, ideal, 0.1));
+        holds &=
+            fair.iter().zip([6.0, 3.0, 2.0]).all(|(&slowdown, ideal)| near(slowdown, ideal, 0.1));
         holds &= unscheduled.iter().all(|&slowdown| near(slowdown, 3.0, 0.1));
-        let list = |slowdowns: &[f64]| slowdowns.iter().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join("/");
+        let list = |slowdowns: &[f64]| {
+            slowdowns.iter().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join("/")
+        };
         measured.push(format!("{name} {} (unscheduled {})", list(&fair), list(&unscheduled)));
     }
-    Ok(vec![Answer { id: "M-5c.1", measured: measured.join(", "), holds: Some(holds), note: "".into() }].into())
+    Ok(vec![Answer {
+        id: "M-5c.1",
+        measured: measured.join(", "),
+        holds: Some(holds),
+        note: "".into(),
+    }]
+    .into())
 }
 
 /// Flows that differ in everything, more than enough of each, over eight cores.
@@ -192,7 +225,12 @@ fn everything(profile: &str) -> Result<Scenario, String> {
         Tenant::new("small", 100, vec![0, 1, 2], Job::random_read(4096, 64)),
         Tenant::new("large", 300, vec![2, 3], Job::random_read(65_536, 32)),
         Tenant::new("mixed", 700, vec![4, 5], mixed),
-        Tenant::new("writer", 250, vec![6, 7], Job { read_percent: 0, ..Job::random_read(16_384, 32) }),
+        Tenant::new(
+            "writer",
+            250,
+            vec![6, 7],
+            Job { read_percent: 0, ..Job::random_read(16_384, 32) },
+        ),
     ];
     Ok(Scenario::new(profile, 8, tenants, 40 * MS))
 }
@@ -204,7 +242,8 @@ fn within_bounds(slots: &[u32], seed: u64) -> Result<u64, String> {
         let scenario = everything(profile)?;
         for &slots in slots {
             for threshold in [0, 4096, 45 << 10, 64 << 10] {
-                requests += go(AnyPolicy::Multi(Multi { slots, threshold }), &scenario, seed)?.requests;
+                requests +=
+                    go(AnyPolicy::Multi(Multi { slots, threshold }), &scenario, seed)?.requests;
             }
         }
     }
@@ -227,8 +266,16 @@ fn theorem_2(seed: u64) -> Result<Outcome, String> {
         note: note.into(),
     };
     Ok(vec![
-        answer("M-T2", "never exceeded", "as M-T1, D = 2, 64 and 128; at dispatch even Theorem 1's bound"),
-        answer("M-T4", "kept throughout", "by the checks slots, virtual time and work conservation"),
+        answer(
+            "M-T2",
+            "never exceeded",
+            "as M-T1, D = 2, 64 and 128; at dispatch even Theorem 1's bound",
+        ),
+        answer(
+            "M-T4",
+            "kept throughout",
+            "by the checks slots, virtual time and work conservation",
+        ),
     ]
     .into())
 }

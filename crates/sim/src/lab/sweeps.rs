@@ -1,7 +1,9 @@
-//! Beyond the papers: what users ask. How do fairness and tails change with the number of tenants, with weights, with the
-//! device's window W and MQFQ's D and T; does the rule of `fairq calibrate` choose D and T well; and which policy when.
+//! Beyond the papers: what users ask. How do fairness and tails change with the number of tenants,
+//! with weights, with the device's window W and MQFQ's D and T; does the rule of `fairq calibrate`
+//! choose D and T well; and which policy when.
 //!
-//! These rows claim nothing, so nothing holds or fails. Runs are without checks, some of which look at every pair of flows.
+//! These rows claim nothing, so nothing holds or fails. Runs are without checks, some of which look
+//! at every pair of flows.
 
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber::fair::Totals;
@@ -31,8 +33,10 @@ const D2FQ: AnyPolicy = AnyPolicy::Direct(Direct {
     tau_m: None,
     strict_paper: false,
 });
-const TOKENS: AnyPolicy =
-    AnyPolicy::Tokens(Tokens { busy: 32, totals: Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 } });
+const TOKENS: AnyPolicy = AnyPolicy::Tokens(Tokens {
+    busy: 32,
+    totals: Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 },
+});
 
 fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).map_err(|error| error.to_string())
@@ -40,7 +44,12 @@ fn profile(name: &str) -> Result<Profile, String> {
 
 /// Jain's index of bytes per weight.
 fn fairness(run: &Run, scenario: &Scenario) -> f64 {
-    jain(run.tenants.iter().zip(&scenario.tenants).map(|(got, tenant)| got.bytes as f64 / f64::from(tenant.weight)))
+    jain(
+        run.tenants
+            .iter()
+            .zip(&scenario.tenants)
+            .map(|(got, tenant)| got.bytes as f64 / f64::from(tenant.weight)),
+    )
 }
 
 fn lines(id: &'static str, title: &str, axes: (Axis, Axis), lines: Vec<Line>) -> Figure {
@@ -63,13 +72,20 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
         let depth = (512 / count).clamp(1, 128) as u32;
         let tenant = |number: usize| {
             let weight = if number.is_multiple_of(2) { 100 } else { 300 };
-            Tenant::new(&format!("t{number}"), weight, vec![number % 16], Job::random_read(4096, depth))
+            Tenant::new(
+                &format!("t{number}"),
+                weight,
+                vec![number % 16],
+                Job::random_read(4096, depth),
+            )
         };
-        let mut scenario = Scenario::new(profile("z-ssd")?, 16, (0..count).map(tenant).collect(), 3 * SECOND);
+        let mut scenario =
+            Scenario::new(profile("z-ssd")?, 16, (0..count).map(tenant).collect(), 3 * SECOND);
         scenario.warmup_ns = 2 * SECOND;
         Ok::<Scenario, String>(scenario)
     };
-    let policies = [("none", AnyPolicy::FirstCome), ("mqfq", MQFQ), ("d2fq", D2FQ), ("kyber-fair", TOKENS)];
+    let policies =
+        [("none", AnyPolicy::FirstCome), ("mqfq", MQFQ), ("d2fq", D2FQ), ("kyber-fair", TOKENS)];
     let (mut fair, mut tails, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for (name, policy) in policies {
         let mut points = [vec![], vec![], vec![]];
@@ -81,20 +97,29 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
             for got in run.tenants.iter().step_by(2).skip(1) {
                 light.add(&got.latency_ns).map_err(|error| error.to_string())?;
             }
-            let values = [fairness(&run, &scenario), light.value_at_quantile(0.99) as f64 / 1e6, run.iops() / 1e3];
-            points.iter_mut().zip(values).for_each(|(points, value)| points.push((count as f64, value)));
+            let values = [
+                fairness(&run, &scenario),
+                light.value_at_quantile(0.99) as f64 / 1e6,
+                run.iops() / 1e3,
+            ];
+            points
+                .iter_mut()
+                .zip(values)
+                .for_each(|(points, value)| points.push((count as f64, value)));
         }
         let [a, b, c] = points;
         fair.push(Line::new(name, a));
         tails.push(Line::new(name, b));
         rates.push(Line::new(name, c));
     }
-    let said = |line: &Line| format!("{} {}", line.name, list(line.points.iter().map(|point| point.1), 3));
+    let said =
+        |line: &Line| format!("{} {}", line.name, list(line.points.iter().map(|point| point.1), 3));
     let x = Axis::log("tenants");
     let answers = vec![told(
         "X-tenants",
         fair.iter().map(said).collect::<Vec<_>>().join("; "),
-        "Jain's index of bytes per weight with 2, 10, 100, 1000 and 10,000 tenants, weights 1 and 3; measured in the third second",
+        "Jain's index of bytes per weight with 2, 10, 100, 1000 and 10,000 tenants, weights 1 and \
+         3; measured in the third second",
     )];
     let figures = vec![
         lines(
@@ -103,8 +128,18 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
             (x, Axis::linear("Jain's index")),
             fair,
         ),
-        lines("x-tenants-tail", "Tail of the light ones by the number of tenants", (x, Axis::log("p99, ms")), tails),
-        lines("x-tenants-rate", "All requests by the number of tenants", (x, Axis::linear("thousand a second")), rates),
+        lines(
+            "x-tenants-tail",
+            "Tail of the light ones by the number of tenants",
+            (x, Axis::log("p99, ms")),
+            tails,
+        ),
+        lines(
+            "x-tenants-rate",
+            "All requests by the number of tenants",
+            (x, Axis::linear("thousand a second")),
+            rates,
+        ),
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
@@ -120,7 +155,8 @@ fn weights(seed: u64) -> Result<Outcome, String> {
             let light = Tenant::new("light", 1, (0..4).collect(), Job::random_read(4096, 64));
             let heavy = Tenant::new("heavy", ratio, (4..8).collect(), Job::random_read(4096, 64));
             let mut scenario = Scenario::new(profile("z-ssd")?, 8, vec![light, heavy], 5 * SECOND);
-            // Virtual time runs a hundred times as fast at weight 1; the thresholds of D2FQ are reached at once.
+            // Virtual time runs a hundred times as fast at weight 1; the thresholds of D2FQ are
+            // reached at once.
             scenario.warmup_ns = 3 * SECOND;
             let run = measured(policy, &scenario, seed)?;
             let bytes = run.tenants.iter().map(|got| got.bytes.max(1) as f64).collect::<Vec<_>>();
@@ -128,15 +164,20 @@ fn weights(seed: u64) -> Result<Outcome, String> {
         }
         got.push(Line::new(name, points));
     }
-    let said = |line: &Line| format!("{} {}", line.name, list(line.points.iter().map(|point| point.1), 1));
+    let said =
+        |line: &Line| format!("{} {}", line.name, list(line.points.iter().map(|point| point.1), 1));
     let measured = got.iter().map(said).collect::<Vec<_>>().join("; ");
-    got.push(Line::new("by weight", ratios.map(|ratio| (f64::from(ratio), f64::from(ratio))).to_vec()));
+    got.push(Line::new(
+        "by weight",
+        ratios.map(|ratio| (f64::from(ratio), f64::from(ratio))).to_vec(),
+    ));
     let axes = (Axis::log("weights, 1 to"), Axis::log("bytes, 1 to"));
     Ok(Outcome {
         answers: vec![told(
             "X-weights",
             measured,
-            "bytes of the heavy tenant for one of the light, weights 1 to 1, 3, 10, 100, 1000, 10,000; D2FQ's ratio ends at 256",
+            "bytes of the heavy tenant for one of the light, weights 1 to 1, 3, 10, 100, 1000, \
+             10,000; D2FQ's ratio ends at 256",
         )],
         figures: vec![lines("x-weights", "Shares by weights (Z-SSD, two deep tenants)", axes, got)],
         tables: Vec::new(),
@@ -150,7 +191,8 @@ fn off(run: &Run, scenario: &Scenario) -> f64 {
     (run.shares()[0] / due - 1.0).abs()
 }
 
-/// Devices that fetch from 8 to 512 commands: those that fetch everything leave nothing to be reordered.
+/// Devices that fetch from 8 to 512 commands: those that fetch everything leave nothing to be
+/// reordered.
 fn window(seed: u64) -> Result<Outcome, String> {
     let windows = [8, 16, 32, 64, 128, 256, 512];
     let (mut errors, mut tails) = (Vec::new(), Vec::new());
@@ -170,17 +212,30 @@ fn window(seed: u64) -> Result<Outcome, String> {
         errors.push(Line::new(name, by_error));
         tails.push(Line::new(name, by_tail));
     }
-    let said = |line: &Line| format!("{} {} %", line.name, list(line.points.iter().map(|point| point.1), 1));
+    let said = |line: &Line| {
+        format!("{} {} %", line.name, list(line.points.iter().map(|point| point.1), 1))
+    };
     let x = Axis::log("commands that the device fetches (W)");
     Ok(Outcome {
         answers: vec![told(
             "X-window",
             errors.iter().map(said).collect::<Vec<_>>().join("; "),
-            "how far the light one of two tenants, 1:3 and 256 requests each, is from its share, W = 8, 16, 32, 64, 128, 256, 512; mqfq's D is 64",
+            "how far the light one of two tenants, 1:3 and 256 requests each, is from its share, W \
+             = 8, 16, 32, 64, 128, 256, 512; mqfq's D is 64",
         )],
         figures: vec![
-            lines("x-window-share", "Error of the share by the device's window", (x, Axis::linear("%")), errors),
-            lines("x-window-tail", "Tail of the heavy one by the device's window", (x, Axis::linear("p99, ms")), tails),
+            lines(
+                "x-window-share",
+                "Error of the share by the device's window",
+                (x, Axis::linear("%")),
+                errors,
+            ),
+            lines(
+                "x-window-tail",
+                "Tail of the heavy one by the device's window",
+                (x, Axis::linear("p99, ms")),
+                tails,
+            ),
         ],
         tables: Vec::new(),
     })
@@ -188,7 +243,8 @@ fn window(seed: u64) -> Result<Outcome, String> {
 
 /// A tenant in bursts beside a deep one, for D and T.
 fn bursts_beside_deep(profile: Profile) -> Scenario {
-    let bursts = Job { burst: Some(Burst { on_ns: 2 * MS, off_ns: 8 * MS }), ..Job::random_read(4096, 8) };
+    let bursts =
+        Job { burst: Some(Burst { on_ns: 2 * MS, off_ns: 8 * MS }), ..Job::random_read(4096, 8) };
     let tenants = vec![
         Tenant::new("bursts", 100, vec![0, 1], bursts),
         Tenant::new("deep", 100, (2..8).collect(), Job::random_read(4096, 64)),
@@ -204,7 +260,8 @@ fn depth(seed: u64) -> Result<Outcome, String> {
     let scenario = bursts_beside_deep(wide);
     let (mut rates, mut tails) = (Vec::new(), Vec::new());
     for slots in depths {
-        let run = measured(AnyPolicy::Multi(Multi { slots, threshold: 45 << 10 }), &scenario, seed)?;
+        let run =
+            measured(AnyPolicy::Multi(Multi { slots, threshold: 45 << 10 }), &scenario, seed)?;
         rates.push((f64::from(slots), run.iops() / 1e3));
         tails.push((f64::from(slots), run.tenants[0].quantile_us(0.99)));
     }
@@ -255,7 +312,11 @@ fn threshold(seed: u64) -> Result<Outcome, String> {
     );
     let x = Axis::linear("T, KiB");
     Ok(Outcome {
-        answers: vec![told("X-threshold", measured, "mqfq, D = 64, T = 0, 4, 16, 45, 128, 512, 2048 KiB, Z-SSD")],
+        answers: vec![told(
+            "X-threshold",
+            measured,
+            "mqfq, D = 64, T = 0, 4, 16, 45, 128, 512, 2048 KiB, Z-SSD",
+        )],
         figures: vec![
             lines(
                 "x-threshold-rate",
@@ -274,8 +335,9 @@ fn threshold(seed: u64) -> Result<Outcome, String> {
     })
 }
 
-/// The rule of `fairq calibrate`: the least D that gives 98 % of the most, then the least T that loses nothing; against the
-/// best of all pairs that give 98 %, which is the one with the shortest tail for a tenant in bursts.
+/// The rule of `fairq calibrate`: the least D that gives 98 % of the most, then the least T that
+/// loses nothing; against the best of all pairs that give 98 %, which is the one with the shortest
+/// tail for a tenant in bursts.
 fn automatic(seed: u64) -> Result<Outcome, String> {
     const DEPTHS: [u32; 8] = [4, 8, 16, 32, 64, 96, 128, 256];
     const THRESHOLDS: [u64; 4] = [0, 16 << 10, 64 << 10, 256 << 10];
@@ -295,7 +357,8 @@ fn automatic(seed: u64) -> Result<Outcome, String> {
         let widest = grid.iter().filter(|point| point.1 == THRESHOLDS[3]);
         let slots = widest.clone().find(enough).or(grid.last()).map_or(0, |point| point.0);
         let chosen = grid.iter().filter(|point| point.0 == slots).find(enough).unwrap_or(&grid[0]);
-        let best = grid.iter().filter(enough).min_by(|a, b| a.3.total_cmp(&b.3)).unwrap_or(&grid[0]);
+        let best =
+            grid.iter().filter(enough).min_by(|a, b| a.3.total_cmp(&b.3)).unwrap_or(&grid[0]);
         worst = worst.max(chosen.3 / best.3);
         let cells = |point: &(u32, u64, f64, f64)| {
             [
@@ -307,12 +370,23 @@ fn automatic(seed: u64) -> Result<Outcome, String> {
         };
         rows.push([vec![name.to_owned()], cells(chosen).to_vec(), cells(best).to_vec()].concat());
     }
-    let header = ["device", "D", "T, KiB", "K a second", "p99, us", "best D", "T, KiB", "K a second", "p99, us"];
+    let header = [
+        "device",
+        "D",
+        "T, KiB",
+        "K a second",
+        "p99, us",
+        "best D",
+        "T, KiB",
+        "K a second",
+        "p99, us",
+    ];
     Ok(Outcome {
         answers: vec![told(
             "X-auto",
             format!("the tail is at most {worst:.2} times that of the best fixed choice"),
-            "p99 of a tenant in bursts beside a deep one, on five devices; 98 % of the throughput is asked of both",
+            "p99 of a tenant in bursts beside a deep one, on five devices; 98 % of the throughput \
+             is asked of both",
         )],
         figures: Vec::new(),
         tables: vec![Table {
@@ -332,19 +406,30 @@ struct Situation {
 }
 
 fn situations() -> Vec<Situation> {
-    let on =
-        |name: &str, weight, threads: std::ops::Range<usize>, job| Tenant::new(name, weight, threads.collect(), job);
+    let on = |name: &str, weight, threads: std::ops::Range<usize>, job| {
+        Tenant::new(name, weight, threads.collect(), job)
+    };
     let deep = Job::random_read(4096, 32);
     let large = Job::random_read(128 << 10, 16);
     let shallow = Job { think_ns: 20 * US, ..Job::random_read(4096, 1) };
     let writes = Job { read_percent: 0, ..Job::random_read(16 << 10, 32) };
-    let pair = |a: &Job, b: &Job| vec![on("a", 100, 0..4, a.clone()), on("b", 100, 4..8, b.clone())];
-    let crowd =
-        (0..64).map(|number| on(&format!("t{number}"), 100, number % 8..number % 8 + 1, Job::random_read(4096, 2)));
+    let pair =
+        |a: &Job, b: &Job| vec![on("a", 100, 0..4, a.clone()), on("b", 100, 4..8, b.clone())];
+    let crowd = (0..64).map(|number| {
+        on(&format!("t{number}"), 100, number % 8..number % 8 + 1, Job::random_read(4096, 2))
+    });
     vec![
         Situation { name: "small beside large", device: "z-ssd", tenants: pair(&deep, &large) },
-        Situation { name: "one at a time beside deep", device: "z-ssd", tenants: pair(&shallow, &deep) },
-        Situation { name: "readers beside writers", device: "p4500", tenants: pair(&deep, &writes) },
+        Situation {
+            name: "one at a time beside deep",
+            device: "z-ssd",
+            tenants: pair(&shallow, &deep),
+        },
+        Situation {
+            name: "readers beside writers",
+            device: "p4500",
+            tenants: pair(&deep, &writes),
+        },
         Situation { name: "64 equal ones", device: "p4500", tenants: crowd.collect() },
         Situation {
             name: "small beside large",
@@ -373,7 +458,10 @@ fn which(seed: u64) -> Result<Outcome, String> {
             ("none", AnyPolicy::FirstCome),
             ("mqfq", AnyPolicy::Multi(Multi { slots, threshold: 45 << 10 })),
             ("sfqd", AnyPolicy::SfqD(SfqD { slots })),
-            ("kyber-fair", AnyPolicy::Tokens(Tokens { busy: slots / 2, totals: Totals::default() })),
+            (
+                "kyber-fair",
+                AnyPolicy::Tokens(Tokens { busy: slots / 2, totals: Totals::default() }),
+            ),
             ("bfq", AnyPolicy::OneLock(lock(Scheduler::Bfq))),
             ("flashfq", AnyPolicy::OneLock(lock(Scheduler::FlashFq))),
         ];
@@ -390,7 +478,8 @@ fn which(seed: u64) -> Result<Outcome, String> {
         let mut all = Vec::new();
         for (policy, with) in policies {
             let run = measured(with, &scenario, seed)?;
-            // What the first one gets of what is due to it: its part of everything, or all that it wants if that is less.
+            // What the first one gets of what is due to it: its part of everything, or all that it
+            // wants if that is less.
             let due = (run.bandwidth() / scenario.tenants.len() as f64).min(wanted);
             let kept = run.tenants[0].bytes as f64 * 1e9 / run.measured_ns as f64 / due;
             all.push((policy, kept, run.bandwidth() / 1e6, run.tenants[0].quantile_us(0.99)));
@@ -401,16 +490,25 @@ fn which(seed: u64) -> Result<Outcome, String> {
         winners.push(format!("{name} on {device}: {best}"));
         for (policy, kept, rate, tail) in all {
             let cells = [name, device, policy].map(str::to_owned).to_vec();
-            let numbers = [format!("{:.0} %", 100.0 * kept), format!("{rate:.0}"), format!("{tail:.0}")];
+            let numbers =
+                [format!("{:.0} %", 100.0 * kept), format!("{rate:.0}"), format!("{tail:.0}")];
             rows.push([cells, numbers.to_vec()].concat());
         }
     }
-    let header = ["situation", "device", "policy", "the first gets of its due", "MB/s in all", "its p99, us"];
+    let header = [
+        "situation",
+        "device",
+        "policy",
+        "the first gets of its due",
+        "MB/s in all",
+        "its p99, us",
+    ];
     Ok(Outcome {
         answers: vec![told(
             "X-which",
             winners.join("; "),
-            "the shortest p99 of the first tenant among policies that give it 95 % of its due and keep 90 % of none's throughput",
+            "the shortest p99 of the first tenant among policies that give it 95 % of its due and \
+             keep 90 % of none's throughput",
         )],
         figures: Vec::new(),
         tables: vec![Table {

@@ -13,8 +13,9 @@ pub struct Budgeted {
     pub slots: u32,
     /// The largest budget, in bytes.
     pub budget: u64,
-    /// Whether it waits for the flow in service also where all have the same weight, as Linux does where flows are control groups
-    /// (from 4.20 on); where weights differ it always does. Writes are synchronous.
+    /// Whether it waits for the flow in service also where all have the same weight, as Linux does
+    /// where flows are control groups (from 4.20 on); where weights differ it always does. Writes
+    /// are synchronous.
     pub in_groups: bool,
 }
 
@@ -40,7 +41,12 @@ impl<P: Platform> Subject<P> for Budgeted {
     fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {
         let bounds = scenario.serial(self.slots);
         let usual = BfqConfig::default();
-        let bfq = BfqConfig { budget_bytes: self.budget, waits_for_equals: self.in_groups, sync_writes: true, ..usual };
+        let bfq = BfqConfig {
+            budget_bytes: self.budget,
+            waits_for_equals: self.in_groups,
+            sync_writes: true,
+            ..usual
+        };
         Bfq::new(&bounds, &bfq)
     }
 

@@ -13,7 +13,8 @@ pub struct Direct {
     pub ratio: Ratio,
     /// The threshold of the low class, in units.
     pub tau_l: u64,
-    /// The threshold of the medium class, in units: the paper's tau_l / 2 if nothing is said; at tau_l there is no such class.
+    /// The threshold of the medium class, in units: the paper's tau_l / 2 if nothing is said; at
+    /// tau_l there is no such class.
     pub tau_m: Option<u64>,
     /// Exactly what the paper says, where our default differs.
     pub strict_paper: bool,
@@ -48,8 +49,8 @@ impl<P: Platform> Subject<P> for Direct {
         D2fq::new(self.config(scenario))
     }
 
-    /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for the lab. Global virtual
-    /// time may go back: whoever is behind it lowers it (Figure 9).
+    /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for
+    /// the lab. Global virtual time may go back: whoever is behind it lowers it (Figure 9).
     fn promise(&self) -> Promise {
         Promise::NONE
     }

@@ -42,7 +42,8 @@ pub enum AnyPolicy {
     DirectBy(DirectBy),
     /// BFQ.
     Budgeted(Budgeted),
-    /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or without.
+    /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
+    /// without.
     OneLock(OneLock),
     /// Kyber.
     Depths(Depths),
@@ -77,11 +78,20 @@ impl AnyPolicy {
     }
 }
 
-/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises or with none.
-fn go<S: Subject + Subject<Traced>>(scenario: &Scenario, subject: &S, is_checked: bool) -> Result<Run, ScenarioError> {
+/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises
+/// or with none.
+fn go<S: Subject + Subject<Traced>>(
+    scenario: &Scenario,
+    subject: &S,
+    is_checked: bool,
+) -> Result<Run, ScenarioError> {
     // Checks are made for a scenario that there can be.
     scenario.check()?;
     let promise = Subject::<Native>::promise(subject);
     let checks = if is_checked { check::all(scenario, &promise) } else { Vec::new() };
-    if scenario.host.is_some() { run_traced(scenario, subject, checks) } else { run(scenario, subject, checks) }
+    if scenario.host.is_some() {
+        run_traced(scenario, subject, checks)
+    } else {
+        run(scenario, subject, checks)
+    }
 }

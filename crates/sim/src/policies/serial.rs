@@ -5,7 +5,9 @@ use fairq_core::cfq::{CfqConfig, TimeSlices};
 use fairq_core::fiops::VirtualIops;
 use fairq_core::flashfq::{FlashFqConfig, Throttled};
 use fairq_core::nass::{Nass, NassConfig};
-use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy};
+use fairq_core::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
+};
 use fairq_core::{ConfigError, Outcome, Platform, Weight};
 
 use crate::scenario::Scenario;
@@ -67,7 +69,8 @@ impl OneLock {
         OneLock { waits: false, ..self }
     }
 
-    /// Within limits. NASS keeps room for flows instead of waiting for them, unless it is told not to.
+    /// Within limits. NASS keeps room for flows instead of waiting for them, unless it is told not
+    /// to.
     #[must_use]
     pub fn limited(self, nass: NassConfig) -> OneLock {
         OneLock { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
@@ -84,12 +87,19 @@ impl OneLock {
                 Box::new(TimeSlices::new(bounds, &cfq)?)
             }
             Scheduler::Bfq => {
-                let bfq = BfqConfig { idle_ns: idle(BfqConfig::default().idle_ns), ..BfqConfig::default() };
+                let bfq = BfqConfig {
+                    idle_ns: idle(BfqConfig::default().idle_ns),
+                    ..BfqConfig::default()
+                };
                 Box::new(Budgets::new(bounds, &bfq)?)
             }
             Scheduler::FlashFq => {
-                let usual = FlashFqConfig { request_bytes: self.request_bytes, ..FlashFqConfig::default() };
-                Box::new(Throttled::new(bounds, &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual })?)
+                let usual =
+                    FlashFqConfig { request_bytes: self.request_bytes, ..FlashFqConfig::default() };
+                Box::new(Throttled::new(
+                    bounds,
+                    &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual },
+                )?)
             }
             Scheduler::Fiops => Box::new(VirtualIops::new(bounds)),
         })
@@ -99,7 +109,10 @@ impl OneLock {
 impl<P: Platform> Subject<P> for OneLock {
     type Policy = Serial<Box<dyn SerialPolicy>, P>;
 
-    fn build(&self, scenario: &Scenario) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
+    fn build(
+        &self,
+        scenario: &Scenario,
+    ) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
         let bounds = SerialConfig { merge_bytes: self.merge_bytes, ..scenario.serial(self.slots) };
         let timed = |scheduler: Box<dyn SerialPolicy>| -> Box<dyn SerialPolicy> {
             match &scenario.host {
@@ -115,15 +128,16 @@ impl<P: Platform> Subject<P> for OneLock {
         Serial::with_policy(scheduler, &bounds)
     }
 
-    /// They keep the device for one flow, wait, or keep places free; how fair they are is for the lab to find out.
+    /// They keep the device for one flow, wait, or keep places free; how fair they are is for the
+    /// lab to find out.
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), holds_back: true, turn: TURN, ..Promise::NONE }
     }
 }
 
-/// A scheduler whose steps take time. What is done behind a lock is plain work, which the traced platform does not see; it is
-/// counted in steps, calls of the scheduler or of what is around it. Each takes as long as a verb beside its shared words,
-/// whosever it is.
+/// A scheduler whose steps take time. What is done behind a lock is plain work, which the traced
+/// platform does not see; it is counted in steps, calls of the scheduler or of what is around it.
+/// Each takes as long as a verb beside its shared words, whosever it is.
 struct Stepwise {
     scheduler: Box<dyn SerialPolicy>,
     step_ps: u64,

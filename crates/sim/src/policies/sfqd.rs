@@ -20,8 +20,8 @@ impl<P: Platform> Subject<P> for SfqD {
         Sfqd::new(&scenario.serial(self.slots))
     }
 
-    /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up later, so that the
-    /// moment of dispatch cannot be seen.
+    /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up
+    /// later, so that the moment of dispatch cannot be seen.
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), steady_time: true, shares: true, ..Promise::NONE }
     }

@@ -19,10 +19,16 @@ pub(super) fn parse(format: Format, line: &str) -> Result<Option<Raw<'_>>, Strin
 }
 
 /// So many fields.
-fn fields<'a, const N: usize>(line: &'a str, mut split: impl Iterator<Item = &'a str>) -> Result<[&'a str; N], String> {
+fn fields<'a, const N: usize>(
+    line: &'a str,
+    mut split: impl Iterator<Item = &'a str>,
+) -> Result<[&'a str; N], String> {
     let mut fields = [""; N];
     for field in &mut fields {
-        *field = split.next().ok_or_else(|| format!("fewer than {N} fields: `{}`", shortened(line)))?.trim();
+        *field = split
+            .next()
+            .ok_or_else(|| format!("fewer than {N} fields: `{}`", shortened(line)))?
+            .trim();
     }
     match split.next() {
         None => Ok(fields),
@@ -39,7 +45,9 @@ fn number(text: &str, what: &str) -> Result<u64, String> {
 }
 
 fn sectors(text: &str, what: &str) -> Result<u64, String> {
-    number(text, what)?.checked_mul(SECTOR).ok_or_else(|| format!("{what} `{}` is too large", shortened(text)))
+    number(text, what)?
+        .checked_mul(SECTOR)
+        .ok_or_else(|| format!("{what} `{}` is too large", shortened(text)))
 }
 
 /// Seconds with up to nine digits after the point, exactly.
@@ -50,7 +58,8 @@ fn seconds(text: &str) -> Result<u128, String> {
         return Err(format!("time `{}` is not a number of seconds", shortened(text)));
     }
     let digits = format!("{part:0<9}");
-    let nanoseconds: u128 = digits[..9].parse().map_err(|_| format!("time `{}`", shortened(text)))?;
+    let nanoseconds: u128 =
+        digits[..9].parse().map_err(|_| format!("time `{}`", shortened(text)))?;
     Ok(whole.parse::<u128>().unwrap_or(0) * 1_000_000_000 + nanoseconds)
 }
 
@@ -74,14 +83,26 @@ fn msr(line: &str) -> Result<Raw<'_>, String> {
 fn systor(line: &str) -> Result<Raw<'_>, String> {
     let [time, _response, op, volume, offset, bytes] = fields(line, line.split(','))?;
     let op = operation(op, "R", "W")?;
-    Ok(Raw { at_ns: seconds(time)?, volume, op, offset: number(offset, "offset")?, bytes: number(bytes, "size")? })
+    Ok(Raw {
+        at_ns: seconds(time)?,
+        volume,
+        op,
+        offset: number(offset, "offset")?,
+        bytes: number(bytes, "size")?,
+    })
 }
 
 fn tencent(line: &str) -> Result<Raw<'_>, String> {
     let [time, sector, count, op, volume] = fields(line, line.split(','))?;
     let at_ns = u128::from(number(time, "timestamp")?) * 1_000_000_000;
     let op = operation(op, "0", "1")?;
-    Ok(Raw { at_ns, volume, op, offset: sectors(sector, "offset")?, bytes: sectors(count, "size")? })
+    Ok(Raw {
+        at_ns,
+        volume,
+        op,
+        offset: sectors(sector, "offset")?,
+        bytes: sectors(count, "size")?,
+    })
 }
 
 fn alibaba(line: &str) -> Result<Raw<'_>, String> {
@@ -95,23 +116,49 @@ fn mqsim(line: &str) -> Result<Raw<'_>, String> {
     let [time, volume, sector, count, op] = fields(line, line.split_ascii_whitespace())?;
     let at_ns = u128::from(number(time, "time")?);
     let op = operation(op, "1", "0")?;
-    Ok(Raw { at_ns, volume, op, offset: sectors(sector, "sector")?, bytes: sectors(count, "size")? })
+    Ok(Raw {
+        at_ns,
+        volume,
+        op,
+        offset: sectors(sector, "sector")?,
+        bytes: sectors(count, "size")?,
+    })
 }
 
-/// A decision of a scheduler; of those, the arrivals of reads and writes. The first line names the columns.
+/// A decision of a scheduler; of those, the arrivals of reads and writes. The first line names the
+/// columns.
 fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
-    let [time, _shard, event, volume, _tag, op, offset, bytes, _class, _free_slots, _now, _start, _why] =
-        fields(line, line.split(','))?;
+    let [
+        time,
+        _shard,
+        event,
+        volume,
+        _tag,
+        op,
+        offset,
+        bytes,
+        _class,
+        _free_slots,
+        _now,
+        _start,
+        _why,
+    ] = fields(line, line.split(','))?;
     if event != "arrive" || !["read", "write"].contains(&op) {
         return Ok(None);
     }
     let at_ns = u128::from(number(time, "time")?);
     let op = operation(op, "read", "write")?;
-    Ok(Some(Raw { at_ns, volume, op, offset: number(offset, "offset")?, bytes: number(bytes, "size")? }))
+    Ok(Some(Raw {
+        at_ns,
+        volume,
+        op,
+        offset: number(offset, "offset")?,
+        bytes: number(bytes, "size")?,
+    }))
 }
 
-/// `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`: device, CPU, number, time, process, action, kind, place. The lines of
-/// its summary at the end do not begin with a device.
+/// `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`: device, CPU, number, time, process,
+/// action, kind, place. The lines of its summary at the end do not begin with a device.
 fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
     let mut words = line.split_ascii_whitespace();
     let mut word = || words.next();
@@ -134,7 +181,13 @@ fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
         return Ok(None);
     };
     let at_ns = seconds(time)?;
-    Ok(Some(Raw { at_ns, volume, op, offset: sectors(sector, "sector")?, bytes: sectors(count, "size")? }))
+    Ok(Some(Raw {
+        at_ns,
+        volume,
+        op,
+        offset: sectors(sector, "sector")?,
+        bytes: sectors(count, "size")?,
+    }))
 }
 
 fn is_device(text: &str) -> bool {

@@ -11,10 +11,11 @@
 //! | `fairq` | `time in ns,shard,event,tenant,tag,read or write,offset,bytes,…`: what `fairq ctl trace --format csv` writes; arrivals count |
 //! | `vscsi` | a binary record of 32 bytes (version 1) or 40 (version 2): reads and writes by SCSI's opcodes |
 //!
-//! **Edges.** A trace comes from strangers. Each field is read once, here, and what makes no sense is an error with its line
-//! or record: lengths of 0 or above [`LARGEST`], ends beyond 2^63, more than [`MOST`] requests, lines longer than
-//! [`LONGEST_LINE`]. Times count from the first request; one that goes back (traces are sorted by completion here and there)
-//! counts as the latest before it. Places are taken modulo the device, in whole sectors, by whoever replays.
+//! **Edges.** A trace comes from strangers. Each field is read once, here, and what makes no sense
+//! is an error with its line or record: lengths of 0 or above [`LARGEST`], ends beyond 2^63, more
+//! than [`MOST`] requests, lines longer than [`LONGEST_LINE`]. Times count from the first request;
+//! one that goes back (traces are sorted by completion here and there) counts as the latest before
+//! it. Places are taken modulo the device, in whole sectors, by whoever replays.
 
 use std::io::{BufRead, Read};
 use std::sync::Arc;
@@ -93,7 +94,9 @@ pub enum TraceError {
         what: String,
     },
     /// There is nothing in it.
-    #[error("no requests{}", .volume.as_ref().map(|volume| format!(" of volume {volume}")).unwrap_or_default())]
+    #[error("no \
+     requests{}", .volume.as_ref().map(|volume| format!(" of volume \
+      {volume}")).unwrap_or_default())]
     Empty {
         /// The only one that was asked for.
         volume: Option<String>,
@@ -131,7 +134,11 @@ impl Format {
 
 impl Trace {
     /// Reads a trace; of one volume, disk or LUN only, if one is named.
-    pub fn read(format: Format, from: impl BufRead, volume: Option<&str>) -> Result<Trace, TraceError> {
+    pub fn read(
+        format: Format,
+        from: impl BufRead,
+        volume: Option<&str>,
+    ) -> Result<Trace, TraceError> {
         let mut reader = Reader { asked: Vec::new(), first_ns: None };
         match format {
             Format::Vscsi => vscsi::read(from, &mut reader)?,
@@ -157,7 +164,12 @@ impl Trace {
     }
 }
 
-fn lines(format: Format, mut from: impl BufRead, volume: Option<&str>, reader: &mut Reader) -> Result<(), TraceError> {
+fn lines(
+    format: Format,
+    mut from: impl BufRead,
+    volume: Option<&str>,
+    reader: &mut Reader,
+) -> Result<(), TraceError> {
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -169,8 +181,12 @@ fn lines(format: Format, mut from: impl BufRead, volume: Option<&str>, reader: &
         if read as u64 > LONGEST_LINE {
             return Err(bad(format!("longer than {LONGEST_LINE} bytes: this is no trace as text")));
         }
-        let text = std::str::from_utf8(&line).map_err(|_| bad("not text: unpack the file first".into()))?.trim();
-        if text.is_empty() || (format == Format::Systor && number == 1 && text.starts_with("Timestamp")) {
+        let text = std::str::from_utf8(&line)
+            .map_err(|_| bad("not text: unpack the file first".into()))?
+            .trim();
+        if text.is_empty()
+            || (format == Format::Systor && number == 1 && text.starts_with("Timestamp"))
+        {
             continue;
         }
         let Some(raw) = line::parse(format, text).map_err(bad)? else { continue };
@@ -201,7 +217,8 @@ impl Reader {
         }
         let first_ns = *self.first_ns.get_or_insert(at_ns);
         let latest_ns = self.asked.last().map_or(0, |asked| asked.at_ns);
-        let at_ns = u64::try_from(at_ns.saturating_sub(first_ns)).unwrap_or(u64::MAX).max(latest_ns);
+        let at_ns =
+            u64::try_from(at_ns.saturating_sub(first_ns)).unwrap_or(u64::MAX).max(latest_ns);
         self.asked.push(Asked { at_ns, op, offset, length: bytes as u32 });
         Ok(())
     }

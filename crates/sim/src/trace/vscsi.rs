@@ -1,5 +1,5 @@
-//! CloudPhysics' records: little-endian, without a header. Which of the two versions it is stands in each record, at another
-//! place in each; the first two records must agree.
+//! CloudPhysics' records: little-endian, without a header. Which of the two versions it is stands
+//! in each record, at another place in each; the first two records must agree.
 //!
 //! ```text
 //!   version 1: sn u32, length u32, segments u32, command u16, version u16, block u64, time u64         (us)
@@ -61,7 +61,8 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
             Some(version) => version,
             None if says(&record, Version::One) => *version.insert(Version::One),
             None if says(&record, Version::Two) => {
-                from.read_exact(&mut record[known..]).map_err(|_| bad(number, "it ends in the middle".into()))?;
+                from.read_exact(&mut record[known..])
+                    .map_err(|_| bad(number, "it ends in the middle".into()))?;
                 *version.insert(Version::Two)
             }
             None => return Err(bad(number, "neither version 1 nor version 2 of vscsi".into())),
@@ -80,7 +81,9 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
         let offset = u64::from_le_bytes(word(&record, block)).checked_mul(SECTOR);
         let offset = offset.ok_or_else(|| bad(number, "a block beyond any device".into()))?;
         let at_ns = u128::from(u64::from_le_bytes(word(&record, time))) * 1000;
-        reader.take(&Raw { at_ns, volume: "", op, offset, bytes }).map_err(|what| bad(number, what))?;
+        reader
+            .take(&Raw { at_ns, volume: "", op, offset, bytes })
+            .map_err(|what| bad(number, what))?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Policies that are broken on purpose: each check must catch the one that is broken in its way, and pass those that are not.
+//! Policies that are broken on purpose: each check must catch the one that is broken in its way,
+//! and pass those that are not.
 
 mod shim;
 mod unfair;
@@ -14,7 +15,8 @@ use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
 use shim::{Fault, Shim};
 use unfair::{ByWeight, FirstIn};
 
-/// Three tenants on three ports: sizes, depths and weights all differ, and each has more than its part to do.
+/// Three tenants on three ports: sizes, depths and weights all differ, and each has more than its
+/// part to do.
 fn scenario() -> Scenario {
     let profile = Profile::named("z-ssd").expect("it is built in");
     let tenants = vec![
@@ -27,7 +29,8 @@ fn scenario() -> Scenario {
 
 fn checked<S: Subject>(subject: &S) -> Run {
     let scenario = scenario();
-    run(&scenario, subject, check::all(&scenario, &subject.promise())).expect("the scenario is legal")
+    run(&scenario, subject, check::all(&scenario, &subject.promise()))
+        .expect("the scenario is legal")
 }
 
 #[track_caller]
@@ -63,8 +66,14 @@ impl<S: SerialPolicy> Subject for Unfair<S> {
 
     fn build(&self, scenario: &Scenario) -> Result<(Serial<S>, Vec<SerialPort<S>>), ConfigError> {
         let (ports, flows, tags) = (scenario.ports, scenario.flows(), scenario.tags());
-        let config =
-            fairq_core::serial::SerialConfig { ports, flows, tags, slots: 16, cost: scenario.cost, merge_bytes: 0 };
+        let config = fairq_core::serial::SerialConfig {
+            ports,
+            flows,
+            tags,
+            slots: 16,
+            cost: scenario.cost,
+            merge_bytes: 0,
+        };
         Serial::with_policy((self.0)(), &config)
     }
 
@@ -75,8 +84,12 @@ impl<S: SerialPolicy> Subject for Unfair<S> {
 
 #[test]
 fn the_ones_that_are_not_broken_pass() {
-    let sound =
-        [checked(&FirstCome), checked(&SfqD { slots: 64 }), checked(&PAPER), checked(&Shim(PAPER, Fault::Nothing))];
+    let sound = [
+        checked(&FirstCome),
+        checked(&SfqD { slots: 64 }),
+        checked(&PAPER),
+        checked(&Shim(PAPER, Fault::Nothing)),
+    ];
     for run in sound {
         assert_eq!(run.violation, None);
         assert!(run.requests > 5000, "{} requests", run.requests);
@@ -105,7 +118,10 @@ fn work_conservation_catches_lost_wake_ups() {
 
 #[test]
 fn work_conservation_catches_a_slot_too_few() {
-    caught(&Promising(Multi { slots: 63, ..PAPER }, Subject::<Native>::promise(&PAPER)), "work conservation");
+    caught(
+        &Promising(Multi { slots: 63, ..PAPER }, Subject::<Native>::promise(&PAPER)),
+        "work conservation",
+    );
 }
 
 #[test]
@@ -121,7 +137,10 @@ fn virtual_time_catches_time_that_goes_back() {
 #[test]
 fn bounds_catches_a_threshold_that_is_not_kept() {
     let strict = Multi { threshold: 4096, ..PAPER };
-    caught(&Promising(Multi { threshold: 1 << 20, ..PAPER }, Subject::<Native>::promise(&strict)), "bounds");
+    caught(
+        &Promising(Multi { threshold: 1 << 20, ..PAPER }, Subject::<Native>::promise(&strict)),
+        "bounds",
+    );
 }
 
 #[test]

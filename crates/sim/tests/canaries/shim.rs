@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::{
-    ConfigError, FlowError, FlowId, Next, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError, Submitted, Tag,
-    Weight,
+    ConfigError, FlowError, FlowId, Next, Outcome, Policy, Port, PortSet, Request, Stats,
+    SubmitError, Submitted, Tag, Weight,
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
@@ -70,7 +70,9 @@ impl<P: Policy> Policy for ShimPolicy<P> {
     }
     fn stats(&self) -> Stats {
         let mut stats = self.inner.stats();
-        if self.fault == Fault::TimeGoesBack && self.asked.fetch_add(1, Ordering::Relaxed) % 100 == 99 {
+        if self.fault == Fault::TimeGoesBack
+            && self.asked.fetch_add(1, Ordering::Relaxed) % 100 == 99
+        {
             stats.virtual_time = stats.virtual_time.map(|units| units.saturating_sub(1));
         }
         stats
@@ -85,7 +87,12 @@ impl<P> ShimPort<P> {
 }
 
 impl<P: Port> Port for ShimPort<P> {
-    fn submit(&mut self, now_ns: u64, request: &Request, wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         if self.every(1001, Fault::LosesRequests) {
             return Ok(Submitted::Staged);
         }

@@ -46,7 +46,8 @@ pub(crate) struct D2fqKeys {
 pub(crate) struct PolicyConfig {
     /// Which.
     pub(crate) name: PolicyName,
-    /// D: the most requests outstanding on the device; if not said, the device's own parallelism decides.
+    /// D: the most requests outstanding on the device; if not said, the device's own parallelism
+    /// decides.
     pub(crate) slots: Option<u32>,
     /// For those that stage, but mqfq: the most bytes that are merged to one command.
     pub(crate) merge_bytes: u32,
@@ -70,11 +71,14 @@ pub(crate) struct PolicyConfig {
     pub(crate) depths: [Option<u32>; 4],
     /// For kyber-fair: the longest period, in nanoseconds.
     pub(crate) period_ns: Option<u64>,
-    /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half of what it takes.
+    /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half
+    /// of what it takes.
     pub(crate) busy: Option<u32>,
-    /// For kyber-fair: that the device has less is borne for one part in so many of a period; 0: not at all. If not said, its own default.
+    /// For kyber-fair: that the device has less is borne for one part in so many of a period; 0:
+    /// not at all. If not said, its own default.
     pub(crate) patience: Option<u32>,
-    /// For kyber-fair: how many tokens a period has, in bytes; if not said, they follow the rate of service.
+    /// For kyber-fair: how many tokens a period has, in bytes; if not said, they follow the rate of
+    /// service.
     pub(crate) tokens: Option<u64>,
     /// For kyber-fair: whether writes cost what is measured, since nobody says what they cost.
     pub(crate) measured_writes: bool,
@@ -101,7 +105,8 @@ impl PolicyTable {
             && !(1..=65_536).contains(&slots)
         {
             return Err(Refusal::new(format!(
-                "policy: slots {slots} is not in 1..65536: it is how many requests the device may hold at once; \
+                "policy: slots {slots} is not in 1..65536: it is how many requests the device may \
+                 hold at once; \
                  `fairq calibrate` finds it"
             )));
         }
@@ -109,11 +114,14 @@ impl PolicyTable {
             && !(1..=65_536).contains(&busy)
         {
             return Err(Refusal::new(format!(
-                "policy: busy {busy} is not in 1..65536: it is how many requests the device must hold at least before \
+                "policy: busy {busy} is not in 1..65536: it is how many requests the device must \
+                 hold at least before \
                  anybody is throttled"
             )));
         }
-        let percent = |factor: Option<Factor>, default: u32| factor.map_or(default, |Factor(hundredths)| hundredths);
+        let percent = |factor: Option<Factor>, default: u32| {
+            factor.map_or(default, |Factor(hundredths)| hundredths)
+        };
         let cost = CostModel::default();
         Ok(PolicyConfig {
             serial: SerialKnobs::new(name, &self),
@@ -145,7 +153,8 @@ impl PolicyTable {
         let hl = self.hl.unwrap_or_default();
         if let (Hl::Static(ratio), Some(initial)) = (hl, self.initial) {
             return Err(Refusal::new(format!(
-                "policy: initial {initial} is where a dynamic ratio begins, but hl is static-{ratio}: leave one out"
+                "policy: initial {initial} is where a dynamic ratio begins, but hl is \
+                 static-{ratio}: leave one out"
             )));
         }
         let bytes = |size: Option<Size>| size.map(|Size(bytes)| bytes);
@@ -160,7 +169,9 @@ impl PolicyTable {
             initial: self.initial,
             tracker: self.tracker.unwrap_or_default(),
             strict_paper: self.strict_paper.unwrap_or(false),
-            urgent_percent: self.urgent.map_or(0, |Factor(percent)| u8::try_from(percent).unwrap_or(u8::MAX)),
+            urgent_percent: self
+                .urgent
+                .map_or(0, |Factor(percent)| u8::try_from(percent).unwrap_or(u8::MAX)),
         })
     }
 
@@ -168,7 +179,10 @@ impl PolicyTable {
         let keys = name.keys();
         let Some(key) = keys::foreign(self, "name", &keys) else { return Ok(()) };
         let takes = if keys.is_empty() { "no keys at all".into() } else { keys.join(", ") };
-        let others: Vec<_> = PolicyName::ALL.into_iter().filter(|other| other.keys().contains(&key.as_str())).collect();
+        let others: Vec<_> = PolicyName::ALL
+            .into_iter()
+            .filter(|other| other.keys().contains(&key.as_str()))
+            .collect();
         Err(Refusal::new(format!(
             "policy: {} takes no `{key}` (it takes: {takes}): leave it out; it is for {}",
             name.name(),

@@ -134,7 +134,9 @@ impl PolicyName {
             PolicyName::None => &[],
             PolicyName::Sfqd => &["slots", "merge", "read-cost", "write-cost"],
             PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
-            PolicyName::Cfq | PolicyName::NassCfq => &["slots", "merge", "slice", "target", "quantum", "idle"],
+            PolicyName::Cfq | PolicyName::NassCfq => {
+                &["slots", "merge", "slice", "target", "quantum", "idle"]
+            }
             PolicyName::CfqNa => &["slots", "merge", "slice", "target", "quantum"],
             PolicyName::Bfq | PolicyName::NassBfq => &[
                 "slots",
@@ -147,16 +149,24 @@ impl PolicyName {
                 "read-cost",
                 "write-cost",
             ],
-            PolicyName::BfqNa => &["slots", "merge", "budget", "timeout", "read-cost", "write-cost"],
+            PolicyName::BfqNa => {
+                &["slots", "merge", "budget", "timeout", "read-cost", "write-cost"]
+            }
             PolicyName::FlashFq | PolicyName::NassFlashFq => {
                 &["slots", "merge", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
             }
             PolicyName::Fiops | PolicyName::NassFiops | PolicyName::NassMqfq => {
                 &["slots", "merge", "read-cost", "write-cost"]
             }
-            PolicyName::Mqfq => {
-                &["slots", "threshold", "virtual-time", "slot-kind", "unthrottle", "read-cost", "write-cost"]
-            }
+            PolicyName::Mqfq => &[
+                "slots",
+                "threshold",
+                "virtual-time",
+                "slot-kind",
+                "unthrottle",
+                "read-cost",
+                "write-cost",
+            ],
             PolicyName::D2fq => &[
                 "tau-l",
                 "tau-m",
@@ -181,7 +191,9 @@ impl PolicyName {
                 "discard-depth",
                 "other-depth",
             ],
-            PolicyName::KyberFair => &["merge", "period", "busy", "patience", "tokens", "read-cost", "write-cost"],
+            PolicyName::KyberFair => {
+                &["merge", "period", "busy", "patience", "tokens", "read-cost", "write-cost"]
+            }
         }
     }
 }

@@ -33,8 +33,9 @@ pub(crate) struct NassKnobs {
 }
 
 impl NassKnobs {
-    /// NASS before a device that takes so many requests at a time. Before one that takes fewer than the paper's it is as for that one: limits
-    /// are whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside 4 KiB on 16 places).
+    /// NASS before a device that takes so many requests at a time. Before one that takes fewer than
+    /// the paper's it is as for that one: limits are whole requests, and of a few places they would
+    /// be the shares (1:0.9 for 1:3, 64 KiB beside 4 KiB on 16 places).
     pub(crate) fn of_window(&self, slots: u32) -> NassConfig {
         let least = NassConfig::default().queue_length;
         let window = NassConfig::of_window(self.queue_length.unwrap_or(slots.max(least)));
@@ -48,9 +49,10 @@ impl NassKnobs {
 }
 
 impl SerialKnobs {
-    /// What is said, and defaults for the rest. Whoever does not anticipate has no time to idle: cfq-na, bfq-na, and, unless it is
-    /// said, what is inside NASS, which keeps room for a flow instead of waiting for it. There CFQ has no quantum of its own either:
-    /// what a flow may have on the device is for NASS to say.
+    /// What is said, and defaults for the rest. Whoever does not anticipate has no time to idle:
+    /// cfq-na, bfq-na, and, unless it is said, what is inside NASS, which keeps room for a flow
+    /// instead of waiting for it. There CFQ has no quantum of its own either: what a flow may have
+    /// on the device is for NASS to say.
     pub(crate) fn new(name: PolicyName, table: &PolicyTable) -> SerialKnobs {
         let defaults = SerialKnobs::default();
         let time = |given: Option<Nanos>, default: u64| given.map_or(default, |Nanos(ns)| ns);
@@ -94,7 +96,10 @@ impl SerialKnobs {
             flashfq: FlashFqConfig {
                 threshold_bytes: bytes(table.threshold, defaults.flashfq.threshold_bytes),
                 idle_ns: idle(defaults.flashfq.idle_ns),
-                request_bytes: narrow(bytes(table.request_cost, defaults.flashfq.request_bytes.into())),
+                request_bytes: narrow(bytes(
+                    table.request_cost,
+                    defaults.flashfq.request_bytes.into(),
+                )),
             },
             nass,
         }

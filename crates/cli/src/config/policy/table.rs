@@ -76,8 +76,8 @@ impl FromStr for PolicyTable {
     }
 }
 
-/// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before it belongs
-/// to the policy before it.
+/// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before
+/// it belongs to the policy before it.
 pub(crate) fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
     let mut policies: Vec<String> = Vec::new();
     for item in pairs::items(text).into_iter().filter(|item| !item.trim().is_empty()) {

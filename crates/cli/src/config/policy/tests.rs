@@ -60,10 +60,17 @@ fn every_key_is_read() {
     assert_eq!(complete("mqfq-serial:slots=3,threshold=0").unwrap().threshold, Some(0));
     assert_eq!(complete("none").unwrap().cost, CostModel::default());
     assert_eq!(PolicyTable::default().complete().unwrap().name, PolicyName::Mqfq);
-    let kyber = complete("kyber:read-target=500us,write-target=5ms,read-depth=9,write-depth=8").unwrap();
-    assert_eq!((kyber.targets, kyber.depths), ([Some(500_000), Some(5_000_000), None], [Some(9), Some(8), None, None]));
+    let kyber =
+        complete("kyber:read-target=500us,write-target=5ms,read-depth=9,write-depth=8").unwrap();
+    assert_eq!(
+        (kyber.targets, kyber.depths),
+        ([Some(500_000), Some(5_000_000), None], [Some(9), Some(8), None, None])
+    );
     let others = complete("kyber:discard-target=1s,discard-depth=7,other-depth=6").unwrap();
-    assert_eq!((others.targets, others.depths), ([None, None, Some(1_000_000_000)], [None, None, Some(7), Some(6)]));
+    assert_eq!(
+        (others.targets, others.depths),
+        ([None, None, Some(1_000_000_000)], [None, None, Some(7), Some(6)])
+    );
     let fair = complete("kyber-fair:period=20ms,busy=8,patience=0,tokens=1M").unwrap();
     assert_eq!(
         (fair.period_ns, fair.busy, fair.patience, fair.measured_writes),
@@ -78,16 +85,19 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     let knobs = |text: &str| complete(text).unwrap().serial;
     assert_eq!(knobs("cfq"), SerialKnobs::default());
     let cfq = knobs("cfq:slice=20ms,target=60ms,quantum=4,idle=1ms").cfq;
-    let expected = CfqConfig { slice_ns: 20_000_000, target_ns: 60_000_000, quantum: 4, idle_ns: 1_000_000 };
+    let expected =
+        CfqConfig { slice_ns: 20_000_000, target_ns: 60_000_000, quantum: 4, idle_ns: 1_000_000 };
     assert_eq!((cfq, knobs("cfq-na").cfq.idle_ns), (expected, 0));
     let bfq = knobs("bfq:budget=1M,timeout=10ms,idle=2ms").bfq;
     let usual = BfqConfig::default();
-    let expected = BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000, ..usual };
+    let expected =
+        BfqConfig { budget_bytes: 1 << 20, timeout_ns: 10_000_000, idle_ns: 2_000_000, ..usual };
     assert_eq!((bfq, knobs("bfq-na").bfq.idle_ns), (expected, 0));
     assert_eq!(knobs("bfq:wait-for-equals").bfq, BfqConfig { waits_for_equals: true, ..usual });
     assert_eq!(knobs("bfq:sync-writes").bfq, BfqConfig { sync_writes: true, ..usual });
     let flashfq = knobs("flashfq:T=64k,idle=1ms,request-cost=8k").flashfq;
-    let expected = FlashFqConfig { threshold_bytes: 65_536, idle_ns: 1_000_000, request_bytes: 8192 };
+    let expected =
+        FlashFqConfig { threshold_bytes: 65_536, idle_ns: 1_000_000, request_bytes: 8192 };
     assert_eq!(flashfq, expected);
     let limited = knobs(
         "nass+bfq:channels=8,sub-request=4k,history=64,decay=3,reserve=6,queue-length=64,aggressiveness=off,\
@@ -107,7 +117,11 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     assert_eq!((limited.nass.of_window(32), limited.bfq.idle_ns), (expected, 3_000_000));
     for name in ["nass+cfq", "nass+bfq", "nass+flashfq", "nass+fiops", "nass+mqfq"] {
         let SerialKnobs { cfq, bfq, flashfq, .. } = knobs(name);
-        assert_eq!([cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns], [0; 3], "NASS keeps room instead of waiting");
+        assert_eq!(
+            [cfq.idle_ns, bfq.idle_ns, flashfq.idle_ns],
+            [0; 3],
+            "NASS keeps room instead of waiting"
+        );
     }
     assert_eq!(knobs("nass+bfq:idle=3ms").bfq.idle_ns, 3_000_000, "unless it is told to");
     assert_eq!(knobs("nass+bfq:idleness=off").bfq.idle_ns, usual.idle_ns, "it keeps no room");
@@ -115,7 +129,11 @@ fn the_keys_of_the_serial_schedulers_are_read() {
         assert_eq!(complete(name).unwrap().name.name(), name);
     }
     assert_eq!(
-        ["cfq", "nass+cfq", "nass+cfq:queue-length=64", "nass+cfq:quantum=4"].map(|text| knobs(text).cfq.quantum),
+        ["cfq", "nass+cfq", "nass+cfq:queue-length=64", "nass+cfq:quantum=4"].map(|text| knobs(
+            text
+        )
+        .cfq
+        .quantum),
         [8, 65_536, 65_536, 4]
     );
     let of_128 = knobs("nass+mqfq:reserve=3").nass.of_window(128);
@@ -123,7 +141,10 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     assert_eq!(knobs("nass+bfq").nass.of_window(4), NassConfig::default());
     assert_eq!(knobs("nass+bfq:queue-length=4").nass.of_window(128), NassConfig::of_window(4));
     let refused = complete("fiops:idle=1ms").unwrap_err();
-    assert!(refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"), "{refused}");
+    assert!(
+        refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"),
+        "{refused}"
+    );
     let merged = |text: &str| complete(text).map(|policy| policy.merge_bytes);
     assert_eq!(merged("bfq"), Ok(0));
     assert_eq!(merged("bfq:merge=on"), Ok(MERGE_BYTES));
@@ -140,7 +161,9 @@ fn the_keys_of_the_serial_schedulers_are_read() {
 
 #[test]
 fn a_list_gives_each_key_to_the_policy_before_it() {
-    let list = parse_list("none,mqfq:slots=64,threshold=64k,unthrottle=poll:1us,sfqd,mqfq-serial:slots=8").unwrap();
+    let list =
+        parse_list("none,mqfq:slots=64,threshold=64k,unthrottle=poll:1us,sfqd,mqfq-serial:slots=8")
+            .unwrap();
     let names: Vec<_> = list.iter().map(|policy| policy.name.unwrap().name()).collect();
     assert_eq!(names, ["none", "mqfq", "sfqd", "mqfq-serial"]);
     assert_eq!(list[1].threshold, Some(Size(64 << 10)));
@@ -161,20 +184,28 @@ fn refusals_name_the_key_and_the_cure() {
     let refusal = |text: &str| complete(text).unwrap_err();
     assert_eq!(
         refusal("mqf"),
-        "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, d2fq, cfq, cfq-na, bfq, \
-         bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, nass+mqfq, kyber, kyber-fair)"
+        "name: unknown value `mqf`; did you mean `mqfq`? (allowed: none, sfqd, mqfq, mqfq-serial, \
+         d2fq, cfq, cfq-na, bfq, \
+         bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, nass+mqfq, kyber, \
+         kyber-fair)"
     );
     assert_eq!(
         refusal("none:slots=4"),
-        "policy: none takes no `slots` (it takes: no keys at all): leave it out; it is for sfqd, mqfq, mqfq-serial, cfq, \
-         cfq-na, bfq, bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, nass+mqfq"
+        "policy: none takes no `slots` (it takes: no keys at all): leave it out; it is for sfqd, \
+         mqfq, mqfq-serial, cfq, \
+         cfq-na, bfq, bfq-na, flashfq, fiops, nass+cfq, nass+bfq, nass+flashfq, nass+fiops, \
+         nass+mqfq"
     );
     assert_eq!(
         refusal("sfqd:T=4k"),
-        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave it out; it is for mqfq, \
+        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave \
+         it out; it is for mqfq, \
          mqfq-serial, flashfq, nass+flashfq"
     );
-    assert!(refusal("d2fq:slots=4").starts_with("policy: d2fq takes no `slots` (it takes: tau-l, tau-m,"));
+    assert!(
+        refusal("d2fq:slots=4")
+            .starts_with("policy: d2fq takes no `slots` (it takes: tau-l, tau-m,")
+    );
     assert_eq!(
         refusal("none:hl=static-3"),
         "policy: none takes no `hl` (it takes: no keys at all): leave it out; it is for d2fq"
@@ -194,7 +225,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),
-        "policy: busy 0 is not in 1..65536: it is how many requests the device must hold at least before anybody is \
+        "policy: busy 0 is not in 1..65536: it is how many requests the device must hold at least \
+         before anybody is \
          throttled"
     );
     assert_eq!(
@@ -203,17 +235,25 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("mqfq:threshhold=4k"),
-        "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, threshold, virtual-time, \
-         slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, strict-paper, urgent, \
-         read-cost, write-cost, slice, target, quantum, idle, budget, timeout, wait-for-equals, sync-writes, request-cost, channels, sub-request, \
-         history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, read-target, \
-         write-target, discard-target, read-depth, write-depth, discard-depth, other-depth, busy, patience, tokens)"
+        "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, merge, T, \
+         threshold, virtual-time, \
+         slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, \
+         strict-paper, urgent, \
+         read-cost, write-cost, slice, target, quantum, idle, budget, timeout, wait-for-equals, \
+         sync-writes, request-cost, channels, sub-request, \
+         history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, \
+         read-target, \
+         write-target, discard-target, read-depth, write-depth, discard-depth, other-depth, busy, \
+         patience, tokens)"
     );
 }
 
 #[test]
 fn flags_win_key_by_key_unless_the_policy_is_another() {
     let file: PolicyTable = "mqfq:slots=64,threshold=64k".parse().unwrap();
-    assert_eq!(file.clone().overlaid("mqfq:slots=32".parse().unwrap()), "mqfq:slots=32,threshold=64k".parse().unwrap());
+    assert_eq!(
+        file.clone().overlaid("mqfq:slots=32".parse().unwrap()),
+        "mqfq:slots=32,threshold=64k".parse().unwrap()
+    );
     assert_eq!(file.overlaid("sfqd".parse().unwrap()), "sfqd".parse().unwrap());
 }

@@ -83,13 +83,15 @@ impl FromStr for Merge {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Merge, String> {
-        let size = |text: &str| text.parse().ok().map(|Size(bytes)| bytes).filter(|&bytes| bytes <= 32 << 20);
+        let size = |text: &str| {
+            text.parse().ok().map(|Size(bytes)| bytes).filter(|&bytes| bytes <= 32 << 20)
+        };
         match text {
             "on" => Ok(Merge(MERGE_BYTES)),
             "off" => Ok(Merge(0)),
-            _ => size(text)
-                .map(|bytes| Merge(bytes as u32))
-                .ok_or_else(|| format!("`{text}` is neither on nor off nor a size of at most 32M, as in 256k")),
+            _ => size(text).map(|bytes| Merge(bytes as u32)).ok_or_else(|| {
+                format!("`{text}` is neither on nor off nor a size of at most 32M, as in 256k")
+            }),
         }
     }
 }
@@ -105,7 +107,10 @@ impl Serialize for Merge {
 
 impl<'de> Deserialize<'de> for Merge {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Merge, D::Error> {
-        let text = TextOrNumber { expecting: "\"on\", \"off\" or a size such as \"256k\"", parse: str::parse };
+        let text = TextOrNumber {
+            expecting: "\"on\", \"off\" or a size such as \"256k\"",
+            parse: str::parse,
+        };
         deserializer.deserialize_any(text)
     }
 }
@@ -128,7 +133,9 @@ impl FromStr for Hl {
         match ratio.filter(|ratio| (1..=256).contains(ratio)) {
             Some(ratio) => Ok(Hl::Static(ratio)),
             None if text == "dynamic" => Ok(Hl::Dynamic),
-            None => Err(format!("`{text}` is neither dynamic nor static-N with N from 1 to 256, as in static-3")),
+            None => Err(format!(
+                "`{text}` is neither dynamic nor static-N with N from 1 to 256, as in static-3"
+            )),
         }
     }
 }
@@ -144,7 +151,10 @@ impl Serialize for Hl {
 
 impl<'de> Deserialize<'de> for Hl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hl, D::Error> {
-        deserializer.deserialize_str(TextOrNumber { expecting: "\"dynamic\" or \"static-3\"", parse: str::parse })
+        deserializer.deserialize_str(TextOrNumber {
+            expecting: "\"dynamic\" or \"static-3\"",
+            parse: str::parse,
+        })
     }
 }
 

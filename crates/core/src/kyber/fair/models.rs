@@ -1,6 +1,6 @@
-//! Pots, periods and sleepers under the model checker, as in [`crate::mqfq`]'s models; each law is also checked on a broken
-//! machine: [`NoOrder`] has no total order between writing one word and reading another,
-//! [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two steps.
+//! Pots, periods and sleepers under the model checker, as in [`crate::mqfq`]'s models; each law is
+//! also checked on a broken machine: [`NoOrder`] has no total order between writing one word and
+//! reading another, [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two steps.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -56,7 +56,13 @@ impl AtomicWord for TornWord {
     fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_and(value, order)
     }
-    fn compare_exchange(&self, current: u64, new: u64, _: Ordering, _: Ordering) -> Result<u64, u64> {
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        _: Ordering,
+        _: Ordering,
+    ) -> Result<u64, u64> {
         match self.0.load(Ordering::SeqCst) {
             now if now == current => {
                 self.0.store(new, Ordering::SeqCst);
@@ -71,7 +77,8 @@ impl AtomicWord for TornWord {
 const SHARE: u64 = 3;
 const OWED: u64 = 1;
 
-/// Takes until there is nothing more, or nothing more of this period; gives the tokens, and how often they were the last.
+/// Takes until there is nothing more, or nothing more of this period; gives the tokens, and how
+/// often they were the last.
 fn empty<P: Platform>(pot: &Pot<P>, period: Period) -> (u64, u32) {
     let (mut tokens, mut lasts) = (0, 0);
     loop {
@@ -86,8 +93,9 @@ fn empty<P: Platform>(pot: &Pot<P>, period: Period) -> (u64, u32) {
     }
 }
 
-/// Two ports take from one pot: together what is in it, and one of them takes the last. If one of them is already in the next
-/// period, that one gets all of the next, and the other no more than there was.
+/// Two ports take from one pot: together what is in it, and one of them takes the last. If one of
+/// them is already in the next period, that one gets all of the next, and the other no more than
+/// there was.
 fn tokens_are_neither_lost_nor_doubled<P: Platform>(numbers: [u16; 2]) {
     check(6, move || {
         let pot = Arc::new(Pot::<P>::new());
@@ -98,7 +106,11 @@ fn tokens_are_neither_lost_nor_doubled<P: Platform>(numbers: [u16; 2]) {
         let first = empty(&pot, periods[0]);
         let second = second.join().unwrap();
         if numbers[0] == numbers[1] {
-            assert_eq!((first.0 + second.0, first.1 + second.1), (SHARE, 1), "tokens were lost or doubled");
+            assert_eq!(
+                (first.0 + second.0, first.1 + second.1),
+                (SHARE, 1),
+                "tokens were lost or doubled"
+            );
         } else {
             assert!(first.0 <= SHARE, "tokens were lost or doubled");
             assert_eq!(second, (SHARE, 1), "tokens were lost or doubled");
@@ -144,8 +156,9 @@ fn submit<P: Platform>(port: &mut KyberFairPort<P>, tag: u32, flow: FlowId, leng
     port.submit(PERIOD_NS, &request, &mut { PortSet::EMPTY }).unwrap();
 }
 
-/// Two ports, a flow each. B has used up its tokens and goes to sleep with a request, while what ends the period happens on A or
-/// elsewhere: when all wake-ups have been delivered, B's request has gone.
+/// Two ports, a flow each. B has used up its tokens and goes to sleep with a request, while what
+/// ends the period happens on A or elsewhere: when all wake-ups have been delivered, B's request
+/// has gone.
 fn nobody_is_left_asleep<P: Platform>(end: End) {
     check(4, move || {
         let config = KyberFairConfig {
@@ -178,13 +191,15 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         // B will owe 64,000: more than is left of this period's tokens, less than the next one's.
         submit(&mut ports[1], 0, b, 2048 + 64_000);
         assert!(matches!(ports[1].next(PERIOD_NS, wake), Next::Issue { .. }));
-        // It takes the rest of the pot to pay for B's first, and there is nothing for the second in this period.
+        // It takes the rest of the pot to pay for B's first, and there is nothing for the second in
+        // this period.
         ports[1].complete(PERIOD_NS, Tag(0), Outcome::Done, wake);
         submit(&mut ports[1], 1, b, 512);
         if let End::RunningOut = end {
             submit(&mut ports[0], 1, a, 1536 + 62_000);
             assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
-            // A owes 62,000 and 63,488 are in the pot: its next request takes the last of them and goes, and A is done.
+            // A owes 62,000 and 63,488 are in the pot: its next request takes the last of them and
+            // goes, and A is done.
             ports[0].complete(PERIOD_NS, Tag(1), Outcome::Done, wake);
             submit(&mut ports[0], 1, a, 512);
         }
@@ -197,7 +212,9 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         });
         let mut wake = PortSet::EMPTY;
         match end {
-            End::Completion | End::Shortage => first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake),
+            End::Completion | End::Shortage => {
+                first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake)
+            }
             End::RunningOut => _ = first.next(PERIOD_NS, &mut wake),
             End::Tick => _ = policy.tick(2 * PERIOD_NS, &mut wake),
             End::Nothing => {}
@@ -256,7 +273,8 @@ fn without_a_total_order_a_shortage_is_missed() {
     nobody_is_left_asleep::<NoOrder>(End::Shortage);
 }
 
-/// Acquire and release would do here: whoever publishes and whoever goes to sleep both exchange the word of the sleepers.
+/// Acquire and release would do here: whoever publishes and whoever goes to sleep both exchange the
+/// word of the sleepers.
 #[test]
 #[should_panic(expected = "a port was left asleep")]
 fn without_any_order_a_tick_is_missed() {

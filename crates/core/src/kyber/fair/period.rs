@@ -1,44 +1,53 @@
 //! Periods: how one begins, who has run out of tokens, and who sleeps until the next.
 //!
-//! **Words.** The *period* word holds the period's number (16 bits, wrapping), the tokens per unit of weight and a bit that
-//! says that somebody is about to begin the next one. All ports read it with each `next`; it changes once a period. A flow's
-//! *pot* holds the number of the period whose tokens are in it, and how many are left. It is filled by whoever
-//! finds it filled for an earlier period: `tokens per weight x weight`, by the same compare-and-swap that takes from it.
-//! So to begin a period is to write one word, however many flows there are, and no token is handed out twice: of all ports
-//! that find an old number, one succeeds. What was left of an earlier period is forgotten by that.
+//! **Words.** The *period* word holds the period's number (16 bits, wrapping), the tokens per unit
+//! of weight and a bit that says that somebody is about to begin the next one. All ports read it
+//! with each `next`; it changes once a period. A flow's *pot* holds the number of the period whose
+//! tokens are in it, and how many are left. It is filled by whoever finds it filled for an earlier
+//! period: `tokens per weight x weight`, by the same compare-and-swap that takes from it. So to
+//! begin a period is to write one word, however many flows there are, and no token is handed out
+//! twice: of all ports that find an old number, one succeeds. What was left of an earlier period is
+//! forgotten by that.
 //!
-//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; whoever fails leaves it to the
-//! winner. The winner counts the active flows (whose `seen` word says this period), marks them as `counted` for the
-//! next, sets `unspent` to their number, publishes the new word, and wakes all who sleep.
+//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap;
+//! whoever fails leaves it to the winner. The winner counts the active flows (whose `seen` word
+//! says this period), marks them as `counted` for the next, sets `unspent` to their number,
+//! publishes the new word, and wakes all who sleep.
 //!
-//! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off `unspent`. At 0 all
-//! active flows have run out.
+//! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
+//! `unspent`. At 0 all active flows have run out.
 //!
-//! **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in `sleepers` and *then*
-//! looks (1) whether the period is another by now, (2) whether nothing is unspent, (3) whether nothing is outstanding, or for as long as
-//! its patience lasts fewer than `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the
+//! **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in
+//! `sleepers` and *then* looks (1) whether the period is another by now, (2) whether nothing is
+//! unspent, (3) whether nothing is outstanding, or for as long as its patience lasts fewer than
+//! `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the
 //! next. On the other side,
 //! 1. whoever publishes a period *then* takes all bits and wakes those ports;
-//! 2. whoever takes the last one off `unspent` *then* reads `sleepers` and wakes one, which does the rest;
-//! 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads `sleepers` and adds up
-//!    the counts of all: if they are below `busy` it wakes one, but not while one is known to be waiting out its patience.
-//!    (While its own count is at least `busy` the sum is, too, and it need not look; under load that is always.)
+//! 2. whoever takes the last one off `unspent` *then* reads `sleepers` and wakes one, which does
+//!    the rest;
+//! 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads
+//!    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not
+//!    while one is known to be waiting out its patience. (While its own count is at least `busy`
+//!    the sum is, too, and it need not look; under load that is always.)
 //! 4. `tick` comes.
 //!
-//! These are sequentially consistent, so in each case one side sees the other. If the claim fails because another
-//! has begun, that one's bits are taken after ours was set, and we are woken. A bit is never assumed to be
-//! still set: a port that stops sets it again, since a late publisher may have taken it.
-//! `P::fence` marks the places.
+//! These are sequentially consistent, so in each case one side sees the other. If the claim fails
+//! because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
+//! is never assumed to be still set: a port that stops sets it again, since a late publisher may
+//! have taken it. `P::fence` marks the places.
 //!
-//! **Patience.** Clients that keep many requests outstanding send and receive them by the handful, so for some microseconds there may be next
-//! to none. To end the period for that would give the others tokens that are not theirs. So a port that finds fewer than `busy`
-//! outstanding (but not none: then it acts) writes since when, and asks again when a 64th of what has passed of the period has gone
-//! by; whoever sends the request that makes them enough takes that back. A period lasts as long as its tokens, so the
-//! device is short for no more than a 64th of the time. That word orders nothing: taken back too late, a period ends early, as it would
-//! without patience; and if nobody acts when it is over, the next completion wakes one who will.
+//! **Patience.** Clients that keep many requests outstanding send and receive them by the handful,
+//! so for some microseconds there may be next to none. To end the period for that would give the
+//! others tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
+//! none: then it acts) writes since when, and asks again when a 64th of what has passed of the
+//! period has gone by; whoever sends the request that makes them enough takes that back. A period
+//! lasts as long as its tokens, so the device is short for no more than a 64th of the time. That
+//! word orders nothing: taken back too late, a period ends early, as it would without patience; and
+//! if nobody acts when it is over, the next completion wakes one who will.
 //!
-//! *The number wraps* after 65,536 periods. A flow that slept for exactly that long finds its pot as it left it: it has
-//! what it had not used then instead of a period's tokens, until the next period. As harmless are marks of that age.
+//! *The number wraps* after 65,536 periods. A flow that slept for exactly that long finds its pot
+//! as it left it: it has what it had not used then instead of a period's tokens, until the next
+//! period. As harmless are marks of that age.
 
 use crossbeam_utils::CachePadded;
 
@@ -85,7 +94,8 @@ impl Period {
     }
 }
 
-/// A flow's tokens, and what its ports tell of it; in two cache lines of its own, which some processors fetch as one.
+/// A flow's tokens, and what its ports tell of it; in two cache lines of its own, which some
+/// processors fetch as one.
 #[repr(align(128))]
 pub(super) struct Pot<P: Platform> {
     /// Number of the period, and tokens left.
@@ -113,7 +123,11 @@ impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         // As if last used half a round ago.
         let old = 1 << 15;
-        Pot { tokens: P::U64::new(old << NUMBER_SHIFT), seen: P::U64::new(old), counted: P::U64::new(old) }
+        Pot {
+            tokens: P::U64::new(old << NUMBER_SHIFT),
+            seen: P::U64::new(old),
+            counted: P::U64::new(old),
+        }
     }
 
     /// For a new flow in the slot: full, and not counted.
@@ -173,8 +187,9 @@ pub(super) struct Periods<P: Platform> {
     patience: u64,
 }
 
-/// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as soon as anybody runs out;
-/// what comes until then gets no more than it would beside the largest weight.
+/// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as
+/// soon as anybody runs out; what comes until then gets no more than it would beside the largest
+/// weight.
 const NOBODY: u64 = Weight::MAX.get() as u64;
 
 impl<P: Platform> Periods<P> {
@@ -282,7 +297,8 @@ impl<P: Platform> Periods<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// When the next period is due, seen by a port that has nothing it may send; `None`: not before something happens.
+    /// When the next period is due, seen by a port that has nothing it may send; `None`: not before
+    /// something happens.
     pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
         let Shared { periods, .. } = self;
         if period.is_claimed() {
@@ -306,7 +322,10 @@ impl<P: Platform> Shared<P> {
         if period.is_claimed() {
             return None;
         }
-        periods.word.compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        periods
+            .word
+            .compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst)
+            .ok()?;
         let tokens = self.plan(period, now_ns);
         let (number, next) = (u64::from(period.number()), period.number().wrapping_add(1));
         let (mut weights, mut active) = (0, 0u64);
@@ -335,7 +354,9 @@ impl<P: Platform> Shared<P> {
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
             // However early periods end.
-            if self.measured_writes && now_ns.saturating_sub(planner.measured_ns) >= self.periods.length_ns {
+            if self.measured_writes
+                && now_ns.saturating_sub(planner.measured_ns) >= self.periods.length_ns
+            {
                 planner.measured_ns = now_ns;
                 let [reads, writes] = [
                     [self.sum(|line| &line.reads.sum_ns), self.sum(|line| &line.reads.count)],
@@ -374,8 +395,9 @@ mod tests {
 
     #[test]
     fn tokens_follow_the_weight_whatever_the_numbers() {
-        let share =
-            |tokens, weights, weight| Period::new(u16::MAX, tokens, weights).share(Weight::new(weight).unwrap());
+        let share = |tokens, weights, weight| {
+            Period::new(u16::MAX, tokens, weights).share(Weight::new(weight).unwrap())
+        };
         assert_eq!(share(1000, 100, 25), 250);
         assert_eq!(share(1, 1_000_000, 1), 1, "never none");
         assert_eq!(share(MAX_TOKENS, 1, 10_000), 1 << 47, "a weight that did not count");

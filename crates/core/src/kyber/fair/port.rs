@@ -1,8 +1,9 @@
 //! One port of Kyber-fairness: the three verbs.
 //!
-//! **The port's own.** For each flow a queue set and the tokens it has in hand, which may be negative: a request goes if
-//! there is one token, and what it costs beyond that is owed. Flows that have requests are in one of two lists: *ready*, served
-//! in turn, a batch each; and *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
+//! **The port's own.** For each flow a queue set and the tokens it has in hand, which may be
+//! negative: a request goes if there is one token, and what it costs beyond that is owed. Flows
+//! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
+//! *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
 //! they were taken in by one; debts outlive any.
 
 use alloc::boxed::Box;
@@ -86,7 +87,8 @@ impl<P: Platform> KyberFairPort<P> {
     pub(super) fn new(port: PortId, config: &KyberFairConfig, shared: Arc<Shared<P>>) -> Self {
         let (flows, tags) = (config.flows, config.tags);
         let units = Units::new(flows, tags, config.merge_bytes);
-        let free = Entry { cost: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
+        let free =
+            Entry { cost: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
         let period = shared.periods.now();
         let local = Local {
             port,
@@ -112,11 +114,21 @@ impl<P: Platform> KyberFairPort<P> {
 
 impl<P: Platform> Port for KyberFairPort<P> {
     #[inline]
-    fn submit(&mut self, _now_ns: u64, request: &Request, _wake: &mut PortSet) -> Result<Submitted, SubmitError> {
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
         let KyberFairPort { shared, local } = self;
         let free = |entry: &&mut Entry| entry.state == State::Free;
-        let entry = local.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let weight = local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let entry = local
+            .entries
+            .get_mut(request.tag.0 as usize)
+            .filter(free)
+            .ok_or(SubmitError::BadTag)?;
+        let weight =
+            local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let slot = request.flow.slot();
         let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;
         if flow.owner != Some(request.flow) {
@@ -216,7 +228,12 @@ impl Local {
 
     /// Whether the flow has a token in hand, or can take some from its pot.
     #[inline]
-    fn has_tokens<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, wake: &mut PortSet) -> bool {
+    fn has_tokens<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        slot: u32,
+        wake: &mut PortSet,
+    ) -> bool {
         let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
         flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, slot, wake)
     }
@@ -240,7 +257,9 @@ impl Local {
             }
             let taken = pot.take(self.period, flow.weight, flow.tokens.unsigned_abs());
             match taken {
-                Taken::Some(tokens) | Taken::Last(tokens) => flow.tokens = flow.tokens.wrapping_add_unsigned(tokens),
+                Taken::Some(tokens) | Taken::Last(tokens) => {
+                    flow.tokens = flow.tokens.wrapping_add_unsigned(tokens)
+                }
                 Taken::None => return false,
                 Taken::Stale => {
                     self.follow(shared, shared.periods.now());
@@ -273,14 +292,19 @@ impl Local {
         self.units.begin(unit?)
     }
 
-    /// Sends a request, which its flow pays for; of a command of several, the last one counts as outstanding.
+    /// Sends a request, which its flow pays for; of a command of several, the last one counts as
+    /// outstanding.
     #[inline]
     fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
         let next = next_of(piece);
         let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
         entry.state = State::Issued;
         entry.issued_ns = now_ns;
-        let charge = if entry.domain == Domain::Write { (entry.cost * self.write_ratio) >> 8 } else { entry.cost };
+        let charge = if entry.domain == Domain::Write {
+            (entry.cost * self.write_ratio) >> 8
+        } else {
+            entry.cost
+        };
         if let Some(flow) = self.flows.get_mut(entry.flow as usize) {
             flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
         }
@@ -300,19 +324,30 @@ impl Local {
         next
     }
 
-    /// All that is staged here is out of tokens. What the port does, unless there is another period by now.
+    /// All that is staged here is out of tokens. What the port does, unless there is another period
+    /// by now.
     #[cold]
-    fn starve<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
+    fn starve<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        now_ns: u64,
+        wake: &mut PortSet,
+    ) -> Option<Next> {
         shared.periods.enlist(self.port);
         let now = shared.periods.now();
         if now.number() == self.period.number() {
             let due_ns = shared.due_ns(now, now_ns);
-            let begun =
-                if due_ns.is_some_and(|due_ns| due_ns <= now_ns) { shared.begin_period(now, now_ns) } else { None };
+            let begun = if due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+                shared.begin_period(now, now_ns)
+            } else {
+                None
+            };
             let Some(mut sleepers) = begun else {
                 self.blocks += 1;
                 self.show(shared);
-                return Some(due_ns.filter(|&due_ns| due_ns > now_ns).map_or(Next::Blocked, Next::WaitUntil));
+                return Some(
+                    due_ns.filter(|&due_ns| due_ns > now_ns).map_or(Next::Blocked, Next::WaitUntil),
+                );
             };
             sleepers.remove(self.port);
             self.wake(shared, sleepers, wake);

@@ -1,31 +1,36 @@
 //! How many tokens the next period gets, and what a write costs: the paper's Section 4.3.
 //!
 //! # Algorithm 1, reconstructed
-//! The paper's Algorithm 1 is a picture; the text around it says: record the used tokens `u_i` and the throttled time `t_i` of
-//! each flow; average the used ones; their sum predicts what the next period needs; "if throttled time of cgroup is shorter than
-//! allocation period, the predicted number increases, otherwise it decreases"; hand it out by weight. What this is
-//! taken to mean:
+//! The paper's Algorithm 1 is a picture; the text around it says: record the used tokens `u_i` and
+//! the throttled time `t_i` of each flow; average the used ones; their sum predicts what the next
+//! period needs; "if throttled time of cgroup is shorter than allocation period, the predicted
+//! number increases, otherwise it decreases"; hand it out by weight. What this is taken to mean:
 //!
-//! - *Throttled time* can only be the time *after which* a flow was throttled. (Time spent throttled is always shorter
-//!   than the period in which it is spent, and the number would only ever increase.) If tokens ran out before the
-//!   period's end they were too few; if they did not, too many. The period ends as soon as the last active flow has
-//!   run out, so the greatest `t_i` is the length `L` of the period that was, and one clock serves all flows.
-//! - *By how much?* The paper does not say. `U` tokens in a time `L` are `U P / L` in a whole period `P`: the rate at which the
-//!   device served, which is what tokens stand for. If all ran out early that is more than before, and if time ran out
-//!   with tokens left (`L = P`, `U` less than was handed out) it is less: the rule as stated, with a size.
-//! - *Average.* The sum of the flows' averages is the average of their sum, so one is kept: used tokens over time, both
-//!   halved whenever the time exceeds four periods. When time ran out the last period counts by itself if
-//!   it is less: a device that has slowed down (garbage collection) is followed at once, since too many tokens cost
-//!   fairness, and too few only another beginning.
-//! - *For the same reason* a sixteenth is taken off: in a steady state the tokens run out shortly before the time does.
-//! - *Slowly.* The number at most doubles or halves from one period to the next: the first requests of a burst go to an empty
-//!   device at no rate at all. If all have run out without anything used, all is owed for requests larger than
-//!   their flows' tokens: then it doubles until something can go, for that period only.
+//! - *Throttled time* can only be the time *after which* a flow was throttled. (Time spent
+//!   throttled is always shorter than the period in which it is spent, and the number would only
+//!   ever increase.) If tokens ran out before the period's end they were too few; if they did not,
+//!   too many. The period ends as soon as the last active flow has run out, so the greatest `t_i`
+//!   is the length `L` of the period that was, and one clock serves all flows.
+//! - *By how much?* The paper does not say. `U` tokens in a time `L` are `U P / L` in a whole
+//!   period `P`: the rate at which the device served, which is what tokens stand for. If all ran
+//!   out early that is more than before, and if time ran out with tokens left (`L = P`, `U` less
+//!   than was handed out) it is less: the rule as stated, with a size.
+//! - *Average.* The sum of the flows' averages is the average of their sum, so one is kept: used
+//!   tokens over time, both halved whenever the time exceeds four periods. When time ran out the
+//!   last period counts by itself if it is less: a device that has slowed down (garbage collection)
+//!   is followed at once, since too many tokens cost fairness, and too few only another beginning.
+//! - *For the same reason* a sixteenth is taken off: in a steady state the tokens run out shortly
+//!   before the time does.
+//! - *Slowly.* The number at most doubles or halves from one period to the next: the first requests
+//!   of a burst go to an empty device at no rate at all. If all have run out without anything used,
+//!   all is owed for requests larger than their flows' tokens: then it doubles until something can
+//!   go, for that period only.
 //!
-//! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a millisecond wide for reads and
-//! 2.5 for writes: on an SSD all are in the first and the ratio is that of the targets, 5. So exact sums are kept instead,
-//! mean over mean, whenever a period's time has passed, moved a quarter of the way. Where most of the latency is queueing in the device both kinds
-//! have it, and the ratio understates; an operator who knows better sets the costs.
+//! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a
+//! millisecond wide for reads and 2.5 for writes: on an SSD all are in the first and the ratio is
+//! that of the targets, 5. So exact sums are kept instead, mean over mean, whenever a period's time
+//! has passed, moved a quarter of the way. Where most of the latency is queueing in the device both
+//! kinds have it, and the ratio understates; an operator who knows better sets the costs.
 
 use crate::config::ConfigError;
 
@@ -105,8 +110,8 @@ impl Predictor {
         (self.periods, self.tokens)
     }
 
-    /// The tokens of the period that begins now. `used` counts those used since the start, over all ports; `ran_out_early`
-    /// says that the last period ended because all had run out.
+    /// The tokens of the period that begins now. `used` counts those used since the start, over all
+    /// ports; `ran_out_early` says that the last period ended because all had run out.
     pub(super) fn next(&mut self, now_ns: u64, used: u64, ran_out_early: bool) -> u64 {
         self.periods += 1;
         let used = used.wrapping_sub(core::mem::replace(&mut self.used_before, used)).min(1 << 46);
@@ -159,7 +164,8 @@ impl Ratio {
     /// So many of each kind are needed.
     const SAMPLES: u64 = 32;
 
-    /// The ratio, given latency (nanoseconds) and number of all reads and all writes since the start.
+    /// The ratio, given latency (nanoseconds) and number of all reads and all writes since the
+    /// start.
     pub(super) fn update(&mut self, reads: [u64; 2], writes: [u64; 2]) -> u64 {
         let since = |[ns, count]: [u64; 2], [ns_before, count_before]: [u64; 2]| {
             [ns.wrapping_sub(ns_before), count.wrapping_sub(count_before)]
@@ -186,13 +192,22 @@ mod tests {
     const MS: u64 = 1_000_000;
     const PERIOD: u64 = 100 * MS;
 
-    /// A device of so many bytes per 100 ms under full load: gives the tokens after each of `periods` periods. A period
-    /// ends when the tokens have been served, or its time is over.
-    fn follow(predictor: &mut Predictor, clock: &mut (u64, u64), capacity: u64, periods: u32) -> u64 {
+    /// A device of so many bytes per 100 ms under full load: gives the tokens after each of
+    /// `periods` periods. A period ends when the tokens have been served, or its time is over.
+    fn follow(
+        predictor: &mut Predictor,
+        clock: &mut (u64, u64),
+        capacity: u64,
+        periods: u32,
+    ) -> u64 {
         let mut tokens = predictor.state().1;
         for _ in 0..periods {
             let served = tokens.min(capacity);
-            let length = if tokens < capacity { PERIOD * (tokens / 1024) / (capacity / 1024) } else { PERIOD };
+            let length = if tokens < capacity {
+                PERIOD * (tokens / 1024) / (capacity / 1024)
+            } else {
+                PERIOD
+            };
             clock.0 += length;
             clock.1 += served;
             tokens = predictor.next(clock.0, clock.1, tokens < capacity);
@@ -253,7 +268,11 @@ mod tests {
         assert_eq!(ratio.update([0, 0], [0, 0]), Ratio::ONE);
         assert_eq!(ratio.update([100_000, 100], [3000, 31]), Ratio::ONE, "too few writes");
         assert_eq!(ratio.update([100_000, 100], [300_000, 100]), 3 * Ratio::ONE);
-        assert_eq!(ratio.update([200_000, 200], [400_000, 200]), 5 * Ratio::ONE / 2, "a quarter of the way to 1");
+        assert_eq!(
+            ratio.update([200_000, 200], [400_000, 200]),
+            5 * Ratio::ONE / 2,
+            "a quarter of the way to 1"
+        );
         assert_eq!(Ratio::default().update([1, 100], [u64::MAX, 100]), Ratio::MAX);
         assert_eq!(Ratio::default().update([u64::MAX, 100], [1, 100]), Ratio::ONE);
     }

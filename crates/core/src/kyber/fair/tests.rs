@@ -8,7 +8,8 @@ use crate::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
 const MS: u64 = 1_000_000;
 const TOKENS: u64 = 4000;
 
-/// One port, so many flows of these weights, 4000 tokens a period, busy with 1, and requests that cost their length.
+/// One port, so many flows of these weights, 4000 tokens a period, busy with 1, and requests that
+/// cost their length.
 fn setup<const N: usize>(weights: [u16; N]) -> (KyberFair, Vec<KyberFairPort>, [FlowId; N]) {
     let config = KyberFairConfig {
         busy: 1,
@@ -21,7 +22,13 @@ fn setup<const N: usize>(weights: [u16; N]) -> (KyberFair, Vec<KyberFairPort>, [
     (policy, ports, flows)
 }
 
-fn submit(port: &mut KyberFairPort, tag: u32, flow: FlowId, op: Op, length: u32) -> Result<Submitted, SubmitError> {
+fn submit(
+    port: &mut KyberFairPort,
+    tag: u32,
+    flow: FlowId,
+    op: Op,
+    length: u32,
+) -> Result<Submitted, SubmitError> {
     port.submit(0, &Request { tag: Tag(tag), flow, op, offset: 0, length }, &mut { PortSet::EMPTY })
 }
 
@@ -33,7 +40,8 @@ fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
     issued
 }
 
-/// Lets both flows send once in one period, so that they count in the next, which begins at `now_ns`.
+/// Lets both flows send once in one period, so that they count in the next, which begins at
+/// `now_ns`.
 fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
@@ -57,7 +65,8 @@ fn tokens_follow_weights_and_a_period_ends_when_all_have_run_out() {
     for tag in 0..20 {
         submit(port, tag, a, Op::Read, 200).unwrap();
     }
-    // 1000 tokens: five requests; a sixth would be the next period's, which is not due while these are on the device.
+    // 1000 tokens: five requests; a sixth would be the next period's, which is not due while these
+    // are on the device.
     assert_eq!(issue_all(port, 100 * MS).len(), 5);
     assert_eq!(port.next(100 * MS, &mut { PortSet::EMPTY }), Next::Blocked);
     for tag in 100..114 {
@@ -65,11 +74,15 @@ fn tokens_follow_weights_and_a_period_ends_when_all_have_run_out() {
     }
     assert_eq!(issue_all(port, 100 * MS), (100..114).collect::<Vec<_>>());
     assert_eq!(tokens(&policy).periods, periods);
-    // b has 202 tokens left, two of them from the warm-up. With these gone a new period begins at once, for both.
+    // b has 202 tokens left, two of them from the warm-up. With these gone a new period begins at
+    // once, for both.
     (114..117).for_each(|tag| assert!(submit(port, tag, b, Op::Read, 200).is_ok()));
     let issued = issue_all(port, 100 * MS);
     assert_eq!(tokens(&policy).periods, periods + 1);
-    assert!(issued.starts_with(&[114, 115]) && issued.contains(&116) && issued.len() >= 6, "{issued:?}");
+    assert!(
+        issued.starts_with(&[114, 115]) && issued.contains(&116) && issued.len() >= 6,
+        "{issued:?}"
+    );
 }
 
 #[test]
@@ -85,7 +98,8 @@ fn a_period_ends_in_time_whoever_has_tokens_left() {
     assert!(wake.is_empty());
     assert_eq!(policy.tick(200 * MS, wake), Some(300 * MS));
     assert!(wake.contains(PortId(0)));
-    // b was not active: a has all the tokens, and whenever it has run out all have, and a new period begins.
+    // b was not active: a has all the tokens, and whenever it has run out all have, and a new
+    // period begins.
     let periods = tokens(&policy).periods;
     assert_eq!(issue_all(port, 200 * MS).len(), 18);
     assert_eq!(tokens(&policy).periods, periods + 2);
@@ -109,8 +123,8 @@ fn nobody_waits_beside_an_idle_device() {
     assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
 }
 
-/// a of weight 100 is out of tokens 10 ms into a period; b, which has nearly all, has as many requests outstanding as keep the device
-/// `busy`. Gives a's port and b's.
+/// a of weight 100 is out of tokens 10 ms into a period; b, which has nearly all, has as many
+/// requests outstanding as keep the device `busy`. Gives a's port and b's.
 fn out_of_tokens_beside(busy: u32, patience: u32) -> (KyberFair, [KyberFairPort; 2], FlowId) {
     let config = KyberFairConfig {
         busy,
@@ -128,7 +142,11 @@ fn out_of_tokens_beside(busy: u32, patience: u32) -> (KyberFair, [KyberFairPort;
     (0..3).for_each(|tag| assert!(submit(&mut ports[0], tag, flows[0], Op::Read, 100).is_ok()));
     assert_eq!(issue_all(&mut ports[0], 110 * MS), [0], "100 tokens");
     ports[0].complete(110 * MS, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
-    assert_eq!(ports[0].next(110 * MS, &mut { PortSet::EMPTY }), Next::Blocked, "b keeps the device busy");
+    assert_eq!(
+        ports[0].next(110 * MS, &mut { PortSet::EMPTY }),
+        Next::Blocked,
+        "b keeps the device busy"
+    );
     (policy, ports, flows[1])
 }
 
@@ -183,12 +201,15 @@ fn without_patience_and_beside_an_idle_device_a_period_ends_at_once() {
     assert!(matches!(first.next(110 * MS + 1, &mut { PortSet::EMPTY }), Next::Issue { .. }));
 }
 
-/// While one waits out its patience nobody is woken again; if it does not act when that is over, the next completion wakes one who will.
+/// While one waits out its patience nobody is woken again; if it does not act when that is over,
+/// the next completion wakes one who will.
 #[test]
 fn patience_that_is_over_calls_for_help() {
     let (_policy, [mut first, mut second], _) = out_of_tokens_beside(6, 64);
     let due_ns = 110 * MS + 10 * MS / 64;
-    for (tag, now_ns, woken) in [(0, 110 * MS, true), (1, 110 * MS, false), (2, due_ns - 1, false), (3, due_ns, true)] {
+    for (tag, now_ns, woken) in
+        [(0, 110 * MS, true), (1, 110 * MS, false), (2, due_ns - 1, false), (3, due_ns, true)]
+    {
         let wake = &mut { PortSet::EMPTY };
         second.complete(now_ns, Tag(tag), Outcome::Done, wake);
         assert_eq!(!wake.is_empty(), woken, "tag {tag}");
@@ -241,7 +262,8 @@ fn writes_cost_the_measured_ratio() {
     assert!((5..=7).contains(&issued.len()), "{issued:?}");
 }
 
-/// Where all always want more than they have no period ever lasts its time: each ends as the last of them runs out.
+/// Where all always want more than they have no period ever lasts its time: each ends as the last
+/// of them runs out.
 #[test]
 fn the_ratio_is_measured_however_early_periods_end() {
     let (policy, mut ports, [a, b]) = setup([100, 100]);
@@ -260,12 +282,18 @@ fn the_ratio_is_measured_however_early_periods_end() {
             now_ns += MS;
             for tag in tags {
                 let latency_ns = if tag < 32 { 100_000 } else { 350_000 };
-                port.complete(now_ns - MS + latency_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+                port.complete(now_ns - MS + latency_ns, Tag(tag), Outcome::Done, &mut {
+                    PortSet::EMPTY
+                });
             }
         }
     }
     let TokenStats { periods: now, write_percent, .. } = tokens(&policy);
-    assert!(now - periods > 200 && now_ns < (now - periods) * 50 * MS, "{} periods in {now_ns} ns", now - periods);
+    assert!(
+        now - periods > 200 && now_ns < (now - periods) * 50 * MS,
+        "{} periods in {now_ns} ns",
+        now - periods
+    );
     assert_eq!(write_percent, 350);
 }
 

@@ -1,17 +1,21 @@
 //! Reads and writes through the page cache that are done on the spot, without the ring.
 //!
-//! **Problem.** A read that the page cache can answer and a write that it can take are a copy of memory. The ring does such a read on
-//! the spot, too, but a write of a file system that cannot promise not to wait (ext4) goes to a worker thread: a wake-up and a
-//! switch each way, several times what the write itself costs, and one at a time for each file, as workers take turns there.
-//! **Model.** The shard does them itself. A read says that it must not wait (`RWF_NOWAIT`) and goes by the ring if it would have to.
-//! A write might wait for the disk, and with it everybody on this shard: for a page of which it changes a part, so that only whole
-//! pages are written here, and for the disk to take what is dirty, which the kernel makes writers wait for by pauses of many
-//! milliseconds. So each is timed, and those in which the thread has slept for more than [`LONG_NS`] are added up: as long as they have
-//! taken more than one part in [`RARE`] of the time, beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard
-//! waits, whatever the disk does. Shorter sleeps are turns at the file's lock, which a worker would have to wait for as well.
-//! A thread that had to let another one run has not slept: where CPUs are scarce a write takes long for that, and a worker's would
-//! take longer. The kernel counts either; it is asked once a turn, and again when a write has taken long.
-//! What has to be on stable storage (FUA) waits for the disk, and never goes here; nor does what goes past the page cache.
+//! **Problem.** A read that the page cache can answer and a write that it can take are a copy of
+//! memory. The ring does such a read on the spot, too, but a write of a file system that cannot
+//! promise not to wait (ext4) goes to a worker thread: a wake-up and a switch each way, several
+//! times what the write itself costs, and one at a time for each file, as workers take turns there.
+//! **Model.** The shard does them itself. A read says that it must not wait (`RWF_NOWAIT`) and goes
+//! by the ring if it would have to. A write might wait for the disk, and with it everybody on this
+//! shard: for a page of which it changes a part, so that only whole pages are written here, and for
+//! the disk to take what is dirty, which the kernel makes writers wait for by pauses of many
+//! milliseconds. So each is timed, and those in which the thread has slept for more than
+//! [`LONG_NS`] are added up: as long as they have taken more than one part in [`RARE`] of the time,
+//! beyond [`TOLERANCE_NS`], writes go by the ring. That bounds what a shard waits, whatever the
+//! disk does. Shorter sleeps are turns at the file's lock, which a worker would have to wait for as
+//! well. A thread that had to let another one run has not slept: where CPUs are scarce a write
+//! takes long for that, and a worker's would take longer. The kernel counts either; it is asked
+//! once a turn, and again when a write has taken long. What has to be on stable storage (FUA) waits
+//! for the disk, and never goes here; nor does what goes past the page cache.
 
 use std::fs::File;
 use std::io;
@@ -99,14 +103,16 @@ fn sleeps() -> i64 {
     usage.ru_nvcsw
 }
 
-/// Reads what is in the page cache; `None` if some of it, or all, is not, or cannot be read in this way.
+/// Reads what is in the page cache; `None` if some of it, or all, is not, or cannot be read in this
+/// way.
 ///
 /// # Safety
 /// The pieces are writable memory that nobody else has.
 pub(super) unsafe fn read(file: &File, pieces: &[libc::iovec], offset: u64) -> Option<i32> {
     let (pointer, count) = (pieces.as_ptr(), pieces.len() as i32);
     // SAFETY: the caller vouches for the pieces.
-    let result = unsafe { libc::preadv2(file.as_raw_fd(), pointer, count, offset as i64, libc::RWF_NOWAIT) };
+    let result =
+        unsafe { libc::preadv2(file.as_raw_fd(), pointer, count, offset as i64, libc::RWF_NOWAIT) };
     // Errors are found out once more, and at leisure, by the ring.
     if result < 0 { None } else { Some(result as i32) }
 }

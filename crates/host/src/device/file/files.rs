@@ -1,17 +1,22 @@
-//! The files of a file device: those it was opened with, those that came later, and those that are about to go.
+//! The files of a file device: those it was opened with, those that came later, and those that are
+//! about to go.
 //!
-//! **Problem.** Queues use a file at every command, from their own threads, and the kernel through their rings; a file that nobody
-//! is to use any more must be closed, and its number be another's, without a command of the one reaching the other.
+//! **Problem.** Queues use a file at every command, from their own threads, and the kernel through
+//! their rings; a file that nobody is to use any more must be closed, and its number be another's,
+//! without a command of the one reaching the other.
 //!
-//! **Model.** A table behind a lock, which says what is open, and a version, which changes with it. Each queue has a table of
-//! its own ([`FileQueue`](super::FileQueue)), from which alone it serves, and makes it equal to this one when it finds that the version has changed: in
-//! every turn, and when a command names a file that it does not know. What it has it holds by an `Arc`. A file that nobody wants any more
-//! *lingers* as long as commands name it. Then it is *retired*: queues let go of it, each when none of its operations names it. Nobody
-//! but the table holds it then, it is closed, and only now its number may be another's: so no queue has the old file under a number
+//! **Model.** A table behind a lock, which says what is open, and a version, which changes with it.
+//! Each queue has a table of its own ([`FileQueue`](super::FileQueue)), from which alone it serves,
+//! and makes it equal to this one when it finds that the version has changed: in every turn, and
+//! when a command names a file that it does not know. What it has it holds by an `Arc`. A file that
+//! nobody wants any more *lingers* as long as commands name it. Then it is *retired*: queues let go
+//! of it, each when none of its operations names it. Nobody but the table holds it then, it is
+//! closed, and only now its number may be another's: so no queue has the old file under a number
 //! that it is told means a new one. Until then it is taken back if somebody wants that file again.
 //!
-//! *Memory ordering.* The version changes under the lock, after the table. A queue reads the version (Acquire), then the table
-//! under the lock; if it changes in between, the queue looks once more than it would have had to.
+//! *Memory ordering.* The version changes under the lock, after the table. A queue reads the
+//! version (Acquire), then the table under the lock; if it changes in between, the queue looks once
+//! more than it would have had to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,7 +49,9 @@ impl Slot {
     fn backing(&self) -> Option<&Arc<Backing>> {
         match self {
             Slot::Nothing | Slot::Reserved => None,
-            Slot::Open(backing) | Slot::Lingering(backing) | Slot::Retired(backing) => Some(backing),
+            Slot::Open(backing) | Slot::Lingering(backing) | Slot::Retired(backing) => {
+                Some(backing)
+            }
         }
     }
 
@@ -96,7 +103,8 @@ impl Files {
         self.slots().iter().filter_map(Slot::backing).cloned().collect()
     }
 
-    /// One more: one that nobody wanted and that is the same file, or what `open` gives. Gives its number.
+    /// One more: one that nobody wanted and that is the same file, or what `open` gives. Gives its
+    /// number.
     pub(super) fn add(
         &self,
         spec: &FileSpec,
@@ -109,7 +117,8 @@ impl Files {
         // Opening takes its time, and queues must not wait for it.
         let opened = open().map(Arc::new);
         let mut slots = self.slots();
-        slots[usize::from(number)] = opened.as_ref().map_or(Slot::Nothing, |backing| Slot::Open(backing.clone()));
+        slots[usize::from(number)] =
+            opened.as_ref().map_or(Slot::Nothing, |backing| Slot::Open(backing.clone()));
         self.is_changed();
         opened.map(|backing| (number, backing))
     }
@@ -124,7 +133,11 @@ impl Files {
         let Some(number) = slots.iter().position(is_it) else { return Ok(None) };
         let Some(backing) = slots[number].backing().cloned() else { return Ok(None) };
         if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != backing.size) {
-            return Err(DeviceError::OtherSize { path: spec.path.clone(), actual: backing.size, wanted });
+            return Err(DeviceError::OtherSize {
+                path: spec.path.clone(),
+                actual: backing.size,
+                wanted,
+            });
         }
         slots[number] = Slot::Open(backing.clone());
         self.is_changed();
@@ -134,7 +147,8 @@ impl Files {
     /// A number that nobody has.
     fn reserve(&self) -> Result<u16, DeviceError> {
         let mut slots = self.slots();
-        let number = slots.iter().position(|slot| matches!(slot, Slot::Nothing)).unwrap_or(slots.len());
+        let number =
+            slots.iter().position(|slot| matches!(slot, Slot::Nothing)).unwrap_or(slots.len());
         if number == self.room {
             return Err(DeviceError::LaterFiles(self.room));
         }

@@ -1,30 +1,33 @@
 //! The file device: regular files or block devices through the shard's io_uring.
 //!
-//! One device has one file or many (one per tenant), and they may come and go while it is used (`files`). Each shard registers them
-//! with its ring. Files that allow it are accessed past the page cache (`O_DIRECT`), with the registered buffer where the memory
-//! lies in one.
+//! One device has one file or many (one per tenant), and they may come and go while it is used
+//! (`files`). Each shard registers them with its ring. Files that allow it are accessed past the
+//! page cache (`O_DIRECT`), with the registered buffer where the memory lies in one.
 //!
-//! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a command is carried out
-//! as a sequence of parts: whole blocks straight between memory and file, and blocks of which only a part is
-//! concerned by way of a bounce buffer. Reads fetch the blocks around the range; writes read the block, change it
-//! and write it back, under the guard of `device::guard`. Through the page cache the kernel does all this, and each
-//! command is one part, done on the spot where that takes no waiting (`at_once`), or not done at all where the data can be had from the cache
-//! (`in_place`). Discards shrink to whole blocks.
+//! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a
+//! command is carried out as a sequence of parts: whole blocks straight between memory and file,
+//! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
+//! around the range; writes read the block, change it and write it back, under the guard of
+//! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
+//! done on the spot where that takes no waiting (`at_once`), or not done at all where the data can
+//! be had from the cache (`in_place`). Discards shrink to whole blocks.
 //!
-//! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the end
-//! for writing zeroes). Both are acknowledged only when the kernel has answered, which it does once the device
-//! has the data on stable storage; this process caches no data of its own. So nothing that was flushed or
-//! written with FUA is lost when the process is killed, at whatever moment. (Writes that are not flushed are with the
-//! kernel or the device when they are acknowledged: those, too, survive a kill, but not a power cut.)
+//! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
+//! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
+//! answered, which it does once the device has the data on stable storage; this process caches no
+//! data of its own. So nothing that was flushed or written with FUA is lost when the process is
+//! killed, at whatever moment. (Writes that are not flushed are with the kernel or the device when
+//! they are acknowledged: those, too, survive a kill, but not a power cut.)
 //!
-//! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's errno. Short reads and
-//! writes are continued; `EAGAIN` and `EINTR` are tried again. What a file has lost at its end reads as zeroes.
-//! A discard that is not supported succeeds, being advice. Zeroing that is not supported is done by writing zeroes,
-//! unless the command wants to be fast or fail.
+//! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
+//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. What a file
+//! has lost at its end reads as zeroes. A discard that is not supported succeeds, being advice.
+//! Zeroing that is not supported is done by writing zeroes, unless the command wants to be fast or
+//! fail.
 //!
-//! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line, in
-//! order. A queue has as many operations as the shard has commands on their way, and at most one io_uring
-//! operation each.
+//! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line,
+//! in order. A queue has as many operations as the shard has commands on their way, and at most one
+//! io_uring operation each.
 
 use std::io;
 use std::sync::Arc;
@@ -89,15 +92,22 @@ impl FileDevice {
         if files.is_empty() || files.len() > usize::from(u16::MAX) + 1 {
             return Err(DeviceError::FileCount(files.len()));
         }
-        let backings =
-            files.iter().map(|spec| Backing::open(spec, direct, Patience::Wait)).collect::<Result<Vec<_>, _>>()?;
+        let backings = files
+            .iter()
+            .map(|spec| Backing::open(spec, direct, Patience::Wait))
+            .collect::<Result<Vec<_>, _>>()?;
         let kind = if backings[0].is_block_device { "block device" } else { "file" };
-        let others = if files.len() > 1 { format!(" and {} more", files.len() - 1) } else { String::new() };
+        let others =
+            if files.len() > 1 { format!(" and {} more", files.len() - 1) } else { String::new() };
         let info = Info {
             name: format!("{kind} {}{others}", files[0].path.display()),
             sizes: backings.iter().map(|backing| backing.size).collect(),
             block_size: backings.iter().map(|backing| backing.block).max().unwrap_or(1),
-            preferred_size: backings.iter().map(|backing| backing.preferred_size).max().unwrap_or(4096),
+            preferred_size: backings
+                .iter()
+                .map(|backing| backing.preferred_size)
+                .max()
+                .unwrap_or(4096),
             has_classes: false,
             // The blocks at the edges are left as they are, and not every backing store obliges.
             discard_zeroes: false,
@@ -106,8 +116,8 @@ impl FileDevice {
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
-    /// Opens (or creates) one more file, or keeps one that was to be closed; gives its number and its size in bytes, which has to suit. Waits
-    /// for nobody who has it.
+    /// Opens (or creates) one more file, or keeps one that was to be closed; gives its number and
+    /// its size in bytes, which has to suit. Waits for nobody who has it.
     pub fn add(
         &self,
         spec: &FileSpec,
@@ -124,19 +134,21 @@ impl FileDevice {
         Ok((number, backing.size))
     }
 
-    /// Nobody wants this file any more: when no command names it, it is to be retired. [`Self::add`] takes it back until it is closed.
+    /// Nobody wants this file any more: when no command names it, it is to be retired.
+    /// [`Self::add`] takes it back until it is closed.
     pub fn linger(&self, number: u16) {
         self.shared.files.linger(number);
     }
 
-    /// Begins to close a file that lingers, and that no command names any more: every queue gives it up in its next turn, if it has one. What
-    /// is given is to be settled, by a thread that may wait. Nothing if it does not linger.
+    /// Begins to close a file that lingers, and that no command names any more: every queue gives
+    /// it up in its next turn, if it has one. What is given is to be settled, by a thread that may
+    /// wait. Nothing if it does not linger.
     pub fn retire(&self, number: u16) -> Option<Unsettled> {
         self.shared.files.retire(number).map(|backing| Unsettled { backing })
     }
 
-    /// Closes a file that was retired, if it is settled and all queues have given it up. True if nothing is left to be done; its number
-    /// may then be another file's.
+    /// Closes a file that was retired, if it is settled and all queues have given it up. True if
+    /// nothing is left to be done; its number may then be another file's.
     pub fn close(&self, number: u16) -> bool {
         self.shared.files.close(number)
     }
@@ -162,7 +174,8 @@ impl Device for FileDevice {
         let backing = self.shared.files.get(file);
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let backing = backing.ok_or_else(invalid)?;
-        let end = offset.checked_add(length).filter(|&end| end <= backing.size).ok_or_else(invalid)?;
+        let end =
+            offset.checked_add(length).filter(|&end| end <= backing.size).ok_or_else(invalid)?;
         if backing.is_block_device || length == 0 {
             return Ok(vec![Extent { length, is_hole: false }]);
         }
@@ -178,10 +191,15 @@ impl Device for FileDevice {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.shared.files.all().iter().try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+        self.shared
+            .files
+            .all()
+            .iter()
+            .try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
     }
 
-    /// Direct I/O pins the pages of every other buffer on every command. The page cache only copies.
+    /// Direct I/O pins the pages of every other buffer on every command. The page cache only
+    /// copies.
     fn has_fixed_buffers(&self) -> bool {
         self.is_direct()
     }

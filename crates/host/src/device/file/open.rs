@@ -1,11 +1,12 @@
 //! Opening one backing file: creating it, locking it, and finding out how it wants to be accessed.
 //!
-//! A file is served by one process at a time: a regular file is locked with `flock`, a block device is opened with
-//! `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to leave it alone. Both are tried for
-//! a while when a server starts, as there are holders who are about to let go: udev looks at a block device that has just appeared, and
-//! the kernel takes an io_uring with registered files apart some time *after* the process that had it is gone, so a
-//! server that is started again at once would find its own files taken. A server that runs tries once ([`Patience`]): it is
-//! its control thread that would wait.
+//! A file is served by one process at a time: a regular file is locked with `flock`, a block device
+//! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to
+//! leave it alone. Both are tried for a while when a server starts, as there are holders who are
+//! about to let go: udev looks at a block device that has just appeared, and the kernel takes an
+//! io_uring with registered files apart some time *after* the process that had it is gone, so a
+//! server that is started again at once would find its own files taken. A server that runs tries
+//! once ([`Patience`]): it is its control thread that would wait.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -40,8 +41,8 @@ pub(super) enum Patience {
 pub struct FileSpec {
     /// Where it is: a regular file or a block device.
     pub path: PathBuf,
-    /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists it must have just
-    /// this size.
+    /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists
+    /// it must have just this size.
     pub create_size: Option<u64>,
 }
 
@@ -64,7 +65,8 @@ pub(super) struct Backing {
     pub(super) is_block_device: bool,
     /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
     pub(super) block: u32,
-    /// Offsets and lengths of zeroing and discarding are multiples of this: `block`, but on block devices always theirs.
+    /// Offsets and lengths of zeroing and discarding are multiples of this: `block`, but on block
+    /// devices always theirs.
     pub(super) zero_block: u32,
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
@@ -114,12 +116,17 @@ impl Drop for Backing {
 }
 
 impl Backing {
-    /// Whether zeroing writes nothing: where it has been seen to work. The kernel zeroes a range of a block device by writing if the
-    /// device has no command for it, and does not say so; where it has one, holes can be punched as well.
+    /// Whether zeroing writes nothing: where it has been seen to work. The kernel zeroes a range of
+    /// a block device by writing if the device has no command for it, and does not say so; where it
+    /// has one, holes can be punched as well.
     pub(super) fn zeroes_by_map(&self, no_hole: bool) -> bool {
         let punches = self.punch.works();
         let is_asked_to_punch = !no_hole && !self.punch.is_refused();
-        if is_asked_to_punch { punches } else { self.zero_range.works() && (punches || !self.is_block_device) }
+        if is_asked_to_punch {
+            punches
+        } else {
+            self.zero_range.works() && (punches || !self.is_block_device)
+        }
     }
 
     /// Whether it is what one finds under this path now.
@@ -129,19 +136,27 @@ impl Backing {
             false => (metadata.dev(), metadata.ino()),
         };
         match (self.file.metadata(), std::fs::metadata(path)) {
-            (Ok(ours), Ok(theirs)) => ours.file_type() == theirs.file_type() && identity(ours) == identity(theirs),
+            (Ok(ours), Ok(theirs)) => {
+                ours.file_type() == theirs.file_type() && identity(ours) == identity(theirs)
+            }
             _ => false,
         }
     }
 
     /// Opens, and creates if need be.
-    pub(super) fn open(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
+    pub(super) fn open(
+        spec: &FileSpec,
+        direct: Direct,
+        patience: Patience,
+    ) -> Result<Backing, DeviceError> {
         let path = &spec.path;
         let is_block_device = match std::fs::metadata(path) {
             Ok(metadata) if metadata.file_type().is_block_device() => true,
             Ok(metadata) if metadata.is_file() => false,
             Ok(_) => return Err(DeviceError::NotStorage { path: path.clone() }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Backing::create(spec, direct, patience),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Backing::create(spec, direct, patience);
+            }
             Err(error) => return Err(open_error(path, error)),
         };
         // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
@@ -168,7 +183,9 @@ impl Backing {
 
     fn create(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
         let path = &spec.path;
-        let Some(size) = spec.create_size else { return Err(DeviceError::Missing { path: path.clone() }) };
+        let Some(size) = spec.create_size else {
+            return Err(DeviceError::Missing { path: path.clone() });
+        };
         if size == 0 {
             return Err(DeviceError::Empty { path: path.clone() });
         }
@@ -194,20 +211,27 @@ impl Backing {
         is_block_device: bool,
         direct: Direct,
     ) -> Result<Backing, DeviceError> {
-        let statx = rustix::fs::statx(&file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::all());
+        let statx =
+            rustix::fs::statx(&file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::all());
         let preferred = statx.map_or(PAGE as u32, |statx| statx.stx_blksize);
         let (block, memory_align) = match direct {
             Direct::Off => (1, 1),
             Direct::On | Direct::Auto => match set_direct(&file, size, is_block_device) {
                 Ok(alignment) => alignment,
-                Err(why) if direct == Direct::On => return Err(DeviceError::NoDirect { path: path.into(), why }),
+                Err(why) if direct == Direct::On => {
+                    return Err(DeviceError::NoDirect { path: path.into(), why });
+                }
                 Err(why) => {
                     tracing::info!(path = %path.display(), "through the page cache, since {why}");
                     (1, 1)
                 }
             },
         };
-        let sector = if is_block_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(PAGE as u32) } else { 1 };
+        let sector = if is_block_device {
+            rustix::fs::ioctl_blksszget(&file).unwrap_or(PAGE as u32)
+        } else {
+            1
+        };
         Ok(Backing {
             size,
             is_block_device,
@@ -215,7 +239,10 @@ impl Backing {
             zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
-            gives_pages: block == 1 && memory_align == 1 && !is_block_device && in_place::is_possible(&file, size),
+            gives_pages: block == 1
+                && memory_align == 1
+                && !is_block_device
+                && in_place::is_possible(&file, size),
             punch: Support::default(),
             zero_range: Support::default(),
             file,
@@ -259,29 +286,43 @@ impl Patience {
 
 /// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).
 fn size_of(path: &Path, file: &File) -> Result<u64, DeviceError> {
-    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|error| io_error(path, "find its size")(error.into()))
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+        .map_err(|error| io_error(path, "find its size")(error.into()))
 }
 
 /// Gives a new file its size, and makes its name as durable as its contents will be.
 fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
-    file.set_len(size).and_then(|()| file.sync_all()).map_err(io_error(path, "give it its size"))?;
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io_error(path, "sync its directory"))
+    file.set_len(size)
+        .and_then(|()| file.sync_all())
+        .map_err(io_error(path, "give it its size"))?;
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(io_error(path, "sync its directory"))
 }
 
-/// Switches the file to direct I/O and answers the alignment of offsets and of addresses, or why not.
+/// Switches the file to direct I/O and answers the alignment of offsets and of addresses, or why
+/// not.
 fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32), String> {
     let (block, memory_align) = alignment(file, is_block_device)?;
-    if !block.is_power_of_two() || !memory_align.is_power_of_two() || block > BLOCK_MAX || memory_align > PAGE as u32 {
+    if !block.is_power_of_two()
+        || !memory_align.is_power_of_two()
+        || block > BLOCK_MAX
+        || memory_align > PAGE as u32
+    {
         return Err(format!("its alignment of {block} and {memory_align} bytes is not manageable"));
     }
     if !size.is_multiple_of(u64::from(block)) {
-        return Err(format!("its size of {size} bytes is not a multiple of its block size of {block}"));
+        return Err(format!(
+            "its size of {size} bytes is not a multiple of its block size of {block}"
+        ));
     }
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| error.to_string())?;
     let refused = |error: io::Error| format!("its file system refuses direct I/O ({error})");
     rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|error| refused(error.into()))?;
-    // Some accept the flag and then refuse to read. Other errors are about the data, and not for now.
+    // Some accept the flag and then refuse to read. Other errors are about the data, and not for
+    // now.
     match probe(file, block) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             rustix::fs::fcntl_setfl(file, flags).map_err(|error| error.to_string())?;
@@ -291,7 +332,8 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
     }
 }
 
-/// What the kernel says on the alignment of direct I/O, or else what works anywhere that it works at all.
+/// What the kernel says on the alignment of direct I/O, or else what works anywhere that it works
+/// at all.
 fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
     let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(statx) = statx
@@ -302,7 +344,11 @@ fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
             (block, memory_align) => Ok((block, memory_align)),
         };
     }
-    let block = if is_block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32) } else { PAGE as u32 };
+    let block = if is_block_device {
+        rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32)
+    } else {
+        PAGE as u32
+    };
     Ok((block, block.min(PAGE as u32)))
 }
 

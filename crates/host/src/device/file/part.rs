@@ -28,7 +28,8 @@ pub(super) enum Next {
 /// One way of doing a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Reads or writes whole blocks (any bytes, through the page cache) from or to the command's memory.
+    /// Reads or writes whole blocks (any bytes, through the page cache) from or to the command's
+    /// memory.
     Straight,
     /// Reads the blocks around the range to the bounce buffer.
     Fetch,
@@ -74,17 +75,26 @@ pub(in crate::device) fn inside(offset: u64, length: u32, block: u32) -> (u64, u
     (start, end.saturating_sub(start) as u32)
 }
 
-/// What comes next for a command of which `done` bytes are done; `is_synced` if it has been through [`Step::Sync`].
+/// What comes next for a command of which `done` bytes are done; `is_synced` if it has been through
+/// [`Step::Sync`].
 pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: bool) -> Next {
     let at = command.offset + u64::from(done);
     let rest = command.length - done;
     if rest == 0 || command.op == Op::Flush {
         let wants_sync = command.op == Op::Flush || command.op == Op::WriteZeroes && command.fua;
-        return if wants_sync && !is_synced { Next::Part { step: Step::Sync, length: 0 } } else { Next::End(0) };
+        return if wants_sync && !is_synced {
+            Next::Part { step: Step::Sync, length: 0 }
+        } else {
+            Next::End(0)
+        };
     }
     if command.op == Op::Discard {
         // Shrunk to whole blocks when it came.
-        return if backing.punch.is_refused() { Next::End(0) } else { Next::Part { step: Step::Punch, length: rest } };
+        return if backing.punch.is_refused() {
+            Next::End(0)
+        } else {
+            Next::Part { step: Step::Punch, length: rest }
+        };
     }
     let block = if command.op == Op::WriteZeroes { backing.zero_block } else { backing.block };
     let misalignment = (at % u64::from(block)) as u32;
@@ -96,7 +106,8 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
     }
     if misalignment > 0 || whole == 0 {
-        // Through the page cache only zeroing by the device minds blocks, and their parts can simply be written.
+        // Through the page cache only zeroing by the device minds blocks, and their parts can
+        // simply be written.
         let step = if backing.block > 1 { Step::ReadBlock } else { Step::WriteZeroes };
         return Next::Part { step, length: rest.min(block - misalignment) };
     }
@@ -111,12 +122,15 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
 }
 
 fn is_memory_aligned(backing: &Backing, command: &Command, done: u32) -> bool {
-    (command.memory.address as usize).wrapping_add(done as usize).is_multiple_of(backing.memory_align as usize)
+    (command.memory.address as usize)
+        .wrapping_add(done as usize)
+        .is_multiple_of(backing.memory_align as usize)
 }
 
 /// The best way to zero whole blocks.
 fn zero(backing: &Backing, command: &Command, length: u32) -> Next {
-    // The kernel zeroes a block device that cannot do it itself by writing, which is not what `fast_only` asks for.
+    // The kernel zeroes a block device that cannot do it itself by writing, which is not what
+    // `fast_only` asks for.
     let can_be_slow = command.fast_only && backing.is_block_device;
     if !command.no_hole && !backing.punch.is_refused() {
         Next::Part { step: Step::Punch, length }

@@ -1,7 +1,7 @@
 //! One shard's queue on the files: the commands on their way, and what each of them waits for.
 //!
-//! A command is an [`Operation`] in a slot, whose index is the user data of its io_uring operations. It is always in
-//! one of these states:
+//! A command is an [`Operation`] in a slot, whose index is the user data of its io_uring
+//! operations. It is always in one of these states:
 //!
 //! ```text
 //! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part ... -> done
@@ -10,18 +10,20 @@
 //!                                                       [again: EAGAIN, EINTR]
 //! ```
 //!
-//! A merged command is one vectored read or write, and comes here only if all its parts are whole blocks at aligned places;
-//! if it moves less than all, it has failed, and its parts are tried alone.
+//! A merged command is one vectored read or write, and comes here only if all its parts are whole
+//! blocks at aligned places; if it moves less than all, it has failed, and its parts are tried
+//! alone.
 //!
-//! Writes that the page cache can take are done on the spot (see `at_once`) when the queue is rung, so that those of one turn which
-//! follow each other in the file, as the pieces of a long one do, are one system call. What that call has written is theirs in
-//! order; if it fails they are tried alone.
+//! Writes that the page cache can take are done on the spot (see `at_once`) when the queue is rung,
+//! so that those of one turn which follow each other in the file, as the pieces of a long one do,
+//! are one system call. What that call has written is theirs in order; if it fails they are tried
+//! alone.
 //!
-//! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every turn, and
-//! `deadline_ns` makes turns happen while there are any.
+//! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every
+//! turn, and `deadline_ns` makes turns happen while there are any.
 //!
-//! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce buffer belongs to its
-//! operation, and to the kernel while the operation is in the kernel.
+//! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce
+//! buffer belongs to its operation, and to the kernel while the operation is in the kernel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -72,7 +74,8 @@ pub struct FileQueue {
     again: Vec<u32>,
     retry_ns: u64,
     waits: Waits,
-    /// Writes to be done on the spot when the queue is rung, and where the data of those that are one system call is.
+    /// Writes to be done on the spot when the queue is rung, and where the data of those that are
+    /// one system call is.
     pub(super) writes: Vec<u32>,
     pub(super) pieces: Vec<libc::iovec>,
     /// What was done on the spot, with the results.
@@ -138,8 +141,8 @@ impl FileQueue {
         Ok(queue)
     }
 
-    /// Makes the table of files what the device's is: gives up those that are to go, unless an operation still names them, and takes up those
-    /// that have come.
+    /// Makes the table of files what the device's is: gives up those that are to go, unless an
+    /// operation still names them, and takes up those that have come.
     #[cold]
     pub(super) fn follow(&mut self, ring: &mut Ring) {
         let version = self.shared.files.version();
@@ -162,7 +165,8 @@ impl FileQueue {
                 *ours = None;
             }
             *ours = theirs.map(|backing| Open {
-                is_registered: self.has_table && ring.register_file(number as u32, backing.file.as_raw_fd()),
+                is_registered: self.has_table
+                    && ring.register_file(number as u32, backing.file.as_raw_fd()),
                 backing,
             });
         }
@@ -234,7 +238,8 @@ impl FileQueue {
             Next::End(errno) => return self.finish(slot, errno),
             Next::Part { step, length } => (step, length),
         };
-        (operation.step, operation.length, operation.moved, operation.stalls) = (step, length, 0, 0);
+        (operation.step, operation.length, operation.moved, operation.stalls) =
+            (step, length, 0, 0);
         if backing.block > 1 && step.is_guarded(command.op) {
             let offset = command.offset + u64::from(operation.done);
             operation.access = match step {
@@ -285,7 +290,8 @@ impl FileQueue {
         self.submit(now_ns, ring, slot);
     }
 
-    /// Does the part, or what is left of it, on the spot, now or when the queue is rung, or hands it to the kernel.
+    /// Does the part, or what is left of it, on the spot, now or when the queue is rung, or hands
+    /// it to the kernel.
     fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let backing = &of(&self.files, operation.command.file).backing;
@@ -308,8 +314,9 @@ impl FileQueue {
         } else {
             operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
         };
-        // SAFETY: the memory is the command's, which is the device's until the completion is reaped, or the bounce
-        // buffer's, which the operation keeps until this event has been taken, or a constant; vectors are the operation's.
+        // SAFETY: the memory is the command's, which is the device's until the completion is
+        // reaped, or the bounce buffer's, which the operation keeps until this event has been
+        // taken, or a constant; vectors are the operation's.
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
@@ -320,7 +327,8 @@ impl FileQueue {
         while !rest.is_empty() {
             let (file, offset, count) = self.gather(&rest[..rest.len().min(most)]);
             let backing = &of(&self.files, file).backing;
-            // SAFETY: the pieces are memory of commands, which is the device's, and the kernel does not have it.
+            // SAFETY: the pieces are memory of commands, which is the device's, and the kernel does
+            // not have it.
             match unsafe { self.waits.write(now_ns, &backing.file, &self.pieces, offset) } {
                 None => rest[..count].iter().for_each(|&slot| self.hand_over(ring, slot)),
                 Some(result) if result < 0 && count > 1 => {
@@ -329,7 +337,8 @@ impl FileQueue {
                 }
                 Some(mut result) => {
                     for &slot in &rest[..count] {
-                        let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
+                        let operation =
+                            self.slots[slot as usize].as_ref().expect("it is to be written");
                         let part = result.min(operation.left().1 as i32);
                         self.news.push((slot, part));
                         result -= part.max(0);
@@ -342,8 +351,8 @@ impl FileQueue {
         self.writes = slots;
     }
 
-    /// Puts together where the data of the first write is, and of those that follow it in the file; which file, where, and how many
-    /// writes.
+    /// Puts together where the data of the first write is, and of those that follow it in the file;
+    /// which file, where, and how many writes.
     pub(super) fn gather(&mut self, slots: &[u32]) -> (u16, u64, usize) {
         self.pieces.clear();
         let (mut file, mut start, mut end, mut count) = (0, 0, 0, 0);
@@ -353,14 +362,19 @@ impl FileQueue {
             let pieces = operation.vectors.len().max(1);
             if count == 0 {
                 (file, start) = (operation.command.file, offset);
-            } else if file != operation.command.file || offset != end || self.pieces.len() + pieces > PIECES_MAX {
+            } else if file != operation.command.file
+                || offset != end
+                || self.pieces.len() + pieces > PIECES_MAX
+            {
                 break;
             }
             if operation.vectors.is_empty() {
                 let piece = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
                 match self.pieces.last_mut() {
                     // Pieces of one long write lie behind each other in memory, too.
-                    Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == piece.iov_base => {
+                    Some(last)
+                        if last.iov_base.wrapping_byte_add(last.iov_len) == piece.iov_base =>
+                    {
                         last.iov_len += piece.iov_len;
                     }
                     _ => self.pieces.push(piece),
@@ -415,14 +429,23 @@ impl Queue for FileQueue {
         }
         let mut command = *command;
         if command.op == Op::Discard {
-            (command.offset, command.length) = inside(command.offset, command.length, backing.zero_block);
+            (command.offset, command.length) =
+                inside(command.offset, command.length, backing.zero_block);
         }
-        debug_assert!(!matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length);
+        debug_assert!(
+            !matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length
+        );
         let slot = self.admit(&command, Vec::new());
         self.advance(now_ns, ring, slot);
     }
 
-    unsafe fn issue_merged(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        command: &Command,
+        memories: &[Memory],
+    ) -> bool {
         let Some(backing) = self.file(ring, command.file) else { return false };
         let end = command.offset.checked_add(u64::from(command.length));
         let is_straight = |memory: &Memory| {
@@ -436,7 +459,10 @@ impl Queue for FileQueue {
             return false;
         }
         let mut vectors = self.spare.pop().unwrap_or_default();
-        let vector = |memory: &Memory| libc::iovec { iov_base: memory.address.cast(), iov_len: memory.length as usize };
+        let vector = |memory: &Memory| libc::iovec {
+            iov_base: memory.address.cast(),
+            iov_len: memory.length as usize,
+        };
         vectors.extend(memories.iter().map(vector));
         let slot = self.admit(command, vectors);
         self.advance(now_ns, ring, slot);
@@ -469,7 +495,13 @@ impl Queue for FileQueue {
         self.resume(now_ns, ring);
     }
 
-    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, _wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
         // Nothing that is done on the spot has anything that others wait for.
         while let Some((slot, result)) = self.news.pop() {
             self.finished(now_ns, ring, slot, result);
@@ -577,7 +609,8 @@ impl Operation {
     }
 
     fn is_read(&self) -> bool {
-        matches!(self.step, Step::Fetch | Step::ReadBlock) || self.step == Step::Straight && self.command.op == Op::Read
+        matches!(self.step, Step::Fetch | Step::ReadBlock)
+            || self.step == Step::Straight && self.command.op == Op::Read
     }
 
     /// The io_uring operation for what is left of the part.
@@ -587,8 +620,11 @@ impl Operation {
                 build!(file, fd => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build())
             }
             Step::Punch | Step::ZeroRange => {
-                let kind =
-                    if self.step == Step::Punch { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+                let kind = if self.step == Step::Punch {
+                    libc::FALLOC_FL_PUNCH_HOLE
+                } else {
+                    libc::FALLOC_FL_ZERO_RANGE
+                };
                 let (offset, length) = (self.offset(), u64::from(self.length));
                 let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
                 build!(file, fd => opcode::Fallocate::new(fd, length).offset(offset).mode(mode).build())
@@ -599,22 +635,30 @@ impl Operation {
 
     fn transfer_entry(&self, backing: &Backing, file: File) -> squeue::Entry {
         if !self.vectors.is_empty() {
-            let (vectors, count, offset) = (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
+            let (vectors, count, offset) =
+                (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
             return match self.is_read() {
-                true => build!(file, fd => opcode::Readv::new(fd, vectors, count).offset(offset).build()),
-                false => build!(file, fd => opcode::Writev::new(fd, vectors, count).offset(offset).build()),
+                true => {
+                    build!(file, fd => opcode::Readv::new(fd, vectors, count).offset(offset).build())
+                }
+                false => {
+                    build!(file, fd => opcode::Writev::new(fd, vectors, count).offset(offset).build())
+                }
             };
         }
         let (offset, length, memory) = self.transfer(backing.block);
         let address = memory.address.wrapping_add(self.moved as usize);
         let offset = offset + u64::from(self.moved);
         let length = length - self.moved;
-        let flags = if self.command.fua && self.command.op == Op::Write { libc::RWF_DSYNC } else { 0 };
+        let flags =
+            if self.command.fua && self.command.op == Op::Write { libc::RWF_DSYNC } else { 0 };
         match (self.is_read(), memory.fixed.map(|index| index as u16)) {
             (true, Some(index)) => {
                 build!(file, fd => opcode::ReadFixed::new(fd, address, length, index).offset(offset).build())
             }
-            (true, None) => build!(file, fd => opcode::Read::new(fd, address, length).offset(offset).build()),
+            (true, None) => {
+                build!(file, fd => opcode::Read::new(fd, address, length).offset(offset).build())
+            }
             (false, Some(index)) => build!(file, fd =>
                 opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
             (false, None) => build!(file, fd =>
@@ -625,7 +669,11 @@ impl Operation {
     /// What is left of a part that is a plain read or write: file offset, length, and address.
     fn left(&self) -> (u64, u32, *mut u8) {
         let (offset, length, memory) = self.transfer(1);
-        (offset + u64::from(self.moved), length - self.moved, memory.address.wrapping_add(self.moved as usize))
+        (
+            offset + u64::from(self.moved),
+            length - self.moved,
+            memory.address.wrapping_add(self.moved as usize),
+        )
     }
 
     /// Whether it is a read or write by way of the page cache.
@@ -633,7 +681,8 @@ impl Operation {
         backing.block == 1 && backing.memory_align == 1 && self.step == Step::Straight
     }
 
-    /// Whether it is a write for the page cache to take on the spot. Parts of pages may have to be fetched first.
+    /// Whether it is a write for the page cache to take on the spot. Parts of pages may have to be
+    /// fetched first.
     fn is_written_at_once(&self, backing: &Backing) -> bool {
         if self.is_read() || self.command.fua || !self.is_cached(backing) {
             return false;
@@ -642,13 +691,18 @@ impl Operation {
         (offset | u64::from(length)) % PAGE as u64 == 0
     }
 
-    /// The read, done on the spot or found to need no doing, and its result; `None` if it is none, or might wait.
+    /// The read, done on the spot or found to need no doing, and its result; `None` if it is none,
+    /// or might wait.
     fn read_at_once(&mut self, backing: &Backing) -> Option<i32> {
         if !self.is_read() || !self.is_cached(backing) {
             return None;
         }
         let (offset, length, address) = self.left();
-        if self.command.in_place && backing.gives_pages && self.vectors.is_empty() && self.moved == 0 {
+        if self.command.in_place
+            && backing.gives_pages
+            && self.vectors.is_empty()
+            && self.moved == 0
+        {
             self.in_place = in_place::is_ready(&backing.file, offset, length);
             if self.in_place {
                 return Some(length as i32);
@@ -656,7 +710,8 @@ impl Operation {
         }
         let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
-        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does not have it.
+        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
+        // not have it.
         let result = unsafe { at_once::read(&backing.file, pieces, offset) };
         // What is merged is read as a whole.
         result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
@@ -678,7 +733,11 @@ impl Operation {
             _ => {}
         }
         if !self.vectors.is_empty() {
-            return if result as u32 == self.length { Verdict::Part } else { Verdict::Failed(libc::EIO) };
+            return if result as u32 == self.length {
+                Verdict::Part
+            } else {
+                Verdict::Failed(libc::EIO)
+            };
         }
         match self.step {
             Step::Sync => {
@@ -706,8 +765,14 @@ impl Operation {
             if count > 0 && count.is_multiple_of(backing.block) {
                 return Verdict::More;
             }
-            // SAFETY: the memory is the operation's, the kernel has given it back, and it is `length` bytes long.
-            unsafe { memory.address.add(self.moved as usize).write_bytes(0, (length - self.moved) as usize) };
+            // SAFETY: the memory is the operation's, the kernel has given it back, and it is
+            // `length` bytes long.
+            unsafe {
+                memory
+                    .address
+                    .add(self.moved as usize)
+                    .write_bytes(0, (length - self.moved) as usize)
+            };
         }
         match self.step {
             Step::Fetch => {
@@ -725,7 +790,8 @@ impl Operation {
 
     fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
         let (_, length, _) = self.transfer(backing.block);
-        // Only whole blocks count, so that the rest is aligned; writing part of one once more does no harm.
+        // Only whole blocks count, so that the rest is aligned; writing part of one once more does
+        // no harm.
         let count = count.min(length - self.moved) / backing.block * backing.block;
         self.moved += count;
         if self.moved == length {
@@ -745,7 +811,8 @@ impl Operation {
             return;
         }
         let from = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce buffer is elsewhere.
+        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
+        // buffer is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -754,7 +821,8 @@ impl Operation {
         let Some(bounce) = &mut self.bounce else { return };
         let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
         let to = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and has room for its length; the bounce buffer is elsewhere.
+        // SAFETY: the command's memory is the device's and has room for its length; the bounce
+        // buffer is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }

@@ -41,21 +41,35 @@ fn a_created_file_is_sparse_private_and_what_is_written_is_in_it() {
     assert_eq!(first, Extent { length: (1 << 20) + 4096, is_hole: true });
     assert_eq!(extents.iter().map(|extent| extent.length).sum::<u64>(), 8 << 20);
     assert_eq!(driver.run(command(Op::Discard, 1 << 20, 1 << 20), &[]).errno, 0);
-    assert_eq!(device.extents(0, 0, 8 << 20, 9).unwrap(), [Extent { length: 8 << 20, is_hole: true }]);
+    assert_eq!(
+        device.extents(0, 0, 8 << 20, 9).unwrap(),
+        [Extent { length: 8 << 20, is_hole: true }]
+    );
     let kept = Command { no_hole: true, ..command(Op::WriteZeroes, 0, 1 << 20) };
     assert_eq!(driver.run(kept, &[]).errno, 0);
-    assert!(std::fs::metadata(&path).unwrap().blocks() >= (1 << 20) / 512, "zeroes without a hole are allocated");
+    assert!(
+        std::fs::metadata(&path).unwrap().blocks() >= (1 << 20) / 512,
+        "zeroes without a hole are allocated"
+    );
 }
 
 #[test]
 fn what_cannot_be_opened_says_why() {
     let scratch = scratch();
     let path = scratch.path().join("disk");
-    let open = |path: &Path, size, direct| FileDevice::open(&[spec(path, size)], direct).map(|_| ()).unwrap_err();
+    let open = |path: &Path, size, direct| {
+        FileDevice::open(&[spec(path, size)], direct).map(|_| ()).unwrap_err()
+    };
     assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Missing { .. }));
-    assert!(matches!(open(&path.join("x/y"), Some(4096), Direct::Auto), DeviceError::NoDirectory { .. }));
+    assert!(matches!(
+        open(&path.join("x/y"), Some(4096), Direct::Auto),
+        DeviceError::NoDirectory { .. }
+    ));
     assert!(matches!(open(scratch.path(), None, Direct::Auto), DeviceError::NotStorage { .. }));
-    assert!(matches!(open(Path::new("/dev/null"), None, Direct::Auto), DeviceError::NotStorage { .. }));
+    assert!(matches!(
+        open(Path::new("/dev/null"), None, Direct::Auto),
+        DeviceError::NotStorage { .. }
+    ));
     assert!(matches!(open(&path, Some(0), Direct::Auto), DeviceError::Empty { .. }));
     assert!(matches!(open(&path, Some(1000), Direct::On), DeviceError::NoDirect { .. }));
     assert!(!path.exists(), "what could not be opened is not left behind");
@@ -66,11 +80,17 @@ fn what_cannot_be_opened_says_why() {
     assert!(matches!(open(&path, None, Direct::Auto), DeviceError::Locked { .. }));
     let began = std::time::Instant::now();
     assert!(matches!(device.add(&spec(&path, None), |_| Ok(())), Err(DeviceError::Locked { .. })));
-    assert!(began.elapsed() < std::time::Duration::from_millis(500), "a server that runs waits for nobody");
+    assert!(
+        began.elapsed() < std::time::Duration::from_millis(500),
+        "a server that runs waits for nobody"
+    );
     drop(device);
     let error = open(&path, Some(2000), Direct::Auto);
     assert!(matches!(error, DeviceError::OtherSize { actual: 1000, wanted: 2000, .. }));
-    assert!(error.to_string().contains("disk: has 1000 bytes, not 2000; leave the size out"), "{error}");
+    assert!(
+        error.to_string().contains("disk: has 1000 bytes, not 2000; leave the size out"),
+        "{error}"
+    );
     assert!(matches!(FileDevice::open(&[], Direct::Auto), Err(DeviceError::FileCount(0))));
 }
 
@@ -109,7 +129,10 @@ fn files_of_one_device_are_apart() {
     for file in 0..3 {
         let bytes = std::fs::read(path(usize::from(file))).unwrap();
         let (before, data, after) = (&bytes[..1000], &bytes[1000..4000], &bytes[4000..]);
-        assert!(before.iter().chain(after).all(|&byte| byte == 0) && data.iter().all(|&byte| byte == file as u8 + 1));
+        assert!(
+            before.iter().chain(after).all(|&byte| byte == 0)
+                && data.iter().all(|&byte| byte == file as u8 + 1)
+        );
         let flush = Command { file, ..command(Op::Flush, 0, 0) };
         assert_eq!(driver.run(flush, &[]).errno, 0);
     }
@@ -118,7 +141,8 @@ fn files_of_one_device_are_apart() {
 /// Open descriptors of this process that lead to files under a folder.
 fn descriptors(folder: &Path) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
-    let target = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.ok()?.path()).ok();
+    let target =
+        |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.ok()?.path()).ok();
     all.filter_map(target).filter(|target| target.starts_with(folder)).count()
 }
 
@@ -134,7 +158,9 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     let path = |name: &str| scratch.path().join(name);
     let (device, mut one) = open(&path("first"), 1 << 20, Direct::Auto);
     let mut two = Driver::open(&device);
-    let add = |name: &str| device.add(&spec(&path(name), Some(64 << 10)), |_| Ok(())).map(|(number, _)| number);
+    let add = |name: &str| {
+        device.add(&spec(&path(name), Some(64 << 10)), |_| Ok(())).map(|(number, _)| number)
+    };
     let at = |file: u16, op: Op| Command { file, ..command(op, 0, 4096) };
 
     let (a, b) = (add("a").unwrap(), add("b").unwrap());
@@ -177,7 +203,8 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     assert_eq!(descriptors(scratch.path()), 3, "first, b and the second c");
 }
 
-/// The promise that no command names a retired file is its user's; a queue that has an operation on one keeps it all the same.
+/// The promise that no command names a retired file is its user's; a queue that has an operation on
+/// one keeps it all the same.
 #[test]
 fn a_file_stays_as_long_as_an_operation_names_it() {
     let scratch = scratch();
@@ -209,7 +236,10 @@ fn what_a_file_has_lost_reads_as_zeroes_and_can_be_written_again() {
             for (offset, length) in [(0, 1 << 20), (4096, 8192), (4999, 100), (100, 300_000)] {
                 let data = driver.read(offset, length);
                 let kept = keep.saturating_sub(offset).min(u64::from(length)) as usize;
-                assert!(data[..kept].iter().all(|&byte| byte == 7) && data[kept..].iter().all(|&byte| byte == 0));
+                assert!(
+                    data[..kept].iter().all(|&byte| byte == 7)
+                        && data[kept..].iter().all(|&byte| byte == 0)
+                );
             }
             assert!(device.extents(0, keep, 1000, 9).unwrap().iter().all(|extent| extent.is_hole));
             driver.write(100_001, b"again");
@@ -218,13 +248,16 @@ fn what_a_file_has_lost_reads_as_zeroes_and_can_be_written_again() {
     }
 }
 
-/// Two threads with a queue each write to different bytes of the same blocks, and whole blocks beside them.
+/// Two threads with a queue each write to different bytes of the same blocks, and whole blocks
+/// beside them.
 #[test]
 fn writers_of_one_block_do_not_undo_each_other() {
     const ROUNDS: u32 = 150;
     const BLOCKS: u64 = 6;
     let scratch = scratch();
-    let device = FileDevice::open(&[spec(&scratch.path().join("disk"), Some(1 << 21))], Direct::Auto).unwrap();
+    let device =
+        FileDevice::open(&[spec(&scratch.path().join("disk"), Some(1 << 21))], Direct::Auto)
+            .unwrap();
     let block = u64::from(device.info().block_size.max(512));
     let base = (1 << 20) - 2 * block;
     std::thread::scope(|scope| {
@@ -242,12 +275,19 @@ fn writers_of_one_block_do_not_undo_each_other() {
                     let mine = |index: &u64| !is_whole(*index) || index / 3 % 2 == thread;
                     let byte = (round % 250) as u8 + 1;
                     for (offset, length) in (0..BLOCKS).filter(mine).map(range) {
-                        driver.issue(command(Op::Write, offset, length), &vec![byte; length as usize], 0);
+                        driver.issue(
+                            command(Op::Write, offset, length),
+                            &vec![byte; length as usize],
+                            0,
+                        );
                     }
                     assert!(driver.finish().iter().all(|ended| ended.errno == 0));
                     for (offset, length) in (0..BLOCKS).filter(mine).map(range) {
                         let data = driver.read(offset, length);
-                        assert!(data.iter().all(|&found| found == byte), "round {round}, {offset}: {data:?}");
+                        assert!(
+                            data.iter().all(|&found| found == byte),
+                            "round {round}, {offset}: {data:?}"
+                        );
                     }
                 }
             });
@@ -287,7 +327,8 @@ fn writes_that_follow_each_other_are_gathered() {
     let device = FileDevice::open(&specs, Direct::Off).unwrap();
     let mut driver = Driver::open(&device);
     // File, first page, pages.
-    let writes = [(0, 10, 1), (0, 11, 2), (0, 13, 1), (1, 14, 1), (1, 16, 1), (1, 15, 1), (1, 16, 1)];
+    let writes =
+        [(0, 10, 1), (0, 11, 2), (0, 13, 1), (1, 14, 1), (1, 16, 1), (1, 15, 1), (1, 16, 1)];
     for (index, (file, page, pages)) in writes.into_iter().enumerate() {
         let write = Command { file, ..command(Op::Write, page * 4096, pages * 4096) };
         driver.issue(write, &vec![index as u8 + 1; write.length as usize], 0);
@@ -296,7 +337,12 @@ fn writes_that_follow_each_other_are_gathered() {
     let (mut rest, mut runs) = (&slots[..], Vec::new());
     while !rest.is_empty() {
         let (file, offset, count) = driver.queue.gather(rest);
-        runs.push((file, offset / 4096, count, driver.queue.pieces.iter().map(|piece| piece.iov_len / 4096).sum()));
+        runs.push((
+            file,
+            offset / 4096,
+            count,
+            driver.queue.pieces.iter().map(|piece| piece.iov_len / 4096).sum(),
+        ));
         rest = &rest[count..];
     }
     assert_eq!(runs, [(0, 10, 3, 4), (1, 14, 1, 1), (1, 16, 1, 1), (1, 15, 2, 2)]);
@@ -354,7 +400,8 @@ fn a_full_file_system_fails_the_write_that_does_not_fit() {
     driver.write(8192, &[9; 100_000]);
 }
 
-/// What one system call has written of several writes is theirs in order, and the rest are told what stopped it.
+/// What one system call has written of several writes is theirs in order, and the rest are told
+/// what stopped it.
 #[test]
 fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
     let scratch = scratch();
@@ -373,7 +420,9 @@ fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
     let errnos: Vec<i32> = ended.iter().map(|ended| ended.errno).collect();
     assert_eq!(errnos, [0, 0, 0, 0, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC]);
     let bytes = std::fs::read(path).unwrap();
-    assert!((0..4).all(|index| bytes[index * 65_536..][..65_536].iter().all(|&byte| byte == index as u8 + 1)));
+    assert!((0..4).all(|index| {
+        bytes[index * 65_536..][..65_536].iter().all(|&byte| byte == index as u8 + 1)
+    }));
 }
 
 /// The limit on file sizes is one of the process, so this runs in a process of its own.
@@ -411,8 +460,14 @@ fn a_block_device_works_is_exclusive_and_passes_errors_on() {
     let _detach = Undo(vec!["losetup", "-d"], path.clone());
     for direct in [Direct::On, Direct::Off] {
         let device = FileDevice::open(&[spec(&path, None)], direct).unwrap();
-        assert_eq!((device.info().sizes.as_slice(), device.is_direct()), (&[4 << 20][..], direct == Direct::On));
-        assert!(matches!(FileDevice::open(&[spec(&path, None)], direct), Err(DeviceError::Busy { .. })));
+        assert_eq!(
+            (device.info().sizes.as_slice(), device.is_direct()),
+            (&[4 << 20][..], direct == Direct::On)
+        );
+        assert!(matches!(
+            FileDevice::open(&[spec(&path, None)], direct),
+            Err(DeviceError::Busy { .. })
+        ));
         let mut driver = Driver::open(&device);
         driver.write(4000, &[7; 100_000]);
         for no_hole in [false, true] {
@@ -421,12 +476,19 @@ fn a_block_device_works_is_exclusive_and_passes_errors_on() {
             assert_eq!(driver.read(5000, 50_002), [vec![7], vec![0; 50_000], vec![7]].concat());
             driver.write(5001, &[7; 50_000]);
         }
-        let careful = Command { no_hole: true, fast_only: true, ..command(Op::WriteZeroes, 0, 4096) };
+        let careful =
+            Command { no_hole: true, fast_only: true, ..command(Op::WriteZeroes, 0, 4096) };
         assert_eq!(driver.run(careful, &[]).errno, libc::EOPNOTSUPP);
-        assert!(device.zeroes_by_map(0, false) && device.zeroes_by_map(0, true), "it has a command for both");
+        assert!(
+            device.zeroes_by_map(0, false) && device.zeroes_by_map(0, true),
+            "it has a command for both"
+        );
         assert_eq!(driver.run(command(Op::Discard, 1 << 20, 1 << 20), &[]).errno, 0);
         assert_eq!(driver.run(command(Op::Flush, 0, 0), &[]).errno, 0);
-        assert_eq!(device.extents(0, 0, 4 << 20, 9).unwrap(), [Extent { length: 4 << 20, is_hole: false }]);
+        assert_eq!(
+            device.extents(0, 0, 4 << 20, 9).unwrap(),
+            [Extent { length: 4 << 20, is_hole: false }]
+        );
     }
     let device = FileDevice::open(&[spec(&path, None)], Direct::On).unwrap();
     let mut driver = Driver::open(&device);
@@ -436,5 +498,9 @@ fn a_block_device_works_is_exclusive_and_passes_errors_on() {
     let mut ended = driver.finish();
     ended.sort_by_key(|ended| ended.command.tag.0);
     assert_eq!((ended[0].errno, ended[1].errno), (libc::EIO, 0), "a disk whose end is gone");
-    assert_eq!(driver.run(command(Op::Write, (2 << 20) + 5, 5), &[7; 5]).errno, libc::EIO, "cannot read the block");
+    assert_eq!(
+        driver.run(command(Op::Write, (2 << 20) + 5, 5), &[7; 5]).errno,
+        libc::EIO,
+        "cannot read the block"
+    );
 }

@@ -5,9 +5,9 @@
 //!   1 << 63 | window << 32 …   the data of one command on its way: a window for each command identifier
 //! ```
 //!
-//! A window is set before its command's doorbell is rung (release) and read after the controller has seen the doorbell
-//! (acquire), so relaxed accesses are enough here. It says how long the memory is, so whatever an entry
-//! says, nothing outside is touched.
+//! A window is set before its command's doorbell is rung (release) and read after the controller
+//! has seen the doorbell (acquire), so relaxed accesses are enough here. It says how long the
+//! memory is, so whatever an entry says, nothing outside is touched.
 
 use std::io;
 use std::ptr::NonNull;
@@ -64,8 +64,8 @@ impl Bus {
     }
 }
 
-// SAFETY: the flat part lives as long as the controller. A window shows the memory of a command on its way, which
-// whoever issued it keeps valid and untouched until it has reaped the completion.
+// SAFETY: the flat part lives as long as the controller. A window shows the memory of a command on
+// its way, which whoever issued it keeps valid and untouched until it has reaped the completion.
 unsafe impl Dma for Bus {
     #[inline]
     fn resolve(&self, address: u64, length: u32) -> Option<Memory> {
@@ -95,11 +95,19 @@ mod tests {
         let memory = Memory { address: bytes.as_mut_ptr(), length: 100, fixed: Some(3) };
         let at = bus.open(1, memory);
         let seen = bus.resolve(at + 60, 40).unwrap();
-        assert_eq!((seen.address, seen.length, seen.fixed), (memory.address.wrapping_add(60), 40, Some(3)));
-        for (address, length) in [(at, 101), (at + 61, 40), (at + 0xffff_ffff, 1), (at - 1, 1), (at + (1 << 32), 1)] {
+        assert_eq!(
+            (seen.address, seen.length, seen.fixed),
+            (memory.address.wrapping_add(60), 40, Some(3))
+        );
+        for (address, length) in
+            [(at, 101), (at + 61, 40), (at + 0xffff_ffff, 1), (at - 1, 1), (at + (1 << 32), 1)]
+        {
             assert!(bus.resolve(address, length).is_none(), "{address:x} {length}");
         }
-        assert!(bus.resolve(Bus::fixed(4096), 1).is_none() && bus.resolve(Bus::fixed(0), 4096).is_some());
+        assert!(
+            bus.resolve(Bus::fixed(4096), 1).is_none()
+                && bus.resolve(Bus::fixed(0), 4096).is_some()
+        );
         assert!(bus.resolve(0, 1).is_none() && bus.resolve(u64::MAX, 1).is_none());
     }
 }

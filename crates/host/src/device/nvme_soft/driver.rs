@@ -1,4 +1,5 @@
-//! The slow path of the driver: the admin queues, and what is set up with them. One at a time, behind a mutex.
+//! The slow path of the driver: the admin queues, and what is set up with them. One at a time,
+//! behind a mutex.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,8 @@ use crate::common::Clock;
 use crate::device::Place;
 use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
 use crate::nvme::spec::{
-    CAP_WRR, CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CQE, CSTS_FATAL, CSTS_READY, PAGE, SQE, Sqe, admin, feature, register,
+    CAP_WRR, CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CQE, CSTS_FATAL, CSTS_READY, PAGE, SQE, Sqe, admin,
+    feature, register,
 };
 
 /// Entries of the admin queues, each of which is on a page of its own.
@@ -53,13 +55,27 @@ impl Driver {
     pub(super) fn new(bus: &Bus, queues: u16) -> Driver {
         let (sq, cq) = admin_queues(bus);
         let weights = Arbitration::RESET.weights;
-        Driver { sq, cq, cid: 0, has_wrr: false, weights, queues, layout: None, open: 0, sets: Vec::new() }
+        Driver {
+            sq,
+            cq,
+            cid: 0,
+            has_wrr: false,
+            weights,
+            queues,
+            layout: None,
+            open: 0,
+            sets: Vec::new(),
+        }
     }
 
-    /// Brings the controller from whatever state to one without I/O queues, with the weights that were set last.
+    /// Brings the controller from whatever state to one without I/O queues, with the weights that
+    /// were set last.
     pub(super) fn reset(&mut self, shared: &Shared) -> io::Result<()> {
         if self.open > 0 {
-            return Err(io::Error::other(format!("{} queues are open: close them first", self.open)));
+            return Err(io::Error::other(format!(
+                "{} queues are open: close them first",
+                self.open
+            )));
         }
         let controller = &shared.controller;
         let csts = || controller.read32(register::CSTS) & (CSTS_READY | CSTS_FATAL);
@@ -87,12 +103,16 @@ impl Driver {
     /// Sets the weights of the classes, and remembers them if the controller takes them.
     pub(super) fn set_weights(&mut self, shared: &Shared, weights: ClassWeights) -> io::Result<()> {
         if !self.has_wrr {
-            let text = "it offers no weighted round robin (CAP.AMS), so classes of queues mean nothing to it";
+            let text = "it offers no weighted round robin (CAP.AMS), so classes of queues mean \
+             nothing to it";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         let ClassWeights { high, medium, low } = weights;
         if [high, medium, low].iter().any(|weight| !(1..=256).contains(weight)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the weight of a class is 1 to 256"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the weight of a class is 1 to 256",
+            ));
         }
         let before = std::mem::replace(&mut self.weights, weights);
         self.send_weights(shared).inspect_err(|_| self.weights = before)
@@ -106,7 +126,8 @@ impl Driver {
 
     /// Sets a feature; what the controller answers.
     fn set_feature(&mut self, shared: &Shared, feature: u8, cdw11: u32) -> io::Result<u32> {
-        let sqe = Sqe { opcode: admin::SET_FEATURES, cdw10: feature.into(), cdw11, ..Sqe::default() };
+        let sqe =
+            Sqe { opcode: admin::SET_FEATURES, cdw10: feature.into(), cdw11, ..Sqe::default() };
         self.command(shared, "Set Features", sqe)
     }
 
@@ -122,15 +143,24 @@ impl Driver {
         })?;
         shared.controller.ring_cq(0, self.cq.head().into());
         match answer {
-            Some(cqe) if cqe.cid != self.cid => Err(io::Error::other(format!("{name}: an answer to something else"))),
-            Some(cqe) if !cqe.status.is_success() => Err(io::Error::other(format!("{name}: {:?}", cqe.status))),
+            Some(cqe) if cqe.cid != self.cid => {
+                Err(io::Error::other(format!("{name}: an answer to something else")))
+            }
+            Some(cqe) if !cqe.status.is_success() => {
+                Err(io::Error::other(format!("{name}: {:?}", cqe.status)))
+            }
             Some(cqe) => Ok(cqe.result),
             None => Err(io::ErrorKind::TimedOut.into()),
         }
     }
 
-    /// Hands a shard its set, laying the queues out for the run if they are not; and where in the layout the shard is.
-    pub(super) fn open(&mut self, shared: &Shared, place: &Place) -> io::Result<(Hold, (usize, usize))> {
+    /// Hands a shard its set, laying the queues out for the run if they are not; and where in the
+    /// layout the shard is.
+    pub(super) fn open(
+        &mut self,
+        shared: &Shared,
+        place: &Place,
+    ) -> io::Result<(Hold, (usize, usize))> {
         let layout = Layout::plan(self.queues, place.ports);
         if self.layout != Some(layout) {
             self.lay_out(shared, layout)?;
@@ -140,10 +170,16 @@ impl Driver {
         let hold = match slot {
             Some(Some(Hold::Shared(set))) => Hold::Shared(set.clone()),
             Some(own) => {
-                let taken = || io::Error::other(format!("shard {} has its queue already", place.port.0));
+                let taken =
+                    || io::Error::other(format!("shard {} has its queue already", place.port.0));
                 own.take().ok_or_else(taken)?
             }
-            None => return Err(io::Error::other(format!("there is no shard {} in this run", place.port.0))),
+            None => {
+                return Err(io::Error::other(format!(
+                    "there is no shard {} in this run",
+                    place.port.0
+                )));
+            }
         };
         self.open += 1;
         Ok((hold, at))
@@ -153,7 +189,10 @@ impl Driver {
     pub(super) fn close(&mut self, set: usize, hold: Hold) {
         self.open -= 1;
         let Hold::Own(own) = hold else { return };
-        debug_assert!(own.is_idle() || std::thread::panicking(), "a queue is closed with commands on their way");
+        debug_assert!(
+            own.is_idle() || std::thread::panicking(),
+            "a queue is closed with commands on their way"
+        );
         if own.is_idle() {
             self.sets[set] = Some(Hold::Own(own));
         } else {
@@ -165,7 +204,9 @@ impl Driver {
     /// Creates the queues for a run in place of those of the last one.
     fn lay_out(&mut self, shared: &Shared, layout: Layout) -> io::Result<()> {
         if self.open > 0 {
-            return Err(io::Error::other("queues are open for a run with another number of shards: close them first"));
+            return Err(io::Error::other(
+                "queues are open for a run with another number of shards: close them first",
+            ));
         }
         match self.layout.take() {
             Some(old) => self.delete_queues(shared, old)?,
@@ -179,14 +220,25 @@ impl Driver {
             let set = Set::new(shared.controller.dma(), layout, index, base, members.len());
             self.create_set(shared, layout, index, base, vector)?;
             let is_shared = members.len() > 1;
-            let hold = if is_shared { Hold::Shared(Arc::new(Mutex::new(set))) } else { Hold::Own(Box::new(set)) };
+            let hold = if is_shared {
+                Hold::Shared(Arc::new(Mutex::new(set)))
+            } else {
+                Hold::Own(Box::new(set))
+            };
             self.sets.push(Some(hold));
         }
         self.layout = Some(layout);
         Ok(())
     }
 
-    fn create_set(&mut self, shared: &Shared, layout: Layout, set: usize, base: usize, vector: u16) -> io::Result<()> {
+    fn create_set(
+        &mut self,
+        shared: &Shared,
+        layout: Layout,
+        set: usize,
+        base: usize,
+        vector: u16,
+    ) -> io::Result<()> {
         let cqid = layout.cqid(set);
         let (contiguous, interrupts) = (1, 1 << 1);
         let create = Sqe {
@@ -217,7 +269,8 @@ impl Driver {
                 let delete = Sqe { opcode: admin::DELETE_SQ, cdw10, ..Sqe::default() };
                 self.command(shared, "Delete I/O Submission Queue", delete)?;
             }
-            let delete = Sqe { opcode: admin::DELETE_CQ, cdw10: layout.cqid(set).into(), ..Sqe::default() };
+            let delete =
+                Sqe { opcode: admin::DELETE_CQ, cdw10: layout.cqid(set).into(), ..Sqe::default() };
             self.command(shared, "Delete I/O Completion Queue", delete)?;
         }
         Ok(())
@@ -245,10 +298,15 @@ fn admin_queues(bus: &Bus) -> (SqTail, CqHead) {
     let at = |offset: usize, bytes: usize| bus.memory(Bus::fixed(offset), bytes);
     let entries = usize::from(ADMIN_ENTRIES);
     let (sq, cq) = (at(0, entries * SQE), at(PAGE as usize, entries * CQE));
-    // SAFETY: the controller is disabled, so it does not use this memory, and the driver begins anew.
+    // SAFETY: the controller is disabled, so it does not use this memory, and the driver begins
+    // anew.
     unsafe { cq.as_ptr().write_bytes(0, entries * CQE) };
-    // SAFETY: the bus keeps the memory, and the holder of `Driver` is the only one to drive these queues.
+    // SAFETY: the bus keeps the memory, and the holder of `Driver` is the only one to drive these
+    // queues.
     unsafe {
-        (SqTail::new(SqEntries::new(sq.cast(), ADMIN_ENTRIES)), CqHead::new(CqEntries::new(cq.cast(), ADMIN_ENTRIES)))
+        (
+            SqTail::new(SqEntries::new(sq.cast(), ADMIN_ENTRIES)),
+            CqHead::new(CqEntries::new(cq.cast(), ADMIN_ENTRIES)),
+        )
     }
 }

@@ -1,10 +1,10 @@
-//! Commands that the controller does not take as they are: those that do not begin and end with a block, and those that
-//! are too long for one.
+//! Commands that the controller does not take as they are: those that do not begin and end with a
+//! block, and those that are too long for one.
 //!
-//! A job is cut into pieces, one after the other. Whole blocks go straight between memory and device. A read of parts of
-//! blocks fetches the blocks to a bounce buffer; a write of a part reads the block, changes it and writes it back,
-//! under the [`Guard`], alone in its region. A piece waits first for its bounce buffer, then for the guard, so
-//! that no ticket waits for memory.
+//! A job is cut into pieces, one after the other. Whole blocks go straight between memory and
+//! device. A read of parts of blocks fetches the blocks to a bounce buffer; a write of a part reads
+//! the block, changes it and writes it back, under the [`Guard`], alone in its region. A piece
+//! waits first for its bounce buffer, then for the guard, so that no ticket waits for memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -100,7 +100,8 @@ impl Job {
 
     /// How the next piece is done, and its length.
     fn cut(&self, blocks: Blocks) -> (Piece, u32) {
-        let (at, rest) = (self.command.offset + u64::from(self.done), self.command.length - self.done);
+        let (at, rest) =
+            (self.command.offset + u64::from(self.done), self.command.length - self.done);
         let misalignment = (at % u64::from(blocks.size)) as u32;
         let whole = rest / blocks.size * blocks.size;
         if misalignment == 0 && whole > 0 {
@@ -138,7 +139,8 @@ impl Job {
     fn drain(&mut self, block: u32) {
         let to = self.command.memory.address.wrapping_add(self.done as usize);
         let Some(bytes) = self.bounced(block) else { return };
-        // SAFETY: the command's memory is the device's and has room for its length; the bounce buffer is elsewhere.
+        // SAFETY: the command's memory is the device's and has room for its length; the bounce
+        // buffer is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -150,7 +152,8 @@ impl Job {
         if is_zero {
             return bytes.fill(0);
         }
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce buffer is elsewhere.
+        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
+        // buffer is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 }
@@ -219,7 +222,13 @@ impl Jobs {
     }
 
     /// Goes on with a job.
-    pub(super) fn advance(&mut self, now_ns: u64, guard: &Guard, blocks: Blocks, id: u32) -> NextPart {
+    pub(super) fn advance(
+        &mut self,
+        now_ns: u64,
+        guard: &Guard,
+        blocks: Blocks,
+        id: u32,
+    ) -> NextPart {
         let Some(job) = self.slots[id as usize].as_mut() else { return NextPart::Wait };
         if job.step == Step::Next {
             if job.errno != 0 || job.done == job.command.length {
@@ -235,7 +244,9 @@ impl Jobs {
                 Piece::Straight if job.command.op == Op::Read => Access::NONE,
                 Piece::Straight => Access::shared(job.command.file, offset, length.into()),
                 Piece::Fetch => Access::NONE,
-                Piece::Read | Piece::Changed => Access::exclusive(job.command.file, offset, length.into()),
+                Piece::Read | Piece::Changed => {
+                    Access::exclusive(job.command.file, offset, length.into())
+                }
             };
             let wants_bounce = piece != Piece::Straight;
             if wants_bounce && !(self.starved.is_empty() && self.give_bounce(id)) {

@@ -1,7 +1,9 @@
-//! What carries commands out for one poller: nothing, memory, or files by way of the poller's own io_uring.
+//! What carries commands out for one poller: nothing, memory, or files by way of the poller's own
+//! io_uring.
 //!
-//! With files, whoever has fetched a command puts it on its own ring and gets the kernel's answer there; it then posts the
-//! completion, whoever's command it was. So a shard whose ring has commands of others on it is not idle.
+//! With files, whoever has fetched a command puts it on its own ring and gets the kernel's answer
+//! there; it then posts the completion, whoever's command it was. So a shard whose ring has
+//! commands of others on it is not idle.
 
 use std::io;
 use std::sync::Arc;
@@ -42,7 +44,12 @@ pub(super) struct FileLane {
 
 impl Lane {
     /// For a poller that is a shard, or none.
-    pub(super) fn open(backing: &Backing, place: &Place, is_shard: bool, ring: &mut Ring) -> io::Result<Lane> {
+    pub(super) fn open(
+        backing: &Backing,
+        place: &Place,
+        is_shard: bool,
+        ring: &mut Ring,
+    ) -> io::Result<Lane> {
         Ok(match backing {
             Backing::Null => Lane::Null,
             Backing::Ram(store) => Lane::Ram(store.clone()),
@@ -67,7 +74,9 @@ impl Lane {
     ) {
         match self {
             Lane::Null => controller.announce_and_poll(rung, now_ns, &mut NullStorage, wake),
-            Lane::Ram(store) => controller.announce_and_poll(rung, now_ns, &mut RamStorage(store), wake),
+            Lane::Ram(store) => {
+                controller.announce_and_poll(rung, now_ns, &mut RamStorage(store), wake)
+            }
             Lane::File(lane) => {
                 controller.announce_and_poll(rung, now_ns, &mut FileStorage { lane, ring }, wake);
                 lane.queue.ring(now_ns, ring, wake);
@@ -95,7 +104,8 @@ impl Lane {
     #[inline]
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         let Lane::File(lane) = self else { return None };
-        // What could not be given to the controller, as somebody else had it, is tried again at once.
+        // What could not be given to the controller, as somebody else had it, is tried again at
+        // once.
         if lane.done.is_empty() { lane.queue.deadline_ns() } else { Some(0) }
     }
 
@@ -111,7 +121,12 @@ struct FileStorage<'a> {
 }
 
 impl Storage for FileStorage<'_> {
-    unsafe fn start(&mut self, now_ns: u64, owners: impl Fn() -> PortSet, piece: &Command) -> Option<i32> {
+    unsafe fn start(
+        &mut self,
+        now_ns: u64,
+        owners: impl Fn() -> PortSet,
+        piece: &Command,
+    ) -> Option<i32> {
         // Buffers are registered with the ring of the shard that they belong to, and with no other.
         let is_own = self.lane.port.is_some_and(|port| owners() == PortSet::only(port));
         let fixed = piece.memory.fixed.filter(|_| is_own);

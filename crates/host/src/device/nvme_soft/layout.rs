@@ -1,8 +1,9 @@
 //! Which shard uses which queues.
 //!
-//! Each shard wants a completion queue with a submission queue for each class on it. Where the device has too few
-//! queues, groups of adjacent shards share such a set (D2FQ, Section 4.4: 24 cores on 32 queues share by threes). Where it has
-//! enough, a set also has an urgent queue; where not, urgent commands go with the high ones.
+//! Each shard wants a completion queue with a submission queue for each class on it. Where the
+//! device has too few queues, groups of adjacent shards share such a set (D2FQ, Section 4.4: 24
+//! cores on 32 queues share by threes). Where it has enough, a set also has an urgent queue; where
+//! not, urgent commands go with the high ones.
 
 use std::ops::Range;
 
@@ -21,7 +22,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For a run with `ports` shards on a device with `queues` I/O queues of each kind, at least [`QUEUES_MIN`].
+    /// For a run with `ports` shards on a device with `queues` I/O queues of each kind, at least
+    /// [`QUEUES_MIN`].
     pub(super) fn plan(queues: u16, ports: usize) -> Layout {
         let ports = ports.max(1);
         let group = ports.div_ceil(usize::from(queues / QUEUES_MIN).max(1));
@@ -103,7 +105,9 @@ mod tests {
                 }
                 assert_eq!(seen, PortSet::first(ports));
                 let last = layout.sqid(layout.sets() - 1, layout.classes().len() - 1);
-                assert!(usize::from(last) == layout.sets() * layout.classes().len() && last <= queues);
+                assert!(
+                    usize::from(last) == layout.sets() * layout.classes().len() && last <= queues
+                );
             }
         }
     }

@@ -1,22 +1,27 @@
-//! The device `nvme-soft`: a software NVMe controller before memory or files, and the driver in front of it.
+//! The device `nvme-soft`: a software NVMe controller before memory or files, and the driver in
+//! front of it.
 //!
-//! **Problem.** Policies that leave scheduling to the device (D2FQ) need one that arbitrates between classes of queues by
-//! weighted round robin, which few disks do.
-//! **Model.** A [`Controller`] as specified, with the driver's part in the shards, each of which has a `Set` of
-//! queues: one submission queue for each class, on one completion queue (`layout`). Commands are put in the queue of
-//! their class; every doorbell that needs it is rung once, at the end of the batch; completions are taken by looking at
-//! the completion queue. The weights of the classes are set with the Arbitration feature.
+//! **Problem.** Policies that leave scheduling to the device (D2FQ) need one that arbitrates
+//! between classes of queues by weighted round robin, which few disks do. **Model.** A
+//! [`Controller`] as specified, with the driver's part in the shards, each of which has a `Set` of
+//! queues: one submission queue for each class, on one completion queue (`layout`). Commands are
+//! put in the queue of their class; every doorbell that needs it is rung once, at the end of the
+//! batch; completions are taken by looking at the completion queue. The weights of the classes are
+//! set with the Arbitration feature.
 //!
-//! **Who polls.** By default the shards themselves, on the way: who rings or reaps looks whether there is something to do
-//! and nobody is doing it. With [`Poller::Core`] a thread does nothing else. A completion for another shard wakes it.
+//! **Who polls.** By default the shards themselves, on the way: who rings or reaps looks whether
+//! there is something to do and nobody is doing it. With [`Poller::Core`] a thread does nothing
+//! else. A completion for another shard wakes it.
 //!
-//! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length (`job`). Writes of whole
-//! blocks and read-modify-write cycles keep apart by the guard that the file device also uses.
+//! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length
+//! (`job`). Writes of whole blocks and read-modify-write cycles keep apart by the guard that the
+//! file device also uses.
 //!
 //! **Errors.** Status codes become errnos again; those of files pass through unchanged.
 //!
-//! **Knobs.** `window`: how many commands the controller fetches at a time, over all queues; the smaller, the more of the
-//! order is the arbiter's. `queues`: I/O queues of each kind. `wrr`: whether classes mean anything.
+//! **Knobs.** `window`: how many commands the controller fetches at a time, over all queues; the
+//! smaller, the more of the order is the arbiter's. `queues`: I/O queues of each kind. `wrr`:
+//! whether classes mean anything.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,10 +144,17 @@ impl NvmeSoft {
     pub fn open(spec: &NvmeSoftSpec) -> Result<NvmeSoft, DeviceError> {
         let impossible = |what| Err(DeviceError::NvmeOption(what));
         if !QUEUES_RANGE.contains(&spec.queues) {
-            return impossible(format!("{} queues: choose {QUEUES_MIN} to {QUEUES_MAX}", spec.queues));
+            return impossible(format!(
+                "{} queues: choose {QUEUES_MIN} to {QUEUES_MAX}",
+                spec.queues
+            ));
         }
         if !WINDOW_RANGE.contains(&spec.window) {
-            return impossible(format!("a window of {}: choose 1 to {}", spec.window, WINDOW_RANGE.end()));
+            return impossible(format!(
+                "a window of {}: choose 1 to {}",
+                spec.window,
+                WINDOW_RANGE.end()
+            ));
         }
         let (backing, info) = open_backing(spec)?;
         info.sizes.iter().try_for_each(|&size| whole_blocks(size))?;
@@ -205,7 +217,8 @@ impl NvmeSoft {
         if let Backing::File(device) = &self.shared.backing { device.close(number) } else { true }
     }
 
-    /// Resets the controller and sets it up anew, with the weights that were set last. No queue may be open.
+    /// Resets the controller and sets it up anew, with the weights that were set last. No queue may
+    /// be open.
     pub fn reset(&self) -> io::Result<()> {
         self.shared.driver().reset(&self.shared)
     }
@@ -216,7 +229,9 @@ fn whole_blocks(size: u64) -> Result<(), DeviceError> {
     if size > 0 && size.is_multiple_of(LBA.into()) {
         return Ok(());
     }
-    Err(DeviceError::NvmeOption(format!("{size} bytes are not whole blocks of {LBA}: choose a size that is")))
+    Err(DeviceError::NvmeOption(format!(
+        "{size} bytes are not whole blocks of {LBA}: choose a size that is"
+    )))
 }
 
 fn open_backing(spec: &NvmeSoftSpec) -> Result<(Backing, Info), DeviceError> {
@@ -230,12 +245,17 @@ fn open_backing(spec: &NvmeSoftSpec) -> Result<(Backing, Info), DeviceError> {
     };
     match &spec.backing {
         BackingSpec::File { .. } if spec.timing.is_some() => Err(DeviceError::NvmeOption(
-            "a profile makes memory as slow as a device, and files take their own time: leave one of them out".into(),
+            "a profile makes memory as slow as a device, and files take their own time: leave one \
+             of them out"
+                .into(),
         )),
-        &BackingSpec::Null { size } => Ok((Backing::Null, info("nothing", vec![size], 4096, false))),
+        &BackingSpec::Null { size } => {
+            Ok((Backing::Null, info("nothing", vec![size], 4096, false)))
+        }
         &BackingSpec::Ram { size } => {
             let store = Store::map(size).map_err(|source| DeviceError::Memory { size, source })?;
-            // Only whole blocks are discarded: of what was asked for, the edges may stay as they are.
+            // Only whole blocks are discarded: of what was asked for, the edges may stay as they
+            // are.
             Ok((Backing::Ram(Arc::new(store)), info("ram", vec![size], 4096, false)))
         }
         BackingSpec::File { files, direct } => {
@@ -283,7 +303,11 @@ impl Device for NvmeSoft {
     }
 
     fn take_memory(&self, _file: u16, offset: u64, length: u64) -> io::Result<()> {
-        if let Backing::Ram(store) = &self.shared.backing { store.take_memory(offset, length) } else { Ok(()) }
+        if let Backing::Ram(store) = &self.shared.backing {
+            store.take_memory(offset, length)
+        } else {
+            Ok(())
+        }
     }
 
     fn has_fixed_buffers(&self) -> bool {

@@ -1,8 +1,9 @@
-//! One shard's queue on the device: commands in, completions out, and the controller polled on the way.
+//! One shard's queue on the device: commands in, completions out, and the controller polled on the
+//! way.
 //!
-//! A command on whole blocks is one command of the controller's. Others, and those longer than 32 MiB, are jobs, which
-//! [`super::job`] cuts into pieces. A command for which its class has no slot waits here, in the order of its class, and
-//! never goes by way of another.
+//! A command on whole blocks is one command of the controller's. Others, and those longer than 32
+//! MiB, are jobs, which [`super::job`] cuts into pieces. A command for which its class has no slot
+//! waits here, in the order of its class, and never goes by way of another.
 
 use std::collections::VecDeque;
 use std::io;
@@ -77,7 +78,8 @@ pub struct NvmeQueue {
     hold: Option<Hold>,
     set: usize,
     member: u8,
-    /// What carries commands out when this shard polls; nothing if the controller has a core of its own.
+    /// What carries commands out when this shard polls; nothing if the controller has a core of its
+    /// own.
     lane: Option<Lane>,
     jobs: Jobs,
     /// Commands for which their class has no slot.
@@ -139,9 +141,17 @@ impl NvmeQueue {
         }
     }
 
-    /// Announces the queues in `rung`, and polls if this shard does and there is something to do, or the lane wants it.
+    /// Announces the queues in `rung`, and polls if this shard does and there is something to do,
+    /// or the lane wants it.
     #[inline]
-    fn announce_and_poll(&mut self, rung: u64, lane_wants: bool, now_ns: u64, ring: &mut Ring, wake: &mut PortSet) {
+    fn announce_and_poll(
+        &mut self,
+        rung: u64,
+        lane_wants: bool,
+        now_ns: u64,
+        ring: &mut Ring,
+        wake: &mut PortSet,
+    ) {
         let controller = &self.shared.controller;
         match &mut self.lane {
             Some(lane) if rung != 0 || lane_wants || controller.wants_poll(now_ns) => {
@@ -203,7 +213,8 @@ impl Queue for NvmeQueue {
     unsafe fn issue(&mut self, now_ns: u64, _ring: &mut Ring, command: &Command) {
         let end = command.offset.checked_add(u64::from(command.length));
         let size = self.shared.namespaces.size(usize::from(command.file));
-        let is_inside = size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
+        let is_inside =
+            size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
         if !is_inside {
             return self.done.push(Completion::new(command.tag, libc::EINVAL));
         }
@@ -227,7 +238,8 @@ impl Queue for NvmeQueue {
         if is_whole && !matches!(command.op, Op::Flush | Op::Read) {
             let mut access = Access::shared(command.file, command.offset, command.length.into());
             if !self.shared.guard.poll(&mut access) {
-                // Somebody changes a part of a block there: wait for it, and use what has been drawn.
+                // Somebody changes a part of a block there: wait for it, and use what has been
+                // drawn.
                 let id = self.jobs.add(Job::waiting(command, access));
                 return self.jobs.block(now_ns, id);
             }
@@ -239,7 +251,13 @@ impl Queue for NvmeQueue {
         self.push(command, Owner::new(self.member, Part::Whole(command.tag), held));
     }
 
-    unsafe fn issue_merged(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command, memories: &[Memory]) -> bool {
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        command: &Command,
+        memories: &[Memory],
+    ) -> bool {
         let end = command.offset.checked_add(u64::from(command.length));
         let size = self.shared.namespaces.size(usize::from(command.file));
         let is_one = size.zip(end).is_some_and(|(size, end)| end <= size)
@@ -250,13 +268,15 @@ impl Queue for NvmeQueue {
         let Some(hold) = self.hold.as_mut().filter(|_| is_one) else { return false };
         let mut held = Guarded::NONE;
         if command.op == Op::Write {
-            match self.shared.guard.try_shared(command.file, command.offset, command.length.into()) {
+            match self.shared.guard.try_shared(command.file, command.offset, command.length.into())
+            {
                 Some(entered) => held = entered,
                 None => return false,
             }
         }
         let owner = Owner::new(self.member, Part::Whole(command.tag), held);
-        let is_pushed = hold.get().push_merged(self.shared.controller.dma(), command, memories, owner);
+        let is_pushed =
+            hold.get().push_merged(self.shared.controller.dma(), command, memories, owner);
         if is_pushed {
             self.in_flight += 1;
         } else {
@@ -287,7 +307,13 @@ impl Queue for NvmeQueue {
     }
 
     #[inline]
-    fn reap(&mut self, now_ns: u64, ring: &mut Ring, done: &mut Vec<Completion>, wake: &mut PortSet) {
+    fn reap(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        wake: &mut PortSet,
+    ) {
         let lane_wants = self.lane.as_mut().is_some_and(|lane| lane.wants_poll(now_ns, ring));
         self.announce_and_poll(0, lane_wants, now_ns, ring, wake);
         let Some(hold) = &mut self.hold else { return };
@@ -298,7 +324,9 @@ impl Queue for NvmeQueue {
         }
         while let Some(one) = set.reap() {
             match one.owner.part() {
-                _ if one.owner.member() != member => set.mail[usize::from(one.owner.member())].push(one),
+                _ if one.owner.member() != member => {
+                    set.mail[usize::from(one.owner.member())].push(one)
+                }
                 Part::Whole(tag) => {
                     self.in_flight -= 1;
                     self.shared.guard.leave_shared(one.owner.held);
@@ -320,7 +348,8 @@ impl Queue for NvmeQueue {
             Some(Hold::Own(set)) => set.has_ended(),
             Some(Hold::Shared(set)) => {
                 let set = set.lock().unwrap_or_else(PoisonError::into_inner);
-                set.has_ended() || set.mail.get(usize::from(self.member)).is_some_and(|mail| !mail.is_empty())
+                set.has_ended()
+                    || set.mail.get(usize::from(self.member)).is_some_and(|mail| !mail.is_empty())
             }
             None => false,
         };

@@ -1,16 +1,18 @@
-//! One set of queues: a submission queue for each class and the completion queue they share, seen from the driver.
+//! One set of queues: a submission queue for each class and the completion queue they share, seen
+//! from the driver.
 //!
-//! **Slots.** Each class has one slot less than its queue has entries. A command needs a slot from when it is put in the
-//! queue until its completion is taken, so a queue never overflows, the completion queue has a place for every slot, and
-//! what one class has outstanding takes nothing from another. The slot is the command identifier, and
-//! names the window on the command's memory and the place of its range if it discards.
+//! **Slots.** Each class has one slot less than its queue has entries. A command needs a slot from
+//! when it is put in the queue until its completion is taken, so a queue never overflows, the
+//! completion queue has a place for every slot, and what one class has outstanding takes nothing
+//! from another. The slot is the command identifier, and names the window on the command's memory
+//! and the place of its range if it discards.
 //!
-//! **Merged commands** have their data in several places: a list of SGL descriptors, of which a set has a few, each with a
-//! window for every entry. Where there is none left commands are not merged.
+//! **Merged commands** have their data in several places: a list of SGL descriptors, of which a set
+//! has a few, each with a window for every entry. Where there is none left commands are not merged.
 //!
-//! **Sharing.** A set of one shard belongs to that shard. A set that several shards share is behind a mutex, which each of
-//! them takes once per batch; who takes completions leaves the others theirs in a mailbox, and as the vector wakes all
-//! members, each comes for them.
+//! **Sharing.** A set of one shard belongs to that shard. A set that several shards share is behind
+//! a mutex, which each of them takes once per batch; who takes completions leaves the others theirs
+//! in a mailbox, and as the vector wakes all members, each comes for them.
 
 use fairq_core::serial::merge::MOST_PARTS;
 use fairq_core::{Op, Tag};
@@ -46,8 +48,9 @@ const NO_LIST: u16 = u16::MAX;
 /// Entries of the completion queue.
 pub(super) const CQ_ENTRIES: u16 = SET_SLOTS as u16 + 1;
 
-/// So many completions are taken before the controller is told of it: until then it has room for all slots but these, and if
-/// all other places are promised, the completions of those come, and their taking tells it.
+/// So many completions are taken before the controller is told of it: until then it has room for
+/// all slots but these, and if all other places are promised, the completions of those come, and
+/// their taking tells it.
 const TAKEN_MAX: u16 = CQ_ENTRIES / 16;
 
 /// Bytes of the ranges of a set's discards.
@@ -57,8 +60,8 @@ const CQ_BYTES: usize = (CQ_ENTRIES as usize * CQE).next_multiple_of(PAGE);
 /// Bytes of a set in the part of the bus that is mapped for good.
 pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES + LISTS * LIST_BYTES;
 
-/// Whose a command is, and what is to be done when it has ended: two words, so that it travels in registers. Copied field
-/// by field and read back whole it would wait for its own stores.
+/// Whose a command is, and what is to be done when it has ended: two words, so that it travels in
+/// registers. Copied field by field and read back whole it would wait for its own stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
     /// The number of the part (bits 31:0), the member (39:32) and whether it is a piece (40).
@@ -157,8 +160,8 @@ fn ranges_offset(base: usize) -> usize {
 }
 
 impl Set {
-    /// The driver's end of a set whose queues are about to be created, at `base` of the fixed part of the bus, for
-    /// so many members.
+    /// The driver's end of a set whose queues are about to be created, at `base` of the fixed part
+    /// of the bus, for so many members.
     pub(super) fn new(bus: &Bus, layout: Layout, set: usize, base: usize, members: usize) -> Set {
         let at = |offset: usize, length: usize| bus.memory(Bus::fixed(offset), length);
         let queue = |class: usize| {
@@ -190,7 +193,8 @@ impl Set {
         }
     }
 
-    /// Puts a command in the queue of its class; false if that has no room. The range is whole blocks.
+    /// Puts a command in the queue of its class; false if that has no room. The range is whole
+    /// blocks.
     #[inline]
     pub(super) fn push(&mut self, bus: &Bus, command: &Command, owner: Owner) -> bool {
         let queue = &mut self.queues[usize::from(self.index_of[class_index(command.class)])];
@@ -203,7 +207,8 @@ impl Set {
             }
             Op::Discard => {
                 let address = Bus::fixed(self.ranges + usize::from(slot) * nvm::RANGE as usize);
-                let range = [u64::from(command.length >> LBA_SHIFT) << 32, command.offset >> LBA_SHIFT];
+                let range =
+                    [u64::from(command.length >> LBA_SHIFT) << 32, command.offset >> LBA_SHIFT];
                 let memory = bus.memory(address, nvm::RANGE as usize);
                 // SAFETY: the place of this slot, which nobody else uses until its completion.
                 unsafe { memory.as_ptr().cast::<[u64; 2]>().write_volatile(range) };
@@ -217,8 +222,15 @@ impl Set {
         true
     }
 
-    /// The same for a merged read or write, with its data in these places; false also if there is no list for them.
-    pub(super) fn push_merged(&mut self, bus: &Bus, command: &Command, memories: &[Memory], owner: Owner) -> bool {
+    /// The same for a merged read or write, with its data in these places; false also if there is
+    /// no list for them.
+    pub(super) fn push_merged(
+        &mut self,
+        bus: &Bus,
+        command: &Command,
+        memories: &[Memory],
+        owner: Owner,
+    ) -> bool {
         let queue = &mut self.queues[usize::from(self.index_of[class_index(command.class)])];
         if memories.len() > LIST_ENTRIES || self.free_lists.is_empty() {
             return false;
@@ -301,9 +313,19 @@ fn entry(command: &Command, cid: u16) -> Sqe {
         Op::Write => (nvm::WRITE, (blocks - 1) | fua),
         Op::WriteZeroes => {
             let deallocate = flag(!command.no_hole, nvm::DEALLOCATE);
-            (nvm::WRITE_ZEROES, (blocks - 1) | fua | deallocate | flag(command.fast_only, nvm::LIMITED_RETRY))
+            (
+                nvm::WRITE_ZEROES,
+                (blocks - 1) | fua | deallocate | flag(command.fast_only, nvm::LIMITED_RETRY),
+            )
         }
-        Op::Flush => return Sqe { opcode: nvm::FLUSH, cid, nsid: u32::from(command.file) + 1, ..Sqe::default() },
+        Op::Flush => {
+            return Sqe {
+                opcode: nvm::FLUSH,
+                cid,
+                nsid: u32::from(command.file) + 1,
+                ..Sqe::default()
+            };
+        }
         Op::Discard => {
             let (opcode, cdw11) = (nvm::DATASET_MANAGEMENT, nvm::ATTRIBUTE_DEALLOCATE);
             return Sqe { opcode, cid, nsid: u32::from(command.file) + 1, cdw11, ..Sqe::default() };

@@ -1,4 +1,5 @@
-//! What is special about the software controller as a device: classes, weights, shared queues, several shards at once.
+//! What is special about the software controller as a device: classes, weights, shared queues,
+//! several shards at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +36,8 @@ fn weights(high: u16, medium: u16, low: u16) -> ClassWeights {
 
 /// What the controller says it has, high, medium and low.
 fn weights_of(device: &NvmeSoft) -> [u32; 3] {
-    let get = Sqe { opcode: admin::GET_FEATURES, cdw10: feature::ARBITRATION.into(), ..Sqe::default() };
+    let get =
+        Sqe { opcode: admin::GET_FEATURES, cdw10: feature::ARBITRATION.into(), ..Sqe::default() };
     let cdw11 = device.shared.driver().command(&device.shared, "Get Features", get).unwrap();
     [24, 16, 8].map(|shift| (cdw11 >> shift & 0xff) + 1)
 }
@@ -60,7 +62,10 @@ fn weights_are_set_checked_and_set_again_after_a_reset() {
     let plain = NvmeSoft::open(&NvmeSoftSpec { wrr: false, ..ram() }).unwrap();
     assert!(!plain.info().has_classes);
     let error = plain.set_class_weights(weights(9, 3, 1)).unwrap_err();
-    assert!(error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("CAP.AMS"), "{error}");
+    assert!(
+        error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("CAP.AMS"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -80,8 +85,8 @@ fn what_cannot_be_opened_says_why() {
     drop(device.open_queue(&place(2, 3), &mut ring).unwrap());
 }
 
-/// High, medium and low, backlogged by far more than their queues have slots for: they share as the weights say, what has
-/// no slot waits in its class, and everything ends.
+/// High, medium and low, backlogged by far more than their queues have slots for: they share as the
+/// weights say, what has no slot waits in its class, and everything ends.
 #[test]
 fn classes_share_by_weight_and_keep_to_themselves() {
     const EACH: usize = 2500;
@@ -108,7 +113,10 @@ fn classes_share_by_weight_and_keep_to_themselves() {
     }
     assert_eq!(total, 3 * EACH);
     let [_, medium, low] = at_two_thousand.expect("high ones were done");
-    assert!((980..=1020).contains(&medium) && (240..=260).contains(&low), "{medium} and {low} for 1000 and 250");
+    assert!(
+        (980..=1020).contains(&medium) && (240..=260).contains(&low),
+        "{medium} and {low} for 1000 and 250"
+    );
 }
 
 /// A batch rings the doorbell of each queue that it put something in, not only of the last.
@@ -138,11 +146,20 @@ fn urgent_commands_go_first() {
 fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
     let wakers = Arc::new(Wakers::new(shards).unwrap());
     let served = Arc::new(Served::new(wakers.count()));
-    Common { device, wakers, clock: Clock::default(), tags: 256, tenants: 1, served, fixed_buffers: 0 }
+    Common {
+        device,
+        wakers,
+        clock: Clock::default(),
+        tags: 256,
+        tenants: 1,
+        served,
+        fixed_buffers: 0,
+    }
 }
 
-/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for ever. And on several
-/// direct paths that carry out each other's commands, where the device is polled.
+/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for
+/// ever. And on several direct paths that carry out each other's commands, where the device is
+/// polled.
 fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -170,11 +187,22 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
             };
             let path = if round >= 3 && device.is_polled() { Path::Direct } else { Path::Shards };
             let jobs = (0..shards).map(|shard| vec![job(shard)]).collect();
-            let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(60), interval: None };
+            let times = Times {
+                warmup: Duration::ZERO,
+                measured: Duration::from_millis(60),
+                interval: None,
+            };
             let common = common(device.clone(), shards);
-            let measured =
-                load::run(&policy, ports, &common, Threads { path, ..Threads::default() }, jobs, times, |_| true)
-                    .unwrap();
+            let measured = load::run(
+                &policy,
+                ports,
+                &common,
+                Threads { path, ..Threads::default() },
+                jobs,
+                times,
+                |_| true,
+            )
+            .unwrap();
             assert_eq!(measured.tenants[0].errors, 0);
             operations += measured.tenants[0].operations();
         }
@@ -242,10 +270,19 @@ fn weights_change_under_load() {
             stops_ns: u64::MAX,
             seed: 1,
         };
-        let times = Times { warmup: Duration::ZERO, measured: Duration::from_millis(200), interval: None };
+        let times =
+            Times { warmup: Duration::ZERO, measured: Duration::from_millis(200), interval: None };
         let jobs = vec![vec![job.clone()], vec![job]];
-        let measured =
-            load::run(&policy, ports, &common(device.clone(), 2), Threads::default(), jobs, times, |_| true).unwrap();
+        let measured = load::run(
+            &policy,
+            ports,
+            &common(device.clone(), 2),
+            Threads::default(),
+            jobs,
+            times,
+            |_| true,
+        )
+        .unwrap();
         stop.store(true, Ordering::Relaxed);
         assert!(measured.tenants[0].operations() > 100);
     });
@@ -255,14 +292,18 @@ fn weights_change_under_load() {
 #[test]
 fn shards_that_share_a_set_get_their_own_completions() {
     let device = NvmeSoft::open(&NvmeSoftSpec { queues: 3, ..ram() }).unwrap();
-    let mut drivers: Vec<Harness<NvmeQueue>> = (0..3).map(|port| Harness::open_at(&device, &place(port, 3))).collect();
+    let mut drivers: Vec<Harness<NvmeQueue>> =
+        (0..3).map(|port| Harness::open_at(&device, &place(port, 3))).collect();
     for (index, driver) in drivers.iter_mut().enumerate() {
         driver.issue(command(Op::Write, index as u64 * 4096, 4096), &[index as u8 + 1; 4096], 0);
         driver.queue.ring(0, &mut driver.ring, &mut PortSet::default());
     }
     // The last one takes all there is, and keeps only its own.
     assert_eq!(drivers[2].turn().len(), 1);
-    assert!(drivers[..2].iter().all(|driver| driver.queue.deadline_ns() == Some(0)), "mail is waiting");
+    assert!(
+        drivers[..2].iter().all(|driver| driver.queue.deadline_ns() == Some(0)),
+        "mail is waiting"
+    );
     assert!(drivers[..2].iter_mut().all(|driver| driver.turn().len() == 1));
     assert_eq!(drivers[0].read(4096, 4096), [2; 4096]);
 }

@@ -1,8 +1,9 @@
 //! The Abort command: a command that waits in its queue ends without having been carried out.
 //!
-//! Its entry stays where it is, and when arbitration comes to it, it completes as *aborted*, and then the Abort that asked for
-//! it: so queues empty in their order, and the places promised in completion queues stay as they are. What has been fetched
-//! is with the storage, which cannot take it back: *not aborted*. Asynchronous event requests end at once.
+//! Its entry stays where it is, and when arbitration comes to it, it completes as *aborted*, and
+//! then the Abort that asked for it: so queues empty in their order, and the places promised in
+//! completion queues stay as they are. What has been fetched is with the storage, which cannot take
+//! it back: *not aborted*. Asynchronous event requests end at once.
 
 use fairq_core::PortSet;
 
@@ -55,8 +56,14 @@ impl State {
         if self.admin.aborts.len() == ABORTS {
             return Err(Status::ABORT_LIMIT);
         }
-        let sq = self.sqs.get(usize::from(sqid)).and_then(Option::as_ref).filter(|_| !self.admin.is_deleting(sqid));
-        let Some(index) = sq.and_then(|sq| sq.find(cid)) else { return Ok(Answer::Now(NOT_ABORTED)) };
+        let sq = self
+            .sqs
+            .get(usize::from(sqid))
+            .and_then(Option::as_ref)
+            .filter(|_| !self.admin.is_deleting(sqid));
+        let Some(index) = sq.and_then(|sq| sq.find(cid)) else {
+            return Ok(Answer::Now(NOT_ABORTED));
+        };
         if self.admin.aborts.iter().any(|abort| (abort.sqid, abort.index) == (sqid, index)) {
             return Ok(Answer::Now(NOT_ABORTED));
         }
@@ -64,7 +71,12 @@ impl State {
         Ok(Answer::Later)
     }
 
-    fn abort_event_request<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, cid: u16) -> u32 {
+    fn abort_event_request<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        cid: u16,
+    ) -> u32 {
         let Some(at) = self.admin.event_requests.iter().position(|&request| request == cid) else {
             return NOT_ABORTED;
         };
@@ -74,7 +86,12 @@ impl State {
     }
 
     /// A queue is being deleted: what waits there will never be carried out, as was asked for.
-    pub(super) fn end_aborts<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, sqid: u16) {
+    pub(super) fn end_aborts<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        sqid: u16,
+    ) {
         while let Some(at) = self.admin.aborts.iter().position(|abort| abort.sqid == sqid) {
             let Abort { cid, .. } = self.admin.aborts.swap_remove(at);
             self.post(controller, wake, 0, cid, 0, Status::SUCCESS);

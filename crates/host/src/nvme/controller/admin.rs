@@ -80,7 +80,13 @@ impl Admin {
                 self.counters.bytes_written += u64::from(command.length);
             }
             _ if status.is_success() => {}
-            _ => self.log_error(sqid, cid, status, command.offset >> LBA_SHIFT, u32::from(command.file) + 1),
+            _ => self.log_error(
+                sqid,
+                cid,
+                status,
+                command.offset >> LBA_SHIFT,
+                u32::from(command.file) + 1,
+            ),
         }
     }
 
@@ -95,7 +101,12 @@ impl Admin {
 
 impl State {
     /// Carries out the admin commands that wait.
-    pub(super) fn administer<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, _now_ns: u64) {
+    pub(super) fn administer<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        _now_ns: u64,
+    ) {
         while self.admin.waiting > 0 {
             let Some(sq) = &mut self.sqs[0] else { return };
             self.admin.waiting -= 1;
@@ -112,7 +123,12 @@ impl State {
         }
     }
 
-    fn execute<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, sqe: &Sqe) -> Result<Answer, Status> {
+    fn execute<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        sqe: &Sqe,
+    ) -> Result<Answer, Status> {
         let (is_fused, is_sgl) = (sqe.flags & 3 != 0, sqe.flags >> 6 != 0);
         if is_fused || is_sgl {
             return Err(Status::INVALID_FIELD);
@@ -128,7 +144,9 @@ impl State {
             admin::GET_FEATURES => self.get_features(sqe).map(Answer::Now),
             admin::GET_LOG_PAGE => self.get_log_page(controller, sqe).map(done),
             admin::ABORT => self.abort(controller, wake, sqe),
-            admin::ASYNC_EVENT_REQUEST if self.admin.event_requests.len() == EVENT_REQUESTS => Err(Status::AER_LIMIT),
+            admin::ASYNC_EVENT_REQUEST if self.admin.event_requests.len() == EVENT_REQUESTS => {
+                Err(Status::AER_LIMIT)
+            }
             admin::ASYNC_EVENT_REQUEST => {
                 self.admin.event_requests.push(sqe.cid);
                 Ok(Answer::Later)
@@ -165,7 +183,8 @@ impl State {
         }
         let base = queue_memory(&controller.dma, sqe.data[0], u32::from(entries) * CQE as u32);
         let base = base.ok_or(Status::DATA_TRANSFER)?;
-        // SAFETY: the memory was resolved for these entries and stays valid until the queue is deleted.
+        // SAFETY: the memory was resolved for these entries and stays valid until the queue is
+        // deleted.
         let cq = unsafe { CqEntries::new(base, entries) };
         controller.doorbells[id].cq_head.store(0, Ordering::Relaxed);
         self.cqs[id] = Some(CqTail::new(cq, interrupts.then_some(vector)));
@@ -184,7 +203,8 @@ impl State {
         }
         let base = queue_memory(&controller.dma, sqe.data[0], u32::from(entries) * SQE as u32);
         let base = base.ok_or(Status::DATA_TRANSFER)?;
-        // SAFETY: the memory was resolved for these entries and stays valid until the queue is deleted.
+        // SAFETY: the memory was resolved for these entries and stays valid until the queue is
+        // deleted.
         let sq = unsafe { SqEntries::new(base, entries) };
         controller.doorbells[id].sq_tail.store(0, Ordering::Relaxed);
         self.sqs[id] = Some(SqHead::new(sq, cqid));
@@ -193,7 +213,11 @@ impl State {
     }
 
     /// The identifier and the entries of a queue to be created.
-    fn new_queue(&self, sqe: &Sqe, exists: impl Fn(&State, usize) -> bool) -> Result<(usize, u16), Status> {
+    fn new_queue(
+        &self,
+        sqe: &Sqe,
+        exists: impl Fn(&State, usize) -> bool,
+    ) -> Result<(usize, u16), Status> {
         let (id, size) = (sqe.cdw10 as u16, sqe.cdw10 >> 16);
         if id == 0 || id > self.admin.granted || exists(self, usize::from(id)) {
             return Err(Status::INVALID_QUEUE_ID);
@@ -223,7 +247,8 @@ impl State {
         Ok(())
     }
 
-    /// Deletes a submission queue, when what has been fetched of it is done. The rest is never fetched.
+    /// Deletes a submission queue, when what has been fetched of it is done. The rest is never
+    /// fetched.
     fn begin_delete_sq<M: Dma>(
         &mut self,
         controller: &Controller<M>,
@@ -253,7 +278,12 @@ impl State {
     }
 
     /// The last command of a submission queue that is being deleted is done.
-    pub(super) fn delete_sq<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, id: u16) {
+    pub(super) fn delete_sq<M: Dma>(
+        &mut self,
+        controller: &Controller<M>,
+        wake: &mut PortSet,
+        id: u16,
+    ) {
         let index = usize::from(id);
         self.sqs[index] = None;
         controller.doorbells[index].sq_tail.store(0, Ordering::Relaxed);
@@ -286,7 +316,9 @@ impl State {
                 Ok(self.number_of_queues())
             }
             // What is written is not cached here, or always: there is nothing to switch.
-            feature::VOLATILE_WRITE_CACHE if !self.options.volatile_cache => Err(Status::INVALID_FIELD),
+            feature::VOLATILE_WRITE_CACHE if !self.options.volatile_cache => {
+                Err(Status::INVALID_FIELD)
+            }
             feature::VOLATILE_WRITE_CACHE if sqe.cdw11 & 1 == 0 => Err(Status::INVALID_FIELD),
             feature::VOLATILE_WRITE_CACHE => Ok(0),
             feature::ASYNC_EVENTS => {
@@ -318,7 +350,9 @@ impl State {
         let page = match sqe.cdw10 as u8 {
             log::SUPPORTED => identify::supported_logs(),
             log::ERROR => identify::error_log(self.admin.errors.iter()),
-            log::SMART if sqe.nsid != 0 && sqe.nsid != NSID_ALL => return Err(Status::INVALID_FIELD),
+            log::SMART if sqe.nsid != 0 && sqe.nsid != NSID_ALL => {
+                return Err(Status::INVALID_FIELD);
+            }
             log::SMART => identify::smart(&self.admin.counters),
             log::FIRMWARE => identify::firmware(),
             _ => return Err(Status::INVALID_LOG_PAGE),

@@ -1,4 +1,5 @@
-//! What the controller says of itself: Identify data structures and log pages, byte by byte as they are specified.
+//! What the controller says of itself: Identify data structures and log pages, byte by byte as they
+//! are specified.
 
 use super::abort::ABORTS;
 use super::{ENTRIES_MAX, Options, VERSION, admin};
@@ -99,7 +100,9 @@ pub(super) fn active_namespaces(above: u32, namespaces: &Namespaces) -> Vec<u8> 
     let mut data = vec![0; IDENTIFY];
     let all = above.saturating_add(1)..=namespaces.count() as u32;
     let list = all.filter(|&nsid| namespaces.size(nsid as usize - 1).is_some()).take(IDENTIFY / 4);
-    data.chunks_exact_mut(4).zip(list).for_each(|(entry, nsid)| entry.copy_from_slice(&nsid.to_le_bytes()));
+    data.chunks_exact_mut(4)
+        .zip(list)
+        .for_each(|(entry, nsid)| entry.copy_from_slice(&nsid.to_le_bytes()));
     data
 }
 

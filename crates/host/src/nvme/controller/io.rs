@@ -17,7 +17,12 @@ impl Slot {
     /// Takes in an entry, or says what is wrong with it.
     // Always: the entry then stays in registers.
     #[inline(always)]
-    pub(super) fn decode(&mut self, sqe: &Sqe, namespaces: &Namespaces, dma: &impl Dma) -> Result<(), Status> {
+    pub(super) fn decode(
+        &mut self,
+        sqe: &Sqe,
+        namespaces: &Namespaces,
+        dma: &impl Dma,
+    ) -> Result<(), Status> {
         let op = match sqe.opcode {
             nvm::READ => Op::Read,
             nvm::WRITE => Op::Write,
@@ -118,7 +123,9 @@ impl Slot {
                 Step::Piece(piece)
             }
             Op::Flush => loop {
-                let Some(rest) = self.flushes.checked_sub(1) else { break Step::End(Status::SUCCESS) };
+                let Some(rest) = self.flushes.checked_sub(1) else {
+                    break Step::End(Status::SUCCESS);
+                };
                 let piece = *command;
                 self.flushes = rest;
                 command.file = command.file.wrapping_add(1);
@@ -129,8 +136,13 @@ impl Slot {
             Op::Discard => match self.ranges.last_mut() {
                 None => Step::End(Status::SUCCESS),
                 Some((offset, length)) => {
-                    let piece = Command { offset: *offset, length: (*length).min(DISCARD) as u32, ..*command };
-                    (*offset, *length) = (*offset + u64::from(piece.length), *length - u64::from(piece.length));
+                    let piece = Command {
+                        offset: *offset,
+                        length: (*length).min(DISCARD) as u32,
+                        ..*command
+                    };
+                    (*offset, *length) =
+                        (*offset + u64::from(piece.length), *length - u64::from(piece.length));
                     if *length == 0 {
                         self.ranges.pop();
                     }

@@ -1,31 +1,37 @@
 //! The controller: registers, queues, arbitration, and the life of a command.
 //!
-//! **Problem.** To schedule like a real SSD (weighted round robin over classes of queues, a finite number of commands
-//! fetched at a time) before any storage, for any driver, without a thread of its own.
-//! **Model.** Registers and doorbells are plain atomic words: writing one never waits. What they mean is worked out by
-//! whoever [polls](Controller::poll), one at a time, behind a [`Gate`]:
+//! **Problem.** To schedule like a real SSD (weighted round robin over classes of queues, a finite
+//! number of commands fetched at a time) before any storage, for any driver, without a thread of
+//! its own. **Model.** Registers and doorbells are plain atomic words: writing one never waits.
+//! What they mean is worked out by whoever [polls](Controller::poll), one at a time, behind a
+//! [`Gate`]:
 //!
 //! ```text
 //!   poll: completions of the storage ─▶ events of the timing model, in their order, each freeing a slot for the next
 //!         command ─▶ configuration ─▶ admin commands ─▶ doorbells ─▶ fetch: Arbiter, Window ─▶ Storage ─▶ CQE
 //! ```
 //!
-//! - *Room.* A command is shown to the arbiter only when its completion queue has a place for its completion, which is then
-//!   kept for it. So nothing that has been fetched can get stuck, and a slow driver holds up only itself.
-//! - *Window.* At most `window` commands are fetched and not completed, over all queues; the rest stays in the submission
-//!   queues, where arbitration decides.
-//! - *Time.* With a timing model each event is handled at its own time, even if the poll comes late: the slot it frees
-//!   takes the next command that was waiting then. So a backlog is served at the model's exact rate.
-//! - *Interrupts.* A completion adds the ports behind its queue's vector to the poller's `wake`. If the next event comes
-//!   earlier than sleepers could know, all who have commands here are woken to set their alarms anew.
-//! - *Reset* (CC.EN to 0): nothing more is fetched or posted; when what is with the storage is done, the queues
-//!   are gone and CSTS.RDY clears. So memory is never touched after a reset has ended.
+//! - *Room.* A command is shown to the arbiter only when its completion queue has a place for its
+//!   completion, which is then kept for it. So nothing that has been fetched can get stuck, and a
+//!   slow driver holds up only itself.
+//! - *Window.* At most `window` commands are fetched and not completed, over all queues; the rest
+//!   stays in the submission queues, where arbitration decides.
+//! - *Time.* With a timing model each event is handled at its own time, even if the poll comes
+//!   late: the slot it frees takes the next command that was waiting then. So a backlog is served
+//!   at the model's exact rate.
+//! - *Interrupts.* A completion adds the ports behind its queue's vector to the poller's `wake`. If
+//!   the next event comes earlier than sleepers could know, all who have commands here are woken to
+//!   set their alarms anew.
+//! - *Reset* (CC.EN to 0): nothing more is fetched or posted; when what is with the storage is
+//!   done, the queues are gone and CSTS.RDY clears. So memory is never touched after a reset has
+//!   ended.
 //!
-//! **Hostile drivers.** Entries are read once and checked; addresses are resolved by [`Dma`]; queue identifiers, sizes and
-//! doorbells are checked; every list that is followed has a bound. Nothing here panics, whatever a driver writes.
+//! **Hostile drivers.** Entries are read once and checked; addresses are resolved by [`Dma`]; queue
+//! identifiers, sizes and doorbells are checked; every list that is followed has a bound. Nothing
+//! here panics, whatever a driver writes.
 //!
-//! **Cost.** A command takes no lock of its own, no allocation and no system call; a poll with nothing to do reads
-//! two words.
+//! **Cost.** A command takes no lock of its own, no allocation and no system call; a poll with
+//! nothing to do reads two words.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -34,7 +40,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use fairq_core::{Native, Op, PortSet, Tag};
 use fairq_device::arbiter::class_of_qprio;
-use fairq_device::{Arbiter, Arbitration, Gate, Mechanism, Profile, QueueIndex, Setup, Ssd, Window, profile};
+use fairq_device::{
+    Arbiter, Arbitration, Gate, Mechanism, Profile, QueueIndex, Setup, Ssd, Window, profile,
+};
 
 use crate::device::Command;
 use crate::memory::Memory;
@@ -43,7 +51,8 @@ use crate::nvme::dma::{Dma, queue_memory};
 use crate::nvme::namespaces::Namespaces;
 use crate::nvme::queue::{CqEntries, CqTail, SqEntries, SqHead};
 use crate::nvme::spec::{
-    CAP_WRR, CC_ENABLE, CQE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, Cqe, PAGE, SQE, Status, register,
+    CAP_WRR, CC_ENABLE, CQE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, Cqe, PAGE, SQE,
+    Status, register,
 };
 use crate::nvme::storage::Storage;
 
@@ -56,8 +65,9 @@ mod tests;
 
 use admin::Admin;
 
-/// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and wait for somebody with a
-/// storage, and one for what no storage is needed for: the admin queue and all other registers.
+/// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and
+/// wait for somebody with a storage, and one for what no storage is needed for: the admin queue and
+/// all other registers.
 const CONTROL: u64 = 1;
 const FETCH: u64 = 1 << 62;
 /// Queues of each kind, the admin queues included: as many as there are bits for.
@@ -70,7 +80,8 @@ pub const ENTRIES_MAX: u16 = 4096;
 pub const VECTORS: u16 = QUEUES as u16;
 /// Version 1.4, the last one whose mandatory log pages and data structures are all here.
 const VERSION: u32 = 0x0001_0400;
-/// Who has commands here and waits for an event stays awake for this long before it: sleeping is not that exact.
+/// Who has commands here and waits for an event stays awake for this long before it: sleeping is
+/// not that exact.
 pub const AWAKE_NS: u64 = 30_000;
 /// No event is due.
 const NEVER: u64 = u64::MAX;
@@ -89,7 +100,8 @@ pub struct Options {
     pub volatile_cache: bool,
     /// Whether deallocated blocks read as zeroes.
     pub discard_zeroes: bool,
-    /// What it is to be as slow as, and what has been written to that before; as fast as it can if nothing.
+    /// What it is to be as slow as, and what has been written to that before; as fast as it can if
+    /// nothing.
     pub timing: Option<(Profile, profile::State)>,
 }
 
@@ -109,8 +121,8 @@ pub struct Controller<M> {
     state: UnsafeCell<State>,
 }
 
-// SAFETY: `state` is touched only by who is inside the gate, which lets one in at a time and orders them; the rest is
-// atomic or not changed.
+// SAFETY: `state` is touched only by who is inside the gate, which lets one in at a time and orders
+// them; the rest is atomic or not changed.
 unsafe impl<M: Dma> Sync for Controller<M> {}
 // SAFETY: as above; nothing belongs to a thread.
 unsafe impl<M: Dma> Send for Controller<M> {}
@@ -190,12 +202,19 @@ impl<M: Dma> Controller<M> {
     /// # Panics
     /// When an option is out of its range.
     pub fn new(options: Options, dma: M) -> Controller<M> {
-        assert!(options.window > 0 && (1..=QUEUES_MAX).contains(&options.queues), "options out of range");
+        assert!(
+            options.window > 0 && (1..=QUEUES_MAX).contains(&options.queues),
+            "options out of range"
+        );
         let contiguous_required = 1 << 16;
         let timeout_500_ms = 20 << 24;
         let nvm_command_set = 1 << 37;
         let wrr = if options.wrr { CAP_WRR } else { 0 };
-        let cap = u64::from(ENTRIES_MAX - 1) | contiguous_required | wrr | timeout_500_ms | nvm_command_set;
+        let cap = u64::from(ENTRIES_MAX - 1)
+            | contiguous_required
+            | wrr
+            | timeout_500_ms
+            | nvm_command_set;
         Controller {
             dma,
             cap,
@@ -238,11 +257,15 @@ impl<M: Dma> Controller<M> {
         u64::from(self.read32(offset)) | u64::from(self.read32(offset.wrapping_add(4))) << 32
     }
 
-    /// Writes four bytes of the registers, doorbells included; what is not there or cannot be written is ignored.
+    /// Writes four bytes of the registers, doorbells included; what is not there or cannot be
+    /// written is ignored.
     pub fn write32(&self, offset: u32, value: u32) {
         let registers = &self.registers;
         let low = |word: &AtomicU64| {
-            word.store(word.load(Ordering::Acquire) >> 32 << 32 | u64::from(value), Ordering::Release)
+            word.store(
+                word.load(Ordering::Acquire) >> 32 << 32 | u64::from(value),
+                Ordering::Release,
+            )
         };
         let high = |word: &AtomicU64| {
             let low = word.load(Ordering::Acquire) & 0xffff_ffff;
@@ -299,7 +322,8 @@ impl<M: Dma> Controller<M> {
     /// Writes the head doorbell of a completion queue.
     #[inline]
     pub fn ring_cq(&self, cqid: u16, head: u32) {
-        // Written, then looked: the controller notes that it waits, and then looks at the head once more.
+        // Written, then looked: the controller notes that it waits, and then looks at the head once
+        // more.
         self.doorbells[usize::from(cqid)].cq_head.swap(head, Ordering::SeqCst);
         if self.crowded.load(Ordering::SeqCst) >> cqid & 1 != 0 {
             self.gate.ring(CONTROL);
@@ -323,18 +347,25 @@ impl<M: Dma> Controller<M> {
         Some(self.next_ns.load(Ordering::Acquire)).filter(|&next_ns| next_ns != NEVER)
     }
 
-    /// Does all that there is to do, unless somebody is doing it: then that one does. Adds to `wake` the ports
-    /// that it interrupts.
+    /// Does all that there is to do, unless somebody is doing it: then that one does. Adds to
+    /// `wake` the ports that it interrupts.
     pub fn poll<S: Storage>(&self, now_ns: u64, storage: &mut S, wake: &mut PortSet) {
         self.announce_and_poll(0, now_ns, storage, wake);
     }
 
     /// [`announce`](Self::announce), and then [`poll`](Self::poll).
     #[inline]
-    pub(crate) fn announce_and_poll<S: Storage>(&self, rung: u64, now_ns: u64, storage: &mut S, wake: &mut PortSet) {
+    pub(crate) fn announce_and_poll<S: Storage>(
+        &self,
+        rung: u64,
+        now_ns: u64,
+        storage: &mut S,
+        wake: &mut PortSet,
+    ) {
         let mut inside = self.gate.enter(rung);
         while let Some(rung) = inside {
-            // SAFETY: only who is inside the gate gets here, until it leaves, and `state` is not used after that.
+            // SAFETY: only who is inside the gate gets here, until it leaves, and `state` is not
+            // used after that.
             let state = unsafe { &mut *self.state.get() };
             let mut context = Context { controller: self, storage, wake };
             state.work(&mut context, now_ns, rung);
@@ -343,8 +374,8 @@ impl<M: Dma> Controller<M> {
         }
     }
 
-    /// For who has no storage to carry out I/O commands with: works off the configuration and admin commands, and
-    /// leaves all else to the ports that it wakes.
+    /// For who has no storage to carry out I/O commands with: works off the configuration and admin
+    /// commands, and leaves all else to the ports that it wakes.
     pub fn poll_admin(&self, now_ns: u64, wake: &mut PortSet) {
         while self.gate.rung() & CONTROL != 0 {
             let Some(rung) = self.gate.enter(0) else { break };
@@ -357,12 +388,14 @@ impl<M: Dma> Controller<M> {
         }
         if self.gate.rung() & !CONTROL != 0 {
             // Left above, or rung by somebody who then found the gate closed.
-            let bits = self.vectors.iter().fold(0, |bits, vector| bits | vector.load(Ordering::Acquire));
+            let bits =
+                self.vectors.iter().fold(0, |bits, vector| bits | vector.load(Ordering::Acquire));
             wake.extend(PortSet::from_bits(bits));
         }
     }
 
-    /// Tells the time of the next event. Who knew of a later one only, and is far enough from that to sleep, is woken.
+    /// Tells the time of the next event. Who knew of a later one only, and is far enough from that
+    /// to sleep, is woken.
     #[inline]
     fn publish(&self, state: &State, now_ns: u64, wake: &mut PortSet) {
         let next_ns = state.next_ns();
@@ -416,7 +449,12 @@ impl State {
 
     /// Everything that one poll does, in its order.
     #[inline]
-    fn work<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, now_ns: u64, rung: u64) {
+    fn work<M: Dma, S: Storage>(
+        &mut self,
+        context: &mut Context<'_, M, S>,
+        now_ns: u64,
+        rung: u64,
+    ) {
         self.now_ns = self.now_ns.max(now_ns);
         let now_ns = self.now_ns;
         while let Some((slot, errno)) = context.storage.finished() {
@@ -523,7 +561,10 @@ impl State {
         while rung != 0 && self.phase == Phase::Ready {
             let id = rung.trailing_zeros() as usize;
             rung &= rung - 1;
-            let Some(sq) = self.sqs[id].as_mut().filter(|_| !self.admin.is_deleting(id as u16)) else { continue };
+            let Some(sq) = self.sqs[id].as_mut().filter(|_| !self.admin.is_deleting(id as u16))
+            else {
+                continue;
+            };
             sq.held += sq.see(controller.doorbells[id].sq_tail.load(Ordering::Acquire));
             self.admit(controller, id);
         }
@@ -540,7 +581,8 @@ impl State {
             cq.see(head.load(Ordering::SeqCst));
             granted += cq.reserve(sq.held - granted);
             if granted < sq.held {
-                // Noted, then looked: the driver writes its head, and then looks whether it is waited for.
+                // Noted, then looked: the driver writes its head, and then looks whether it is
+                // waited for.
                 controller.crowded.fetch_or(1 << sq.cqid, Ordering::SeqCst);
                 cq.see(head.load(Ordering::SeqCst));
                 granted += cq.reserve(sq.held - granted);
@@ -587,7 +629,13 @@ impl State {
     }
 
     /// A piece has been carried out.
-    fn resume<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, now_ns: u64, slot: u16, errno: i32) {
+    fn resume<M: Dma, S: Storage>(
+        &mut self,
+        context: &mut Context<'_, M, S>,
+        now_ns: u64,
+        slot: u16,
+        errno: i32,
+    ) {
         if errno == 0 {
             return self.advance(context, now_ns, slot);
         }
@@ -597,7 +645,12 @@ impl State {
 
     /// Hands the storage piece after piece until it needs time for one, or the command is done.
     #[inline]
-    fn advance<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, now_ns: u64, slot: u16) {
+    fn advance<M: Dma, S: Storage>(
+        &mut self,
+        context: &mut Context<'_, M, S>,
+        now_ns: u64,
+        slot: u16,
+    ) {
         let record = &mut self.slots[usize::from(slot)];
         let (sqs, cqs, sqid) = (&self.sqs, &self.cqs, usize::from(record.sqid));
         let owners = || {
@@ -609,7 +662,8 @@ impl State {
                 Step::Piece(piece) => piece,
                 Step::End(status) => break status,
             };
-            // SAFETY: the memory was resolved, and stays valid until the command completes, as `Dma` promises.
+            // SAFETY: the memory was resolved, and stays valid until the command completes, as
+            // `Dma` promises.
             match unsafe { context.storage.start(now_ns, owners, &piece) } {
                 None => return,
                 Some(0) => {}
@@ -622,7 +676,12 @@ impl State {
     /// The command has ended: its slot is free, and its completion is posted.
     // Always: nearly every call is the last step of `advance`.
     #[inline(always)]
-    fn complete<M: Dma, S: Storage>(&mut self, context: &mut Context<'_, M, S>, slot: u16, status: Status) {
+    fn complete<M: Dma, S: Storage>(
+        &mut self,
+        context: &mut Context<'_, M, S>,
+        slot: u16,
+        status: Status,
+    ) {
         let record = &self.slots[usize::from(slot)];
         let (sqid, cid) = (record.sqid, record.cid);
         self.free.push(slot);
@@ -662,7 +721,10 @@ impl State {
 
 /// A device to be as slow as, for so many commands at a time.
 fn model(profile: &Profile, state: profile::State, window: u16) -> Ssd {
-    Ssd::new(profile, &Setup { capacity: profile.host.capacity(), state, outstanding: window.into(), seed: 1 })
+    Ssd::new(
+        profile,
+        &Setup { capacity: profile.host.capacity(), state, outstanding: window.into(), seed: 1 },
+    )
 }
 
 /// The admin queues that the registers describe.
@@ -672,7 +734,8 @@ fn admin_queues(dma: &impl Dma, sizes: [u16; 2], bases: [u64; 2]) -> Option<(SqH
     }
     let sq = queue_memory(dma, bases[0], u32::from(sizes[0]) * SQE as u32)?;
     let cq = queue_memory(dma, bases[1], u32::from(sizes[1]) * CQE as u32)?;
-    // SAFETY: the memory was resolved for these sizes, and stays valid until the controller is reset.
+    // SAFETY: the memory was resolved for these sizes, and stays valid until the controller is
+    // reset.
     let (sq, cq) = unsafe { (SqEntries::new(sq, sizes[0]), CqEntries::new(cq, sizes[1])) };
     Some((SqHead::new(sq, 0), CqTail::new(cq, Some(0))))
 }

@@ -1,4 +1,5 @@
-//! The controller as a foreign driver meets it: registers, doorbells, and queues in memory, nothing else.
+//! The controller as a foreign driver meets it: registers, doorbells, and queues in memory, nothing
+//! else.
 
 use fairq_core::PortId;
 use proptest::prelude::*;
@@ -56,7 +57,8 @@ impl Foreign {
         let admin = pair(&controller, 0, ADMIN_SQ, ADMIN_CQ, ADMIN_ENTRIES);
         let store = Store::map(SIZE).unwrap();
         let (pairs, woken) = (Vec::new(), PortSet::EMPTY);
-        let mut foreign = Foreign { controller, store, now_ns: 0, admin, pairs, free: QUEUE_MEMORY, woken };
+        let mut foreign =
+            Foreign { controller, store, now_ns: 0, admin, pairs, free: QUEUE_MEMORY, woken };
         foreign.enable(CC_WRR);
         foreign
     }
@@ -113,8 +115,13 @@ impl Foreign {
         let cdw10 = u32::from(entries - 1) << 16 | u32::from(id);
         let vector = u32::from(id);
         self.controller.set_vector(id, PortSet::only(PortId(id as u8)));
-        let create_cq =
-            Sqe { opcode: admin::CREATE_CQ, cdw10, cdw11: vector << 16 | 3, data: [cq, 0], ..Sqe::default() };
+        let create_cq = Sqe {
+            opcode: admin::CREATE_CQ,
+            cdw10,
+            cdw11: vector << 16 | 3,
+            data: [cq, 0],
+            ..Sqe::default()
+        };
         let create_sq = Sqe {
             opcode: admin::CREATE_SQ,
             cdw10,
@@ -164,9 +171,12 @@ impl Foreign {
 }
 
 fn pair(controller: &Controller<Flat>, id: u16, sq: u64, cq: u64, entries: u16) -> Pair {
-    let at = |address, bytes: usize| controller.dma().at(address, bytes * usize::from(entries)).unwrap().cast();
+    let at = |address, bytes: usize| {
+        controller.dma().at(address, bytes * usize::from(entries)).unwrap().cast()
+    };
     let cq_memory = at(cq, 16);
-    // SAFETY: inside the mapping; a new queue is not used by the controller yet (nor by a reset one any more).
+    // SAFETY: inside the mapping; a new queue is not used by the controller yet (nor by a reset one
+    // any more).
     unsafe {
         if id == 0 || !controller.read32(register::CSTS) & CSTS_READY != 0 {
             cq_memory.cast::<u8>().as_ptr().write_bytes(0, 16 * usize::from(entries));
@@ -180,7 +190,15 @@ fn pair(controller: &Controller<Flat>, id: u16, sq: u64, cq: u64, entries: u16) 
 }
 
 fn transfer(opcode: u8, cid: u16, lba: u32, blocks: u32, data: u64) -> Sqe {
-    Sqe { opcode, cid, nsid: 1, data: [data, data + PAGE], cdw10: lba, cdw12: blocks - 1, ..Sqe::default() }
+    Sqe {
+        opcode,
+        cid,
+        nsid: 1,
+        data: [data, data + PAGE],
+        cdw10: lba,
+        cdw12: blocks - 1,
+        ..Sqe::default()
+    }
 }
 
 fn read(cid: u16, lba: u32) -> Sqe {
@@ -193,8 +211,13 @@ fn it_starts_stops_and_says_what_it_is() {
     let cap = foreign.controller.read64(register::CAP);
     assert_eq!((cap & 0xffff, cap & CAP_WRR), (4095, CAP_WRR));
     assert_eq!(foreign.csts(), CSTS_READY);
-    let identify =
-        |cns: u32, nsid: u32| Sqe { opcode: admin::IDENTIFY, nsid, cdw10: cns, data: [DATA, 0], ..Sqe::default() };
+    let identify = |cns: u32, nsid: u32| Sqe {
+        opcode: admin::IDENTIFY,
+        nsid,
+        cdw10: cns,
+        data: [DATA, 0],
+        ..Sqe::default()
+    };
     assert_eq!(foreign.admin(identify(1, 0)).status, Status::SUCCESS);
     let data = foreign.bytes(DATA, 4096);
     assert_eq!((&data[4..13], data[512], data[513], data[516]), (&b"FAIRQ0001"[..], 0x66, 0x44, 1));
@@ -230,7 +253,11 @@ fn it_starts_stops_and_says_what_it_is() {
     foreign.enable(0);
     assert_eq!(foreign.csts(), CSTS_READY);
     let status = foreign.admin(identify(1, 0)).status;
-    assert_eq!(status, Status::SUCCESS, "a doorbell that was rung while it was disabled means nothing");
+    assert_eq!(
+        status,
+        Status::SUCCESS,
+        "a doorbell that was rung while it was disabled means nothing"
+    );
 }
 
 const NSID: u32 = 1;
@@ -289,11 +316,22 @@ fn queues_are_refused_for_what_is_wrong_with_them() {
 #[test]
 fn features_and_logs() {
     let mut foreign = Foreign::new(options());
-    let set = |id: u8, cdw11| Sqe { opcode: admin::SET_FEATURES, cdw10: id.into(), cdw11, ..Sqe::default() };
+    let set = |id: u8, cdw11| Sqe {
+        opcode: admin::SET_FEATURES,
+        cdw10: id.into(),
+        cdw11,
+        ..Sqe::default()
+    };
     let get = |id: u8| Sqe { opcode: admin::GET_FEATURES, cdw10: id.into(), ..Sqe::default() };
     let answer = |cqe: Cqe| (cqe.status, cqe.result);
-    assert_eq!(answer(foreign.admin(set(feature::NUMBER_OF_QUEUES, 99 << 16 | 3))), (Status::SUCCESS, 7 << 16 | 7));
-    assert_eq!(answer(foreign.admin(set(feature::NUMBER_OF_QUEUES, 2 << 16 | 3))), (Status::SUCCESS, 3 << 16 | 3));
+    assert_eq!(
+        answer(foreign.admin(set(feature::NUMBER_OF_QUEUES, 99 << 16 | 3))),
+        (Status::SUCCESS, 7 << 16 | 7)
+    );
+    assert_eq!(
+        answer(foreign.admin(set(feature::NUMBER_OF_QUEUES, 2 << 16 | 3))),
+        (Status::SUCCESS, 3 << 16 | 3)
+    );
     assert_eq!(foreign.admin(set(feature::NUMBER_OF_QUEUES, 0xffff)).status, Status::INVALID_FIELD);
     foreign.create_pair(4, 0);
     assert_eq!(foreign.admin(set(feature::NUMBER_OF_QUEUES, 3)).status, Status::COMMAND_SEQUENCE);
@@ -311,7 +349,10 @@ fn features_and_logs() {
     };
     assert_eq!(foreign.admin(page(log::ERROR, 16, 0)).status, Status::SUCCESS);
     let entry = foreign.bytes(DATA, 64);
-    assert_eq!((entry[0], entry[12..14].to_vec()), (4, (Status::INVALID_FIELD.0 << 1).to_le_bytes().to_vec()));
+    assert_eq!(
+        (entry[0], entry[12..14].to_vec()),
+        (4, (Status::INVALID_FIELD.0 << 1).to_le_bytes().to_vec())
+    );
     assert_eq!(foreign.io(read(0, 3)), Status::SUCCESS);
     assert_eq!(foreign.admin(page(log::SMART, 128, 0)).status, Status::SUCCESS);
     assert_eq!((foreign.bytes(DATA + 64, 1), foreign.bytes(DATA + 32, 1)), (vec![1], vec![1]));
@@ -327,7 +368,8 @@ fn data_goes_where_it_belongs_and_errors_have_their_codes() {
     let bytes: Vec<u8> = (0..8192u32).map(|index| (index * 7 + index / 256) as u8).collect();
     foreign.fill(DATA + 0x200, &bytes);
     // Sixteen blocks over three pages, by a list.
-    let list: Vec<u8> = [DATA + 0x1000, DATA + 0x2000].iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    let list: Vec<u8> =
+        [DATA + 0x1000, DATA + 0x2000].iter().flat_map(|entry| entry.to_le_bytes()).collect();
     foreign.fill(DATA + 0x8000, &list);
     let write = Sqe { data: [DATA + 0x200, DATA + 0x8000], ..transfer(nvm::WRITE, 1, 5, 16, 0) };
     assert_eq!(foreign.io(write), Status::SUCCESS);
@@ -335,18 +377,36 @@ fn data_goes_where_it_belongs_and_errors_have_their_codes() {
     back.point_sgl(DATA + 0x1_0003, 8192);
     assert_eq!(foreign.io(back), Status::SUCCESS);
     assert_eq!(foreign.bytes(DATA + 0x1_0003, 8192), bytes);
-    let zero = Sqe { opcode: nvm::WRITE_ZEROES, cdw10: 6, cdw12: nvm::DEALLOCATE, nsid: 1, ..Sqe::default() };
+    let zero = Sqe {
+        opcode: nvm::WRITE_ZEROES,
+        cdw10: 6,
+        cdw12: nvm::DEALLOCATE,
+        nsid: 1,
+        ..Sqe::default()
+    };
     assert_eq!(foreign.io(zero), Status::SUCCESS);
-    let ranges: Vec<u8> = [1u64 << 32, 5, 2 << 32, 8].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let ranges: Vec<u8> =
+        [1u64 << 32, 5, 2 << 32, 8].iter().flat_map(|word| word.to_le_bytes()).collect();
     foreign.fill(DATA, &ranges);
-    let trim = Sqe { opcode: nvm::DATASET_MANAGEMENT, nsid: 1, cdw10: 1, cdw11: 4, data: [DATA, 0], ..Sqe::default() };
+    let trim = Sqe {
+        opcode: nvm::DATASET_MANAGEMENT,
+        nsid: 1,
+        cdw10: 1,
+        cdw11: 4,
+        data: [DATA, 0],
+        ..Sqe::default()
+    };
     assert_eq!(foreign.io(trim), Status::SUCCESS);
     assert_eq!(foreign.io(back), Status::SUCCESS);
     let now = foreign.bytes(DATA + 0x1_0003, 8192);
     for (block, now) in now.chunks(512).enumerate() {
         let is_gone = matches!(block, 0 | 1 | 3 | 4);
         assert!(
-            if is_gone { now.iter().all(|&byte| byte == 0) } else { now == &bytes[block * 512..][..512] },
+            if is_gone {
+                now.iter().all(|&byte| byte == 0)
+            } else {
+                now == &bytes[block * 512..][..512]
+            },
             "{block}"
         );
     }
@@ -405,10 +465,16 @@ fn rings_wrap_phases_flip_and_a_full_completion_queue_holds_commands_back() {
             let cqe = foreign.pairs[0].cq.pop().expect("the first three are there");
             assert_eq!((cqe.cid, cqe.status, cqe.sqid), (expected, Status::SUCCESS, 1));
         }
-        assert!(foreign.pairs[0].cq.pop().is_none(), "nothing is written over what has not been taken");
+        assert!(
+            foreign.pairs[0].cq.pop().is_none(),
+            "nothing is written over what has not been taken"
+        );
         let head = foreign.pairs[0].cq.head();
         foreign.doorbell(1, true, head);
-        assert!(foreign.controller.wants_poll(0), "the head doorbell makes room for those that wait");
+        assert!(
+            foreign.controller.wants_poll(0),
+            "the head doorbell makes room for those that wait"
+        );
         foreign.poll();
         for expected in cid - 2..=cid {
             assert_eq!(foreign.pop(0).unwrap().cid, expected);
@@ -440,7 +506,9 @@ fn run_out(foreign: &mut Foreign) {
 fn classes_under_backlog_share_by_their_weights() {
     let mut foreign = Foreign::new(timed(4));
     // High, medium, low.
-    [1, 2, 3].iter().for_each(|&qprio| assert_eq!(foreign.create_pair(1024, qprio), Status::SUCCESS));
+    [1, 2, 3]
+        .iter()
+        .for_each(|&qprio| assert_eq!(foreign.create_pair(1024, qprio), Status::SUCCESS));
     let weights = (9 - 1) << 24 | (3 - 1) << 16;
     let cdw10 = feature::ARBITRATION.into();
     let set = Sqe { opcode: admin::SET_FEATURES, cdw10, cdw11: weights, ..Sqe::default() };
@@ -460,7 +528,10 @@ fn classes_under_backlog_share_by_their_weights() {
             }
         }
     }
-    assert!(done[0].abs_diff(9 * done[2]) <= 9 + 4 && done[1].abs_diff(3 * done[2]) <= 3 + 4, "{done:?}");
+    assert!(
+        done[0].abs_diff(9 * done[2]) <= 9 + 4 && done[1].abs_diff(3 * done[2]) <= 3 + 4,
+        "{done:?}"
+    );
     run_out(&mut foreign);
     let rest = (0..3).map(|pair| std::iter::from_fn(|| foreign.pop(pair)).count()).sum::<usize>();
     assert_eq!(rest as u32 + done.iter().sum::<u32>(), 3000);
@@ -513,7 +584,12 @@ fn a_queue_is_deleted_when_its_last_command_is_done() {
     let tail = (0..10).map(|cid| foreign.push(0, read(cid, 0))).last().unwrap();
     foreign.ring(0, tail);
     foreign.poll();
-    let tail = foreign.admin.sq.push(&Sqe { opcode: admin::DELETE_SQ, cid: 5, cdw10: 1, ..Sqe::default() });
+    let tail = foreign.admin.sq.push(&Sqe {
+        opcode: admin::DELETE_SQ,
+        cid: 5,
+        cdw10: 1,
+        ..Sqe::default()
+    });
     foreign.doorbell(0, false, tail);
     foreign.poll();
     assert!(foreign.admin.cq.pop().is_none());
@@ -528,7 +604,12 @@ fn a_queue_is_deleted_when_its_last_command_is_done() {
 }
 
 fn abort(sqid: u16, cid: u16, own: u16) -> Sqe {
-    Sqe { opcode: admin::ABORT, cid: own, cdw10: u32::from(cid) << 16 | u32::from(sqid), ..Sqe::default() }
+    Sqe {
+        opcode: admin::ABORT,
+        cid: own,
+        cdw10: u32::from(cid) << 16 | u32::from(sqid),
+        ..Sqe::default()
+    }
 }
 
 /// Sends admin commands whose answers may come later.
@@ -540,7 +621,9 @@ fn ask(foreign: &mut Foreign, sqes: &[Sqe]) {
 
 /// What has been answered of the admin commands: identifier, status, result.
 fn answers(foreign: &mut Foreign) -> Vec<(u16, Status, u32)> {
-    let answers = std::iter::from_fn(|| foreign.admin.cq.pop()).map(|cqe| (cqe.cid, cqe.status, cqe.result)).collect();
+    let answers = std::iter::from_fn(|| foreign.admin.cq.pop())
+        .map(|cqe| (cqe.cid, cqe.status, cqe.result))
+        .collect();
     foreign.doorbell(0, true, foreign.admin.cq.head());
     answers
 }
@@ -557,7 +640,11 @@ fn a_command_that_waits_is_aborted_and_one_that_was_fetched_is_not() {
     let not_aborted = |cid: u16| (cid, Status::SUCCESS, 1);
     assert_eq!(answers(&mut foreign), [0x11, 0x12, 0x13, 0x14].map(not_aborted));
     ask(&mut foreign, &[abort(1, 3, 0x21), abort(1, 5, 0x22), abort(1, 3, 0x23)]);
-    assert_eq!(answers(&mut foreign), [not_aborted(0x23)], "one Abort is enough, and their commands come first");
+    assert_eq!(
+        answers(&mut foreign),
+        [not_aborted(0x23)],
+        "one Abort is enough, and their commands come first"
+    );
     let mut ended = Vec::new();
     while ended.len() < 6 {
         run_out(&mut foreign);
@@ -577,7 +664,11 @@ fn a_command_that_waits_is_aborted_and_one_that_was_fetched_is_not() {
         ..Sqe::default()
     };
     assert_eq!(foreign.admin(smart).status, Status::SUCCESS);
-    assert_eq!(foreign.bytes(DATA + 64, 8), 4u64.to_le_bytes(), "what was aborted was not carried out");
+    assert_eq!(
+        foreign.bytes(DATA + 64, 8),
+        4u64.to_le_bytes(),
+        "what was aborted was not carried out"
+    );
 }
 
 #[test]
@@ -610,14 +701,21 @@ fn an_event_request_is_aborted_at_once() {
     assert_eq!(answers(&mut foreign), []);
     ask(&mut foreign, &[abort(0, 3, 4), abort(0, 3, 5)]);
     let well = Status::SUCCESS;
-    assert_eq!(answers(&mut foreign), [(3, Status::ABORT_REQUESTED, 0), (4, well, 0), (5, well, 1)]);
+    assert_eq!(
+        answers(&mut foreign),
+        [(3, Status::ABORT_REQUESTED, 0), (4, well, 0), (5, well, 1)]
+    );
 }
 
 #[test]
 fn event_requests_are_kept_up_to_a_limit() {
     let mut foreign = Foreign::new(options());
     for cid in 0..5 {
-        let tail = foreign.admin.sq.push(&Sqe { opcode: admin::ASYNC_EVENT_REQUEST, cid, ..Sqe::default() });
+        let tail = foreign.admin.sq.push(&Sqe {
+            opcode: admin::ASYNC_EVENT_REQUEST,
+            cid,
+            ..Sqe::default()
+        });
         foreign.doorbell(0, false, tail);
         foreign.poll();
     }
@@ -661,8 +759,8 @@ fn hostile() -> impl Strategy<Value = Sqe> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Nothing that is written makes it panic or touch what it may not (the mapping ends with the memory), and after a
-    /// reset it works as ever.
+    /// Nothing that is written makes it panic or touch what it may not (the mapping ends with the
+    /// memory), and after a reset it works as ever.
     #[test]
     fn hostile_drivers_hurt_only_themselves(
         entries in prop::collection::vec((any::<bool>(), hostile(), prop::option::weighted(0.1, any::<(u8, u32)>())), 1..60),

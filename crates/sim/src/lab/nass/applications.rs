@@ -28,9 +28,15 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
             id: "N-12.1",
             measured: pairs.gains(&[Bfq, Cfq, FlashFq, Fiops], fv),
             holds: Some(FOUR.iter().all(|&one| pairs.gain(one, fv) >= 0.05)),
-            note: format!("FV, {CHANGES}. FIOPS counts requests, and is fair without it. The limits are in requests, a third of 32 each at first, which binds the database's 64 \
-                   threads of 4 KiB; and NASS evens out channels: without limits on aggressive flows FV changes by -7, +50, +14 and -7 %. It is not \
-                   what the proxies compute: with none, ten times as much and a hundred times FIOPS loses as well (tried)").into(),
+            note: format!(
+                "FV, {CHANGES}. FIOPS counts requests, and is fair without it. The \
+             limits are in requests, a third of 32 each at first, which binds the database's 64 \
+                   threads of 4 KiB; and NASS evens out channels: without limits on aggressive \
+                   flows FV changes by -7, +50, +14 and -7 %. It is not \
+                   what the proxies compute: with none, ten times as much and a hundred times \
+                   FIOPS loses as well (tried)"
+            )
+            .into(),
         },
         Answer {
             id: "N-12.2",
@@ -47,27 +53,35 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
                 pairs.of(Bfq).1.fairness
             ),
             holds: Some(mail >= 0.2 && db >= 0.2),
-            note: "BFQ's BDRs with NASS; without it the mail server, whose eight threads wait for their answers, gets next to nothing here".into(),
+            note: "BFQ's BDRs with NASS; without it the mail server, whose eight threads wait for \
+             their answers, gets next to nothing here"
+                .into(),
         },
         Answer {
             id: "N-12.4",
             measured: pairs.gains(&[Bfq, FlashFq, Cfq, Fiops], du),
             holds: Some(
-                [Bfq, FlashFq, Cfq].iter().all(|&one| pairs.gain(one, du) > 0.0) && (-0.1..=0.0).contains(&fiops),
+                [Bfq, FlashFq, Cfq].iter().all(|&one| pairs.gain(one, du) > 0.0)
+                    && (-0.1..=0.0).contains(&fiops),
             ),
-            note: format!("DU, {CHANGES}. What the proxies compute between requests, 10 us, is a guess: with none or 100 us it is the same within 4 points, with 1 ms \
-                   +17, +13, +39 and +17 % (tried)").into(),
+            note: format!(
+                "DU, {CHANGES}. What the proxies compute between requests, 10 us, is a \
+             guess: with none or 100 us it is the same within 4 points, with 1 ms \
+                   +17, +13, +39 and +17 % (tried)"
+            )
+            .into(),
         },
     ];
-    let figure = pairs.drawn("n-12", "Fig 12: three servers of Filebench", &["BDR-F", "BDR-M", "BDR-D"]);
+    let figure =
+        pairs.drawn("n-12", "Fig 12: three servers of Filebench", &["BDR-F", "BDR-M", "BDR-D"]);
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
 /// Hardware threads of the authors' machine: four processors of four cores.
 const CORES: f64 = 16.0;
 
-/// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under their lock takes time by steps
-/// ([`crate::policies::OneLock`]).
+/// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under
+/// their lock takes time by steps ([`crate::policies::OneLock`]).
 pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers());
     scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
@@ -78,7 +92,8 @@ pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
     let (mut said, mut more) = (Vec::new(), Vec::new());
     for scheduler in [Scheduler::Cfq, Scheduler::Fiops] {
         let lock = OneLock::new(scheduler, NCQ).merging();
-        let ((before, request), (after, with)) = (used(lock)?, used(lock.limited(NassConfig::default()))?);
+        let ((before, request), (after, with)) =
+            (used(lock)?, used(lock.limited(NassConfig::default()))?);
         more.push(after - before);
         said.push(format!(
             "{} {before:.2} to {after:.2} % ({:+.2}), {request:.2} to {with:.2} us a request",
@@ -90,17 +105,19 @@ pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
         id: "N-14.1",
         measured: said.join("; "),
         holds: Some(more[0] <= 1.5 && more[1] <= 1.9),
-        note: "of all 16 cores; without what Filebench itself takes. Each call of a scheduler and of NASS \
+        note: "of all 16 cores; without what Filebench itself takes. Each call of a scheduler and \
+         of NASS \
                takes what a verb takes, 40 cycles; a request more is more work too"
             .into(),
     }]
     .into())
 }
 
-/// Figure 13: OLTP from the beginning, Sort's map phase from 12 to 34 s, Wordcount's from 20 to 39 s. Eight requests at a time
-/// each; Sort's are intensive, Wordcount computes in between.
+/// Figure 13: OLTP from the beginning, Sort's map phase from 12 to 34 s, Wordcount's from 20 to 39
+/// s. Eight requests at a time each; Sort's are intensive, Wordcount computes in between.
 fn applications() -> [Tenant; 3] {
-    let tenant = |name, port, (threads, job): Proxy| Tenant::new(name, 100, vec![port; threads], job);
+    let tenant =
+        |name, port, (threads, job): Proxy| Tenant::new(name, 100, vec![port; threads], job);
     let mut tenants = [
         tenant("OLTP", 0, proxy::oltp()),
         tenant("Sort", 1, proxy::sort()),
@@ -128,7 +145,8 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
     let (plain, limited) = (run(cfq)?, run(cfq.limited(NassConfig::default()))?);
     // What each of those who are there keeps in a second.
     let present = |second: u64| {
-        applications().map(|tenant| tenant.lives.iter().any(|&(a, b)| (a..b).contains(&(second * SECOND))))
+        applications()
+            .map(|tenant| tenant.lives.iter().any(|&(a, b)| (a..b).contains(&(second * SECOND))))
     };
     let kept = |run: &Run, second: u64| -> Vec<f64> {
         let each = run.tenants.iter().zip(&alone).zip(present(second));
@@ -140,7 +158,8 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
         let values = seconds.map(|second| value(&kept(run, second))).collect::<Vec<f64>>();
         values.iter().sum::<f64>() / values.len() as f64
     };
-    let (index, sum) = (|kept: &[f64]| jain(kept.iter().copied()), |kept: &[f64]| kept.iter().sum::<f64>());
+    let (index, sum) =
+        (|kept: &[f64]| jain(kept.iter().copied()), |kept: &[f64]| kept.iter().sum::<f64>());
     let phases = [13..20, 20..34, 35..39].map(|seconds| mean(&plain, seconds, &index));
     let oltp = mean(&plain, 13..20, &|kept| kept[0]);
     let least = (13..39).map(|second| index(&kept(&limited, second))).fold(1.0, f64::min);
@@ -173,15 +192,22 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
             id: "N-13.2",
             measured: format!("at least {least:.2}"),
             holds: Some(least > 0.9),
-            note: "each second from 13 to 39; while Sort's requests of 800 KiB are on the drive OLTP's wait behind them, whatever their number".into(),
+            note: "each second from 13 to 39; while Sort's requests of 800 KiB are on the drive \
+             OLTP's wait behind them, whatever their number"
+                .into(),
         },
         Answer {
             id: "N-13.3",
             measured: format!("{:+.0} %", 100.0 * gain),
             holds: Some((gain - 0.1).abs() <= 0.1 && gain > 0.0),
-            note: "mean DU from 13 to 39 s; whether DU dips when bursts end is in the figure".into(),
+            note: "mean DU from 13 to 39 s; whether DU dips when bursts end is in the \
+             figure"
+                .into(),
         },
     ];
-    let figures = vec![drawn("n-13a", "Fig 13a: FV", "FV", &index), drawn("n-13b", "Fig 13b: DU", "DU", &sum)];
+    let figures = vec![
+        drawn("n-13a", "Fig 13a: FV", "FV", &index),
+        drawn("n-13b", "Fig 13b: DU", "DU", &sum),
+    ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }

@@ -8,7 +8,8 @@ use crate::policies::{AnyPolicy, OneLock, Scheduler};
 use crate::proxy::Proxy;
 use crate::scenario::SECOND;
 
-/// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the queue.
+/// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the
+/// queue.
 pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
     let disk = DiskProfile::deskstar();
     let profile = profile()?;
@@ -21,14 +22,18 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
             scenario
         };
         let [shallow, deep] = pair(7);
-        let alone =
-            |load: Proxy| Ok::<_, String>(go(AnyPolicy::OneLock(lock), &on_disk(&[load]), seed)?.tenants[0].clone());
+        let alone = |load: Proxy| {
+            Ok::<_, String>(
+                go(AnyPolicy::OneLock(lock), &on_disk(&[load]), seed)?.tenants[0].clone(),
+            )
+        };
         let (one, other) = (alone(shallow.clone())?, alone(deep.clone())?);
         let both = go(AnyPolicy::OneLock(lock), &on_disk(&[shallow, deep]), seed)?;
-        let shared = both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
-            Scheduler::Cfq | Scheduler::FlashFq => got.bytes as f64 / alone.bytes as f64,
-            Scheduler::Bfq | Scheduler::Fiops => got.bytes as f64,
-        });
+        let shared =
+            both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
+                Scheduler::Cfq | Scheduler::FlashFq => got.bytes as f64 / alone.bytes as f64,
+                Scheduler::Bfq | Scheduler::Fiops => got.bytes as f64,
+            });
         Ok::<_, String>(jain(shared))
     };
     let (mut said, mut none) = (Vec::new(), true);
@@ -45,9 +50,12 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
         id: "N-hdd",
         measured: format!("FV at 1 and 32: {}", said.join(", ")),
         holds: Some(none),
-        note: "T7 on a disk of 7200 turns a minute that takes the nearest of its queue first. The paper says that a scheduler has \
-               time to send a disk but a few requests in a share. With room for two all three have 1.00, with four FIOPS 0.99 and the others 0.69 \
-               and 0.79 (tried): few in the queue is what helps. But none of the three stops at a few while the queue has room, and to send is as \
+        note: "T7 on a disk of 7200 turns a minute that takes the nearest of its queue first. The \
+         paper says that a scheduler has \
+               time to send a disk but a few requests in a share. With room for two all three have \
+               1.00, with four FIOPS 0.99 and the others 0.69 \
+               and 0.79 (tried): few in the queue is what helps. But none of the three stops at a \
+               few while the queue has room, and to send is as \
                quick to a disk as to an SSD"
             .into(),
     }]

@@ -7,12 +7,17 @@ use crate::lab::{Answer, Outcome, go};
 use crate::policies::{AnyPolicy, OneLock, Scheduler};
 use crate::scenario::{Access, MS};
 
-/// How many requests flows have on a device that stands still, with the limits that they begin with. They ask in turn, so
-/// that each is known before anybody has all that it may have.
+/// How many requests flows have on a device that stands still, with the limits that they begin
+/// with. They ask in turn, so that each is known before anybody has all that it may have.
 pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
     const BYTES: u64 = 4096;
     let profile = profile()?;
-    let limits = NassConfig { aggressiveness: false, sequentiality: false, idleness: false, ..NassConfig::default() };
+    let limits = NassConfig {
+        aggressiveness: false,
+        sequentiality: false,
+        idleness: false,
+        ..NassConfig::default()
+    };
     let most = |tenants: usize| {
         let loads = vec![(1, job(Access::Random, 100)); tenants];
         let mut scenario = scenario(&profile, &loads);
@@ -28,7 +33,10 @@ pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
         id: "N-U1",
         measured: format!("on a device that stands still: {one:?}, {two:?}, {four:?}"),
         holds: Some(one == [32] && two == [16; 2] && four == [8; 4]),
-        note: "one, two and four flows, MDN = 32 / n; Cn, Aggre, halving and the direction of SBDA are fairq-core's own tests".into(),
+        note:
+            "one, two and four flows, MDN = 32 / n; Cn, Aggre, halving and the direction of SBDA \
+         are fairq-core's own tests"
+                .into(),
     }]
     .into())
 }

@@ -1,14 +1,17 @@
 //! NASS's claims: schedulers on a SATA drive with a queue of 32 commands, with NASS and without.
 //!
-//! Figures 3 to 6 are about eight pairs of loads (Table II) under six schedulers and three lengths of the queue, Figures 9 to 11
-//! about three of them with and without NASS. Measures: of the bandwidth that a tenant has alone under the same scheduler, how
-//! much it keeps (BDR); fairness (FV), Jain's index of what the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests
-//! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with libaio: it sends one request after
-//! another, and each takes it 10 us.
+//! Figures 3 to 6 are about eight pairs of loads (Table II) under six schedulers and three lengths
+//! of the queue, Figures 9 to 11 about three of them with and without NASS. Measures: of the
+//! bandwidth that a tenant has alone under the same scheduler, how much it keeps (BDR); fairness
+//! (FV), Jain's index of what the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests
+//! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with
+//! libaio: it sends one request after another, and each takes it 10 us.
 //!
-//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4 and 128 KiB take there, one at a time.
+//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4
+//! and 128 KiB take there, one at a time.
 //!
-//! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one command of up to 512 KiB.
+//! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one
+//! command of up to 512 KiB.
 
 use fairq_core::nass::NassConfig;
 use fairq_device::{Profile, State, closed};
@@ -26,16 +29,28 @@ mod examples;
 mod limits;
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { ids: &["N-3.1", "N-3.2", "N-3.3", "N-3.4", "N-3.5"], seconds: 20, run: conflicts::sequentiality },
+    Experiment {
+        ids: &["N-3.1", "N-3.2", "N-3.3", "N-3.4", "N-3.5"],
+        seconds: 20,
+        run: conflicts::sequentiality,
+    },
     Experiment { ids: &["N-4.1", "N-4.2", "N-4.3"], seconds: 12, run: conflicts::reads_and_writes },
     Experiment { ids: &["N-5.1", "N-5.2"], seconds: 8, run: conflicts::sizes },
-    Experiment { ids: &["N-6.1", "N-6.2", "N-6.3", "N-O5", "N-O6"], seconds: 20, run: conflicts::intensities },
+    Experiment {
+        ids: &["N-6.1", "N-6.2", "N-6.3", "N-O5", "N-O6"],
+        seconds: 20,
+        run: conflicts::intensities,
+    },
     Experiment { ids: &["N-hdd"], seconds: 1, run: disk::on_a_disk },
     Experiment { ids: &["N-8.1"], seconds: 1, run: limits::reserve },
     Experiment { ids: &["N-9.1", "N-9.2", "N-9.3"], seconds: 4, run: limits::sizes },
     Experiment { ids: &["N-10.1", "N-10.2"], seconds: 4, run: limits::idleness },
     Experiment { ids: &["N-11.1", "N-11.2"], seconds: 4, run: limits::merging },
-    Experiment { ids: &["N-12.1", "N-12.2", "N-12.3", "N-12.4"], seconds: 12, run: applications::filebench },
+    Experiment {
+        ids: &["N-12.1", "N-12.2", "N-12.3", "N-12.4"],
+        seconds: 12,
+        run: applications::filebench,
+    },
     Experiment { ids: &["N-13.1", "N-13.2", "N-13.3"], seconds: 15, run: applications::spark },
     Experiment { ids: &["N-14.1"], seconds: 8, run: applications::overhead },
     Experiment { ids: &["N-U1"], seconds: 1, run: examples::worked_examples },
@@ -73,7 +88,8 @@ fn six(slots: u32) -> [Variant; 6] {
     ]
 }
 
-/// 4 KiB unless another size is said, 32 requests deep, each as long after the last as a program takes to send one.
+/// 4 KiB unless another size is said, 32 requests deep, each as long after the last as a program
+/// takes to send one.
 fn job(access: Access, read_percent: u32) -> Job {
     Job { access, read_percent, interval_ns: 10 * US, ..Job::random_read(4096, 32) }
 }
@@ -116,9 +132,10 @@ fn profile() -> Result<Profile, String> {
     Profile::named("intel-530").map_err(|error| error.to_string())
 }
 
-/// Tenants on as many ports as their requests need, of 32 each, since that is what the device's queue holds. The drive is one that has
-/// been written to for long, as by the tests before: on a fresh one small writes take less time than reads, the opposite of
-/// what the paper says of its own (Section II-C).
+/// Tenants on as many ports as their requests need, of 32 each, since that is what the device's
+/// queue holds. The drive is one that has been written to for long, as by the tests before: on a
+/// fresh one small writes take less time than reads, the opposite of what the paper says of its own
+/// (Section II-C).
 fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
     let mut ports = 0;
     let tenant = |(number, (threads, job)): (usize, &Proxy)| {
@@ -134,9 +151,14 @@ fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
     scenario
 }
 
-/// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter queue lower what is used of the device
-/// (Observation 5).
-fn measure(lock: OneLock, profile: &Profile, loads: &[Proxy], seed: u64) -> Result<Measured, String> {
+/// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter
+/// queue lower what is used of the device (Observation 5).
+fn measure(
+    lock: OneLock,
+    profile: &Profile,
+    loads: &[Proxy],
+    seed: u64,
+) -> Result<Measured, String> {
     let lock = OneLock { request_bytes: closed::read_cost_bytes(profile), ..lock };
     let alone = OneLock { nass: None, waits: true, slots: NCQ, ..lock };
     let together = go(AnyPolicy::OneLock(lock), &scenario(profile, loads), seed)?;
@@ -144,21 +166,33 @@ fn measure(lock: OneLock, profile: &Profile, loads: &[Proxy], seed: u64) -> Resu
     let mut kept = Vec::new();
     for (number, load) in loads.iter().enumerate() {
         let single = scenario(profile, std::slice::from_ref(load));
-        kept.push(bytes(&together, number) / bytes(&go(AnyPolicy::OneLock(alone), &single, seed)?, 0));
+        kept.push(
+            bytes(&together, number) / bytes(&go(AnyPolicy::OneLock(alone), &single, seed)?, 0),
+        );
     }
     let shared: Vec<f64> = match lock.scheduler {
         Scheduler::Cfq | Scheduler::FlashFq => kept.clone(),
         Scheduler::Bfq => together.tenants.iter().map(|got| got.bytes as f64).collect(),
         Scheduler::Fiops => together.tenants.iter().map(|got| got.requests as f64).collect(),
     };
-    let merged = together.tenants.iter().map(|got| got.requests as f64 / got.commands.max(1) as f64).collect();
-    Ok(Measured { fairness: jain(shared.into_iter()), utilization: kept.iter().sum(), kept, merged })
+    let merged = together
+        .tenants
+        .iter()
+        .map(|got| got.requests as f64 / got.commands.max(1) as f64)
+        .collect();
+    Ok(Measured {
+        fairness: jain(shared.into_iter()),
+        utilization: kept.iter().sum(),
+        kept,
+        merged,
+    })
 }
 
 /// Every scheduler of Figures 3 to 6 on a test, at a length of the queue.
 fn at(test: usize, slots: u32, seed: u64) -> Result<Vec<(&'static str, Measured)>, String> {
     let profile = profile()?;
-    let one = |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), seed)?));
+    let one =
+        |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), seed)?));
     six(slots).into_iter().map(one).collect()
 }
 
@@ -171,8 +205,16 @@ fn of<'a>(results: &'a [(&'static str, Measured)], name: &str) -> &'a Measured {
     &results.iter().find(|result| result.0 == name).expect("it is one of the six").1
 }
 
-fn list(results: &[(&'static str, Measured)], names: &[&str], show: impl Fn(&Measured) -> String) -> String {
-    names.iter().map(|name| format!("{name} {}", show(of(results, name)))).collect::<Vec<_>>().join(", ")
+fn list(
+    results: &[(&'static str, Measured)],
+    names: &[&str],
+    show: impl Fn(&Measured) -> String,
+) -> String {
+    names
+        .iter()
+        .map(|name| format!("{name} {}", show(of(results, name))))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn both(measured: &Measured) -> String {
@@ -182,7 +224,11 @@ fn both(measured: &Measured) -> String {
 /// FV at the three lengths.
 fn fairness_by_length(results: &[Vec<(&'static str, Measured)>; 3], names: &[&str]) -> String {
     let one = |name: &&str| {
-        let values = results.iter().map(|at| format!("{:.2}", of(at, name).fairness)).collect::<Vec<_>>().join(" ");
+        let values = results
+            .iter()
+            .map(|at| format!("{:.2}", of(at, name).fairness))
+            .collect::<Vec<_>>()
+            .join(" ");
         format!("{name} {values}")
     };
     names.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -195,7 +241,13 @@ fn fairness_moves(results: &[Vec<(&'static str, Measured)>; 3], name: &str, grow
 }
 
 /// BDRs, FV and DU of the six.
-fn drawn(id: &'static str, title: &str, weak: &str, strong: &str, results: &[(&'static str, Measured)]) -> Figure {
+fn drawn(
+    id: &'static str,
+    title: &str,
+    weak: &str,
+    strong: &str,
+    results: &[(&'static str, Measured)],
+) -> Figure {
     let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
         Line::bars(name, &results.iter().map(|result| value(&result.1)).collect::<Vec<f64>>())
     };
@@ -242,7 +294,12 @@ impl Pairs {
     fn gains(&self, schedulers: &[Scheduler], value: impl Fn(&Measured) -> f64) -> String {
         let one = |&scheduler: &Scheduler| {
             let gain = self.gain(scheduler, &value);
-            format!("{} {:+.0} % ({:.2})", named(scheduler), 100.0 * gain, value(self.of(scheduler).0))
+            format!(
+                "{} {:+.0} % ({:.2})",
+                named(scheduler),
+                100.0 * gain,
+                value(self.of(scheduler).0)
+            )
         };
         schedulers.iter().map(one).collect::<Vec<_>>().join(", ")
     }
@@ -255,8 +312,11 @@ impl Pairs {
         let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
             Line::bars(name, &all.iter().map(|measured| value(measured)).collect::<Vec<f64>>())
         };
-        let mut lines: Vec<Line> =
-            tenants.iter().enumerate().map(|(number, name)| bars(name, &|m| m.kept[number])).collect();
+        let mut lines: Vec<Line> = tenants
+            .iter()
+            .enumerate()
+            .map(|(number, name)| bars(name, &|m| m.kept[number]))
+            .collect();
         lines.extend([bars("FV", &|m| m.fairness), bars("DU", &|m| m.utilization)]);
         Figure {
             id,
