@@ -10,7 +10,7 @@
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
 //! | [`d2fq::D2fq`] | fair shares by the device's own queue classes: submit is dispatch | Woo et al., USENIX FAST 2021 |
 //! | [`kyber::Kyber`] | reads and writes within latency targets, no shares | Linux's scheduler of that name |
-//! | [`kyber::fair::KyberFair`] | shares by tokens handed out once a period | Son, Oh and Ahn, JSTS 2020 |
+//! | [`kyber_fair::KyberFair`] | shares by tokens handed out once a period | Son, Oh and Ahn, JSTS 2020 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
 //! | [`cfq::Cfq`] | slices of time, one flow at a time, one lock | Linux 3.10 |
 //! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
@@ -67,38 +67,21 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
-pub mod bfq;
-#[cfg(all(test, loom))]
-mod broken;
-pub mod cfq;
-pub mod config;
-pub mod cost;
-pub mod d2fq;
-pub mod fiops;
-pub mod flashfq;
-pub mod flow;
-pub mod host;
-pub mod kyber;
-pub mod mqfq;
-pub mod nass;
-pub mod none;
-pub mod platform;
-pub mod port;
-pub mod port_set;
-pub mod serial;
-pub mod sfqd;
-pub mod topology;
-mod tournament;
-mod virtual_time;
-pub mod vtime;
+mod contract;
+mod policy;
+mod structures;
+pub mod wake;
 
-pub use config::ConfigError;
-pub use cost::CostModel;
-pub use flow::{FlowError, FlowId, Weight};
-pub use platform::{Native, Platform};
-pub use port::{
-    Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
+pub use contract::bounds::{self, ConfigError};
+pub use contract::cost::CostModel;
+pub use contract::flow::{self, FlowError, FlowId, Weight};
+pub use contract::platform::{self, Native, Platform};
+pub use contract::port::{
+    self, Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
 };
-pub use port_set::{PortId, PortSet};
-pub use topology::Topology;
+pub use contract::port_set::{PortId, PortSet};
+pub use contract::vtime;
+pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
+pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+pub use structures::topology::Topology;

@@ -13,7 +13,7 @@
 //! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
 //! that is staged and waits for what is in flight (`Shard::drain`). A port may need the others to
 //! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
-//! [`Meeting`], argued in `fairq_core::host`); the first to enter the new loop does so after the
+//! [`Meeting`], argued in `fairq_core::wake`); the first to enter the new loop does so after the
 //! last has ended with the old one. Whoever it wakes there before that one has followed finds it
 //! out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a
 //! turn.
@@ -129,7 +129,7 @@ impl<P: Port + 'static, D: Device, F: Front> Regime<D, F> for P {
 }
 
 /// Where shards wait until none of them holds a request.
-pub type Meeting = fairq_core::host::Meeting<Native>;
+pub type Meeting = fairq_core::wake::Meeting<Native>;
 
 /// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
 pub struct Shard<P, D: Device, F: Front> {

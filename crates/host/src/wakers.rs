@@ -1,6 +1,6 @@
 //! How shards are woken: a [`Bell`] and an eventfd each.
 //!
-//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::host`,
+//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::wake`,
 //! costs no system call while the shard runs, or looks for the bell before it sleeps (see
 //! `patience`). Only one that is parked is written to.
 
@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crossbeam_utils::CachePadded;
-use fairq_core::host::Bell;
+use fairq_core::wake::Bell;
 use fairq_core::{Native, PortSet};
 use rustix::event::{EventfdFlags, eventfd};
 

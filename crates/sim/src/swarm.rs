@@ -4,7 +4,7 @@
 //! ends with a calm phase in which nobody asks any more and everything must be served.
 
 use fairq_core::d2fq::Ratio;
-use fairq_core::kyber::fair::Totals;
+use fairq_core::kyber_fair::Totals;
 use fairq_core::nass::NassConfig;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};

@@ -20,7 +20,7 @@ use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::fiops::{Fiops, VirtualIops};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig};
-use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
+use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};

@@ -18,7 +18,7 @@ use fairq_core::d2fq::D2fqPort;
 use fairq_core::fiops::{FiopsPort, VirtualIops};
 use fairq_core::flashfq::{FlashFqPort, Throttled};
 use fairq_core::kyber::KyberPort;
-use fairq_core::kyber::fair::KyberFairPort;
+use fairq_core::kyber_fair::KyberFairPort;
 use fairq_core::mqfq::MqfqPort;
 use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;

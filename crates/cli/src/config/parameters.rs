@@ -2,7 +2,7 @@
 //! means, and what it is now.
 
 use fairq_core::Topology;
-use fairq_core::kyber::fair::KyberFairConfig;
+use fairq_core::kyber_fair::KyberFairConfig;
 
 use super::policy::PolicyConfig;
 use super::policy::name::PolicyName;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const TABLE: &str = include_str!("../../src/d2fq/decisions.md");
+const TABLE: &str = include_str!("../../src/policy/d2fq/decisions.md");
 
 /// What stands before `::` in the table, and the file.
 const FILES: [(&str, &str); 11] = [

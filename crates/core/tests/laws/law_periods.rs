@@ -8,7 +8,7 @@
 //! in hand either.
 
 use fairq_core::Policy as _;
-use fairq_core::kyber::fair::KyberFair;
+use fairq_core::kyber_fair::KyberFair;
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, dispatches, served};

@@ -135,7 +135,7 @@ impl Front for NbdFront {
     ) {
         match message {
             Message::Connect(_) if self.stopping => {
-                drop(self.count.fetch_sub(1, Ordering::Relaxed))
+                self.count.fetch_sub(1, Ordering::Relaxed);
             }
             Message::Wipe(wipe) => self.wipes.push(*wipe),
             Message::Detach { flow, cut_off } => {

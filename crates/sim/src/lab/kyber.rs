@@ -7,7 +7,7 @@
 //! Linux 5.2 does where there are control groups: only one queue at a time can send requests to the
 //! device, which is what the paper finds wrong with it (Section II).
 
-use fairq_core::kyber::fair::Totals;
+use fairq_core::kyber_fair::Totals;
 
 use super::{
     Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, jain, near, percent,

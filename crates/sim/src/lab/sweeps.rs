@@ -6,7 +6,7 @@
 //! at every pair of flows.
 
 use fairq_core::d2fq::Ratio;
-use fairq_core::kyber::fair::Totals;
+use fairq_core::kyber_fair::Totals;
 use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
 use fairq_device::profile::{Count, Interface};

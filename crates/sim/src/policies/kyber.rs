@@ -1,7 +1,7 @@
 //! Kyber and Kyber-fairness.
 
-use fairq_core::kyber::fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::{ConfigError, Platform};
 
 use crate::scenario::Scenario;

@@ -1,8 +1,8 @@
 //! The knobs of the schedulers behind one lock, and of NASS around them.
 
 use fairq_core::bfq::BfqConfig;
+use fairq_core::bounds::MAX_SLOTS;
 use fairq_core::cfq::CfqConfig;
-use fairq_core::config::MAX_SLOTS;
 use fairq_core::flashfq::FlashFqConfig;
 use fairq_core::nass::NassConfig;
 

@@ -1,0 +1,94 @@
+//! What a request costs its flow, in bytes of service.
+
+use crate::contract::port::Op;
+
+/// The cost of each operation. The default counts bytes: a read or write costs its length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CostModel {
+    /// Multiplier of a read's length, in hundredths; default 100 (one byte costs one byte).
+    pub read_percent: u32,
+    /// Multiplier of a write's length, in hundredths; default 100.
+    pub write_percent: u32,
+    /// The least a read or write costs, in bytes; default 512, the smallest block.
+    pub min_bytes: u32,
+    /// Cost of a flush, in bytes; default 4096. A flush moves no data of its own but occupies the
+    /// device.
+    pub flush_bytes: u32,
+    /// The least a discard costs, in bytes; default 4096. It changes the device's or the file
+    /// system's map and writes nothing.
+    pub discard_bytes: u32,
+    /// A discard costs a byte for each so many of its length, 0 for none; default 256: maps are
+    /// long, too.
+    pub discard_part: u32,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        CostModel {
+            read_percent: 100,
+            write_percent: 100,
+            min_bytes: 512,
+            flush_bytes: 4096,
+            discard_bytes: 4096,
+            discard_part: 256,
+        }
+    }
+}
+
+impl CostModel {
+    /// No request costs more than this, whatever the multipliers: 2^48 bytes.
+    pub const MAX_COST: u64 = 1 << 48;
+
+    /// The cost of `op` over `length` bytes, at least 1 and at most [`Self::MAX_COST`].
+    #[inline]
+    pub fn cost(&self, op: Op, length: u32) -> u64 {
+        let scaled = |percent: u32| {
+            let cost = u64::from(length) * u64::from(percent) / 100;
+            cost.max(u64::from(self.min_bytes))
+        };
+        let cost = match op {
+            Op::Read => scaled(self.read_percent),
+            Op::Write | Op::WriteZeroes => scaled(self.write_percent),
+            Op::Flush => u64::from(self.flush_bytes),
+            Op::Discard => u64::from(
+                length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes),
+            ),
+        };
+        cost.clamp(1, Self::MAX_COST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_bytes_with_minimum_charges() {
+        let model = CostModel::default();
+        assert_eq!(model.cost(Op::Read, 4096), 4096);
+        assert_eq!(model.cost(Op::Write, 1), 512);
+        assert_eq!(model.cost(Op::Flush, 0), 4096);
+        assert_eq!(model.cost(Op::Discard, 1 << 20), 4096);
+        assert_eq!(model.cost(Op::Discard, 1 << 30), 4 << 20);
+        assert_eq!(CostModel { discard_part: 0, ..model }.cost(Op::Discard, 1 << 30), 4096);
+        assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "nobody knows a shorter way");
+        let writes_cost_triple = CostModel { write_percent: 300, ..model };
+        assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);
+        assert_eq!(writes_cost_triple.cost(Op::Read, 4096), 4096);
+    }
+
+    #[test]
+    fn cost_is_never_zero_and_never_too_large() {
+        let free = CostModel {
+            read_percent: 0,
+            write_percent: u32::MAX,
+            min_bytes: 0,
+            flush_bytes: 0,
+            discard_bytes: 0,
+            discard_part: 0,
+        };
+        assert_eq!(free.cost(Op::Read, 4096), 1);
+        assert_eq!(free.cost(Op::Flush, 0), 1);
+        assert_eq!(free.cost(Op::Write, u32::MAX), CostModel::MAX_COST);
+    }
+}

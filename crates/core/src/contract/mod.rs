@@ -1,0 +1,11 @@
+//! What a policy promises and what its caller owes: the verbs of a port ([`port`]), flows and their
+//! weights ([`flow`]), costs ([`cost`]), virtual time ([`vtime`]), bounds ([`bounds`]), sets of
+//! ports ([`port_set`]), and the machine's atomics and locks ([`platform`]).
+
+pub mod bounds;
+pub(crate) mod cost;
+pub mod flow;
+pub mod platform;
+pub mod port;
+pub(crate) mod port_set;
+pub mod vtime;

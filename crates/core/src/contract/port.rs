@@ -1,0 +1,317 @@
+//! The scheduling contract: three verbs on a port, time always an argument.
+//!
+//! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
+//! policy: everything a port owns is touched by its shard alone, everything shared is
+//! [atomics](crate::Platform).
+//!
+//! ```text
+//!   request ── submit ──▶ Issue{class} ───────────────▶ device     (direct policies: submit = dispatch)
+//!                    └──▶ Staged ── next ──▶ Issue{tag, class} ──▶ device
+//!                                       ├──▶ Join{tag}             part of the command that the next Issue completes
+//!                                       ├──▶ WaitUntil(time)       call again then
+//!                                       ├──▶ Blocked               another verb will wake this port
+//!                                       └──▶ Idle                  nothing staged here
+//!   completion ── complete ──▶ charges the flow, frees the slot
+//! ```
+//!
+//! # What the caller owes
+//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, has
+//!   completed, or was woken.
+//! - It makes one command of the requests that `next` gave as `Join` and of the one that it then
+//!   gives as `Issue`: they lie one after the other, in this order, and do the same. It calls
+//!   `next` again at once after a `Join`.
+//! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is
+//!   called on each of them soon, its own port included. A wake-up that is never delivered stalls
+//!   the device.
+//! - A [`Tag`] names one live request of one port, below the bound given when the policy was built;
+//!   it is free again after `complete`. Every issued tag is completed exactly once, failed or not.
+//! - `now_ns` is any monotonic clock, in nanoseconds, the same for all ports.
+//! - [`Policy::tick`] is called at the deadline it returns, by any one thread.
+//!
+//! # What the policy gives
+//! - Each staged tag is issued exactly once, by the port it was submitted to.
+//! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
+//!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::port_set::PortSet;
+
+/// Names one live request of one port: an index below the policy's bound of tags per port.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Tag(pub u32);
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Reads `length` bytes at `offset`.
+    Read,
+    /// Writes `length` bytes at `offset`.
+    Write,
+    /// Puts completed writes on stable storage.
+    Flush,
+    /// Tells the device that the range is no longer needed; or any change of the device's map
+    /// alone, such as zeroing where nothing is written for it.
+    Discard,
+    /// Makes the range read as zeroes, by writing them as far as anybody knows.
+    WriteZeroes,
+}
+
+/// One request as the scheduler sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The port's name for it.
+    pub tag: Tag,
+    /// Whom to charge.
+    pub flow: FlowId,
+    /// What it does.
+    pub op: Op,
+    /// Where, in bytes from the device's start.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+}
+
+/// The NVMe queue class that a request goes to; a device without classes ignores it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    /// Before all weighted classes.
+    Urgent,
+    /// Weighted, high.
+    High,
+    /// Weighted, medium; what policies that do not use classes give.
+    Medium,
+    /// Weighted, low.
+    Low,
+}
+
+/// How many commands each weighted class of a device may start per round of its weighted round
+/// robin (NVMe 2.1, 3.4.4.2), 1 to 256 each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ClassWeights {
+    /// Of [`Class::High`].
+    pub high: u16,
+    /// Of [`Class::Medium`].
+    pub medium: u16,
+    /// Of [`Class::Low`].
+    pub low: u16,
+}
+
+/// What became of a submitted request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Submitted {
+    /// Send it to the device now.
+    Issue {
+        /// The class to send it to.
+        class: Class,
+    },
+    /// The policy holds it; `next` will give it.
+    Staged,
+}
+
+/// What a port may do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Send this staged request to the device now.
+    Issue {
+        /// The request.
+        tag: Tag,
+        /// The class to send it to.
+        class: Class,
+    },
+    /// This staged request is part of one command with what `next` gives now, up to the next
+    /// `Issue`.
+    Join {
+        /// The request.
+        tag: Tag,
+    },
+    /// Requests are staged; call again at this time (nanoseconds), or when woken.
+    WaitUntil(u64),
+    /// Requests are staged; another verb on some port will wake this one.
+    Blocked,
+    /// Nothing is staged on this port.
+    Idle,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was served.
+    Done,
+    /// The device gave an error. It used the device all the same and is charged.
+    Failed,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The flow was removed, or never was.
+    #[error("no such flow: it was removed or never added")]
+    NoSuchFlow,
+    /// The tag is not below the bound, or still in use.
+    #[error("tag out of range or still in use")]
+    BadTag,
+}
+
+/// One shard's exclusive handle into a policy. See the [module's text](self) for what each side
+/// owes.
+pub trait Port: Send {
+    /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has
+    /// nothing to give.
+    const IS_DIRECT: bool = false;
+
+    /// Takes a request.
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError>;
+
+    /// Says what this port may do next.
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
+
+    /// Takes back an issued request when the device has completed it.
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+
+    /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
+    /// with one that was submitted to it before. Requests that are neither reads nor writes do that
+    /// by themselves. Requests of different ports never are.
+    fn barrier(&mut self, _flow: FlowId) {}
+
+    /// The numbers behind the port's last answer: about this live request, or (`None`) about why
+    /// nothing may go. For whoever records decisions; it is called while somebody does, and not
+    /// otherwise.
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
+    }
+}
+
+/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the policy
+/// does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reason {
+    /// Virtual time, as the port knew it.
+    pub virtual_time: Option<u64>,
+    /// The request's start tag, or where policies have none, its flow's virtual time; without a
+    /// request that of the one that would be next.
+    pub start_tag: Option<u64>,
+    /// How many of the device's slots are free.
+    pub free_slots: Option<u32>,
+    /// Why nothing may go.
+    pub held: Option<Held>,
+}
+
+/// Why requests are staged and none may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Held {
+    /// The next one is too far ahead of virtual time.
+    Ahead,
+    /// No slot of the device is free.
+    NoSlot,
+}
+
+/// A parameter of a policy that may be changed while requests run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tuning {
+    /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are
+    /// waited for.
+    Slots(u32),
+    /// T, how far a flow may run ahead of virtual time, in bytes at weight 100.
+    Threshold(u64),
+    /// The same, at least so much, and more as the device and the ports need it.
+    FollowingThreshold(u64),
+}
+
+/// Why a parameter was not changed; the old value goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TuneError {
+    /// The policy does not have it, or has built its structures for it.
+    #[error("this policy cannot change it while it runs")]
+    Fixed,
+    /// The value makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// The control side of a policy, shared by all threads.
+pub trait Policy: Send + Sync + 'static {
+    /// The handle each shard gets. The rest of a policy is the same for all: a `dyn Policy` has it.
+    type Port: Port
+    where
+        Self: Sized;
+
+    /// Adds a flow.
+    fn add_flow(&self, weight: Weight) -> Result<FlowId, FlowError> {
+        self.add_flow_as(None, weight)
+    }
+
+    /// Adds a flow under the name that it had in another policy, which this one follows; or,
+    /// without one, as [`add_flow`](Self::add_flow). Known flows come before all others.
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
+
+    /// Changes a flow's weight, for requests submitted from now on.
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError>;
+
+    /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
+    fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
+        Err(FlowError::NotUrgent)
+    }
+
+    /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added
+    /// to `wake`.
+    fn tune(&self, _tuning: Tuning, _wake: &mut PortSet) -> Result<(), TuneError> {
+        Err(TuneError::Fixed)
+    }
+
+    /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are
+    /// refused. Its slot is free again when all ports have seen the removal and completed what they
+    /// had: the caller wakes the ports returned.
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError>;
+
+    /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
+
+    /// The weights that the device's classes are to have now, for a policy that schedules with
+    /// them: it needs a device with classes. The caller asks when the policy is built and after
+    /// each [`tick`](Self::tick), and tells the device.
+    fn class_weights(&self) -> Option<ClassWeights> {
+        None
+    }
+
+    /// The policy's state in numbers.
+    fn stats(&self) -> Stats;
+}
+
+/// What a policy tells about itself; counters since the start, over all ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
+    pub virtual_time: Option<u64>,
+    /// How far who is foremost is ahead of it, in units: of the ports' first requests, or of the
+    /// flows that are active; `None` for a policy that does not say.
+    pub spread: Option<u64>,
+    /// The most requests that may be outstanding on the device; `None` if unbounded.
+    pub slots: Option<u64>,
+    /// Slots not in use now.
+    pub free_slots: Option<u64>,
+    /// Times a port stopped because its lead request was too far ahead.
+    pub throttles: u64,
+    /// Times a port stopped for want of a slot.
+    pub blocks: u64,
+    /// Wake-ups given to other ports.
+    pub wakes: u64,
+    /// `None` for a policy that hands out no tokens.
+    pub tokens: Option<TokenStats>,
+}
+
+/// How a policy's tokens went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TokenStats {
+    /// Periods begun.
+    pub periods: u64,
+    /// Tokens of the current one, for all flows, in bytes read.
+    pub tokens: u64,
+    /// What writes cost, in hundredths of their bytes.
+    pub write_percent: u64,
+}

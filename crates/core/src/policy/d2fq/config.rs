@@ -1,0 +1,139 @@
+//! What D2FQ can be told when it is built.
+
+use super::ratio::{RATIO_MAX, RATIO_MIN};
+use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
+use crate::contract::cost::CostModel;
+use crate::structures::topology::Topology;
+
+/// The ratio of the weights of the high and the low class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ratio {
+    /// Adjusted once a period (Section 3.2).
+    Dynamic {
+        /// What it is before the first adjustment. The paper begins at 256, where every share can
+        /// be had.
+        initial: u16,
+    },
+    /// Always this, 1 to 256.
+    Static(u16),
+}
+
+impl Default for Ratio {
+    fn default() -> Self {
+        Ratio::Dynamic { initial: RATIO_MAX }
+    }
+}
+
+/// How global virtual time is found (Figure 17).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TrackerKind {
+    /// One word that a holder moves on (Section 3.4).
+    #[default]
+    Sloppy,
+    /// Looking at every flow for every request: "D2FQ-serial".
+    Scan,
+    /// The tree of minima that MQFQ uses.
+    Mindicator,
+}
+
+/// The knobs of D2FQ.
+#[derive(Clone, Debug)]
+pub struct D2fqConfig {
+    /// Where each port runs; only the mindicator asks.
+    pub ports: Topology,
+    /// The most flows there can be, up to [`MAX_HOLDERS`].
+    pub flows: usize,
+    /// The bound of tags per port.
+    pub tags: usize,
+    /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at
+    /// weight 100. `None`: the paper's 8 MiB, halved with the other thresholds for a slower device,
+    /// until that serves as much in 1/128 of a period ([`super`]). Smaller begins to throttle
+    /// earlier and lengthens tails (Figures 7 and 8).
+    pub tau_l: Option<u64>,
+    /// tau_m: from here on the medium class. `None`: tau_l / 2, the paper's. Equal to tau_l there
+    /// is no medium class.
+    pub tau_m: Option<u64>,
+    /// tau_w: two flows this far apart mean that the ratio is too small. `None`: 2 tau_l, the
+    /// paper's.
+    pub tau_w: Option<u64>,
+    /// How long a flow may have nothing in flight before it counts as idle, in nanoseconds. Default
+    /// 5 ms: longer than a client that computes between two requests, shorter than a pause that
+    /// anybody would call one.
+    pub grace_ns: u64,
+    /// The period of the adjustment of the ratio, in nanoseconds. Default 1 s, the paper's.
+    pub period_ns: u64,
+    /// The H/L ratio. Default: dynamic.
+    pub ratio: Ratio,
+    /// How global virtual time is found. Default: [`TrackerKind::Sloppy`].
+    pub tracker: TrackerKind,
+    /// Does exactly what the paper says where the default differs; see the table in [`super`].
+    /// Default: no.
+    pub strict_paper: bool,
+    /// How much of all bytes served may be urgent, in percent, 0 to 50. Default 0: no flow is ever
+    /// urgent.
+    pub urgent_percent: u8,
+    /// What a request costs its flow. Default: its length.
+    pub cost: CostModel,
+}
+
+impl D2fqConfig {
+    /// The default knobs for so many flows, and tags per port, over `ports`.
+    pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
+        D2fqConfig {
+            ports,
+            flows,
+            tags,
+            tau_l: None,
+            tau_m: None,
+            tau_w: None,
+            grace_ns: 5_000_000,
+            period_ns: 1_000_000_000,
+            ratio: Ratio::default(),
+            tracker: TrackerKind::default(),
+            strict_paper: false,
+            urgent_percent: 0,
+            cost: CostModel::default(),
+        }
+    }
+
+    /// tau_l, before it is halved.
+    pub fn low(&self) -> u64 {
+        self.tau_l.unwrap_or(8 << 20)
+    }
+
+    /// tau_m, likewise.
+    pub fn medium(&self) -> u64 {
+        self.tau_m.unwrap_or(self.low() / 2)
+    }
+
+    /// tau_w, likewise.
+    pub fn unfair(&self) -> u64 {
+        self.tau_w.unwrap_or(self.low().saturating_mul(2))
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        const MINUTE_NS: u64 = 60_000_000_000;
+        check(self.ports.ports(), self.flows, self.tags, MAX_SLOTS)?;
+        if self.flows > MAX_HOLDERS {
+            return Err(ConfigError::HolderFlows(self.flows));
+        }
+        let (medium, low, unfair) = (self.medium(), self.low(), self.unfair());
+        if !(1 << 16..=MAX_THRESHOLD).contains(&low) || medium > low || unfair < low {
+            return Err(ConfigError::Thresholds { medium, low, unfair });
+        }
+        let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = self.ratio;
+        if !(RATIO_MIN..=RATIO_MAX).contains(&ratio) {
+            return Err(ConfigError::Ratio(ratio));
+        }
+        if !(1_000_000..=MINUTE_NS).contains(&self.period_ns) {
+            return Err(ConfigError::AdjustPeriod(self.period_ns));
+        }
+        if self.grace_ns > MINUTE_NS {
+            return Err(ConfigError::Grace(self.grace_ns));
+        }
+        if self.urgent_percent > 50 {
+            return Err(ConfigError::Urgent(self.urgent_percent));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,539 @@
+//! `d2fq`: device-direct fair queueing (Woo, Ahn, Lee and Jeong, USENIX FAST 2021).
+//!
+//! **Problem.** Fair queueing on the host holds requests back, sorts them and wakes their ports
+//! later. For a device of a million requests per second that costs more CPU than the requests
+//! themselves.
+//!
+//! **Model.** An NVMe controller with weighted round robin serves three classes of submission
+//! queues at three speeds. A flow's *virtual time* is what it has been served, divided by its
+//! weight; one unit is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time* (gvt) is the
+//! least of all active flows. Whoever is behind or near it uses the high class, whoever is ahead by
+//! tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch, nothing is
+//! staged, nobody waits for another port. Virtual time is charged at completion.
+//!
+//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what
+//! the flows need (`ratio`); [`Policy::class_weights`] tells the weights that the device is to
+//! have.
+//!
+//! **What it guarantees.** No bound on unfairness over short times (the paper has none either);
+//! over longer ones two backlogged flows stay within about tau_w of each other in virtual time once
+//! the ratio has adapted, **if** the device schedules: its queues must be backed up behind a window
+//! of commands that it works on, and it must be asked for at most 256:1.
+//!
+//! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a
+//! time; tau_l = 8 MiB. Both begin in the high class, each is served half, and b's virtual time
+//! runs three times as fast. After 12 MiB each, b is at 12 Mi units and a at 4 Mi: b is 8 MiB ahead
+//! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
+//! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
+//!
+//! | structure | what it holds | source |
+//! |---|---|---|
+//! | `gvt`, `tracker` | global virtual time: the sloppy word, or the two others of Figure 17 | Section 3.4 |
+//! | `activity` | each flow's virtual time, and whether it is active | Sections 3.1, 3.5 |
+//! | `port` | the verbs, and what a port keeps for itself | Figure 10 |
+//! | `ratio` | Eq. 2 and Eq. 3 | Section 3.2 |
+//! | `urgent` | a budget for the urgent class | beyond the paper |
+//!
+//! **Knobs.** [`D2fqConfig`].
+//!
+//! # What a request writes
+//! The paper's Figure 10 changes the flow's virtual time and its number of requests in flight,
+//! twice a request, from every core. Here a request writes its port's memory only. A port
+//! *publishes* a flow's completions when they are worth `batch = tau_l / max(64, 8 x ports)` units,
+//! when nothing of the flow is left in flight on this port, or after 1/64 of the period. **Slack**:
+//! virtual time as others see it is late by less than `ports x batch <= tau_l / 8`, plus one
+//! request per port; the classes of a flow change that much later, and shares over longer times do
+//! not change at all, for nothing is lost.
+//!
+//! Cache lines that a request moves between cores, when F flows are active on all of n ports and
+//! each publication covers k requests (k is 32 for 4 KiB at the default weight and knobs, up to 8
+//! ports):
+//!
+//! | tracker | lines moved per request |
+//! |---|---|
+//! | sloppy | up to 2/k for the flow's own (one to write, one to read it again), and 2/(k F) for gvt, which only its holder writes: 0.07 |
+//! | mindicator | the same for the flow's, plus a leaf and its path per publication that changes a port's least: up to (2 + depth)/(k F), and an exclusive root for each flow that comes or goes |
+//! | scan | F reads a request, of which every line that another port wrote since the last scan moves: up to F/k x (n - 1)/n and at least F cache hits |
+//!
+//! A flow with one request at a time on a port publishes every request, and changes its `activity`
+//! twice: 3 writes of one line, which no other port wants unless the flow is there too.
+//!
+//! # Where the paper is silent, or where this differs
+//! `decisions.md` beside this file has every decision, by the numbers that comments cite, with the
+//! tests that hold it.
+//!
+//! | | default | `strict_paper` |
+//! |---|---|---|
+//! | a flow that comes back after the grace period | max(its virtual time, gvt): idling does not erase debt | gvt |
+//! | a holder with nothing in flight | lets go at once | lets go when its grace period is over |
+//! | who takes gvt that nobody holds | the least flow; the value never goes back (`gvt`) | the next to complete, at its value |
+//! | a flow that is behind but asks for little | brought up to tau_m / 2 behind the least backlogged flow when it comes back | pins gvt, and sends everyone to the low class |
+//! | a flow that pauses, but is deep most of the time | keeps what it is owed, up to 4 tau_w (`activity`) | keeps it within the grace period |
+//! | thresholds | halved until the device serves tau_l in 1/128 of a period, unless they are set | 8 MiB |
+//! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
+//! | f_min in Eq. 2 | of the flows that were in flight all period | of all active flows |
+//!
+//! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged
+//! like any other, once, when it completes.
+//!
+//! **When nobody holds gvt** and the least flow must be looked for, that look costs about 10 ns a
+//! flow. It is done at most once per microsecond and flow slot in use (64 at least), so it takes at
+//! most 1 % of one CPU; in that time the flows move on by no more than 1 us of the device's
+//! throughput each, 10 KB at 10 GB/s, when all slots are active.
+//!
+//! **Memory ordering** is argued in `gvt` and `activity`. Usage statistics are single-writer words,
+//! Relaxed: they are sums for a human-scale period.
+
+mod activity;
+mod config;
+mod gvt;
+#[cfg(all(test, loom))]
+mod models;
+mod port;
+mod ratio;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod tracker;
+mod urgent;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+pub use config::{D2fqConfig, Ratio, TrackerKind};
+pub use port::D2fqPort;
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::cost::CostModel;
+use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
+use crate::contract::port::{ClassWeights, Policy, Stats};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::vtime::{LIFT_PERIOD_NS, VTime};
+use activity::{Activity, FlowState};
+use gvt::{Holder, KIU};
+use port::{Usage, units};
+use ratio::Sample;
+use tracker::{Least, Tracker, least};
+use urgent::Budget;
+
+/// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so
+/// a flow learns what became of a change of class only when all that it had in flight is done. A
+/// threshold within a few times that distance makes flows overshoot it to and fro, and the ratio
+/// with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight each, factors 1
+/// and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 it settles
+/// at 17.
+const DEPTHS: u64 = 8;
+
+/// Thresholds are halved at most so often: tau_l is 64 KiB then.
+const SCALE_MAX: u64 = 7;
+
+/// All flows together are to be served tau_l units in one part in so many of a period, at least.
+/// The paper's device does that in 1/400.
+const PERIOD_PARTS: u64 = 128;
+
+/// A flow that pauses may be behind by so many times what counts as unfair.
+const LAGS: u64 = 4;
+
+/// The least time between two looks at all flows, in nanoseconds; and per flow slot in use.
+const SURVEY_MIN_NS: u64 = 64_000;
+const SURVEY_PER_FLOW_NS: u64 = 1_000;
+
+/// The control side of D2FQ.
+pub struct D2fq<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
+    adjuster: P::Mutex<Adjuster>,
+    /// The H/L ratio in force.
+    ratio: P::U64,
+    /// tau_w, in units.
+    unfair: u64,
+    period_ns: u64,
+    /// Whether the ratio is adjusted.
+    is_dynamic: bool,
+    /// Whether the thresholds are.
+    is_scaled: bool,
+}
+
+/// What all ports share. What they read for each request is together, and hardly ever written.
+struct Shared<P: Platform> {
+    flows: FlowTable<P>,
+    states: Box<[FlowState<P>]>,
+    tracker: CachePadded<Tracker<P>>,
+    /// Per port and slot.
+    usage: Box<[Box<[Usage<P>]>]>,
+    survey: CachePadded<Survey<P>>,
+    urgent: Option<CachePadded<Budget<P>>>,
+    cost: CostModel,
+    /// How often all thresholds are halved, up to [`SCALE_MAX`].
+    scale: P::U64,
+    /// tau_m and tau_l, in KiU, and tau_l in units, before that; and so `batch` and `lag`.
+    medium: i64,
+    low: i64,
+    low_units: u64,
+    /// What a port may keep to itself per flow, in units.
+    batch: u64,
+    /// And for how long, in nanoseconds.
+    flush_ns: u64,
+    grace_ns: u64,
+    /// How far behind the least backlogged flow one may be that comes back, in units.
+    lag: u64,
+    strict_paper: bool,
+}
+
+/// When the flows were last looked at, and what came of it.
+struct Survey<P: Platform> {
+    /// When they may be looked at again.
+    due_ns: P::U64,
+    /// The least virtual time of those in flight without a break, and 1; 0 if there is none.
+    floor: P::U64,
+    /// Slots that have been used.
+    used: P::U64,
+}
+
+/// What the adjustment of the ratio remembers from period to period.
+struct Adjuster {
+    /// When the last period ended.
+    last_ns: Option<u64>,
+    /// The most units of late that were served in a period.
+    served: u64,
+    flows: Box<[Last]>,
+    /// Room for one of each flow.
+    samples: Vec<Sample>,
+}
+
+/// A flow at the end of the last period.
+#[derive(Clone, Copy)]
+struct Last {
+    of: Option<(FlowId, Weight)>,
+    vt: VTime,
+    moved: u64,
+    bytes: [u64; 3],
+}
+
+impl<P: Platform> D2fq<P> {
+    /// The policy and its ports, in the order of the topology.
+    pub fn new(config: D2fqConfig) -> Result<(Self, Vec<D2fqPort<P>>), ConfigError> {
+        config.validate()?;
+        let (ports, flows) = (config.ports.ports(), config.flows);
+        let budget = || CachePadded::new(Budget::new(config.urgent_percent, config.medium()));
+        let shared = Arc::new(Shared {
+            flows: FlowTable::new(flows, ports),
+            states: (0..flows).map(|_| FlowState::new()).collect(),
+            tracker: CachePadded::new(Tracker::new(&config)),
+            usage: (0..ports).map(|_| (0..flows).map(|_| Usage::new()).collect()).collect(),
+            survey: CachePadded::new(Survey {
+                due_ns: P::U64::new(0),
+                floor: P::U64::new(0),
+                used: P::U64::new(0),
+            }),
+            urgent: (config.urgent_percent > 0).then(budget),
+            cost: config.cost,
+            medium: (config.medium() >> KIU) as i64,
+            low: (config.low() >> KIU) as i64,
+            low_units: config.low(),
+            scale: P::U64::new(0),
+            batch: config.low() / (8 * ports as u64).max(64),
+            flush_ns: config.period_ns / 64,
+            grace_ns: config.grace_ns,
+            lag: config.medium() / 2,
+            strict_paper: config.strict_paper,
+        });
+        let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
+        let handles = (0..ports).map(port).collect();
+        let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
+        let none = Last { of: None, vt: VTime::ZERO, moved: 0, bytes: [0; 3] };
+        let adjuster = Adjuster {
+            last_ns: None,
+            served: 0,
+            flows: (0..flows).map(|_| none).collect(),
+            samples: Vec::with_capacity(flows),
+        };
+        let policy = D2fq {
+            adjuster: P::Mutex::new(adjuster),
+            ratio: P::U64::new(u64::from(ratio)),
+            unfair: config.unfair(),
+            period_ns: config.period_ns,
+            is_dynamic: matches!(config.ratio, Ratio::Dynamic { .. }),
+            is_scaled: config.tau_l.is_none() && !config.strict_paper,
+            shared,
+        };
+        Ok((policy, handles))
+    }
+
+    fn ratio(&self) -> u16 {
+        self.ratio.load(Ordering::Relaxed) as u16
+    }
+}
+
+/// Global virtual time, of which `vt` is so many KiU ahead.
+fn at_gvt(vt: VTime, ahead: i64) -> VTime {
+    let units = ahead.unsigned_abs() << KIU;
+    if ahead < 0 { vt.plus(units) } else { vt.minus(units) }
+}
+
+impl<P: Platform> Policy for D2fq<P> {
+    type Port = D2fqPort<P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let Shared { flows, states, tracker, survey, .. } = &*self.shared;
+        flows.add(known, weight, |slot| {
+            let Some(state) = states.get(slot) else { return };
+            if let Tracker::Sloppy(gvt) = &**tracker {
+                // In the paper's mode an idle holder keeps it.
+                gvt.release_slot(slot);
+            }
+            // No port uses the slot yet; the table makes it visible. The old flow's debt is not the
+            // new one's.
+            let old = state.vt();
+            state.reset(at_gvt(old, tracker.ahead(old, || None)));
+            // Only `add` writes it, under the table's lock.
+            let used = survey.used.load(Ordering::Relaxed).max(slot as u64 + 1);
+            survey.used.store(used, Ordering::Relaxed);
+        })
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.shared.flows.set_weight(flow, weight)
+    }
+
+    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
+        let Shared { flows, states, urgent: budget, .. } = &*self.shared;
+        if urgent && budget.is_none() {
+            return Err(FlowError::NotUrgent);
+        }
+        flows.weight(flow).ok_or(FlowError::NoSuchFlow)?;
+        states.get(flow.slot()).ok_or(FlowError::NoSuchFlow)?.set_urgent(urgent);
+        Ok(())
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.shared.flows.close(flow)
+    }
+
+    fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
+        self.shared.lift_idle(now_ns);
+        if !self.is_dynamic && self.shared.strict_paper {
+            return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
+        }
+        let next = self.adjuster.with(|adjuster| {
+            let due_ns = adjuster.last_ns.map_or(0, |last| last.saturating_add(self.period_ns));
+            if now_ns < due_ns {
+                return due_ns;
+            }
+            adjuster.sample(&self.shared, now_ns);
+            if self.is_scaled && adjuster.served > 0 {
+                self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
+            }
+            let unfair = self.unfair >> self.shared.scale();
+            if self.is_dynamic {
+                let ratio =
+                    ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
+                self.ratio.store(u64::from(ratio), Ordering::Relaxed);
+            }
+            if !self.shared.strict_paper {
+                self.shared.forfeit(&adjuster.samples, unfair);
+            }
+            now_ns.saturating_add(self.period_ns)
+        });
+        Some(next)
+    }
+
+    fn class_weights(&self) -> Option<ClassWeights> {
+        Some(ratio::class_weights(self.ratio()))
+    }
+
+    fn stats(&self) -> Stats {
+        let spread = Some(spread(&self.shared.states));
+        Stats { virtual_time: Some(self.shared.tracker.units()), spread, ..Stats::default() }
+    }
+}
+
+/// How far the foremost of the flows that have something in flight is ahead of the least, in units.
+fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
+    let mut times = states.iter().filter(|state| state.activity().ports() > 0).map(FlowState::vt);
+    let Some(first) = times.next() else { return 0 };
+    let (least, most) = times.fold((0i64, 0i64), |(least, most), vt| {
+        let from_first = vt.since(first);
+        (least.min(from_first), most.max(from_first))
+    });
+    most.abs_diff(least)
+}
+
+impl Adjuster {
+    /// Makes `samples` say what each flow did since the last period.
+    fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
+        self.samples.clear();
+        let began_ns = self.last_ns.replace(now_ns).unwrap_or(0);
+        let period_ns = now_ns.saturating_sub(began_ns);
+        self.served /= 2;
+        let mut served = 0u64;
+        for (slot, (last, state)) in self.flows.iter_mut().zip(shared.states.iter()).enumerate() {
+            let of = shared.flows.open_in(slot);
+            if of.is_none() && last.of.is_none() {
+                continue;
+            }
+            let (bytes, in_flight) = shared.usage_of(slot);
+            let now = Last { of, vt: state.vt(), moved: state.moved(), bytes };
+            let before = core::mem::replace(last, now);
+            // A new flow, or one of another weight, counts from the next period on.
+            let Some((_, weight)) = of.filter(|_| of == before.of) else { continue };
+            let activity = state.activity();
+            if activity.is_active(now_ns, shared.grace_ns) {
+                let shifted = now.moved.wrapping_sub(before.moved) as i64;
+                let progress = now.vt.since(before.vt).saturating_sub(shifted);
+                let progress = u64::try_from(progress).unwrap_or(0);
+                served = served.saturating_add(progress);
+                self.samples.push(Sample {
+                    slot,
+                    vt: now.vt,
+                    progress,
+                    paused: state.has_paused_since(began_ns),
+                    backlogged: activity.is_backlogged(now_ns, period_ns),
+                    bytes: [0, 1, 2]
+                        .map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
+                    in_flight: units(in_flight, weight),
+                });
+            }
+        }
+        self.served = self.served.max(served);
+    }
+
+    /// How often thresholds are to be halved, of which tau_l is `low`.
+    fn scale(&self, low: u64) -> u64 {
+        (0..SCALE_MAX)
+            .find(|&scale| low >> scale <= self.served / PERIOD_PARTS)
+            .unwrap_or(SCALE_MAX)
+    }
+}
+
+impl<P: Platform> Shared<P> {
+    /// The least of all flows.
+    fn least(&self, now_ns: u64) -> Least {
+        let used = self.survey.used.load(Ordering::Relaxed) as usize;
+        least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
+    }
+
+    /// Looks at all flows, if that is due, for the least backlogged one and for gvt if nobody holds
+    /// it.
+    #[cold]
+    fn survey(&self, now_ns: u64) {
+        let Survey { due_ns, floor, used } = &*self.survey;
+        let due = due_ns.load(Ordering::Relaxed);
+        let period_ns =
+            used.load(Ordering::Relaxed).saturating_mul(SURVEY_PER_FLOW_NS).max(SURVEY_MIN_NS);
+        let next = now_ns.saturating_add(period_ns);
+        if now_ns < due
+            || due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let least = self.least(now_ns);
+        floor.store(least.backlogged.map_or(0, |vt| vt.to_word() | 1), Ordering::Relaxed);
+        if let (Tracker::Sloppy(gvt), Some(active)) = (&*self.tracker, least.active) {
+            gvt.raise_unheld(active);
+        }
+    }
+
+    /// A flow that had nothing in flight anywhere comes back; it is `ahead` of gvt.
+    fn reactivate(&self, state: &FlowState<P>, was: Activity, ahead: i64, now_ns: u64) {
+        let was_idle = !was.is_active(now_ns, self.grace_ns);
+        if was_idle && (ahead < 0 || self.strict_paper) {
+            let before = state.vt();
+            state.shift(|vt| (vt == before && ahead != 0).then(|| at_gvt(vt, ahead)));
+        }
+        if ahead <= 0 && !self.strict_paper {
+            self.clamp(state, now_ns);
+        }
+    }
+
+    /// Limits how far a flow that comes back is behind the least backlogged one (decision 8).
+    fn clamp(&self, state: &FlowState<P>, now_ns: u64) {
+        self.survey(now_ns);
+        let floor = self.survey.floor.load(Ordering::Relaxed);
+        let least = VTime::from_word(floor).minus(self.lag >> self.scale());
+        if floor != 0 {
+            state.shift(|vt| vt.is_before(least).then_some(least));
+        }
+    }
+
+    /// Takes from flows that had nothing in flight at times what they are behind the others by more
+    /// than `LAGS` times what counts as unfair: more was never waited for.
+    fn forfeit(&self, samples: &[Sample], unfair: u64) {
+        let backlogged = || samples.iter().filter(|sample| sample.backlogged);
+        let most_in_flight = samples.iter().map(|sample| sample.in_flight).max().unwrap_or(0);
+        let lag = ratio::unfair(unfair, most_in_flight).saturating_mul(LAGS);
+        for sample in samples.iter().filter(|sample| sample.paused) {
+            let others = backlogged().filter(|other| other.slot != sample.slot);
+            let least =
+                others.map(|other| other.vt).reduce(|a, b| if b.is_before(a) { b } else { a });
+            let (Some(least), Some(state)) =
+                (least.map(|least| least.minus(lag)), self.states.get(sample.slot))
+            else {
+                continue;
+            };
+            state.shift(|vt| vt.is_before(least).then_some(least));
+        }
+    }
+
+    /// A flow's virtual time has been published.
+    #[inline]
+    fn moved(&self, me: Holder, before: VTime, after: VTime, now_ns: u64) {
+        let Tracker::Sloppy(gvt) = &*self.tracker else { return };
+        if self.strict_paper {
+            self.expire_holder(now_ns);
+            gvt.update_as_in_paper(me, after);
+        } else if !gvt.update(me, before, after) {
+            self.survey(now_ns);
+        }
+    }
+
+    /// A flow has nothing in flight any more.
+    fn left(&self, me: Holder) {
+        if let (Tracker::Sloppy(gvt), false) = (&*self.tracker, self.strict_paper) {
+            gvt.release(me);
+        }
+    }
+
+    /// The paper's holder lets go when its grace period is over; whoever comes next sees to it.
+    fn expire_holder(&self, now_ns: u64) {
+        let Tracker::Sloppy(gvt) = &*self.tracker else { return };
+        if let Some(slot) = gvt.holder_slot()
+            && let Some(state) = self.states.get(slot)
+            && !state.activity().is_active(now_ns, self.grace_ns)
+        {
+            gvt.release_slot(slot);
+        }
+    }
+
+    /// Brings idle flows that lag behind up to gvt, where they would be brought when they come back
+    /// anyway, so that nothing leaves the window in which virtual times compare.
+    fn lift_idle(&self, now_ns: u64) {
+        let least = self.least(now_ns).active;
+        for state in self.states.iter() {
+            let activity = state.activity();
+            if activity.is_active(now_ns, self.grace_ns) {
+                continue;
+            }
+            let before = state.vt();
+            let ahead = self.tracker.ahead(before, || least);
+            if ahead < 0 {
+                state.shift(|vt| (vt == before).then(|| at_gvt(vt, ahead)));
+            }
+        }
+    }
+
+    /// What a flow did on all ports: bytes submitted to each class, wrapping, and bytes in flight.
+    fn usage_of(&self, slot: usize) -> ([u64; 3], u64) {
+        self.usage.iter().filter_map(|port| port.get(slot)).fold(
+            ([0; 3], 0),
+            |(bytes, in_flight), usage| {
+                let [a, b, c] = usage.bytes();
+                let [x, y, z] = bytes;
+                let sum = [x.wrapping_add(a), y.wrapping_add(b), z.wrapping_add(c)];
+                (sum, in_flight.wrapping_add(usage.in_flight()))
+            },
+        )
+    }
+}

@@ -1,0 +1,344 @@
+//! One port of Kyber: the three verbs.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use super::depths::KEEPS;
+use super::domain::{DOMAINS, Domain, QueueSet, State};
+use super::units::{Units, next_of};
+use super::{KyberConfig, Shared};
+use crate::contract::flow::{FlowId, PortFlows};
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::policy::serial::fifo::Links;
+use crate::policy::serial::merge::{Piece, Placed};
+
+/// One shard's port of Kyber.
+pub struct KyberPort<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
+    id: PortId,
+    account: PortFlows,
+    entries: Box<[Entry]>,
+    units: Units,
+    links: Links,
+    queues: QueueSet,
+    /// How often in a row it has kept what came back, by domain.
+    kept: [u32; DOMAINS],
+}
+
+/// What the port knows of a tag.
+#[derive(Clone, Copy)]
+struct Entry {
+    submitted_ns: u64,
+    issued_ns: u64,
+    flow: u32,
+    domain: Domain,
+    state: State,
+}
+
+impl<P: Platform> KyberPort<P> {
+    pub(super) fn new(id: PortId, config: &KyberConfig, shared: Arc<Shared<P>>) -> Self {
+        let free = Entry {
+            submitted_ns: 0,
+            issued_ns: 0,
+            flow: 0,
+            domain: Domain::Other,
+            state: State::Free,
+        };
+        let account = PortFlows::new(id, &shared.flows);
+        let entries = (0..config.tags).map(|_| free).collect();
+        let units = Units::new(config.flows, config.tags, config.merge_bytes);
+        KyberPort {
+            shared,
+            id,
+            account,
+            entries,
+            links: Links::new(units.bound()),
+            units,
+            queues: QueueSet::default(),
+            kept: [0; DOMAINS],
+        }
+    }
+
+    #[inline]
+    fn pick(&mut self) -> Option<u32> {
+        let KyberPort { shared, id, links, queues, .. } = self;
+        queues.pick(links, |domain| shared.depths.acquire(domain, *id))
+    }
+
+    /// Marks the port as waiting wherever it has requests, and tries again.
+    #[cold]
+    fn wait(&mut self) -> Option<u32> {
+        for domain in Domain::ALL {
+            if self.queues.has(domain) {
+                self.shared.depths.enlist(domain, self.id);
+            }
+        }
+        self.pick()
+    }
+
+    /// A request goes to the device.
+    #[inline]
+    fn issue(&mut self, now_ns: u64, piece: &Piece) -> Next {
+        if let Some(entry) = self.entries.get_mut(piece.job as usize) {
+            entry.issued_ns = now_ns;
+            entry.state = State::Issued;
+        }
+        next_of(piece)
+    }
+}
+
+impl<P: Platform> Port for KyberPort<P> {
+    #[inline]
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let free = |entry: &&mut Entry| entry.state == State::Free;
+        let entry =
+            self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        let weight =
+            self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let domain = Domain::of(request.op);
+        let flow = request.flow.slot() as u32;
+        *entry = Entry { submitted_ns: now_ns, issued_ns: 0, flow, domain, state: State::Staged };
+        if let Placed::New(unit) = self.units.place(request, weight) {
+            self.queues.stage(&mut self.links, domain, unit.0);
+        }
+        Ok(Submitted::Staged)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        if let Some(piece) = self.units.piece() {
+            return self.issue(now_ns, &piece);
+        }
+        self.account.poll(&self.shared.flows);
+        let mut picked = self.pick();
+        if picked.is_none() && !self.queues.is_empty() {
+            picked = self.wait();
+        }
+        let Some(piece) = picked.and_then(|unit| self.units.begin(unit)) else {
+            wake.extend(self.shared.depths.give_back(self.id, |domain| self.queues.has(domain)));
+            return if self.queues.is_empty() { Next::Idle } else { Next::Blocked };
+        };
+        self.issue(now_ns, &piece)
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        let issued = |entry: &&mut Entry| entry.state == State::Issued;
+        let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else { return };
+        entry.state = State::Free;
+        let Entry { submitted_ns, issued_ns, flow, domain, .. } = *entry;
+        self.account.finish(&self.shared.flows, flow as usize);
+        let (total_ns, device_ns) =
+            (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
+        self.shared.latencies.record(self.id, domain, total_ns, device_ns);
+        if !self.units.completed(tag, outcome) {
+            return;
+        }
+        let Some(kept) = self.kept.get_mut(domain as usize) else { return };
+        let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
+        *kept = if woken.contains(self.id) { *kept + 1 } else { 0 };
+        wake.extend(woken);
+    }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.units.barrier(flow);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Kyber, KyberConfig};
+    use super::*;
+    use crate::{Native, Op, Policy, Weight};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    const MS: u64 = 1_000_000;
+
+    fn request(tag: u32, flow: crate::FlowId, op: Op) -> Request {
+        Request { tag: Tag(tag), flow, op, offset: 0, length: 4096 }
+    }
+
+    fn issue_all(port: &mut KyberPort, now_ns: u64) -> Vec<u32> {
+        let mut issued = Vec::new();
+        while let Next::Issue { tag, .. } = port.next(now_ns, &mut { PortSet::EMPTY }) {
+            issued.push(tag.0);
+        }
+        issued
+    }
+
+    #[test]
+    fn each_domain_has_its_depth_whatever_the_others_hold() {
+        let config = KyberConfig { depths: [3, 2, 1, 1], ..KyberConfig::new(2, 1, 20) };
+        let (policy, mut ports) = Kyber::<Native>::new(&config).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let wake = &mut { PortSet::EMPTY };
+        let [a, b] = &mut ports[..] else { panic!("two ports") };
+        for (tag, op) in
+            (0..).zip([Op::Read; 4].into_iter().chain([Op::Write; 4]).chain([Op::Discard; 2]))
+        {
+            a.submit(0, &request(tag, flow, op), wake).unwrap();
+        }
+        assert_eq!(issue_all(a, 0), [0, 1, 2, 4, 5, 8]);
+        assert_eq!(a.next(0, wake), Next::Blocked);
+        assert_eq!((policy.stats().slots, policy.stats().free_slots), (Some(7), Some(1)));
+        // The depths are for all ports; what is free is anybody's.
+        b.submit(0, &request(0, flow, Op::Read), wake).unwrap();
+        b.submit(0, &request(1, flow, Op::Flush), wake).unwrap();
+        assert_eq!(issue_all(b, 0), [1]);
+        *wake = PortSet::EMPTY;
+        a.complete(0, Tag(4), Outcome::Done, wake);
+        a.complete(0, Tag(4), Outcome::Done, wake);
+        a.complete(0, Tag(7), Outcome::Done, wake);
+        assert_eq!(*wake, PortSet::only(PortId(0)), "b waits for no write");
+        a.complete(0, Tag(1), Outcome::Failed, wake);
+        assert_eq!(*wake, PortSet::only(PortId(0)), "a waits for a read, too, and keeps it");
+        let mut issued = issue_all(a, 0);
+        issued.sort_unstable();
+        assert_eq!((issue_all(b, 0), issued), (Vec::new(), Vec::from([3, 6])));
+    }
+
+    proptest! {
+        /// The worst neighbours: a port that completes takes all it can get before any other runs;
+        /// any request completes next, if none has been on the device for too long. A port that
+        /// waits has a token when none has come back more often than the other ports may keep it.
+        #[test]
+        fn no_port_waits_longer_than_a_round(
+            ports in 2usize..5,
+            depth in 1u32..4,
+            most in 1usize..9,
+            choices in vec(any::<prop::sample::Index>(), 500..1000),
+        ) {
+            let config = KyberConfig { depths: [depth; 4], ..KyberConfig::new(ports, 1, 8) };
+            let (policy, mut ports) = Kyber::<Native>::new(&config).unwrap();
+            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+            let patience = 4 * depth as usize;
+            let bound = (patience + depth as usize) * ports.len() * (KEEPS as usize + 1);
+            // Port, tag and when issued; when each port was served last.
+            let mut device: Vec<(usize, u32, usize)> = Vec::new();
+            let mut served = vec![0; ports.len()];
+            let mut wake = PortSet::EMPTY;
+            for (index, port) in ports.iter_mut().enumerate() {
+                (0..most as u32).for_each(|tag| _ = port.submit(0, &request(tag, flow, Op::Read), &mut wake).unwrap());
+                device.extend(issue_all(port, 0).into_iter().map(|tag| (index, tag, 0)));
+            }
+            for (step, choice) in choices.iter().enumerate() {
+                let late = device.iter().position(|&(_, _, since)| step - since > patience);
+                let (index, tag, _) = device.remove(late.unwrap_or(choice.index(device.len())));
+                ports[index].complete(0, Tag(tag), Outcome::Done, &mut wake);
+                ports[index].submit(0, &request(tag, flow, Op::Read), &mut wake).unwrap();
+                let woken = core::iter::from_fn(|| wake.next()).map(|port| usize::from(port.0));
+                for index in core::iter::once(index).chain(woken) {
+                    let issued = issue_all(&mut ports[index], 0);
+                    if !issued.is_empty() {
+                        served[index] = step;
+                    }
+                    device.extend(issued.into_iter().map(|tag| (index, tag, step)));
+                }
+                let on_device = |port| device.iter().any(|&(index, ..)| index == port);
+                for (port, &since) in served.iter().enumerate() {
+                    prop_assert!(on_device(port) || step - since <= bound, "port {port} waits \
+                     since step {since}");
+                }
+                prop_assert_eq!(device.len(), (depth as usize).min(most * ports.len()), "a token \
+                 lies idle");
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_that_comes_back_goes_round() {
+        let config = KyberConfig { depths: [2, 1, 1, 1], ..KyberConfig::new(3, 1, 4) };
+        let (policy, mut ports) = Kyber::<Native>::new(&config).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let wake = &mut { PortSet::EMPTY };
+        let [a, b, c] = &mut ports[..] else { panic!("three ports") };
+        (0..2).for_each(|tag| _ = a.submit(0, &request(tag, flow, Op::Read), wake).unwrap());
+        assert_eq!(issue_all(a, 0), [0, 1]);
+        for port in [&mut *b, &mut *c] {
+            port.submit(0, &request(0, flow, Op::Read), wake).unwrap();
+            assert_eq!(issue_all(port, 0), []);
+        }
+        a.complete(0, Tag(0), Outcome::Done, wake);
+        assert_eq!(*wake, PortSet::only(PortId(1)));
+        for round in 0..=KEEPS {
+            let (tag, other) = (round % 2, 1 - round % 2);
+            b.submit(0, &request(other, flow, Op::Read), wake).unwrap();
+            assert_eq!(issue_all(b, 0), [tag]);
+            *wake = PortSet::EMPTY;
+            b.complete(0, Tag(tag), Outcome::Done, wake);
+            let next = if round < KEEPS { PortId(1) } else { PortId(2) };
+            assert_eq!(*wake, PortSet::only(next), "b keeps it for some time, and then c is next");
+        }
+        assert_eq!(issue_all(c, 0), [0]);
+        *wake = PortSet::EMPTY;
+        a.complete(0, Tag(1), Outcome::Done, wake);
+        assert_eq!(*wake, PortSet::only(PortId(1)));
+        assert_eq!((issue_all(b, 0), policy.stats().free_slots), (Vec::from([0]), Some(3)));
+        b.complete(0, Tag(0), Outcome::Done, wake);
+        c.complete(0, Tag(0), Outcome::Done, wake);
+        [a, b, c].into_iter().for_each(|port| assert_eq!(port.next(0, wake), Next::Idle));
+        assert_eq!(policy.stats().free_slots, Some(5), "no grant is left");
+    }
+
+    #[test]
+    fn slow_reads_take_depth_from_quick_writes() {
+        let (policy, mut ports) = Kyber::<Native>::new(&KyberConfig::new(1, 1, 64)).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let port = &mut ports[0];
+        let wake = &mut { PortSet::EMPTY };
+        let mut now_ns = policy.tick(0, wake).unwrap();
+        assert_eq!(now_ns, 100 * MS);
+        for _ in 0..20 {
+            for tag in 0..64 {
+                let op = if tag % 2 == 0 { Op::Read } else { Op::Write };
+                port.submit(now_ns, &request(tag, flow, op), wake).unwrap();
+            }
+            let issued = issue_all(port, now_ns);
+            assert_eq!(issued.len(), 64);
+            // Reads take 4 ms, twice their target, and writes 1 ms, a tenth of it.
+            for tag in issued {
+                port.complete(
+                    now_ns + if tag % 2 == 0 { 4 * MS } else { MS },
+                    Tag(tag),
+                    Outcome::Done,
+                    wake,
+                );
+            }
+            now_ns += 5 * MS;
+        }
+        policy.tick(now_ns, wake);
+        assert_eq!(policy.depths(), [256, 32, 64, 16]);
+    }
+
+    #[test]
+    fn bounds_that_make_no_sense_are_refused() {
+        use crate::ConfigError;
+        let config = KyberConfig::new(1, 1, 1);
+        let refused = |config: KyberConfig| Kyber::<Native>::new(&config).err();
+        assert_eq!(refused(config), None);
+        assert_eq!(
+            refused(KyberConfig { depths: [1, 0, 1, 1], ..config }),
+            Some(ConfigError::Depth(0))
+        );
+        assert_eq!(
+            refused(KyberConfig { read_target_ns: 0, ..config }),
+            Some(ConfigError::Target(0))
+        );
+        assert_eq!(
+            refused(KyberConfig { discard_target_ns: u64::MAX, ..config }),
+            Some(ConfigError::Target(u64::MAX))
+        );
+        assert_eq!(refused(KyberConfig { ports: 65, ..config }), Some(ConfigError::Ports(65)));
+    }
+}

@@ -1,0 +1,84 @@
+//! What the queues of a port hold: requests, or, where they are merged, chains of them that go as
+//! one command.
+//!
+//! Merging is the port's own business, as its queues are: each port has a [`Merger`], and nothing
+//! of it is shared.
+
+use crate::contract::flow::{FlowId, Weight};
+use crate::contract::port::{Class, Next, Outcome, Request, Tag};
+use crate::policy::serial::merge::{Merger, Piece, Placed};
+use crate::policy::serial::{Arrival, Job, SerialConfig};
+
+/// The units of one port. Without merging a unit is a request and has its tag for a number.
+pub(in crate::policy) struct Units {
+    merger: Option<Merger>,
+    bound: usize,
+}
+
+impl Units {
+    /// For the tags `0..tags`; `merge_bytes` of 0 merges nothing.
+    pub(in crate::policy) fn new(flows: usize, tags: usize, merge_bytes: u32) -> Units {
+        let config = SerialConfig { ports: 1, flows, tags, merge_bytes, ..SerialConfig::default() };
+        let merger = (merge_bytes > 0).then(|| Merger::new(&config));
+        let bound = if merger.is_some() { config.jobs() } else { tags };
+        Units { merger, bound }
+    }
+
+    /// No unit has a number of this or more.
+    pub(in crate::policy) fn bound(&self) -> usize {
+        self.bound
+    }
+
+    /// Puts a request into a staged unit or makes it a new one, which is to be staged.
+    #[inline]
+    pub(in crate::policy) fn place(&mut self, request: &Request, weight: Weight) -> Placed {
+        let Request { tag: Tag(tag), flow, op, offset, length } = *request;
+        let Some(merger) = &mut self.merger else { return Placed::New(Job(tag)) };
+        merger.place(&Arrival {
+            job: Job(tag),
+            flow: flow.slot(),
+            weight,
+            op,
+            offset,
+            length,
+            cost: 0,
+        })
+    }
+
+    /// The next part of the command that the port is in the midst of.
+    #[inline]
+    pub(in crate::policy) fn piece(&mut self) -> Option<Piece> {
+        self.merger.as_mut()?.piece(0)
+    }
+
+    /// A unit goes, which is staged no more: its first part.
+    #[inline]
+    pub(in crate::policy) fn begin(&mut self, unit: u32) -> Option<Piece> {
+        let Some(merger) = &mut self.merger else {
+            return Some(Piece { job: unit, goes_on: false });
+        };
+        merger.leave(Job(unit));
+        merger.begin(0, Job(unit));
+        merger.piece(0)
+    }
+
+    /// A request has completed; whether its unit has.
+    #[inline]
+    pub(in crate::policy) fn completed(&mut self, tag: Tag, outcome: Outcome) -> bool {
+        self.merger.as_mut().is_none_or(|merger| merger.completed(Job(tag.0), outcome).is_some())
+    }
+
+    #[inline]
+    pub(in crate::policy) fn barrier(&mut self, flow: FlowId) {
+        if let Some(merger) = &mut self.merger {
+            merger.barrier(flow.slot());
+        }
+    }
+}
+
+/// A part of a command, as the port's caller is told of it.
+#[inline]
+pub(in crate::policy) fn next_of(piece: &Piece) -> Next {
+    let tag = Tag(piece.job);
+    if piece.goes_on { Next::Join { tag } } else { Next::Issue { tag, class: Class::Medium } }
+}

@@ -1,0 +1,288 @@
+//! Pots, periods and sleepers under the model checker, as in [`crate::policy::mqfq`]'s models; each law is
+//! also checked on a broken machine: [`NoOrder`] has no total order between writing one word and
+//! reading another, [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two steps.
+
+use std::sync::Arc;
+use std::vec::Vec;
+
+use loom::thread;
+
+use super::period::{Period, Pot, Taken};
+use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
+use crate::contract::flow::{FlowId, Weight};
+use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
+use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
+use crate::contract::port_set::PortSet;
+use crate::structures::broken::{NoOrder, Unordered, check};
+
+/// A machine whose compare-and-swap can be interrupted.
+struct Torn;
+
+impl Platform for Torn {
+    type U64 = TornWord;
+    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
+    fn relax() {
+        Loom::relax();
+    }
+    fn fence() {
+        Loom::fence();
+    }
+}
+
+struct TornWord(<Loom as Platform>::U64);
+
+impl AtomicWord for TornWord {
+    fn new(value: u64) -> Self {
+        TornWord(AtomicWord::new(value))
+    }
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order)
+    }
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, order)
+    }
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_sub(value, order)
+    }
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(value, order)
+    }
+    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(value, order)
+    }
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        _: Ordering,
+        _: Ordering,
+    ) -> Result<u64, u64> {
+        match self.0.load(Ordering::SeqCst) {
+            now if now == current => {
+                self.0.store(new, Ordering::SeqCst);
+                Ok(current)
+            }
+            now => Err(now),
+        }
+    }
+}
+
+/// Of weight 100, if there is one token for 32.
+const SHARE: u64 = 3;
+const OWED: u64 = 1;
+
+/// Takes until there is nothing more, or nothing more of this period; gives the tokens, and how
+/// often they were the last.
+fn empty<P: Platform>(pot: &Pot<P>, period: Period) -> (u64, u32) {
+    let (mut tokens, mut lasts) = (0, 0);
+    loop {
+        match pot.take(period, Weight::DEFAULT, OWED) {
+            Taken::Some(taken) => tokens += taken,
+            Taken::Last(taken) => {
+                tokens += taken;
+                lasts += 1;
+            }
+            Taken::None | Taken::Stale => return (tokens, lasts),
+        }
+    }
+}
+
+/// Two ports take from one pot: together what is in it, and one of them takes the last. If one of
+/// them is already in the next period, that one gets all of the next, and the other no more than
+/// there was.
+fn tokens_are_neither_lost_nor_doubled<P: Platform>(numbers: [u16; 2]) {
+    check(6, move || {
+        let pot = Arc::new(Pot::<P>::new());
+        let periods = numbers.map(|number| Period::new(number, 1, 32));
+        pot.reset(periods[0]);
+        let other = pot.clone();
+        let second = thread::spawn(move || empty(&other, periods[1]));
+        let first = empty(&pot, periods[0]);
+        let second = second.join().unwrap();
+        if numbers[0] == numbers[1] {
+            assert_eq!(
+                (first.0 + second.0, first.1 + second.1),
+                (SHARE, 1),
+                "tokens were lost or doubled"
+            );
+        } else {
+            assert!(first.0 <= SHARE, "tokens were lost or doubled");
+            assert_eq!(second, (SHARE, 1), "tokens were lost or doubled");
+        }
+    });
+}
+
+#[test]
+fn two_ports_share_a_pot() {
+    tokens_are_neither_lost_nor_doubled::<Loom>([1, 1]);
+}
+
+#[test]
+fn two_ports_share_a_pot_over_two_periods() {
+    tokens_are_neither_lost_nor_doubled::<Loom>([u16::MAX, 0]);
+}
+
+#[test]
+#[should_panic(expected = "tokens were lost or doubled")]
+fn without_a_compare_and_swap_tokens_are_doubled() {
+    tokens_are_neither_lost_nor_doubled::<Torn>([1, 1]);
+}
+
+/// What ends the period for a port that is out of tokens.
+#[derive(Clone, Copy)]
+enum End {
+    /// The device runs empty.
+    Completion,
+    /// The device has less than it takes, and it stays so.
+    Shortage,
+    /// The other flow runs out of tokens, too.
+    RunningOut,
+    /// It is time.
+    Tick,
+    /// Nothing: the canary of the model itself.
+    Nothing,
+}
+
+const PERIOD_NS: u64 = 1000;
+
+fn submit<P: Platform>(port: &mut KyberFairPort<P>, tag: u32, flow: FlowId, length: u32) {
+    let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };
+    port.submit(PERIOD_NS, &request, &mut { PortSet::EMPTY }).unwrap();
+}
+
+/// Two ports, a flow each. B has used up its tokens and goes to sleep with a request, while what
+/// ends the period happens on A or elsewhere: when all wake-ups have been delivered, B's request
+/// has gone.
+fn nobody_is_left_asleep<P: Platform>(end: End) {
+    check(4, move || {
+        let config = KyberFairConfig {
+            period_ns: PERIOD_NS,
+            busy: if let End::Shortage = end { 2 } else { 1 },
+            tokens: Totals::fixed(64 * 2048),
+            measured_writes: false,
+            ..KyberFairConfig::new(2, 2, 3)
+        };
+        let (policy, ports) = KyberFair::<P>::new(&config).unwrap();
+        let policy = Arc::new(policy);
+        let mut ports: Vec<_> = ports.into_iter().collect();
+        let [a, b] = [0, 1].map(|_| policy.add_flow(Weight::DEFAULT).unwrap());
+        let wake = &mut { PortSet::EMPTY };
+        // Both send in one period, so that both count in the next.
+        policy.tick(0, wake);
+        for (port, flow) in ports.iter_mut().zip([a, b]) {
+            submit(port, 0, flow, 512);
+            assert!(matches!(port.next(0, wake), Next::Issue { .. }));
+            port.complete(0, Tag(0), Outcome::Done, wake);
+        }
+        policy.tick(PERIOD_NS, wake);
+        // 65,536 tokens each, by 2048. A has a request on the device.
+        submit(&mut ports[0], 0, a, 512);
+        assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+        if let End::Shortage = end {
+            submit(&mut ports[0], 2, a, 512);
+            assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+        }
+        // B will owe 64,000: more than is left of this period's tokens, less than the next one's.
+        submit(&mut ports[1], 0, b, 2048 + 64_000);
+        assert!(matches!(ports[1].next(PERIOD_NS, wake), Next::Issue { .. }));
+        // It takes the rest of the pot to pay for B's first, and there is nothing for the second in
+        // this period.
+        ports[1].complete(PERIOD_NS, Tag(0), Outcome::Done, wake);
+        submit(&mut ports[1], 1, b, 512);
+        if let End::RunningOut = end {
+            submit(&mut ports[0], 1, a, 1536 + 62_000);
+            assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+            // A owes 62,000 and 63,488 are in the pot: its next request takes the last of them and
+            // goes, and A is done.
+            ports[0].complete(PERIOD_NS, Tag(1), Outcome::Done, wake);
+            submit(&mut ports[0], 1, a, 512);
+        }
+        let mut second = ports.pop().unwrap();
+        let mut first = ports.pop().unwrap();
+        let sleeper = thread::spawn(move || {
+            let mut wake = PortSet::EMPTY;
+            let next = second.next(PERIOD_NS, &mut wake);
+            (second, next, wake)
+        });
+        let mut wake = PortSet::EMPTY;
+        match end {
+            End::Completion | End::Shortage => {
+                first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake)
+            }
+            End::RunningOut => _ = first.next(PERIOD_NS, &mut wake),
+            End::Tick => _ = policy.tick(2 * PERIOD_NS, &mut wake),
+            End::Nothing => {}
+        }
+        let (mut second, mut next, woken) = sleeper.join().unwrap();
+        wake.extend(woken);
+        while let Some(port) = wake.next() {
+            match (port.0, next) {
+                (0, _) => _ = first.next(PERIOD_NS, &mut wake),
+                (_, Next::Blocked | Next::WaitUntil(_)) => next = second.next(PERIOD_NS, &mut wake),
+                _ => {}
+            }
+        }
+        if let Next::WaitUntil(time_ns) = next {
+            next = second.next(time_ns, &mut wake);
+        }
+        assert!(matches!(next, Next::Issue { .. }), "a port was left asleep");
+    });
+}
+
+#[test]
+fn a_completion_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::Completion);
+}
+
+#[test]
+fn a_shortage_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::Shortage);
+}
+
+#[test]
+fn the_last_to_run_out_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::RunningOut);
+}
+
+#[test]
+fn a_tick_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::Tick);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_an_end_a_port_sleeps_on() {
+    nobody_is_left_asleep::<Loom>(End::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_a_completion_is_missed() {
+    nobody_is_left_asleep::<NoOrder>(End::Completion);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_a_shortage_is_missed() {
+    nobody_is_left_asleep::<NoOrder>(End::Shortage);
+}
+
+/// Acquire and release would do here: whoever publishes and whoever goes to sleep both exchange the
+/// word of the sleepers.
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_any_order_a_tick_is_missed() {
+    nobody_is_left_asleep::<Unordered>(End::Tick);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_running_out_is_missed() {
+    nobody_is_left_asleep::<NoOrder>(End::RunningOut);
+}

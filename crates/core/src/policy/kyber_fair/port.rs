@@ -1,0 +1,387 @@
+//! One port of Kyber-fairness: the three verbs.
+//!
+//! **The port's own.** For each flow a queue set and the tokens it has in hand, which may be
+//! negative: a request goes if there is one token, and what it costs beyond that is owed. Flows
+//! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
+//! *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
+//! they were taken in by one; debts outlive any.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use super::period::{Period, Taken};
+use super::predict::Ratio;
+use super::{KyberFairConfig, Latency, Line, Shared};
+use crate::contract::flow::{FlowId, PortFlows, Weight};
+use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
+use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::policy::kyber::domain::{Domain, QueueSet, State};
+use crate::policy::kyber::units::{Units, next_of};
+use crate::policy::serial::fifo::{Fifo, Links};
+use crate::policy::serial::merge::{Piece, Placed};
+
+/// No request is charged more than this, 1 TiB, before the ratio.
+const MAX_CHARGE: u64 = 1 << 40;
+
+/// One shard's port of Kyber-fairness.
+pub struct KyberFairPort<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
+    local: Local,
+}
+
+/// What belongs to one port alone.
+struct Local {
+    port: PortId,
+    account: PortFlows,
+    entries: Box<[Entry]>,
+    units: Units,
+    links: Links,
+    flows: Box<[LocalFlow]>,
+    ring: Links,
+    ready: Fifo,
+    throttled: Fifo,
+    period: Period,
+    write_ratio: u64,
+    /// The same as in the port's line.
+    outstanding: u64,
+    used: u64,
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+}
+
+/// What the port knows of a tag.
+#[derive(Clone, Copy)]
+struct Entry {
+    cost: u64,
+    issued_ns: u64,
+    flow: u32,
+    domain: Domain,
+    state: State,
+}
+
+/// What the port knows of a flow; one cache line.
+#[repr(align(64))]
+struct LocalFlow {
+    queues: QueueSet,
+    tokens: i64,
+    owner: Option<FlowId>,
+    weight: Weight,
+    /// The period in which the flow last took tokens or ran out of them here.
+    number: u16,
+    /// Whether it is in one of the lists.
+    listed: bool,
+}
+
+impl LocalFlow {
+    fn new(owner: Option<FlowId>, now: Period) -> Self {
+        let queues = QueueSet::default();
+        // It has not been seen in this period.
+        let number = now.number().wrapping_sub(1);
+        LocalFlow { queues, tokens: 0, owner, weight: Weight::DEFAULT, number, listed: false }
+    }
+}
+
+impl<P: Platform> KyberFairPort<P> {
+    pub(super) fn new(port: PortId, config: &KyberFairConfig, shared: Arc<Shared<P>>) -> Self {
+        let (flows, tags) = (config.flows, config.tags);
+        let units = Units::new(flows, tags, config.merge_bytes);
+        let free =
+            Entry { cost: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
+        let period = shared.periods.now();
+        let local = Local {
+            port,
+            account: PortFlows::new(port, &shared.flows),
+            entries: (0..tags).map(|_| free).collect(),
+            links: Links::new(units.bound()),
+            units,
+            flows: (0..flows).map(|_| LocalFlow::new(None, period)).collect(),
+            ring: Links::new(flows),
+            ready: Fifo::default(),
+            throttled: Fifo::default(),
+            period,
+            write_ratio: Ratio::ONE,
+            outstanding: 0,
+            used: 0,
+            throttles: 0,
+            blocks: 0,
+            wakes: 0,
+        };
+        KyberFairPort { shared, local }
+    }
+}
+
+impl<P: Platform> Port for KyberFairPort<P> {
+    #[inline]
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let KyberFairPort { shared, local } = self;
+        let free = |entry: &&mut Entry| entry.state == State::Free;
+        let entry = local
+            .entries
+            .get_mut(request.tag.0 as usize)
+            .filter(free)
+            .ok_or(SubmitError::BadTag)?;
+        let weight =
+            local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let slot = request.flow.slot();
+        let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;
+        if flow.owner != Some(request.flow) {
+            // The slot's old flow has nothing here any more.
+            *flow = LocalFlow::new(Some(request.flow), local.period);
+        }
+        flow.weight = weight;
+        let domain = Domain::of(request.op);
+        let cost_of = |length| shared.cost.cost(request.op, length).min(MAX_CHARGE);
+        let cost = match local.units.place(request, weight) {
+            Placed::New(unit) => {
+                flow.queues.stage(&mut local.links, domain, unit.0);
+                cost_of(request.length)
+            }
+            Placed::Into { before, length, .. } => cost_of(length).saturating_sub(cost_of(before)),
+        };
+        *entry = Entry { cost, issued_ns: 0, flow: slot as u32, domain, state: State::Staged };
+        if !flow.listed {
+            flow.listed = true;
+            local.ring.push(&mut local.ready, slot as u32);
+        }
+        Ok(Submitted::Staged)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let KyberFairPort { shared, local } = self;
+        if let Some(piece) = local.units.piece() {
+            return local.send(shared, &piece, now_ns);
+        }
+        local.account.poll(&shared.flows);
+        local.follow(shared, shared.periods.now());
+        loop {
+            while let Some(slot) = local.ready.first() {
+                if !local.has_tokens(shared, slot, wake) {
+                    local.ring.pop(&mut local.ready);
+                    local.ring.push(&mut local.throttled, slot);
+                    local.throttles += 1;
+                } else if let Some(piece) = local.pick(slot) {
+                    return local.send(shared, &piece, now_ns);
+                }
+            }
+            if local.throttled.is_empty() {
+                return Next::Idle;
+            }
+            if let Some(waits) = local.starve(shared, now_ns, wake) {
+                return waits;
+            }
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        let KyberFairPort { shared, local } = self;
+        let issued = |entry: &&mut Entry| entry.state == State::Issued;
+        let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else { return };
+        entry.state = State::Free;
+        let Entry { issued_ns, flow, domain, .. } = *entry;
+        local.account.finish(&shared.flows, flow as usize);
+        if !local.units.completed(tag, outcome) {
+            return;
+        }
+        let Some(line) = shared.lines.get(usize::from(local.port.0)) else { return };
+        if shared.measured_writes {
+            measure(line, domain, now_ns.saturating_sub(issued_ns));
+        }
+        local.outstanding = local.outstanding.wrapping_sub(1);
+        if local.outstanding >= shared.busy {
+            line.outstanding.store(local.outstanding, Ordering::Relaxed);
+            return;
+        }
+        line.outstanding.store(local.outstanding, Ordering::SeqCst);
+        if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port) {
+            let outstanding = shared.outstanding();
+            if outstanding < shared.busy && shared.periods.calls_for_help(outstanding, now_ns) {
+                local.wake(shared, PortSet::only(sleeper), wake);
+            }
+        }
+    }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.local.units.barrier(flow);
+    }
+}
+
+impl Local {
+    /// Goes over to another period, if there is one: all may send again.
+    #[inline]
+    fn follow<P: Platform>(&mut self, shared: &Shared<P>, period: Period) {
+        if period.number() != self.period.number() {
+            self.write_ratio = shared.write_ratio.load(Ordering::Relaxed);
+            self.ring.append(&mut self.ready, &mut self.throttled);
+        }
+        self.period = period;
+    }
+
+    /// Whether the flow has a token in hand, or can take some from its pot.
+    #[inline]
+    fn has_tokens<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        slot: u32,
+        wake: &mut PortSet,
+    ) -> bool {
+        let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
+        flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, slot, wake)
+    }
+
+    /// Takes tokens from the flow's pot; whether there is one in hand then.
+    fn take<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, wake: &mut PortSet) -> bool {
+        let Some(pot) = shared.pots.get(slot as usize) else { return false };
+        loop {
+            let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
+            let number = self.period.number();
+            if flow.number != number {
+                // What was taken in the last period is still good.
+                if flow.number.wrapping_add(1) != number {
+                    flow.tokens = flow.tokens.min(0);
+                }
+                flow.number = number;
+                pot.see(self.period);
+            }
+            if flow.tokens > 0 {
+                return true;
+            }
+            let taken = pot.take(self.period, flow.weight, flow.tokens.unsigned_abs());
+            match taken {
+                Taken::Some(tokens) | Taken::Last(tokens) => {
+                    flow.tokens = flow.tokens.wrapping_add_unsigned(tokens)
+                }
+                Taken::None => return false,
+                Taken::Stale => {
+                    self.follow(shared, shared.periods.now());
+                    continue;
+                }
+            }
+            let has_tokens = flow.tokens > 0;
+            if matches!(taken, Taken::Last(_))
+                && shared.periods.run_out(pot, self.period)
+                && let Some(sleeper) = shared.periods.a_sleeper_beside(self.port)
+            {
+                self.wake(shared, PortSet::only(sleeper), wake);
+            }
+            return has_tokens;
+        }
+    }
+
+    /// What the first flow in the ready list sends next.
+    #[inline]
+    fn pick(&mut self, slot: u32) -> Option<Piece> {
+        let flow = self.flows.get_mut(slot as usize)?;
+        let unit = flow.queues.pick(&mut self.links, |_| true);
+        if flow.queues.is_empty() {
+            flow.listed = false;
+            self.ring.pop(&mut self.ready);
+        } else if flow.queues.batch_is_over() {
+            self.ring.pop(&mut self.ready);
+            self.ring.push(&mut self.ready, slot);
+        }
+        self.units.begin(unit?)
+    }
+
+    /// Sends a request, which its flow pays for; of a command of several, the last one counts as
+    /// outstanding.
+    #[inline]
+    fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
+        let next = next_of(piece);
+        let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
+        entry.state = State::Issued;
+        entry.issued_ns = now_ns;
+        let charge = if entry.domain == Domain::Write {
+            (entry.cost * self.write_ratio) >> 8
+        } else {
+            entry.cost
+        };
+        if let Some(flow) = self.flows.get_mut(entry.flow as usize) {
+            flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
+        }
+        self.used = self.used.wrapping_add(charge);
+        if piece.goes_on {
+            return next;
+        }
+        self.outstanding = self.outstanding.wrapping_add(1);
+        if let Some(line) = shared.lines.get(usize::from(self.port.0)) {
+            // Read late, it ends a period early: no harm.
+            line.outstanding.store(self.outstanding, Ordering::Relaxed);
+            line.used.store(self.used, Ordering::Relaxed);
+        }
+        if shared.periods.is_short() && shared.outstanding() >= shared.busy {
+            shared.periods.is_supplied();
+        }
+        next
+    }
+
+    /// All that is staged here is out of tokens. What the port does, unless there is another period
+    /// by now.
+    #[cold]
+    fn starve<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        now_ns: u64,
+        wake: &mut PortSet,
+    ) -> Option<Next> {
+        shared.periods.enlist(self.port);
+        let now = shared.periods.now();
+        if now.number() == self.period.number() {
+            let due_ns = shared.due_ns(now, now_ns);
+            let begun = if due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+                shared.begin_period(now, now_ns)
+            } else {
+                None
+            };
+            let Some(mut sleepers) = begun else {
+                self.blocks += 1;
+                self.show(shared);
+                return Some(
+                    due_ns.filter(|&due_ns| due_ns > now_ns).map_or(Next::Blocked, Next::WaitUntil),
+                );
+            };
+            sleepers.remove(self.port);
+            self.wake(shared, sleepers, wake);
+        }
+        self.follow(shared, shared.periods.now());
+        None
+    }
+
+    /// Adds the ports to those the caller is to wake.
+    fn wake<P: Platform>(&mut self, shared: &Shared<P>, ports: PortSet, wake: &mut PortSet) {
+        wake.extend(ports);
+        self.wakes += ports.len() as u64;
+        self.show(shared);
+    }
+
+    /// Shows the port's counters.
+    #[cold]
+    fn show<P: Platform>(&self, shared: &Shared<P>) {
+        if let Some(line) = shared.lines.get(usize::from(self.port.0)) {
+            line.throttles.store(self.throttles, Ordering::Relaxed);
+            line.blocks.store(self.blocks, Ordering::Relaxed);
+            line.wakes.store(self.wakes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Counts a read's or write's time in the device.
+#[inline]
+fn measure<P: Platform>(line: &Line<P>, domain: Domain, latency_ns: u64) {
+    let Latency { sum_ns, count } = match domain {
+        Domain::Read => &line.reads,
+        Domain::Write => &line.writes,
+        Domain::Discard | Domain::Other => return,
+    };
+    sum_ns.store(sum_ns.load(Ordering::Relaxed).wrapping_add(latency_ns), Ordering::Relaxed);
+    count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}

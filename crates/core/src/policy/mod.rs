@@ -1,0 +1,8 @@
+//! The schedulers, a module each. Those behind one lock are in [`serial`].
+
+pub mod d2fq;
+pub mod kyber;
+pub mod kyber_fair;
+pub mod mqfq;
+pub mod none;
+pub mod serial;

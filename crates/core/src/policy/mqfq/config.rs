@@ -1,0 +1,107 @@
+//! What MQFQ can be told when it is built.
+
+use crate::contract::bounds::{ConfigError, MAX_THRESHOLD, check};
+use crate::contract::cost::CostModel;
+use crate::structures::topology::Topology;
+
+/// How virtual time is computed from the ports' lead requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum VirtualTimeKind {
+    /// A tree of minima over ports, cores and sockets (Section 3.1).
+    #[default]
+    Mindicator,
+    /// One array of all ports' minima, scanned at each update: what the paper compares with
+    /// (Section 4.3.1).
+    ArrayScan,
+}
+
+/// How free slots are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SlotKind {
+    /// A tree of counters that keeps slots near the ports that use them (Section 3.2).
+    #[default]
+    TokenTree,
+    /// One shared counter (Section 4.3.3).
+    AtomicCounter,
+    /// Bits spread over cache lines, as Linux's sbitmap (Section 4.3.3).
+    ScalableBitmap,
+}
+
+/// How a throttled port learns that virtual time has caught up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UnthrottleKind {
+    /// The port that moves virtual time on wakes it (Section 3.3).
+    #[default]
+    Wheel,
+    /// It looks again every so often (Section 4.3.2).
+    Polling {
+        /// The time between two looks, in nanoseconds; the paper tries 1,000 and 5,000.
+        period_ns: u64,
+    },
+}
+
+/// The knobs of MQFQ.
+#[derive(Clone, Debug)]
+pub struct MqfqConfig {
+    /// Where each port runs.
+    pub ports: Topology,
+    /// The most flows there can be.
+    pub flows: usize,
+    /// The bound of tags per port.
+    pub tags: usize,
+    /// D, the most requests outstanding on the device. Default 64, the internal parallelism that
+    /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
+    pub slots: u32,
+    /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in
+    /// units of virtual time: bytes at weight 100. Default 45 KiB, the paper's for its SSD: the
+    /// smallest that caused no significant contention. 0 gives SFQ(D)'s order at the price of its
+    /// contention. With several ports a fifth of it is kept for what they charge late (see the
+    /// module's text).
+    pub threshold_bytes: u64,
+    /// Whether T grows from there as long as ports stop for each other too often, bounded by what
+    /// the device serves in a fraction of a millisecond, or are late most of the time, bounded by
+    /// more (see `follow`). Default: no, as in the paper, which finds T once for each device
+    /// (Section 3.4).
+    pub threshold_follows: bool,
+    /// What a request costs its flow. Default: its length.
+    pub cost: CostModel,
+    /// How virtual time is computed. Default: [`VirtualTimeKind::Mindicator`].
+    pub virtual_time: VirtualTimeKind,
+    /// How free slots are kept. Default: [`SlotKind::TokenTree`].
+    pub slot_kind: SlotKind,
+    /// How throttled ports are woken. Default: [`UnthrottleKind::Wheel`].
+    pub unthrottle: UnthrottleKind,
+    /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
+    /// MQFQ-serial, Section 4.2). Default: no.
+    pub serial: bool,
+}
+
+impl MqfqConfig {
+    /// The default knobs for so many flows, and tags per port, over `ports`.
+    pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
+        MqfqConfig {
+            ports,
+            flows,
+            tags,
+            slots: 64,
+            threshold_bytes: 45 * 1024,
+            threshold_follows: false,
+            cost: CostModel::default(),
+            virtual_time: VirtualTimeKind::default(),
+            slot_kind: SlotKind::default(),
+            unthrottle: UnthrottleKind::default(),
+            serial: false,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        check(self.ports.ports(), self.flows, self.tags, self.slots)?;
+        if self.threshold_bytes > MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(self.threshold_bytes));
+        }
+        match self.unthrottle {
+            UnthrottleKind::Polling { period_ns: 0 } => Err(ConfigError::Period),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The end tags of flows: where each flow's next request starts, whichever port it comes to.
+//!
+//! **Problem.** A flow that is served on several ports has one place in virtual time. The paper
+//! keeps it in an integer, changed by an atomic addition for each request (Section 3.1, which
+//! leaves a scalable counter to future work). That integer's cache line goes from core to core with
+//! the requests, and the addition waits for it: more than all the rest of a request costs.
+//!
+//! **Model.** A counter that may be a little behind. While a flow has requests waiting on a port,
+//! the port tags its next one where its last one ended, without looking at the shared word, and
+//! notes the cost as *arrears*. Before its arrears come to more than [`most`](EndTags::most),
+//! called `L`, it adds them to the word together with the request at hand, which starts where the
+//! word was. So each request is charged once, no virtual time is set aside that might not be used,
+//! and the word is behind the flow's true end tag `X` by at most what its `P` ports owe. A request
+//! that costs more than `L` is charged at once, and so is each if T is small or 0. A lone port has
+//! no arrears.
+//!
+//! **Lines.** A request that is charged: one line, if another port has charged the flow since. One
+//! that is not: none. Of requests that cost `c` units, every `L / c + 1`-th is charged (rounded
+//! down).
+//!
+//! **What it does to the bounds of Section 2.2.** Let `A = P L` be what all ports can owe.
+//! 1. *Too early.* A request that is not charged at once may start before `X`, where requests of
+//!    other ports have been tagged already. On each port such requests follow each other from one
+//!    charge to the next, which starts after all that it found in the word. So of all requests that
+//!    start before any one point, those that are not yet in the word at that point come, on each
+//!    port, after its last charge, and cost at most `L`; on all ports, `A`.
+//! 2. *Too late.* The word may be before virtual time although the flow is backlogged, since
+//!    arrears are not in it; so it must not be moved up to virtual time as the paper has it. It is
+//!    moved up to `A` before virtual time: farther back it can only be if the flow has been idle. A
+//!    flow that was idle may so return with `X` up to `A` before its first start tag, which is
+//!    virtual time. While it stays backlogged that distance does not grow: a request starts at its
+//!    port's last end or at the word, or at virtual time, which is not after the flow's first
+//!    waiting request. Whenever the word is moved up it shrinks by as much, so all that is lost in
+//!    this way comes to at most `A` as well.
+//! 3. Requests tile the flow's virtual time but for these two. What it is served in an interval is
+//!    thus `2 A` less at the least, and `2 A` more at the most, than the lemmas say, and two flows
+//!    differ by `4 A` more.
+//!
+//! When T is lowered, a port that owes more than it may now pays with its next request of the flow.
+//!
+//! So that Theorems 1 and 2 hold as they stand, ports are throttled not by T but by the *window*
+//! `W = T - T/5`, rounded down, ([`EndTags::window`]), and `L` is `W / 8` divided by the ports
+//! (rounded up to a power of two): then `4 A <= W / 2`, and `2 W + 4 A <= 2 T`.
+//!
+//! **Worked example.** T = 45 KiB = 46,080 and two ports: W = 36,864, L = 2,304. Requests of 4 KiB
+//! cost 4,096 units at weight 100 and are charged one by one; at weight 200 they cost 2,048 and
+//! every second one charges both; at weight 1000, 410, every sixth.
+//!
+//! **Memory ordering.** A word is a flow's own counter: each request's place follows from one
+//! atomic operation on it, no other data is published through it, so it is accessed with Relaxed.
+
+use alloc::boxed::Box;
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::vtime::VTime;
+
+/// The part of T that is kept for arrears, as a divisor.
+const RESERVE: u64 = 5;
+
+/// The part of the window that all ports may owe a flow, as a power of two: an eighth.
+const ARREARS_SHIFT: u32 = 3;
+
+/// The end tags of all flows.
+pub(super) struct EndTags<P: Platform> {
+    words: Box<[Word<P>]>,
+    /// The logarithm of the number of ports, rounded up.
+    ports_log2: u32,
+}
+
+/// A flow's end tag less what ports owe, in a cache line of its own. (Not in two, as `CachePadded`
+/// would have it: with thousands of flows the footprint costs more than the processor's fetching of
+/// neighbouring lines.)
+#[repr(align(64))]
+struct Word<P: Platform>(P::U64);
+
+/// What a port keeps of a flow's end tag; private to the port.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Account {
+    /// Where the flow's newest request on this port ends. Means something as long as that request
+    /// waits: later it may be any distance behind.
+    end: VTime,
+    /// The units that have been tagged but not charged.
+    arrears: u64,
+}
+
+impl<P: Platform> EndTags<P> {
+    /// All at virtual time 0.
+    pub(super) fn new(flows: usize, ports: usize) -> Self {
+        EndTags {
+            words: (0..flows).map(|_| Word(P::U64::new(0))).collect(),
+            ports_log2: ports.next_power_of_two().trailing_zeros(),
+        }
+    }
+
+    #[inline]
+    fn alone(&self) -> bool {
+        self.ports_log2 == 0
+    }
+
+    /// How far ahead of virtual time a port may dispatch so that T holds whatever is owed.
+    pub(super) fn window(&self, threshold: u64) -> u64 {
+        if self.alone() { threshold } else { threshold - threshold.div_ceil(RESERVE) }
+    }
+
+    /// The most that a port may owe a flow.
+    #[inline]
+    fn most(&self, window: u64) -> u64 {
+        // Below 64 anyhow; said again for the compiler.
+        if self.alone() { 0 } else { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) }
+    }
+
+    /// The most that all ports together may owe a flow.
+    #[inline]
+    fn most_of_all(&self, window: u64) -> u64 {
+        self.most(window) << (self.ports_log2 & 63)
+    }
+
+    /// A new flow starts at virtual time. No port uses the slot yet; the flow table makes it
+    /// visible.
+    pub(super) fn start(&self, slot: usize, time: VTime) {
+        if let Some(Word(word)) = self.words.get(slot) {
+            word.store(time.to_word(), Ordering::Relaxed);
+        }
+    }
+
+    /// Brings an end tag that lags up to virtual time: that changes no start tag, since each is at
+    /// least virtual time anyway.
+    pub(super) fn lift(&self, slot: usize, time: VTime, window: u64) {
+        let floor = time.minus(self.most_of_all(window));
+        let Some(Word(word)) = self.words.get(slot) else { return };
+        let mut old = word.load(Ordering::Relaxed);
+        while VTime::from_word(old).is_before(floor) {
+            match word.compare_exchange(old, floor.to_word(), Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => break,
+                Err(newer) => old = newer,
+            }
+        }
+    }
+
+    /// Tags a request that costs `units`; gives its start tag. `None` if that might be before
+    /// `bound`, which virtual time cannot pass meanwhile. `waiting`: the flow's newest request on
+    /// this port has not been dispatched.
+    #[inline]
+    pub(super) fn tag_from(
+        &self,
+        slot: usize,
+        account: &mut Account,
+        units: u64,
+        bound: VTime,
+        waiting: bool,
+        window: u64,
+    ) -> Option<VTime> {
+        let Word(word) = self.words.get(slot)?;
+        let owed = account.arrears.wrapping_add(units);
+        if !self.alone() && waiting && !account.end.is_before(bound) {
+            let start = account.end;
+            if owed <= self.most(window) {
+                *account = Account { end: start.plus(units), arrears: owed };
+                return Some(start);
+            }
+            let old = VTime::from_word(
+                word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
+            );
+            let start = old.plus(account.arrears).max(start);
+            *account = Account { end: start.plus(units), arrears: 0 };
+            return Some(start);
+        }
+        // The word never decreases, so what is read first may be stale but not too late.
+        let known = VTime::from_word(word.load(Ordering::Relaxed));
+        if known.is_before(bound) {
+            return None;
+        }
+        let start = if self.alone() {
+            // Nobody but `lift` writes it beside this port, and only what lags: no harm if that is
+            // lost.
+            word.store(known.plus(units).to_word(), Ordering::Relaxed);
+            known
+        } else {
+            let old = VTime::from_word(
+                word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
+            );
+            old.plus(account.arrears)
+        };
+        *account = Account { end: start.plus(units), arrears: 0 };
+        Some(start)
+    }
+
+    /// The start tag that a request would get at virtual time `time`; later ones are not earlier.
+    pub(super) fn earliest(&self, slot: usize, account: &Account, time: VTime) -> Option<VTime> {
+        let Word(word) = self.words.get(slot)?;
+        Some(VTime::from_word(word.load(Ordering::Relaxed)).plus(account.arrears).max(time))
+    }
+
+    /// Tags a request that costs `units`; gives its start tag, which is not before virtual time
+    /// `time`.
+    pub(super) fn tag_at(
+        &self,
+        slot: usize,
+        account: &mut Account,
+        units: u64,
+        time: VTime,
+        window: u64,
+    ) -> Option<VTime> {
+        let Word(word) = self.words.get(slot)?;
+        let floor = time.minus(self.most_of_all(window));
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let base = VTime::from_word(old).plus(account.arrears).max(floor);
+            match word.compare_exchange(
+                old,
+                base.plus(units).to_word(),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    let start = base.max(time);
+                    *account = Account { end: start.plus(units), arrears: 0 };
+                    return Some(start);
+                }
+                Err(newer) => old = newer,
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const THRESHOLD: u64 = 45 * 1024;
+
+    fn word(ends: &EndTags<Native>) -> u64 {
+        ends.earliest(0, &Account::default(), VTime::ZERO).unwrap().units()
+    }
+
+    proptest! {
+        /// One flow, always backlogged on all ports, which come in any order: each request is
+        /// charged once, no port owes more than it may, its tags do not decrease; and the requests
+        /// that start before any point cost as much as that point is far, and at most what the
+        /// ports may owe and one request more.
+        #[test]
+        fn requests_tile_virtual_time_but_for_the_arrears(
+            ports in 2usize..6,
+            steps in prop::collection::vec((0usize..6, 1u64..6_000), 1..300),
+        ) {
+            let ends = EndTags::<Native>::new(1, ports);
+            let window = ends.window(THRESHOLD);
+            let mut accounts: Vec<_> = (0..ports).map(|_| Account::default()).collect();
+            let mut requests: Vec<(u64, u64)> = Vec::new();
+            for (port, units) in steps {
+                let account = &mut accounts[port % ports];
+                let before = account.end;
+                let start = ends.tag_from(0, account, units, VTime::ZERO, true, window).unwrap();
+                prop_assert!(!start.is_before(before) && account.arrears <= ends.most(window));
+                requests.push((start.units(), units));
+            }
+            let owed: u64 = accounts.iter().map(|account| account.arrears).sum();
+            prop_assert_eq!(word(&ends) + owed, requests.iter().map(|request| request.1).sum::<u64>());
+            let bound = ends.most_of_all(window) + 6_000;
+            for &(point, _) in &requests {
+                let cost: u64 = requests.iter().filter(|request| request.0 < point).map(|request| request.1).sum();
+                prop_assert!((point..=point + bound).contains(&cost), "{cost} before {point}");
+            }
+        }
+    }
+
+    /// The header's claim: two windows and four times what may be owed are at most two thresholds.
+    #[test]
+    fn the_window_leaves_room_for_the_arrears() {
+        for ports in 1..=64 {
+            let ends = EndTags::<Native>::new(1, ports);
+            for threshold in (0..2_000).chain([THRESHOLD, crate::contract::bounds::MAX_THRESHOLD]) {
+                let window = ends.window(threshold);
+                assert!(ends.most(window) * ports as u64 <= ends.most_of_all(window));
+                assert!(2 * window + 4 * ends.most_of_all(window) <= 2 * threshold);
+                assert!(ports > 1 || window == threshold);
+            }
+        }
+    }
+
+    #[test]
+    fn the_worked_example() {
+        let ends = EndTags::<Native>::new(1, 2);
+        let window = ends.window(THRESHOLD);
+        assert_eq!((window, ends.most(window)), (36_864, 2_304));
+        for (units, charged) in [(4096, [true; 6]), (2048, [false, true, false, true, false, true])]
+        {
+            let mut account = Account::default();
+            for charged in charged {
+                let before = word(&ends);
+                ends.tag_from(0, &mut account, units, VTime::ZERO, true, window).unwrap();
+                assert_eq!(word(&ends) != before, charged);
+            }
+        }
+    }
+
+    #[test]
+    fn an_idle_flow_comes_back_at_virtual_time_and_its_word_not_far_behind() {
+        let ends = EndTags::<Native>::new(1, 2);
+        let window = ends.window(THRESHOLD);
+        let mut account = Account { end: VTime::ZERO, arrears: 500 };
+        let now = VTime::from_units(1 << 40);
+        assert_eq!(ends.tag_from(0, &mut account, 100, now, false, window), None);
+        assert_eq!(ends.tag_at(0, &mut account, 100, now, window), Some(now));
+        assert_eq!(word(&ends), now.units() - ends.most_of_all(window) + 100);
+        // Another port that does not know of it yet starts at virtual time as well.
+        assert_eq!(ends.tag_at(0, &mut Account::default(), 100, now, window), Some(now));
+        // What has not been dispatched goes on where it ends, however far that is behind for
+        // others.
+        assert_eq!(ends.tag_from(0, &mut account, 100, now, true, window), Some(now.plus(100)));
+    }
+}

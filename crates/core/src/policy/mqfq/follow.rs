@@ -1,0 +1,223 @@
+//! A T that follows the device, for who gives none.
+//!
+//! **Problem.** T lets ports work without asking each other. What it has to be is a matter of time:
+//! how long a port takes to hear that virtual time has moved, which is a wake-up, and in that time
+//! virtual time moves as fast as the device serves. The paper finds T once for each device (Section
+//! 3.4), 45 KiB at 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of what the device does, on machines
+//! that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where
+//! they cost nothing, and one microsecond of memory, where ports then stop for each other all the
+//! time. **Model.** The paper chooses the smallest T that causes no significant contention.
+//! Contention is that ports stop because they are ahead ([`MANY`] times a second costs up to a
+//! hundredth of the time): once in [`PERIOD_NS`] T is doubled if they did so more often, and
+//! otherwise goes back an eighth of the way to what was configured. **Bound.** T never becomes more
+//! than what virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of weight 100,
+//! so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many
+//! they are. A device that is slow enough for T as configured to last that long never sees another
+//! one.
+//!
+//! **Late ports.** A thread that shares its CPU with other programs comes when they let it, which
+//! takes a hundred times as long as a wake-up. While all wait for it nothing moves, the bound
+//! neither, and a device that could do millions of requests a second does thousands. What counts is
+//! how long ports that virtual time let go did not come, while the device had room. Where that is
+//! more than half of the time the bound is [`LATEST_NS`]: T doubles until it is not, and stays
+//! while it is more than an eighth. For less than that fairness is not given up: a tenant with a
+//! short queue has nothing left to send while the others make up for what they are behind.
+//!
+//! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that
+//! was in force in it. A flow may be ahead by what it is due in [`AHEAD_NS`]: over a second, that
+//! is one part in 2,500; where ports are late, at most one part in 50.
+
+use crate::contract::vtime::VTime;
+
+/// How often T is looked at, in nanoseconds.
+pub(super) const PERIOD_NS: u64 = 100_000_000;
+/// How far flows may be ahead, in nanoseconds of virtual time's movement: what two wake-ups take in
+/// a virtual machine.
+const AHEAD_NS: u64 = 400_000;
+/// The same where ports are late.
+const LATEST_NS: u64 = 20_000_000;
+/// How often a second ports may stop because they are ahead: what they and their wakers lose by it
+/// is some microseconds each, and in a virtual machine, where a wake-up takes a hundred, some
+/// fifty.
+const MANY: u64 = 200;
+/// From which part of the time on ports are late, and until which they stay so.
+const LATE: u64 = 2;
+const NOT_LATE: u64 = 8;
+/// What follows a T of 0, in bytes.
+const FIRST: u64 = 4 << 10;
+/// The largest T that is set, in bytes.
+const MOST: u64 = 8 << 20;
+
+/// What was counted when T was looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Count {
+    pub(super) at_ns: u64,
+    pub(super) now: VTime,
+    /// How often ports have stopped because they were ahead.
+    pub(super) stops: u64,
+    /// For how long in all ports that virtual time had let go had not come, and found a slot free
+    /// then.
+    pub(super) late_ns: u64,
+}
+
+/// The T in force, and what it follows.
+#[derive(Debug)]
+pub(super) struct Follow {
+    least: u64,
+    threshold: u64,
+    last: Option<Count>,
+}
+
+impl Follow {
+    /// From this T on, which it never falls below.
+    pub(super) fn new(least: u64) -> Follow {
+        Follow { least, threshold: least, last: None }
+    }
+
+    /// When to look next.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.last.map_or(0, |last| last.at_ns.saturating_add(PERIOD_NS))
+    }
+
+    /// Looks; gives the new T in bytes if it is another.
+    pub(super) fn look(&mut self, count: Count) -> Option<u64> {
+        let last = self.last.replace(count)?;
+        let passed_ns = count.at_ns.saturating_sub(last.at_ns).max(1);
+        // Nothing is known of a device that nobody uses.
+        let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
+        let stops = count.stops.wrapping_sub(last.stops);
+        let late_ns = count.late_ns.wrapping_sub(last.late_ns);
+        let within =
+            |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
+        let (near, far) = (within(AHEAD_NS), within(LATEST_NS));
+        let before = self.threshold;
+        let is_late = late_ns > passed_ns / LATE;
+        let most = match late_ns {
+            _ if is_late => far,
+            _ if late_ns > passed_ns / NOT_LATE => before.clamp(near, far),
+            _ => near,
+        };
+        self.threshold = if is_late || stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
+            before.saturating_mul(2).max(FIRST).min(most)
+        } else if before > near {
+            before.min(most)
+        } else {
+            // Rounded up, so that it arrives.
+            before - (before - self.least).div_ceil(8)
+        };
+        (self.threshold != before).then_some(self.threshold)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    const LEAST: u64 = 45 << 10;
+
+    /// Looks after another period in which this happened, and ports came at once; gives T.
+    fn after(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64) -> u64 {
+        after_late(follow, bytes_per_s, stops_per_s, 0)
+    }
+
+    /// The same where ports came so late each time.
+    fn after_late(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64, late_ns: u64) -> u64 {
+        let stops = stops_per_s / (1_000_000_000 / PERIOD_NS);
+        let last = follow.last.expect("it has looked once");
+        follow.look(Count {
+            at_ns: last.at_ns + PERIOD_NS,
+            now: last.now.plus(bytes_per_s / 1_000_000 * (PERIOD_NS / 1_000)),
+            stops: last.stops.wrapping_add(stops),
+            late_ns: last.late_ns.wrapping_add(stops * late_ns),
+        });
+        follow.threshold
+    }
+
+    fn follow() -> Follow {
+        let mut follow = Follow::new(LEAST);
+        let almost = u64::MAX - 10;
+        let first =
+            Count { at_ns: 5, now: VTime::ZERO.minus(1_000), stops: almost, late_ns: almost };
+        assert_eq!(follow.look(first), None);
+        assert_eq!(follow.deadline_ns(), 5 + PERIOD_NS);
+        follow
+    }
+
+    #[test]
+    fn it_grows_with_a_device_as_fast_as_memory_and_not_with_a_disk() {
+        for (bytes_per_s, most) in [
+            (80_000_000, LEAST),
+            (500_000_000, 200_000),
+            (5_000_000_000, 2_000_000),
+            (u64::MAX >> 8, MOST),
+        ] {
+            let mut follow = follow();
+            (0..10).for_each(|_| _ = after(&mut follow, bytes_per_s, 100_000));
+            assert_eq!(follow.threshold, most, "{bytes_per_s}");
+        }
+    }
+
+    #[test]
+    fn it_is_as_small_as_ports_can_do_with() {
+        let mut follow = follow();
+        // Ports that stop as long as T is below 1 MB.
+        let mut seen: Vec<u64> = (0..200)
+            .map(|_| {
+                let stops_per_s = if follow.threshold < 1_000_000 { 50_000 } else { 10 };
+                after(&mut follow, 20_000_000_000, stops_per_s)
+            })
+            .collect();
+        let settled = seen.split_off(20);
+        assert!(settled.iter().all(|t| (800_000..2_000_000).contains(t)), "{settled:?}");
+        let gone = (0..200).find(|_| after(&mut follow, 20_000_000_000, 0) == LEAST);
+        assert!(gone.is_some(), "{follow:?}");
+    }
+
+    /// The device has become slow, or is not used.
+    #[test]
+    fn it_never_lasts_longer_than_the_bound() {
+        let mut follow = follow();
+        (0..10).for_each(|_| _ = after(&mut follow, 20_000_000_000, 100_000));
+        assert_eq!(after(&mut follow, 500_000_000, 100_000), 200_000);
+        assert_eq!(after(&mut follow, 0, 0), 200_000);
+        assert_eq!(after(&mut follow, 80_000_000, 0), LEAST);
+    }
+
+    #[test]
+    fn a_t_of_nothing_grows_too() {
+        let mut follow = Follow::new(0);
+        follow.look(Count { at_ns: 0, now: VTime::ZERO, stops: 0, late_ns: 0 });
+        assert_eq!(after(&mut follow, 20_000_000_000, 100_000), 4096);
+    }
+
+    /// Two ports in turns, each of which comes late, before a device that could do far more: each
+    /// gives it T, and then waits.
+    #[test]
+    fn late_ports_do_not_keep_the_device_waiting() {
+        const CAN: u64 = 20_000_000_000;
+        for late_ns in [50_000, 500_000, 4_000_000] {
+            let mut follow = follow();
+            let seen: Vec<u64> = (0..40)
+                .map(|_| {
+                    let turn_ns = late_ns + follow.threshold.saturating_mul(1_000_000_000) / CAN;
+                    let turns_per_s = 1_000_000_000 / turn_ns;
+                    let bytes_per_s = follow.threshold.saturating_mul(turns_per_s);
+                    after_late(&mut follow, bytes_per_s, turns_per_s, late_ns)
+                })
+                .collect();
+            // Half of the device's time, or the most there is; and there it stays.
+            let within = |ns: u64| (CAN / 1_000_000_000 * ns).min(MOST);
+            let enough = within(late_ns)..=within(2 * late_ns).max(within(AHEAD_NS));
+            assert!(seen[20..].iter().all(|t| enough.contains(t)), "{late_ns}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_is_late_now_and_then_costs_no_fairness() {
+        let mut follow = follow();
+        (0..20).for_each(|_| _ = after_late(&mut follow, 50_000_000, 500, 500_000));
+        assert_eq!(follow.threshold, LEAST, "a quarter of the time, and 0.4 ms are 20 KB");
+    }
+}

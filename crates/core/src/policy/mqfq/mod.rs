@@ -1,0 +1,322 @@
+//! `mqfq`: multi-queue fair queueing (Hedayati, Shen, Scott and Marty, USENIX ATC 2019).
+//!
+//! **Problem.** A fast SSD serves several queues, one per core, without regard to whose requests
+//! they hold: whoever has more queues, deeper ones or larger requests gets more of the device.
+//! Classical fair queueing sorts all requests in one queue, and that queue's lock costs more than
+//! the device takes for a request.
+//!
+//! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the
+//! later of virtual time and the end tag of the flow's request before. Its *end tag* is its start
+//! tag plus its cost divided by the flow's weight. One unit is a byte at weight 100
+//! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait, on any port
+//! (Section 2.1), and never decreases. A flow that does not use its share forfeits it: when it
+//! comes back it starts at virtual time.
+//!
+//! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
+//! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
+//!   of it if there are several ports (`end_tags`); else the port is *throttled* and sleeps in the
+//!   `wheel` until virtual time has come near enough;
+//! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
+//!   by a completion.
+//!
+//! Within the window ports do not wait for each other, and most requests touch nothing shared but
+//! their flow's end tag, and that not each time.
+//!
+//! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting
+//! throughout an interval, the services received, in units, differ by at most
+//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, where `l / r` is the largest request's cost at that
+//! flow's weight. It is work-conserving: the port that holds the least start tag is never
+//! throttled, so when every wake-up has been delivered a slot is free only if nothing waits
+//! anywhere. With T = 0, D = 1 and one port it is start-time fair queueing, to the order of each
+//! request.
+//!
+//! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports;
+//! T = 5,120, a window of 4,096; D = 2. Both start at virtual time 0. a's requests start at 0,
+//! 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and b's on port 1.
+//! Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192,
+//! while virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual
+//! time is 2048. Port 0 sleeps until virtual time is 4096. Port 1 sends b's second: virtual time is
+//! 4096, and it wakes port 0. In the long run b sends two for each of a's.
+//!
+//! | structure | what it holds | section |
+//! |---|---|---|
+//! | `queue` | a port's requests, by start tag | private to the port |
+//! | `end_tags` | where each flow's next request starts | Section 3.1 |
+//! | `mindicator` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
+//! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
+//! | `wheel` | throttled ports (or they poll) | Section 3.3 |
+//! | [`Topology`](crate::Topology) | which ports are near each other | Section 3.3 |
+//!
+//! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the
+//! time is the port's own.
+//!
+//! | structure | lines that move |
+//! |---|---|
+//! | `end_tags` | for a flow on several ports at most one per request; one for every `L / c + 1` requests that cost `c` units, where `L` is the window / 8 per port. None for a flow on one port |
+//! | `mindicator` | none until the port's lead has gained an eighth of the window on what it has published; then the port's leaf and the root, and each other port's leaf that has changed, on every level that changes |
+//! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
+//! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
+//! | flows' control words | none: written when flows are added, changed or removed |
+//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::contract::flow::PortFlows)) |
+//!
+//! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
+//! half a line a request for end tags, and for virtual time a few lines every 320 requests.
+//!
+//! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
+//!
+//! # Where this is finer than the paper's text
+//!
+//! - *A port publishes its lead lazily* (`mindicator`): while it keeps dispatching, what it has
+//!   published may lag behind its lead by the width of a bucket of the wheel, at most an eighth of
+//!   the window W (and not at all if W is below 16). When it stops, for whatever reason, or finds
+//!   itself throttled, it publishes exactly. Virtual time is then at most W/8 earlier than the
+//!   least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a
+//!   request is sent only if it is at most W ahead of virtual time, and all that start more than W
+//!   before it have been sent. Throttling begins up to W/8 earlier, and an idle flow comes back up
+//!   to W/8 earlier, which is less than the window allows anyway. For that, two ports that dispatch
+//!   as fast as they can seldom write a word that the other reads.
+//! - *A port charges a flow late* (`end_tags`): it may tag requests with its own copy of the flow's
+//!   end tag, up to a bound. What that adds to both theorems' bounds is taken from T, so that they
+//!   hold as they stand. With T = 0, or one port, nothing is late.
+//! - *Virtual time is held still while a request is tagged with it* (the pin, see `mindicator`),
+//!   so that no request is ever published behind virtual time.
+//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, and keep each
+//!   division's remainder.
+//!
+//! **Memory ordering.** What links virtual time, wheel and slots is sequentially consistent, argued
+//! in each file; end tags are counters of their own.
+
+mod config;
+mod end_tags;
+mod follow;
+#[cfg(all(test, loom))]
+mod models;
+mod port;
+mod queue;
+mod slots;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod wheel;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+pub use port::MqfqPort;
+
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
+use crate::contract::cost::CostModel;
+use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
+use crate::contract::port::{Policy, Stats, TuneError, Tuning};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::vtime::LIFT_PERIOD_NS;
+use crate::structures::mindicator::VirtualTime;
+use end_tags::EndTags;
+use follow::{Count, Follow};
+use slots::Slots;
+use wheel::Wheel;
+
+/// The control side of MQFQ.
+pub struct Mqfq<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
+}
+
+/// What all ports share.
+struct Shared<P: Platform> {
+    flows: FlowTable<P>,
+    ends: EndTags<P>,
+    time: VirtualTime<P>,
+    wheel: Wheel<P>,
+    slots: Slots<P>,
+    counters: Box<[CachePadded<Counters<P>>]>,
+    cost: CostModel,
+    /// What T follows, if it does; and when the tags of flows that lag are lifted next.
+    follow: P::Mutex<Option<Follow>>,
+    lift_ns: P::U64,
+    /// The period, if throttled ports poll instead of sleeping in the wheel.
+    polling: Option<u64>,
+    /// Held throughout each verb, if there is one.
+    serial: Option<P::Mutex<()>>,
+}
+
+/// What a port counts; each is written by that port alone, but for the last.
+struct Counters<P: Platform> {
+    throttles: P::U64,
+    blocks: P::U64,
+    wakes: P::U64,
+    late_ns: P::U64,
+    /// When virtual time let the port go, if it has not come since; written by whoever moved
+    /// virtual time.
+    free_ns: P::U64,
+}
+
+impl<P: Platform> Counters<P> {
+    fn new() -> Self {
+        let zero = || P::U64::new(0);
+        Counters {
+            throttles: zero(),
+            blocks: zero(),
+            wakes: zero(),
+            late_ns: zero(),
+            free_ns: zero(),
+        }
+    }
+}
+
+impl<P: Platform> Mqfq<P> {
+    /// The policy and its ports, in the order of the topology.
+    pub fn new(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P>>), ConfigError> {
+        config.validate()?;
+        let ports = config.ports.ports();
+        let tree = config.ports.tree();
+        let time = match config.virtual_time {
+            VirtualTimeKind::Mindicator => tree.clone(),
+            VirtualTimeKind::ArrayScan => config.ports.scan(),
+        };
+        let ends = EndTags::new(config.flows, ports);
+        let window = ends.window(config.threshold_bytes);
+        let shared = Arc::new(Shared {
+            flows: FlowTable::new(config.flows, ports),
+            ends,
+            time: VirtualTime::new(time),
+            wheel: Wheel::new(window),
+            slots: Slots::new(config.slot_kind, tree, config.slots),
+            counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
+            cost: config.cost,
+            follow: P::Mutex::new(
+                config.threshold_follows.then(|| Follow::new(config.threshold_bytes)),
+            ),
+            lift_ns: P::U64::new(0),
+            polling: match config.unthrottle {
+                UnthrottleKind::Wheel => None,
+                UnthrottleKind::Polling { period_ns } => Some(period_ns),
+            },
+            serial: config.serial.then(|| P::Mutex::new(())),
+        });
+        let port =
+            |port| MqfqPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
+        let handles = (0..ports).map(port).collect();
+        Ok((Mqfq { shared }, handles))
+    }
+
+    /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that
+    /// are added to `wake`.
+    pub fn set_threshold(
+        &self,
+        threshold_bytes: u64,
+        wake: &mut PortSet,
+    ) -> Result<(), ConfigError> {
+        if threshold_bytes > MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(threshold_bytes));
+        }
+        wake.extend(self.shared.wheel.set_window(self.shared.ends.window(threshold_bytes)));
+        Ok(())
+    }
+
+    /// Lifts the tags of flows that lag behind, so that none ever leaves the range of virtual time.
+    fn lift(&self) {
+        let Shared { flows, ends, time, wheel, .. } = &*self.shared;
+        let (now, window) = (time.now(), wheel.window().units());
+        flows.open_slots().for_each(|slot| ends.lift(slot, now, window));
+    }
+
+    /// Lets T follow the device, if it does and it is time; when to do so next.
+    fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        let count = Count {
+            at_ns: now_ns,
+            now: self.shared.time.now(),
+            stops: self.sum(|port| &port.throttles),
+            late_ns: self.sum(|port| &port.late_ns),
+        };
+        let (deadline_ns, changed) = self.shared.follow.with(|follow| {
+            let follow = follow.as_mut()?;
+            let is_due = follow.deadline_ns() <= now_ns;
+            let changed = is_due.then(|| follow.look(count)).flatten();
+            Some((follow.deadline_ns(), changed))
+        })?;
+        if let Some(bytes) = changed {
+            wake.extend(self.shared.wheel.set_window(self.shared.ends.window(bytes)));
+        }
+        Some(deadline_ns)
+    }
+
+    /// What all ports have counted.
+    fn sum(&self, field: fn(&Counters<P>) -> &P::U64) -> u64 {
+        let counts = self.shared.counters.iter().map(|port| field(port).load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
+    }
+
+    /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with
+    /// [`SlotKind::ScalableBitmap`]. The caller wakes the ports that are added to `wake`.
+    fn set_slots(&self, count: u32, wake: &mut PortSet) -> Result<(), TuneError> {
+        if count == 0 || count > MAX_SLOTS {
+            return Err(ConfigError::Slots(count).into());
+        }
+        wake.extend(self.shared.slots.resize(count).ok_or(TuneError::Fixed)?);
+        self.shared.flows.tell();
+        Ok(())
+    }
+}
+
+impl<P: Platform> Policy for Mqfq<P> {
+    type Port = MqfqPort<P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let Shared { flows, ends, time, .. } = &*self.shared;
+        flows.add(known, weight, |slot| ends.start(slot, time.now()))
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.shared.flows.set_weight(flow, weight)
+    }
+
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        match tuning {
+            Tuning::Threshold(bytes) => {
+                self.set_threshold(bytes, wake)?;
+                self.shared.follow.with(|follow| *follow = None);
+                Ok(())
+            }
+            Tuning::FollowingThreshold(least) => {
+                self.set_threshold(least, wake)?;
+                self.shared.follow.with(|follow| *follow = Some(Follow::new(least)));
+                Ok(())
+            }
+            Tuning::Slots(count) => self.set_slots(count, wake),
+        }
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.shared.flows.close(flow)
+    }
+
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        let Some(follow_ns) = self.follow(now_ns, wake) else {
+            self.lift();
+            return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
+        };
+        if self.shared.lift_ns.load(Ordering::Relaxed) <= now_ns {
+            self.lift();
+            self.shared.lift_ns.store(now_ns.saturating_add(LIFT_PERIOD_NS), Ordering::Relaxed);
+        }
+        Some(follow_ns)
+    }
+
+    fn stats(&self) -> Stats {
+        let Shared { time, slots, .. } = &*self.shared;
+        Stats {
+            virtual_time: Some(time.now().units()),
+            spread: Some(time.spread()),
+            slots: Some(u64::from(slots.total())),
+            free_slots: Some(slots.free()),
+            throttles: self.sum(|port| &port.throttles),
+            blocks: self.sum(|port| &port.blocks),
+            wakes: self.sum(|port| &port.wakes),
+            tokens: None,
+        }
+    }
+}

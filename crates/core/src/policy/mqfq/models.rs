@@ -1,0 +1,556 @@
+//! The scalable structures under the model checker: every interleaving (with few preemptions) and
+//! every value that the memory model lets a load return.
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib mqfq::models`
+//!
+//! Each law is also checked on a broken machine or a broken use that the model must catch, so that
+//! we know that it looks ([`crate::structures::broken`]).
+
+use std::sync::Arc;
+use std::vec::Vec;
+
+use loom::thread;
+
+use super::config::SlotKind;
+use super::end_tags::{Account, EndTags};
+use super::slots::Slots;
+use super::wheel::Wheel;
+use super::{Mqfq, MqfqConfig, MqfqPort};
+use crate::contract::cost::CostModel;
+use crate::contract::flow::Weight;
+use crate::contract::platform::{Loom, Platform};
+use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::vtime::VTime;
+use crate::structures::broken::{NoOrder, NoStamp, Torn, check};
+use crate::structures::mindicator::VirtualTime;
+use crate::structures::topology::Topology;
+
+const A: PortId = PortId(0);
+const B: PortId = PortId(1);
+const C: PortId = PortId(2);
+
+fn at(units: u64) -> VTime {
+    VTime::from_units(units)
+}
+
+/// Two ports on one core, one or two on another.
+fn two_cores(ports: u16) -> Topology {
+    Topology::new((0..ports).map(|port| (0, port / 2)).collect())
+}
+
+// End tags.
+
+/// Two ports tag requests of one flow while `tick` lifts it: each is charged once, and starts at
+/// virtual time or later.
+fn each_request_is_charged_once<P: Platform>() {
+    check(6, || {
+        let ends = Arc::new(EndTags::<P>::new(1, 2));
+        let window = ends.window(200);
+        // An eighth of the window may be owed by both: the idle flow's word comes to 980.
+        let now = at(1_000);
+        let work = |costs: [u64; 3]| {
+            let ends = ends.clone();
+            move || {
+                let mut account = Account::default();
+                let mut last = ends.tag_at(0, &mut account, costs[0], now, window).unwrap();
+                assert!(!last.is_before(now));
+                for units in &costs[1..] {
+                    let start = ends.tag_from(0, &mut account, *units, now, true, window).unwrap();
+                    assert!(last.is_before(start));
+                    last = start;
+                }
+                account
+            }
+        };
+        let other = thread::spawn(work([7, 9, 50]));
+        let lifter = ends.clone();
+        let lifting = thread::spawn(move || lifter.lift(0, now, window));
+        let mine = work([8, 6, 3])();
+        let other = other.join().unwrap();
+        lifting.join().unwrap();
+        // 6 and 3 may be owed, 50 may not: it has paid for the 9 before it.
+        assert_eq!(
+            ends.earliest(0, &other, now),
+            Some(at(980 + 7 + 9 + 50 + 8)),
+            "a charge was lost"
+        );
+        assert_eq!(
+            ends.earliest(0, &mine, now),
+            Some(at(980 + 7 + 9 + 50 + 8 + 6 + 3)),
+            "a charge was lost"
+        );
+    });
+}
+
+#[test]
+fn a_shared_flow_is_charged_for_each_request() {
+    each_request_is_charged_once::<Loom>();
+}
+
+#[test]
+#[should_panic(expected = "a charge was lost")]
+fn without_atomic_additions_charges_are_lost() {
+    each_request_is_charged_once::<Torn>();
+}
+
+// Virtual time.
+
+/// An arrival against a raise: once a request has been pinned and tagged, virtual time does not
+/// pass it until its port raises its leaf, and it never goes back.
+fn an_arrival_holds_time_back<P: Platform>(topology: fn() -> Topology) {
+    check(6, move || {
+        let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
+        for (port, lead) in [(A, 5), (B, 9)] {
+            time.pin(port, VTime::ZERO);
+            time.raise(port, Some(at(lead)));
+        }
+        time.raise(A, Some(at(6)));
+        let other = time.clone();
+        let raiser = thread::spawn(move || {
+            other.raise(A, Some(at(20)));
+        });
+        // A request of an idle flow comes to B, before its lead.
+        let before = time.now();
+        let tag = time.pin(B, before);
+        assert!(!tag.is_before(before));
+        time.raise(B, Some(tag));
+        assert_eq!(time.now(), tag, "time has passed a waiting request");
+        raiser.join().unwrap();
+        assert_eq!(time.now(), tag, "time has passed a waiting request");
+        assert!(tag == at(6) || tag == at(9));
+        time.raise(B, None);
+        assert_eq!(time.now(), at(20));
+    });
+}
+
+#[test]
+fn an_arrival_holds_time_back_below_the_root() {
+    an_arrival_holds_time_back::<Loom>(|| Topology::flat(2));
+}
+
+#[test]
+fn an_arrival_holds_time_back_below_a_core() {
+    an_arrival_holds_time_back::<Loom>(|| two_cores(3));
+}
+
+#[test]
+#[should_panic(expected = "time has passed a waiting request")]
+fn without_stamps_an_arrival_is_passed_over() {
+    an_arrival_holds_time_back::<NoStamp>(|| Topology::flat(2));
+}
+
+/// Raises of neighbours: when all have returned, virtual time is the least lead, and someone was
+/// told.
+fn raises_are_not_forgotten<P: Platform>(
+    topology: fn() -> Topology,
+    ends: &'static [(PortId, u64)],
+) {
+    check(6, move || {
+        let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
+        for &(port, _) in ends {
+            time.pin(port, VTime::ZERO);
+        }
+        let raise = |(port, lead): (PortId, u64)| {
+            let time = time.clone();
+            move || time.raise(port, Some(at(lead)))
+        };
+        let others: Vec<_> = ends[1..].iter().map(|&end| thread::spawn(raise(end))).collect();
+        let mut told = Vec::from([raise(ends[0])()]);
+        told.extend(others.into_iter().map(|other| other.join().unwrap()));
+        let least = ends.iter().map(|&(_, lead)| lead).min().unwrap();
+        assert_eq!(time.now(), at(least), "a raise was forgotten");
+        assert!(told.contains(&Some(at(least))));
+    });
+}
+
+#[test]
+fn raises_below_the_root_are_not_forgotten() {
+    raises_are_not_forgotten::<Loom>(|| Topology::flat(2), &[(A, 9), (B, 7)]);
+}
+
+#[test]
+fn raises_below_a_core_are_not_forgotten() {
+    raises_are_not_forgotten::<Loom>(|| two_cores(3), &[(A, 9), (B, 7), (C, 8)]);
+}
+
+#[test]
+#[should_panic(expected = "a raise was forgotten")]
+fn without_a_total_order_raises_are_forgotten() {
+    raises_are_not_forgotten::<NoOrder>(|| Topology::flat(2), &[(A, 9), (B, 7)]);
+}
+
+/// Two ports become empty and busy at once; virtual time never goes back and is right in the end.
+#[test]
+fn arrivals_and_departures() {
+    check(6, || {
+        let time = Arc::new(VirtualTime::<Loom>::new(two_cores(3).tree()));
+        for (port, lead) in [(A, 3), (C, 4)] {
+            time.pin(port, VTime::ZERO);
+            time.raise(port, Some(at(lead)));
+        }
+        let other = time.clone();
+        let departure = thread::spawn(move || {
+            other.raise(A, None);
+            other.now()
+        });
+        let tag = time.pin(B, time.now());
+        let lead = tag.plus(2);
+        time.raise(B, Some(lead));
+        time.raise(C, None);
+        let seen = time.now();
+        assert!(!lead.is_before(seen) && !seen.is_before(tag));
+        assert!(!departure.join().unwrap().is_before(at(3)));
+        assert_eq!(time.now(), lead);
+    });
+}
+
+// Slots.
+
+/// What a port does that wants one slot; `looks_again` is what `Local::acquire` does.
+fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Option<u32> {
+    let mut hint = 0;
+    let slot = slots.acquire(port, &mut hint).or_else(|| {
+        slots.enlist(port);
+        if looks_again { slots.acquire(port, &mut hint) } else { None }
+    });
+    if slot.is_some() {
+        slots.delist(port);
+    }
+    slot
+}
+
+/// The last slot comes back, to a port that has nothing to send, while another becomes ready: it is
+/// woken, or finds it.
+fn a_slot_finds_its_user<P: Platform>(
+    kind: SlotKind,
+    topology: fn() -> Topology,
+    user: PortId,
+    looks_again: bool,
+) {
+    check(6, move || {
+        let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1));
+        let held = slots.acquire(A, &mut 0).unwrap();
+        let other = slots.clone();
+        let finisher = thread::spawn(move || {
+            let mut wake = other.release(A, held, false);
+            wake.extend(other.stop(A));
+            wake
+        });
+        let mut got = want(&slots, user, looks_again);
+        let wake = finisher.join().unwrap();
+        if got.is_none() {
+            assert!(wake.contains(user), "a wake-up was lost");
+            got = want(&slots, user, looks_again);
+        }
+        assert!(got.is_some(), "a slot was lost");
+        assert_eq!(slots.free(), 0);
+    });
+}
+
+#[test]
+fn a_token_finds_its_user() {
+    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || Topology::flat(2), B, true);
+    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || two_cores(3), B, true);
+    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || two_cores(3), C, true);
+}
+
+#[test]
+fn a_count_finds_its_user() {
+    a_slot_finds_its_user::<Loom>(SlotKind::AtomicCounter, || Topology::flat(2), B, true);
+}
+
+#[test]
+fn a_bit_finds_its_user() {
+    a_slot_finds_its_user::<Loom>(SlotKind::ScalableBitmap, || Topology::flat(2), B, true);
+}
+
+#[test]
+#[should_panic(expected = "a wake-up was lost")]
+fn without_a_total_order_a_token_misses_its_user() {
+    a_slot_finds_its_user::<NoOrder>(SlotKind::TokenTree, || Topology::flat(2), B, true);
+}
+
+#[test]
+#[should_panic(expected = "a wake-up was lost")]
+fn without_looking_again_a_token_misses_its_user() {
+    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || Topology::flat(2), B, false);
+}
+
+/// Whether a port that stops gives up what lies on its path.
+type Stops = bool;
+
+/// A token is given to B, which has nothing to send any more when it is woken, while C, on another
+/// core, becomes ready.
+fn a_token_is_not_stranded(stops: Stops) {
+    check(6, move || {
+        let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1));
+        let held = slots.acquire(A, &mut 0).unwrap();
+        assert!(want(&slots, B, true).is_none());
+        let giver = slots.clone();
+        let giving = thread::spawn(move || {
+            let wake = giver.release(A, held, false);
+            // Once A has given it away it looks no more, so that B alone answers for it.
+            if wake.is_empty() { giver.stop(A) } else { wake }
+        });
+        let waiter = slots.clone();
+        let waiting = thread::spawn(move || want(&waiter, C, true));
+        // B runs on its own account, finds that it has nothing to send, and stops.
+        slots.delist(B);
+        let mut wake = if stops { slots.stop(B) } else { PortSet::EMPTY };
+        wake.extend(giving.join().unwrap());
+        let mut got = waiting.join().unwrap();
+        if wake.contains(B) && stops {
+            wake.extend(slots.stop(B));
+        }
+        if got.is_none() {
+            assert!(wake.contains(C), "a token was stranded");
+            got = want(&slots, C, true);
+        }
+        assert!(got.is_some() && slots.free() == 0);
+    });
+}
+
+#[test]
+fn a_token_that_is_not_wanted_any_more_goes_on() {
+    a_token_is_not_stranded(true);
+}
+
+#[test]
+#[should_panic(expected = "a token was stranded")]
+fn without_giving_up_a_token_is_stranded() {
+    a_token_is_not_stranded(false);
+}
+
+/// D becomes greater while a port becomes ready: it is woken, or finds the new slot.
+fn a_new_slot_finds_its_user(kind: SlotKind, looks_again: bool) {
+    check(6, move || {
+        let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1));
+        assert!(slots.acquire(A, &mut 0).is_some());
+        let other = slots.clone();
+        let setter = thread::spawn(move || other.resize(2).unwrap());
+        let mut got = want(&slots, B, looks_again);
+        let wake = setter.join().unwrap();
+        if got.is_none() {
+            assert!(wake.contains(B), "a wake-up was lost");
+            got = want(&slots, B, looks_again);
+        }
+        assert!(got.is_some() && slots.free() == 0);
+    });
+}
+
+#[test]
+fn a_new_slot_is_found() {
+    a_new_slot_finds_its_user(SlotKind::TokenTree, true);
+    a_new_slot_finds_its_user(SlotKind::AtomicCounter, true);
+}
+
+#[test]
+#[should_panic(expected = "a wake-up was lost")]
+fn without_looking_again_a_new_slot_is_not_found() {
+    a_new_slot_finds_its_user(SlotKind::TokenTree, false);
+}
+
+/// D goes from 2 to 1 and to 2 again, or only to 1, while one port gives a slot back and another
+/// takes one. Afterwards as many can be taken as D says, whoever paid; `pays` is what `Local::take`
+/// does.
+fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
+    check(5, move || {
+        let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2));
+        let held = slots.acquire(A, &mut 0).unwrap();
+        let take = move |slots: &Slots<P>, port| {
+            if pays { slots.acquire_owing(port, &mut 0).0 } else { slots.acquire(port, &mut 0) }
+        };
+        let finisher = slots.clone();
+        let finishing = thread::spawn(move || {
+            finisher.release(A, held, true);
+            let again = take(&finisher, A);
+            finisher.stop(A);
+            again
+        });
+        let other = slots.clone();
+        let taking = thread::spawn(move || {
+            let got = take(&other, B);
+            other.stop(B);
+            got
+        });
+        slots.resize(1);
+        if back {
+            slots.resize(2);
+        }
+        let mut outstanding =
+            [finishing.join().unwrap(), taking.join().unwrap()].iter().flatten().count() as u64;
+        let total = u64::from(slots.total());
+        assert!(outstanding <= 2);
+        assert_eq!(slots.free(), total.saturating_sub(outstanding), "slots were made or lost");
+        // All old requests end; then D holds.
+        for port in [A, B].into_iter().take(outstanding as usize) {
+            slots.release(port, 0, true);
+            slots.stop(port);
+        }
+        outstanding = 0;
+        while take(&slots, A).is_some() {
+            outstanding += 1;
+        }
+        assert_eq!(outstanding, total, "not as many as D says");
+    });
+}
+
+#[test]
+fn a_debt_is_paid() {
+    for kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
+        a_debt_is_paid_once::<Loom>(kind, false, true);
+        a_debt_is_paid_once::<Loom>(kind, true, true);
+    }
+}
+
+#[test]
+#[should_panic(expected = "not as many as D says")]
+fn a_debt_that_nobody_pays_is_noticed() {
+    a_debt_is_paid_once::<Loom>(SlotKind::TokenTree, false, false);
+}
+
+#[test]
+#[should_panic(expected = "slots were made or lost")]
+fn without_atomic_additions_slots_are_lost() {
+    a_debt_is_paid_once::<Torn>(SlotKind::TokenTree, true, true);
+}
+
+// The wheel.
+
+/// A port goes to sleep while others move virtual time to where it may go on: it notices, or is
+/// woken.
+fn a_sleeper_is_woken<P: Platform>(turners: u8) {
+    check(6, move || {
+        let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
+        let wheel = Arc::new(Wheel::<P>::new(2));
+        for turner in 0..turners {
+            time.pin(PortId(1 + turner), VTime::ZERO);
+        }
+        let turning: Vec<_> = (0..turners)
+            .map(|turner| {
+                let (time, wheel) = (time.clone(), wheel.clone());
+                let lead = Some(at(5 + 2 * u64::from(turner)));
+                thread::spawn(move || {
+                    time.raise(PortId(1 + turner), lead)
+                        .map_or(PortSet::EMPTY, |now| wheel.turn(now))
+                })
+            })
+            .collect();
+        let now = time.now();
+        let window = wheel.window();
+        let lead = at(7);
+        let asleep =
+            window.holds_back(lead, now) && wheel.enter(A, lead, window, now, &time).is_some();
+        let woken = turning.into_iter().fold(PortSet::EMPTY, |mut woken, turner| {
+            woken.extend(turner.join().unwrap());
+            woken
+        });
+        assert!(!asleep || woken.contains(A), "a port sleeps on");
+    });
+}
+
+#[test]
+fn a_sleeper_is_woken_by_one() {
+    a_sleeper_is_woken::<Loom>(1);
+}
+
+#[test]
+fn a_sleeper_is_woken_by_one_of_two() {
+    a_sleeper_is_woken::<Loom>(2);
+}
+
+#[test]
+#[should_panic(expected = "a port sleeps on")]
+fn without_a_total_order_a_sleeper_sleeps_on() {
+    a_sleeper_is_woken::<NoOrder>(1);
+}
+
+/// T is raised while a port goes to sleep.
+#[test]
+fn a_sleeper_notices_a_new_window() {
+    check(6, || {
+        let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
+        let wheel = Arc::new(Wheel::<Loom>::new(2));
+        let other = wheel.clone();
+        let setter = thread::spawn(move || other.set_window(10));
+        let window = wheel.window();
+        let lead = at(7);
+        let asleep = window.holds_back(lead, VTime::ZERO)
+            && wheel.enter(A, lead, window, VTime::ZERO, &time).is_some();
+        let woken = setter.join().unwrap();
+        assert!(!asleep || woken.contains(A));
+    });
+}
+
+// The whole.
+
+/// Runs a port until it stops, as its owner would, completing each request at once.
+fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
+    let mut issued = 0;
+    loop {
+        match port.next(0, wake) {
+            Next::Issue { tag, .. } => {
+                issued += 1;
+                port.complete(0, tag, Outcome::Done, wake);
+            }
+            _ => return issued,
+        }
+    }
+}
+
+/// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
+/// delivered, all has been issued and the slot is free.
+fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
+    check(4, move || {
+        let config = MqfqConfig {
+            slots,
+            threshold_bytes: 0,
+            cost: CostModel { min_bytes: 1, ..CostModel::default() },
+            ..MqfqConfig::new(Topology::flat(2), 2, 2)
+        };
+        let (policy, ports) = Mqfq::<P>::new(config).unwrap();
+        let flows: Vec<_> = (0..2).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
+        let work = |mut port: MqfqPort<P>, flow| {
+            move || {
+                let mut wake = PortSet::EMPTY;
+                for tag in 0..requests {
+                    let request =
+                        Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 1 };
+                    port.submit(0, &request, &mut wake).unwrap();
+                }
+                let issued = run(&mut port, &mut wake);
+                (port, wake, issued)
+            }
+        };
+        let mut ports = ports.into_iter();
+        let (first, second) = (ports.next().unwrap(), ports.next().unwrap());
+        let second = thread::spawn(work(second, flows[1]));
+        let first = work(first, flows[0])();
+        let second = second.join().unwrap();
+        let mut wake = first.1;
+        wake.extend(second.1);
+        let mut issued = first.2 + second.2;
+        let mut ports = [first.0, second.0];
+        while let Some(PortId(port)) = wake.next() {
+            issued += run(&mut ports[usize::from(port)], &mut wake);
+        }
+        assert_eq!(issued, 2 * requests, "requests wait for ever");
+        assert_eq!(policy.stats().free_slots, Some(u64::from(slots)));
+    });
+}
+
+#[test]
+fn all_is_issued_through_one_slot() {
+    all_is_issued::<Loom>(1, 1);
+}
+
+#[test]
+fn all_is_issued_in_lockstep() {
+    all_is_issued::<Loom>(2, 2);
+}
+
+#[test]
+#[should_panic(expected = "requests wait for ever")]
+fn without_a_total_order_requests_wait_for_ever() {
+    all_is_issued::<NoOrder>(1, 1);
+}

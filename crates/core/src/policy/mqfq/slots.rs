@@ -1,0 +1,596 @@
+//! The slots of the device, and the ports that wait for one (Sections 3.2 and 3.3).
+//!
+//! **Problem.** At most D requests may be outstanding. One shared counter is written twice per
+//! request by every core; and whoever frees a slot must find someone to use it, or the device
+//! idles. **Model.** Free slots are tokens in a tree with a counter per port, core, socket and
+//! machine. A port takes from its own leaf, else from the lowest ancestor that has any. Whoever
+//! completes a request keeps the token if its own port can use it; else it gives it to the nearest
+//! *ready* port (one that has a request that may go, and found no token) through the lowest node
+//! above both, and wakes it. A port that stops for another reason (nothing waits, or throttled)
+//! gives up what lies on its path ([`Slots::stop`]). A leaf is touched by its port alone and needs
+//! no atomic read-modify-write: a port that keeps going costs no cache traffic at all.
+//!
+//! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
+//! claimer succeeds and it alone wakes the port, so two completions wake two ports.
+//!
+//! **Invariants.**
+//! 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only
+//!    move.
+//! 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is
+//!    running, i.e. it will call `next` (it was woken, or its owner is in the midst of its verbs).
+//!    `next` ends either with taking a token, or finding none on the whole path, or in `stop`,
+//!    which leaves a token in such a node only after it has claimed a ready port below that node,
+//!    whose wake-up is then to come.
+//! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its
+//!    path again; whoever puts a token into the root *then* reads the ready set. In the total order
+//!    of these accesses, one sees the other. Tokens in nodes below the root need no such look: by 2
+//!    a running port answers for them, and when it stops they are used, handed to a claimed port,
+//!    or reach the root. A port that was claimed for a token in the root may find that it has
+//!    nothing to send any more; so whoever stops looks into the root and passes the word on.
+//!
+//! So if every port has been run after its last wake-up, a token in the root and a ready port
+//! exclude each other, and all other nodes are empty unless all ports that could move are at rest
+//! with nothing on their path: the device is idle only if no request may go.
+//!
+//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
+//! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
+//! there is one, whoever takes a token ([`Slots::acquire_owing`]) pays with it and takes the next;
+//! the first one that finds nothing owed is used. Ports learn that there may be a debt from a word
+//! that they read anyway, and ask no more once they have found it paid. Tokens, less the debt, and
+//! the requests outstanding add up to the new D at once; whoever has heard of the change sends
+//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and
+//! waking who is ready.
+//!
+//! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
+//! bitmap, where a slot is a bit, the bits are spread over cache lines, and a port begins its
+//! search where it last found one. There a token belongs to nobody, so a port that stops also looks
+//! whether any are free while others are ready. The bitmap is built for its D and keeps it.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use super::config::SlotKind;
+use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::topology::Tree;
+
+/// Slots and ready ports.
+pub(super) struct Slots<P: Platform> {
+    tree: Tree,
+    ready: CachePadded<P::U64>,
+    kind: Kind<P>,
+    /// Tokens that are to vanish.
+    debt: CachePadded<P::U64>,
+    /// D.
+    total: P::Mutex<u32>,
+}
+
+enum Kind<P: Platform> {
+    Tree(Box<[CachePadded<P::U64>]>),
+    Counter(CachePadded<P::U64>),
+    Bitmap(Bitmap<P>),
+}
+
+impl<P: Platform> Slots<P> {
+    /// `slots` free slots; no port is ready.
+    pub(super) fn new(kind: SlotKind, tree: Tree, slots: u32) -> Self {
+        let kind = match kind {
+            SlotKind::TokenTree => {
+                let at = |node| if node == Tree::ROOT { u64::from(slots) } else { 0 };
+                Kind::Tree(
+                    (0..tree.nodes()).map(|node| CachePadded::new(P::U64::new(at(node)))).collect(),
+                )
+            }
+            SlotKind::AtomicCounter => {
+                Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots))))
+            }
+            SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
+        };
+        let zero = || CachePadded::new(P::U64::new(0));
+        Slots { tree, ready: zero(), kind, debt: zero(), total: P::Mutex::new(slots) }
+    }
+
+    /// D.
+    pub(super) fn total(&self) -> u32 {
+        self.total.with(|total| *total)
+    }
+
+    /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all
+    /// ports, who take slots by [`Self::acquire_owing`] from then on.
+    pub(super) fn resize(&self, slots: u32) -> Option<PortSet> {
+        if matches!(self.kind, Kind::Bitmap(_)) {
+            return None;
+        }
+        self.total.with(|total| {
+            let old = core::mem::replace(total, slots);
+            if slots <= old {
+                self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
+                return Some(PortSet::EMPTY);
+            }
+            let more = u64::from(slots - old);
+            Some(self.add(more.wrapping_sub(self.forgive(more))))
+        })
+    }
+
+    /// Takes up to `most` off the debt; gives how much.
+    fn forgive(&self, most: u64) -> u64 {
+        let mut owed = self.debt.load(Ordering::SeqCst);
+        loop {
+            let less = owed.min(most);
+            match self.debt.compare_exchange(
+                owed,
+                owed.wrapping_sub(less),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
+                Ok(_) => return less,
+                Err(now) => owed = now,
+            }
+        }
+    }
+
+    /// Puts new tokens where all can take them; claims all ready ports, and gives them to be woken.
+    fn add(&self, tokens: u64) -> PortSet {
+        let root = match &self.kind {
+            Kind::Tree(words) => words.get(Tree::ROOT),
+            Kind::Counter(word) => Some(word),
+            Kind::Bitmap(_) => None,
+        };
+        let Some(root) = root.filter(|_| tokens != 0) else { return PortSet::EMPTY };
+        root.fetch_add(tokens, Ordering::SeqCst);
+        // Who becomes ready changes the same word: before this and is woken, or after it and finds
+        // the tokens.
+        PortSet::from_bits(self.ready.swap(0, Ordering::SeqCst))
+    }
+
+    /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to
+    /// go on asking: nothing is owed any more if not.
+    #[cold]
+    pub(super) fn acquire_owing(&self, port: PortId, hint: &mut u32) -> (Option<u32>, bool) {
+        while let Some(slot) = self.acquire(port, hint) {
+            if !take_one(&*self.debt) {
+                return (Some(slot), false);
+            }
+        }
+        (None, true)
+    }
+
+    /// Takes a slot. `hint` is where the port last found one.
+    #[inline]
+    pub(super) fn acquire(&self, port: PortId, hint: &mut u32) -> Option<u32> {
+        match &self.kind {
+            Kind::Tree(words) => self.acquire_token(words, port).then_some(0),
+            Kind::Counter(word) => take_one(&**word).then_some(0),
+            Kind::Bitmap(bitmap) => bitmap.acquire(hint),
+        }
+    }
+
+    #[inline]
+    fn acquire_token(&self, words: &[CachePadded<P::U64>], port: PortId) -> bool {
+        let mut node = self.tree.leaf(port);
+        if let Some(leaf) = words.get(node) {
+            let tokens = leaf.load(Ordering::Relaxed);
+            if tokens != 0 {
+                leaf.store(tokens.wrapping_sub(1), Ordering::Relaxed);
+                return true;
+            }
+        }
+        while node != Tree::ROOT {
+            node = self.tree.parent(node);
+            if words.get(node).is_some_and(|word| take_one(&**word)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Marks the port as ready. The caller looks for a slot again afterwards.
+    pub(super) fn enlist(&self, port: PortId) {
+        self.ready.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        P::fence();
+    }
+
+    /// Whether the port is marked as ready and nobody has claimed it.
+    #[inline]
+    pub(super) fn is_enlisted(&self, port: PortId) -> bool {
+        self.ready.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0
+    }
+
+    /// Takes the port's mark away. A claimer may have been faster: then a wake-up is on its way.
+    pub(super) fn delist(&self, port: PortId) {
+        self.ready.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
+    }
+
+    /// Gives back the slot of a completed request of `port`, which is about to call `next`: it
+    /// keeps the slot if it `can_use` it or nobody else can. Gives the ports to wake.
+    #[inline]
+    pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
+        match &self.kind {
+            Kind::Tree(words) => {
+                let claimed =
+                    if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+                let Some((target, node)) = claimed else {
+                    if let Some(leaf) = words.get(self.tree.leaf(port)) {
+                        leaf.store(leaf.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                    }
+                    return PortSet::EMPTY;
+                };
+                if let Some(word) = words.get(node) {
+                    word.fetch_add(1, Ordering::SeqCst);
+                }
+                PortSet::only(target)
+            }
+            Kind::Counter(word) => {
+                word.fetch_add(1, Ordering::SeqCst);
+                self.wake_unless(can_use, port)
+            }
+            Kind::Bitmap(bitmap) => {
+                bitmap.release(slot);
+                self.wake_unless(can_use, port)
+            }
+        }
+    }
+
+    /// The port stops with nothing that may go: what lies on its path goes to ready ports, or to
+    /// the root. Gives the ports to wake.
+    #[inline]
+    pub(super) fn stop(&self, port: PortId) -> PortSet {
+        match &self.kind {
+            Kind::Tree(words) => self.percolate(words, port),
+            Kind::Counter(_) | Kind::Bitmap(_) => {
+                if self.ready.load(Ordering::SeqCst) == 0 {
+                    return PortSet::EMPTY;
+                }
+                self.claim_up_to(self.free(), port, self.tree.members(Tree::ROOT))
+            }
+        }
+    }
+
+    #[inline]
+    fn percolate(&self, words: &[CachePadded<P::U64>], port: PortId) -> PortSet {
+        let mut node = self.tree.leaf(port);
+        let mut carried = 0;
+        if let Some(leaf) = words.get(node) {
+            carried = leaf.load(Ordering::Relaxed);
+            if carried != 0 {
+                leaf.store(0, Ordering::Relaxed);
+            }
+        }
+        loop {
+            node = self.tree.parent(node);
+            let Some(word) = words.get(node) else { return PortSet::EMPTY };
+            if node == Tree::ROOT {
+                let free = match carried {
+                    0 => word.load(Ordering::SeqCst),
+                    _ => word.fetch_add(carried, Ordering::SeqCst).wrapping_add(carried),
+                };
+                if free == 0 {
+                    return PortSet::EMPTY;
+                }
+                // Invariant 3: the tokens are in the root before the ready set is read.
+                P::fence();
+                return self.claim_up_to(free, port, self.tree.members(Tree::ROOT));
+            }
+            if word.load(Ordering::SeqCst) != 0 {
+                carried = word.swap(0, Ordering::SeqCst).wrapping_add(carried);
+            }
+            if carried != 0 {
+                let claimed = self.claim_up_to(carried, port, self.tree.members(node));
+                if !claimed.is_empty() {
+                    word.fetch_add(carried, Ordering::SeqCst);
+                    return claimed;
+                }
+            }
+        }
+    }
+
+    /// Slots not in use, and not owed. Exact when nothing moves.
+    pub(super) fn free(&self) -> u64 {
+        let free: u64 = match &self.kind {
+            Kind::Tree(words) => {
+                words.iter().fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst)))
+            }
+            Kind::Counter(word) => word.load(Ordering::SeqCst),
+            Kind::Bitmap(bitmap) => bitmap.free(),
+        };
+        free.saturating_sub(self.debt.load(Ordering::SeqCst))
+    }
+
+    /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port
+    /// cannot use it.
+    #[inline]
+    fn wake_unless(&self, can_use: bool, port: PortId) -> PortSet {
+        P::fence();
+        let claimed = if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+        claimed.map_or(PortSet::EMPTY, |(target, _)| PortSet::only(target))
+    }
+
+    /// Claims the nearest ready port of `among`; gives it and the lowest node above both.
+    #[inline]
+    fn claim(&self, port: PortId, among: u64) -> Option<(PortId, usize)> {
+        let mut ready = self.ready.load(Ordering::SeqCst);
+        while let Some((target, node)) = self.tree.nearest(port, ready & among) {
+            let bit = PortSet::only(target).bits();
+            ready = self.ready.fetch_and(!bit, Ordering::SeqCst);
+            if ready & bit != 0 {
+                return Some((target, node));
+            }
+        }
+        None
+    }
+
+    fn claim_up_to(&self, count: u64, port: PortId, among: u64) -> PortSet {
+        let mut claimed = PortSet::EMPTY;
+        while (claimed.len() as u64) < count {
+            let Some((target, _)) = self.claim(port, among) else { break };
+            claimed.insert(target);
+        }
+        claimed
+    }
+}
+
+/// Takes one off a counter that is not zero.
+#[inline]
+fn take_one<A: AtomicWord>(word: &A) -> bool {
+    let mut tokens = word.load(Ordering::SeqCst);
+    while tokens != 0 {
+        match word.compare_exchange(
+            tokens,
+            tokens.wrapping_sub(1),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        ) {
+            Ok(_) => return true,
+            Err(now) => tokens = now,
+        }
+    }
+    false
+}
+
+/// A set bit is a slot in use.
+struct Bitmap<P: Platform> {
+    words: Box<[CachePadded<P::U64>]>,
+    slots: u32,
+    /// How many bits of each word are slots; the last word may have fewer.
+    per_word: u32,
+}
+
+impl<P: Platform> Bitmap<P> {
+    /// The bits go over at least as many words as there are ports, as far as there are bits, so
+    /// that ports which begin in words of their own need not meet.
+    fn new(slots: u32, ports: usize) -> Self {
+        let per_word = (slots / ports as u32).clamp(1, 64);
+        let words = slots.div_ceil(per_word);
+        Bitmap {
+            words: (0..words).map(|_| CachePadded::new(P::U64::new(0))).collect(),
+            slots,
+            per_word,
+        }
+    }
+
+    /// The bits of a word that are slots.
+    #[inline]
+    fn mask(&self, word: u32) -> u64 {
+        let bits = self.slots.saturating_sub(word.wrapping_mul(self.per_word)).min(self.per_word);
+        if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
+    }
+
+    #[inline]
+    fn acquire(&self, hint: &mut u32) -> Option<u32> {
+        let count = self.words.len() as u32;
+        let mut index = *hint;
+        for _ in 0..count {
+            if index >= count {
+                index = 0;
+            }
+            if let Some(bit) = self.take_in(index) {
+                *hint = index;
+                return Some(index << 6 | bit);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
+    }
+
+    #[inline]
+    fn take_in(&self, index: u32) -> Option<u32> {
+        let word = self.words.get(index as usize)?;
+        let mask = self.mask(index);
+        let mut used = word.load(Ordering::SeqCst);
+        loop {
+            let bit = (!used & mask).trailing_zeros();
+            if bit == 64 {
+                return None;
+            }
+            let taken = 1u64.wrapping_shl(bit);
+            used = word.fetch_or(taken, Ordering::SeqCst);
+            if used & taken == 0 {
+                return Some(bit);
+            }
+        }
+    }
+
+    #[inline]
+    fn release(&self, slot: u32) {
+        if let Some(word) = self.words.get((slot >> 6) as usize) {
+            word.fetch_and(!1u64.wrapping_shl(slot & 63), Ordering::SeqCst);
+        }
+    }
+
+    fn free(&self) -> u64 {
+        let used: u32 =
+            self.words.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
+        u64::from(self.slots).saturating_sub(u64::from(used))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use crate::structures::topology::Topology;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const KINDS: [SlotKind; 3] =
+        [SlotKind::TokenTree, SlotKind::AtomicCounter, SlotKind::ScalableBitmap];
+
+    /// Ports that want to send some number of requests each, driven as `Local` drives the slots.
+    struct Bench {
+        slots: Slots<Native>,
+        wanted: Vec<u32>,
+        held: Vec<Vec<u32>>,
+        hints: Vec<u32>,
+        enlisted: Vec<bool>,
+        wake: PortSet,
+    }
+
+    impl Bench {
+        fn new(kind: SlotKind, slots: u32) -> Self {
+            let tree = Topology::new((0..8).map(|port| (port / 4, port / 2)).collect()).tree();
+            Bench {
+                slots: Slots::new(kind, tree, slots),
+                wanted: std::vec![0; 8],
+                held: (0..8).map(|_| Vec::new()).collect(),
+                hints: (0..8).collect(),
+                enlisted: std::vec![false; 8],
+                wake: PortSet::EMPTY,
+            }
+        }
+
+        fn run(&mut self, port: usize) {
+            let id = PortId(port as u8);
+            while self.wanted[port] > 0 {
+                let mut slot = self.slots.acquire(id, &mut self.hints[port]);
+                if slot.is_none() {
+                    self.slots.enlist(id);
+                    self.enlisted[port] = true;
+                    slot = self.slots.acquire(id, &mut self.hints[port]);
+                }
+                let Some(slot) = slot else { return };
+                self.delist(port);
+                self.held[port].push(slot);
+                self.wanted[port] -= 1;
+            }
+            self.delist(port);
+            self.wake.extend(self.slots.stop(id));
+        }
+
+        fn delist(&mut self, port: usize) {
+            if core::mem::take(&mut self.enlisted[port]) {
+                self.slots.delist(PortId(port as u8));
+            }
+        }
+
+        fn complete(&mut self, port: usize) {
+            if let Some(slot) = self.held[port].pop() {
+                let can_use = self.wanted[port] > 0;
+                self.wake.extend(self.slots.release(PortId(port as u8), slot, can_use));
+                // By the contract it calls `next` some time after.
+                self.wake.insert(PortId(port as u8));
+            }
+        }
+
+        fn deliver(&mut self) {
+            while let Some(port) = self.wake.next() {
+                self.run(usize::from(port.0));
+            }
+        }
+
+        fn outstanding(&self) -> u64 {
+            self.held.iter().map(|held| held.len() as u64).sum()
+        }
+    }
+
+    proptest! {
+        /// Slots are conserved at every step; and once every wake-up has been delivered, a free
+        /// slot and a request that could use it exclude each other.
+        #[test]
+        fn conserved_and_never_idle(
+            kind in 0usize..3,
+            slots in 1u32..20,
+            steps in prop::collection::vec((0usize..8, 0u32..6, 0u8..4), 1..200),
+        ) {
+            let mut bench = Bench::new(KINDS[kind], slots);
+            for (port, requests, action) in steps {
+                match action {
+                    0 => {
+                        bench.wanted[port] += requests;
+                        bench.run(port);
+                    }
+                    1 => bench.complete(port),
+                    2 => (0..requests).for_each(|_| bench.complete(port)),
+                    _ => bench.deliver(),
+                }
+                prop_assert_eq!(bench.slots.free() + bench.outstanding(), u64::from(slots));
+                if bench.wake.is_empty() {
+                    let wanted: u32 = bench.wanted.iter().sum();
+                    prop_assert!(wanted == 0 || bench.slots.free() == 0, "{} wanted, {} \
+                     free", wanted, bench.slots.free());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn two_completions_wake_two_ports_nearest_first() {
+        for kind in KINDS {
+            let mut bench = Bench::new(kind, 2);
+            bench.wanted[0] = 2;
+            bench.run(0);
+            for port in [7, 3, 1] {
+                bench.wanted[port] = 1;
+                bench.run(port);
+            }
+            for expected in [1, 3] {
+                let slot = bench.held[0].pop().unwrap();
+                assert_eq!(
+                    bench.slots.release(PortId(0), slot, false),
+                    PortSet::only(PortId(expected)),
+                    "{kind:?}"
+                );
+            }
+            bench.wake = PortSet::from_bits(1 << 1 | 1 << 3);
+            bench.deliver();
+            assert_eq!((bench.wanted[1], bench.wanted[3], bench.wanted[7]), (0, 0, 1));
+        }
+    }
+
+    #[test]
+    fn who_stops_hands_tokens_up_to_where_they_are_wanted() {
+        let mut bench = Bench::new(SlotKind::TokenTree, 3);
+        bench.wanted[0] = 3;
+        bench.run(0);
+        for port in [2, 6] {
+            bench.wanted[port] = 3;
+            bench.run(port);
+        }
+        // Port 0 keeps what it could use, then cannot: one goes to port 2's socket, together with
+        // the others.
+        bench.wanted[0] = 1;
+        (0..3).for_each(|_| bench.complete(0));
+        assert_eq!(bench.wake, PortSet::only(PortId(0)));
+        bench.wanted[0] = 0;
+        bench.wake = PortSet::EMPTY;
+        bench.run(0);
+        assert_eq!(bench.wake, PortSet::only(PortId(2)));
+        bench.deliver();
+        assert_eq!((bench.held[2].len(), bench.wanted[2], bench.wanted[6]), (3, 0, 3));
+    }
+
+    #[test]
+    fn every_bit_of_the_bitmap_is_a_slot() {
+        for (slots, ports) in [(1, 1), (64, 1), (64, 2), (65, 1), (200, 3), (3, 8), (1000, 64)] {
+            let bitmap = Bitmap::<Native>::new(slots, ports);
+            let mut hint = 1_000_000;
+            let taken: std::collections::BTreeSet<u32> =
+                (0..slots).map(|_| bitmap.acquire(&mut hint).unwrap()).collect();
+            assert_eq!(taken.len(), slots as usize);
+            assert_eq!(bitmap.acquire(&mut hint), None);
+            assert_eq!(bitmap.free(), 0);
+            taken.iter().step_by(2).for_each(|&slot| bitmap.release(slot));
+            assert_eq!(bitmap.free(), u64::from(slots.div_ceil(2)));
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The whole policy, driven by one thread that delivers every wake-up.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::end_tags::Account;
+use super::*;
+use crate::contract::port::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::vtime::VTime;
+use crate::structures::topology::Topology;
+
+/// The policy, its ports, and a device that completes in any order.
+struct Rig {
+    policy: Mqfq,
+    ports: Vec<MqfqPort>,
+    flows: Vec<FlowId>,
+    wake: PortSet,
+    staged: Vec<BTreeSet<u32>>,
+    in_flight: Vec<(usize, u32)>,
+    free_tags: Vec<VecDeque<u32>>,
+    issued: Vec<(usize, u32)>,
+    poll_at: BTreeMap<usize, u64>,
+    now_ns: u64,
+}
+
+const TAGS: u32 = 64;
+
+impl Rig {
+    fn new(config: MqfqConfig, weights: &[u16]) -> Self {
+        let (policy, ports) = Mqfq::new(config).unwrap();
+        let flows = weights
+            .iter()
+            .map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap())
+            .collect();
+        let count = ports.len();
+        Rig {
+            policy,
+            ports,
+            flows,
+            wake: PortSet::EMPTY,
+            staged: std::vec![BTreeSet::new(); count],
+            in_flight: Vec::new(),
+            free_tags: std::vec![(0..TAGS).collect(); count],
+            issued: Vec::new(),
+            poll_at: BTreeMap::new(),
+            now_ns: 0,
+        }
+    }
+
+    fn submit(&mut self, port: usize, flow: usize, length: u32) -> Option<u32> {
+        let tag = self.free_tags[port].pop_front()?;
+        let request =
+            Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let answer = self.ports[port].submit(self.now_ns, &request, &mut self.wake);
+        assert_eq!(answer, Ok(Submitted::Staged));
+        assert!(self.staged[port].insert(tag));
+        self.wake.insert(PortId(port as u8));
+        Some(tag)
+    }
+
+    fn complete(&mut self, which: usize) {
+        if !self.in_flight.is_empty() {
+            let (port, tag) = self.in_flight.remove(which % self.in_flight.len());
+            self.ports[port].complete(self.now_ns, Tag(tag), Outcome::Done, &mut self.wake);
+            self.free_tags[port].push_back(tag);
+            self.wake.insert(PortId(port as u8));
+        }
+    }
+
+    /// Runs every port that is to be run, until none is; polling ports once more if time passes.
+    fn settle(&mut self) {
+        loop {
+            while let Some(PortId(port)) = self.wake.next() {
+                self.run(usize::from(port));
+            }
+            let before = self.issued.len();
+            let due: Vec<usize> = self.poll_at.keys().copied().collect();
+            self.now_ns = self.poll_at.values().copied().max().unwrap_or(self.now_ns);
+            due.into_iter().for_each(|port| self.run(port));
+            if self.wake.is_empty() && self.issued.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn run(&mut self, port: usize) {
+        self.poll_at.remove(&port);
+        loop {
+            match self.ports[port].next(self.now_ns, &mut self.wake) {
+                Next::Issue { tag: Tag(tag), .. } => {
+                    assert!(self.staged[port].remove(&tag), "issued once, by its own port");
+                    self.in_flight.push((port, tag));
+                    let slots = self.policy.stats().slots.unwrap();
+                    assert!(
+                        self.in_flight.len() as u64 <= slots,
+                        "never more than D are sent, whatever D was before"
+                    );
+                    self.issued.push((port, tag));
+                }
+                Next::WaitUntil(time) => {
+                    assert!(time > self.now_ns && !self.staged[port].is_empty());
+                    self.poll_at.insert(port, time);
+                    return;
+                }
+                Next::Blocked => return assert!(!self.staged[port].is_empty()),
+                Next::Idle => return assert!(self.staged[port].is_empty()),
+                Next::Join { .. } => panic!("it merges nothing"),
+            }
+        }
+    }
+
+    /// What must hold whenever no wake-up is outstanding.
+    fn check(&self) {
+        let stats = self.policy.stats();
+        let (slots, free) = (stats.slots.unwrap(), stats.free_slots.unwrap());
+        // After D has become less, more may be in flight.
+        assert_eq!(free, slots.saturating_sub(self.in_flight.len() as u64), "slots are conserved");
+        assert!(
+            free == 0 || self.staged.iter().all(BTreeSet::is_empty),
+            "no slot is free while a request waits"
+        );
+    }
+}
+
+fn configs() -> impl Strategy<Value = MqfqConfig> {
+    let ports = prop_oneof![
+        Just(Topology::flat(1)),
+        Just(Topology::flat(3)),
+        Just(Topology::new((0..8).map(|port| (port / 4, port / 2)).collect())),
+    ];
+    let virtual_time =
+        prop_oneof![Just(VirtualTimeKind::Mindicator), Just(VirtualTimeKind::ArrayScan)];
+    let slot_kind = prop_oneof![
+        Just(SlotKind::TokenTree),
+        Just(SlotKind::AtomicCounter),
+        Just(SlotKind::ScalableBitmap)
+    ];
+    let unthrottle = prop_oneof![
+        3 => Just(UnthrottleKind::Wheel),
+        1 => Just(UnthrottleKind::Polling { period_ns: 1_000 }),
+    ];
+    let threshold = prop_oneof![Just(0), 1u64..20_000, Just(45 * 1024)];
+    (ports, 1u32..12, threshold, virtual_time, slot_kind, unthrottle, any::<bool>()).prop_map(
+        |(ports, slots, threshold_bytes, virtual_time, slot_kind, unthrottle, serial)| MqfqConfig {
+            slots,
+            threshold_bytes,
+            virtual_time,
+            slot_kind,
+            unthrottle,
+            serial,
+            ..MqfqConfig::new(ports, 5, TAGS as usize)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// In every configuration: each request is issued exactly once by its own port, slots are
+    /// conserved and never more in use than there are, however D and T change, no slot stays free
+    /// while a request waits, virtual time never decreases, and in the end all is issued.
+    #[test]
+    fn all_configurations_keep_the_contract(
+        config in configs(),
+        steps in prop::collection::vec((0u8..16, 0usize..64, 0usize..5, 1u32..40_000), 1..250),
+    ) {
+        let is_fixed = config.slot_kind == SlotKind::ScalableBitmap;
+        let mut rig = Rig::new(config, &[1, 100, 100, 333, 10_000]);
+        let mut time = 0;
+        let mut submitted = 0;
+        for (action, pick, flow, length) in steps {
+            match action {
+                0..=6 => submitted += usize::from(rig.submit(pick % rig.ports.len(), flow, length).is_some()),
+                7..=10 => rig.complete(pick),
+                11 => {
+                    let slots = 1 + pick as u32 % 12;
+                    let expected = if is_fixed { Err(TuneError::Fixed) } else { Ok(()) };
+                    prop_assert_eq!(rig.policy.tune(Tuning::Slots(slots), &mut rig.wake), expected);
+                }
+                12 => rig.policy.tune(Tuning::Threshold(u64::from(length)), &mut rig.wake).unwrap(),
+                _ => {
+                    rig.settle();
+                    rig.check();
+                }
+            }
+            let now = rig.policy.stats().virtual_time.unwrap();
+            prop_assert!(now >= time);
+            time = now;
+        }
+        rig.settle();
+        while !rig.in_flight.is_empty() {
+            rig.complete(0);
+            rig.settle();
+            rig.check();
+        }
+        prop_assert_eq!(rig.issued.len(), submitted);
+    }
+
+    /// One port, D = 1, T = 0 is start-time fair queueing: the order is that of a single queue
+    /// sorted by start tag and then arrival, with virtual time the start tag of the request that
+    /// waits first.
+    #[test]
+    fn one_port_without_slack_is_sfq(
+        steps in prop::collection::vec((0u8..3, 0usize..4, 1u32..20_000), 1..200),
+    ) {
+        let weights = [50u16, 100, 100, 700];
+        let config = MqfqConfig { slots: 1, threshold_bytes: 0, ..MqfqConfig::new(Topology::flat(1), 4, TAGS as usize) };
+        let mut rig = Rig::new(config, &weights);
+        let (mut ends, mut remainders, mut now) = ([0u64; 4], [0u64; 4], 0u64);
+        let mut queue: Vec<(u64, usize, u32)> = Vec::new();
+        let mut order = Vec::new();
+        for (arrival, (action, flow, length)) in steps.into_iter().enumerate() {
+            if action < 2 {
+                let Some(tag) = rig.submit(0, flow, length) else { continue };
+                let start = ends[flow].max(now);
+                let numerator = u64::from(length.max(512)) * 100 + remainders[flow];
+                let weight = u64::from(weights[flow]);
+                ends[flow] = start + numerator / weight;
+                remainders[flow] = numerator % weight;
+                queue.push((start, arrival, tag));
+            } else {
+                rig.complete(0);
+            }
+            queue.sort_unstable();
+            now = queue.first().map_or(now, |&(start, ..)| now.max(start));
+            if rig.in_flight.is_empty() && !queue.is_empty() {
+                order.push((0, queue.remove(0).2));
+                now = queue.first().map_or(now, |&(start, ..)| now.max(start));
+            }
+            rig.settle();
+            prop_assert_eq!(&rig.issued, &order);
+            prop_assert_eq!(rig.policy.stats().virtual_time, Some(now));
+        }
+    }
+}
+
+#[test]
+fn requests_are_refused_without_trace() {
+    let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(1), 1, 2) };
+    let mut rig = Rig::new(config, &[100]);
+    let request =
+        |tag, flow| Request { tag: Tag(tag), flow, op: Op::Write, offset: 0, length: 4096 };
+    let flow = rig.flows[0];
+    let port = &mut rig.ports[0];
+    assert_eq!(port.submit(0, &request(2, flow), &mut rig.wake), Err(SubmitError::BadTag));
+    assert_eq!(port.submit(0, &request(0, flow), &mut rig.wake), Ok(Submitted::Staged));
+    assert_eq!(port.submit(0, &request(0, flow), &mut rig.wake), Err(SubmitError::BadTag));
+    port.complete(0, Tag(0), Outcome::Done, &mut rig.wake);
+    port.complete(0, Tag(9), Outcome::Done, &mut rig.wake);
+    assert_eq!(
+        rig.policy.stats().free_slots,
+        Some(1),
+        "a staged or unknown tag cannot be completed"
+    );
+    rig.policy.remove_flow(flow).unwrap();
+    assert_eq!(port.submit(0, &request(1, flow), &mut rig.wake), Err(SubmitError::NoSuchFlow));
+    assert!(matches!(port.next(0, &mut rig.wake), Next::Issue { tag: Tag(0), .. }));
+    assert_eq!(port.next(0, &mut rig.wake), Next::Idle);
+    assert_eq!(
+        rig.policy.add_flow(Weight::DEFAULT),
+        Err(FlowError::Full),
+        "its request is in flight"
+    );
+    port.complete(0, Tag(0), Outcome::Failed, &mut rig.wake);
+    let new = rig.policy.add_flow(Weight::DEFAULT).unwrap();
+    assert_eq!(port.submit(0, &request(0, new), &mut rig.wake), Ok(Submitted::Staged));
+}
+
+#[test]
+fn tick_lifts_flows_that_lag() {
+    let config = MqfqConfig::new(Topology::flat(1), 2, TAGS as usize);
+    let mut rig = Rig::new(config, &[100, 100]);
+    for _ in 0..10 {
+        rig.submit(0, 0, 4096);
+        rig.settle();
+        rig.complete(0);
+        rig.settle();
+    }
+    let time = rig.policy.stats().virtual_time.unwrap();
+    assert_eq!(time, 9 * 4096);
+    let ends = |rig: &Rig| {
+        [0, 1].map(|slot| {
+            rig.policy.shared.ends.earliest(slot, &Account::default(), VTime::ZERO).unwrap().units()
+        })
+    };
+    assert_eq!(ends(&rig), [10 * 4096, 0]);
+    assert_eq!(rig.policy.tick(5, &mut PortSet::EMPTY.clone()), Some(5 + LIFT_PERIOD_NS));
+    assert_eq!(ends(&rig), [10 * 4096, time]);
+}
+
+#[test]
+fn a_new_threshold_takes_effect() {
+    let config =
+        MqfqConfig { threshold_bytes: 0, slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
+    let mut rig = Rig::new(config, &[100, 100]);
+    let mut wake = PortSet::EMPTY;
+    (0..4).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
+    // Port 1 holds virtual time at 0 and is not run.
+    let held = Request { tag: Tag(0), flow: rig.flows[1], op: Op::Read, offset: 0, length: 4096 };
+    rig.ports[1].submit(0, &held, &mut wake).unwrap();
+    rig.settle();
+    assert_eq!(rig.issued.len(), 1);
+    // Two ports: four fifths of it are 9,831.
+    rig.policy.set_threshold(3 * 4096, &mut wake).unwrap();
+    assert_eq!(wake, PortSet::only(PortId(0)));
+    rig.wake = wake;
+    rig.settle();
+    assert_eq!(rig.issued.len(), 3);
+    let too_much = crate::contract::bounds::MAX_THRESHOLD + 1;
+    assert_eq!(
+        rig.policy.set_threshold(too_much, &mut wake),
+        Err(ConfigError::Threshold(too_much))
+    );
+}
+
+#[test]
+fn a_threshold_follows_until_one_is_given() {
+    let config = MqfqConfig {
+        threshold_bytes: 4096,
+        threshold_follows: true,
+        ..MqfqConfig::new(Topology::flat(2), 1, 8)
+    };
+    let mut rig = Rig::new(config, &[100]);
+    let window = |rig: &Rig| rig.policy.shared.wheel.window().units();
+    let before = window(&rig);
+    let mut wake = PortSet::EMPTY;
+    assert_eq!(rig.policy.tick(0, &mut wake), Some(follow::PERIOD_NS));
+    (0..2).for_each(|_| assert!(rig.submit(0, 0, 64 << 20).is_some()));
+    rig.settle();
+    rig.policy.shared.counters[0].throttles.fetch_add(100_000, Ordering::Relaxed);
+    assert_eq!(rig.policy.tick(follow::PERIOD_NS, &mut wake), Some(2 * follow::PERIOD_NS));
+    assert_eq!(window(&rig), rig.policy.shared.ends.window(2 * 4096));
+    rig.policy.tune(Tuning::Threshold(4096), &mut wake).unwrap();
+    assert_eq!((window(&rig), rig.policy.tick(7, &mut wake)), (before, Some(7 + LIFT_PERIOD_NS)));
+    rig.policy.tune(Tuning::FollowingThreshold(8192), &mut wake).unwrap();
+    assert_eq!(rig.policy.tick(9, &mut wake), Some(9 + follow::PERIOD_NS));
+}
+
+/// A port that is let go and comes 5 us later, with the device idle or full meanwhile.
+#[test]
+fn late_ports_count_if_the_device_waits_for_them() {
+    for (slots, late_ns) in [(8, 5_000), (6, 0)] {
+        let config = MqfqConfig {
+            threshold_bytes: 5 * 4096,
+            slots,
+            ..MqfqConfig::new(Topology::flat(2), 2, 64)
+        };
+        let mut rig = Rig::new(config, &[100, 100]);
+        // Port 0 sends five ahead of the first of port 1, which holds virtual time.
+        (0..8).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
+        (0..4).for_each(|_| assert!(rig.submit(1, 1, 16 * 4096).is_some()));
+        rig.run(0);
+        assert_eq!(rig.issued.len(), 5);
+        (rig.wake, rig.now_ns) = (PortSet::EMPTY, 1_000);
+        rig.run(1);
+        assert!(rig.wake.contains(PortId(0)), "virtual time has moved on");
+        rig.now_ns = 6_000;
+        rig.settle();
+        assert_eq!(rig.policy.sum(|port| &port.late_ns), late_ns);
+    }
+}
+
+#[test]
+fn slots_change_while_requests_are_outstanding() {
+    for slot_kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
+        let config = MqfqConfig {
+            slots: 6,
+            slot_kind,
+            ..MqfqConfig::new(Topology::flat(2), 1, TAGS as usize)
+        };
+        let mut rig = Rig::new(config, &[100]);
+        let slots = |rig: &mut Rig, count| rig.policy.tune(Tuning::Slots(count), &mut rig.wake);
+        // Four are outstanding, and port 0 keeps the two slots that are free.
+        (0..6).for_each(|_| assert!(rig.submit(0, 0, 512).is_some()));
+        rig.settle();
+        (0..2).for_each(|_| rig.complete(0));
+        (0..4).for_each(|_| assert!(rig.submit(0, 0, 512).is_some()));
+        slots(&mut rig, 3).unwrap();
+        assert_eq!((rig.policy.stats().slots, rig.policy.stats().free_slots), (Some(3), Some(0)));
+        for left in [4, 3] {
+            rig.settle();
+            assert_eq!(rig.in_flight.len(), left, "nothing is sent beyond the new D");
+            rig.complete(0);
+        }
+        rig.settle();
+        assert_eq!(rig.in_flight.len(), 3, "what is free again is used");
+        // The debt is cancelled, and one is added.
+        slots(&mut rig, 1).unwrap();
+        slots(&mut rig, 4).unwrap();
+        assert!(rig.wake.contains(PortId(0)), "who waits for a slot is woken");
+        rig.settle();
+        assert_eq!((rig.in_flight.len(), rig.policy.stats().free_slots), (4, Some(0)));
+        rig.check();
+        let too_many = crate::contract::bounds::MAX_SLOTS + 1;
+        for count in [0, too_many] {
+            assert_eq!(slots(&mut rig, count), Err(ConfigError::Slots(count).into()));
+        }
+    }
+}
+
+#[test]
+fn wrong_configurations_are_refused() {
+    let good = || MqfqConfig::new(Topology::flat(1), 1, 1);
+    let refused = |config| Mqfq::<Native>::new(config).err();
+    assert_eq!(refused(good()), None);
+    assert_eq!(
+        refused(MqfqConfig { ports: Topology::flat(0), ..good() }),
+        Some(ConfigError::Ports(0))
+    );
+    assert_eq!(
+        refused(MqfqConfig { ports: Topology::flat(65), ..good() }),
+        Some(ConfigError::Ports(65))
+    );
+    assert_eq!(refused(MqfqConfig { slots: 0, ..good() }), Some(ConfigError::Slots(0)));
+    assert_eq!(refused(MqfqConfig { flows: 0, ..good() }), Some(ConfigError::Flows(0)));
+    assert_eq!(refused(MqfqConfig { tags: 0, ..good() }), Some(ConfigError::Tags(0)));
+    assert_eq!(
+        refused(MqfqConfig { unthrottle: UnthrottleKind::Polling { period_ns: 0 }, ..good() }),
+        Some(ConfigError::Period)
+    );
+    let threshold_bytes = u64::MAX;
+    assert_eq!(
+        refused(MqfqConfig { threshold_bytes, ..good() }),
+        Some(ConfigError::Threshold(u64::MAX))
+    );
+}
+
+#[test]
+fn weights_divide_a_busy_device() {
+    let config = MqfqConfig { slots: 4, ..MqfqConfig::new(Topology::flat(2), 3, TAGS as usize) };
+    let mut rig = Rig::new(config, &[100, 200, 500]);
+    let mut owner = BTreeMap::new();
+    for port in 0..2 {
+        for flow in 0..3 {
+            for _ in 0..8 {
+                owner.insert((port, rig.submit(port, flow, 4096).unwrap()), flow);
+            }
+        }
+    }
+    rig.settle();
+    let mut served = [0u32; 3];
+    while served.iter().sum::<u32>() < 8_000 {
+        let (port, tag) = rig.in_flight[0];
+        let flow = owner.remove(&(port, tag)).unwrap();
+        served[flow] += 1;
+        rig.complete(0);
+        owner.insert((port, rig.submit(port, flow, 4096).unwrap()), flow);
+        rig.settle();
+    }
+    for (served, ideal) in served.into_iter().zip([1000, 2000, 5000]) {
+        assert!(served.abs_diff(ideal) <= 30, "{served} for {ideal}");
+    }
+}

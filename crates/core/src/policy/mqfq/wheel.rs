@@ -1,0 +1,360 @@
+//! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how
+//! far.
+//!
+//! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T, less
+//! what is kept for arrears, see `end_tags`) must stop, and must go on as soon as virtual time has
+//! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
+//! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
+//! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
+//! at or next after `w`, but none farther than the ring is long: whoever is woken looks again.
+//! Whoever moves virtual time into another interval empties the buckets that have begun and wakes
+//! the ports.
+//!
+//! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A
+//! power of two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap
+//! evenly. An eighth keeps small what rounding takes from W, while the ring reaches 4 W to 8 W
+//! ahead.
+//!
+//! **The port with the least lead never sleeps.** For that the width must be at most max(W, 1): a
+//! lead `s` waits for the bucket that begins before s - W + b, thus not after s. When s is the
+//! least lead, virtual time is at least s: that bucket has begun. So someone can always go on, and
+//! with it virtual time.
+//!
+//! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and W) again; a
+//! turner moves virtual time and *then* reads the buckets. All are sequentially consistent, so one
+//! of the two sees the other: either the port finds that its bucket has begun, and takes itself
+//! out, or the turner finds the bit. Several turners agree through `turned`, the virtual time up to
+//! which somebody has undertaken to empty buckets: the one who moves it on empties those in
+//! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
+//! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
+//!
+//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by
+//! the old W finds the change when it looks again, or is found in its bucket.
+//!
+//! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
+//! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
+//! time moves to 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port
+//! is woken; its lead is 43,000 ahead.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::vtime::{STAMP_BITS, VTime};
+use crate::structures::mindicator::VirtualTime;
+
+/// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
+/// ahead.
+pub(super) const BUCKETS: u64 = 64;
+
+/// The part of W that is a bucket's width, as a power of two: an eighth.
+const WIDTH_SHIFT: u32 = 3;
+
+/// The window and what follows from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Window {
+    /// W in the upper bits, the width's logarithm in the lower 8.
+    word: u64,
+}
+
+impl Window {
+    pub(super) fn new(units: u64) -> Self {
+        let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
+        Window { word: units << 8 | u64::from(shift) }
+    }
+
+    /// W in units.
+    #[inline]
+    pub(super) fn units(self) -> u64 {
+        self.word >> 8
+    }
+
+    #[inline]
+    fn shift(self) -> u32 {
+        // Below 64 anyhow; said again for the compiler.
+        (self.word & 63) as u32
+    }
+
+    /// The width of a bucket, or 0 if it is a single unit: how far a running port may let virtual
+    /// time lag.
+    #[inline]
+    pub(super) fn lag(self) -> i64 {
+        if self.shift() == 0 { 0 } else { 1 << self.shift() }
+    }
+
+    /// Whether a request with start tag `lead` must wait at virtual time `now`.
+    #[inline]
+    pub(super) fn holds_back(self, lead: VTime, now: VTime) -> bool {
+        lead.since(now) > self.units() as i64
+    }
+
+    /// The number of the bucket that `time` is in.
+    #[inline]
+    fn bucket(self, time: VTime) -> u64 {
+        time.units() >> self.shift()
+    }
+
+    /// How many buckets `later` is after `earlier`; bucket numbers wrap with virtual time.
+    #[inline]
+    fn distance(self, later: u64, earlier: u64) -> u64 {
+        later.wrapping_sub(earlier) & self.last_bucket()
+    }
+
+    #[inline]
+    fn last_bucket(self) -> u64 {
+        u64::MAX >> STAMP_BITS >> self.shift()
+    }
+
+    /// Whether the bucket has begun by virtual time `now`.
+    fn has_begun(self, bucket: u64, now: VTime) -> bool {
+        self.distance(self.bucket(now), bucket) <= self.last_bucket() / 2
+    }
+
+    /// The bucket to wait in for `lead`, which is held back at `now`.
+    fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
+        let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
+        let current = self.bucket(now);
+        current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
+    }
+}
+
+/// The wheel.
+pub(super) struct Wheel<P: Platform> {
+    window: CachePadded<P::U64>,
+    /// Virtual time up to which buckets have been emptied, or are being emptied.
+    turned: CachePadded<P::U64>,
+    buckets: Box<[P::U64]>,
+}
+
+/// A port's place in the wheel; private to the port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    lead: VTime,
+    bucket: u64,
+}
+
+impl<P: Platform> Wheel<P> {
+    /// An empty wheel at virtual time 0.
+    pub(super) fn new(window: u64) -> Self {
+        Wheel {
+            window: CachePadded::new(P::U64::new(Window::new(window).word)),
+            turned: CachePadded::new(P::U64::new(0)),
+            buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
+        }
+    }
+
+    /// W and what follows from it.
+    #[inline]
+    pub(super) fn window(&self) -> Window {
+        Window { word: self.window.load(Ordering::SeqCst) }
+    }
+
+    /// Changes W and takes all ports out, to be woken.
+    pub(super) fn set_window(&self, units: u64) -> PortSet {
+        self.window.store(Window::new(units).word, Ordering::SeqCst);
+        P::fence();
+        PortSet::from_bits(
+            self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)),
+        )
+    }
+
+    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
+    /// changed meanwhile, look again.
+    pub(super) fn enter(
+        &self,
+        port: PortId,
+        lead: VTime,
+        window: Window,
+        now: VTime,
+        time: &VirtualTime<P>,
+    ) -> Option<Place> {
+        let place = Place { lead, bucket: window.bucket_for(lead, now) };
+        self.bucket(place.bucket)?.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        P::fence();
+        let now = time.now();
+        let begun = window.has_begun(place.bucket, now);
+        if self.window() == window && window.holds_back(lead, now) && !begun {
+            return Some(place);
+        }
+        self.leave(port, place);
+        None
+    }
+
+    /// Whether the port still sleeps in `place` for that lead: nobody has woken it.
+    #[inline]
+    pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
+        let here =
+            |bucket: &P::U64| bucket.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0;
+        place.lead == lead && self.bucket(place.bucket).is_some_and(here)
+    }
+
+    /// Takes the port out, if nobody did.
+    pub(super) fn leave(&self, port: PortId, place: Place) {
+        if let Some(bucket) = self.bucket(place.bucket) {
+            bucket.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
+        }
+    }
+
+    /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called
+    /// by whoever has moved virtual time there.
+    #[inline]
+    pub(super) fn turn(&self, now: VTime) -> PortSet {
+        // Before this the caller moved virtual time, after it come the reads of W and of the
+        // buckets.
+        P::fence();
+        let window = self.window();
+        let mut old = self.turned.load(Ordering::SeqCst);
+        loop {
+            let turned = VTime::from_word(old);
+            let passed = window.distance(window.bucket(now), window.bucket(turned));
+            if !turned.is_before(now) || passed == 0 {
+                return PortSet::EMPTY;
+            }
+            match self.turned.compare_exchange(
+                old,
+                now.to_word(),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
+                Ok(_) => return self.empty(window.bucket(turned), passed),
+                Err(newer) => old = newer,
+            }
+        }
+    }
+
+    /// Empties the `count` buckets after `last`.
+    fn empty(&self, last: u64, count: u64) -> PortSet {
+        let mut ports = PortSet::EMPTY;
+        for step in 1..=count.min(BUCKETS) {
+            let Some(bucket) = self.bucket(last.wrapping_add(step)) else { continue };
+            // Most are empty, and reading is cheaper than swapping.
+            if bucket.load(Ordering::SeqCst) != 0 {
+                ports.extend(PortSet::from_bits(bucket.swap(0, Ordering::SeqCst)));
+            }
+        }
+        ports
+    }
+
+    #[inline]
+    fn bucket(&self, number: u64) -> Option<&P::U64> {
+        self.buckets.get((number % BUCKETS) as usize)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use crate::structures::topology::Topology;
+    use proptest::prelude::*;
+
+    /// Virtual time with two ports, of which port 1 moves it.
+    fn time_at(start: VTime) -> VirtualTime<Native> {
+        let time = VirtualTime::new(Topology::flat(2).tree());
+        time.pin(PortId(1), VTime::ZERO);
+        time.raise(PortId(1), Some(VTime::from_units(start.units() / 2)));
+        time.raise(PortId(1), Some(start));
+        time
+    }
+
+    proptest! {
+        /// Whatever W, wherever on the circle: a port sleeps only if it must, is woken at the
+        /// latest when virtual time reaches its lead, not before its wait is over unless the ring
+        /// is too short, and only once.
+        #[test]
+        fn wakes_in_time(
+            units in prop_oneof![0u64..40, 40u64..100_000, Just(crate::contract::bounds::MAX_THRESHOLD)],
+            origin in prop_oneof![Just(0u64), Just((1 << 56) - 1), 0u64..(1 << 56)],
+            ahead in 1u64..300_000,
+            steps in prop::collection::vec(1u64..9_000, 1..60),
+        ) {
+            let mut now = VTime::from_units(origin);
+            let lead = now.plus(units).plus(ahead);
+            let time = time_at(now);
+            let wheel = Wheel::<Native>::new(units);
+            wheel.turn(VTime::from_units(origin / 2));
+            wheel.turn(now);
+            let window = wheel.window();
+            prop_assert!(window.holds_back(lead, now));
+            let mut place = wheel.enter(PortId(0), lead, window, now, &time).unwrap();
+            for step in steps {
+                prop_assert!(wheel.sleeps(PortId(0), lead, place));
+                now = now.plus(step);
+                prop_assert_eq!(time.raise(PortId(1), Some(now)), Some(now));
+                let woken = wheel.turn(now);
+                prop_assert_eq!(wheel.turn(now), PortSet::EMPTY);
+                prop_assert_eq!(wheel.sleeps(PortId(0), lead, place), woken.is_empty());
+                let passed = now.since(lead) >= 0;
+                prop_assert!(!passed || woken.contains(PortId(0)));
+                if woken.is_empty() {
+                    continue;
+                }
+                if !window.holds_back(lead, now) {
+                    return Ok(());
+                }
+                // The ring was too short: it has been woken at its end, no earlier.
+                let entered = lead.minus(ahead).minus(units);
+                prop_assert!(now.since(entered) as u64 >= (BUCKETS - 2) << window.shift());
+                place = wheel.enter(PortId(0), lead, window, now, &time).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
+        for units in (0..1000).chain([45 * 1024, crate::contract::bounds::MAX_THRESHOLD]) {
+            let window = Window::new(units);
+            assert_eq!(window.units(), units);
+            let width = 1u64 << window.shift();
+            assert!(width <= (units / 8).max(1) && width * 16 > units, "{units}");
+        }
+    }
+
+    #[test]
+    fn the_worked_example() {
+        let now = VTime::from_units(100_000);
+        let time = time_at(now);
+        let wheel = Wheel::<Native>::new(45 * 1024);
+        wheel.turn(now);
+        let lead = VTime::from_units(150_000);
+        assert!(wheel.enter(PortId(0), lead, wheel.window(), now, &time).is_some());
+        time.raise(PortId(1), Some(VTime::from_units(107_000)));
+        assert_eq!(wheel.turn(VTime::from_units(104_000)), PortSet::EMPTY);
+        assert_eq!(wheel.turn(VTime::from_units(107_000)), PortSet::only(PortId(0)));
+    }
+
+    #[test]
+    fn who_enters_too_late_looks_again() {
+        let time = time_at(VTime::from_units(500));
+        let wheel = Wheel::<Native>::new(100);
+        // It read virtual time 0 and entered when virtual time was 500 already.
+        assert!(
+            wheel
+                .enter(PortId(0), VTime::from_units(300), wheel.window(), VTime::ZERO, &time)
+                .is_none()
+        );
+        assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
+        // Or W has changed meanwhile.
+        let window = Window::new(50);
+        assert!(
+            wheel
+                .enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_new_window_wakes_everybody() {
+        let time = time_at(VTime::ZERO);
+        let wheel = Wheel::<Native>::new(100);
+        for (port, lead) in [(0, 150), (1, 5_000)] {
+            let lead = VTime::from_units(lead);
+            assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
+        }
+        assert_eq!(wheel.set_window(1_000), PortSet::first(2));
+        assert_eq!(wheel.set_window(1_000), PortSet::EMPTY);
+        assert_eq!(wheel.window().units(), 1_000);
+    }
+}

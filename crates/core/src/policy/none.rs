@@ -1,0 +1,109 @@
+//! `none`: first come, first served.
+//!
+//! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the
+//! device. It is the baseline that the papers measure against, and the cheapest possible policy.
+//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Knobs.** None.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use crate::contract::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::{
+    Class, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag,
+};
+use crate::contract::port_set::{PortId, PortSet};
+
+/// The control side of `none`.
+pub struct NonePolicy<P: Platform = Native> {
+    flows: Arc<FlowTable<P>>,
+}
+
+/// One shard's port of `none`.
+pub struct NonePort<P: Platform = Native> {
+    flows: Arc<FlowTable<P>>,
+    account: PortFlows,
+    /// The flow slot of each live tag, plus one; 0 where the tag is not in use.
+    live: Box<[u32]>,
+}
+
+impl<P: Platform> NonePolicy<P> {
+    /// The policy and its ports, for at most `flows` flows and `tags` live requests per port.
+    pub fn new(
+        ports: usize,
+        flows: usize,
+        tags: usize,
+    ) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
+        check(ports, flows, tags, MAX_SLOTS)?;
+        let table = Arc::new(FlowTable::new(flows, ports));
+        let port = |index: usize| NonePort {
+            flows: table.clone(),
+            account: PortFlows::new(PortId(index as u8), &table),
+            live: (0..tags).map(|_| 0).collect(),
+        };
+        let ports = (0..ports).map(port).collect();
+        Ok((NonePolicy { flows: table }, ports))
+    }
+}
+
+impl<P: Platform> Policy for NonePolicy<P> {
+    type Port = NonePort<P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.flows.add(known, weight, |_| ())
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.flows.set_weight(flow, weight)
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.flows.close(flow)
+    }
+
+    fn tick(&self, _now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
+        None
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
+
+impl<P: Platform> Port for NonePort<P> {
+    const IS_DIRECT: bool = true;
+
+    #[inline]
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let live = self
+            .live
+            .get_mut(request.tag.0 as usize)
+            .filter(|live| **live == 0)
+            .ok_or(SubmitError::BadTag)?;
+        self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        *live = request.flow.slot() as u32 + 1;
+        Ok(Submitted::Issue { class: Class::Medium })
+    }
+
+    #[inline]
+    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
+        self.account.poll(&self.flows);
+        Next::Idle
+    }
+
+    #[inline]
+    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {
+        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else {
+            return;
+        };
+        self.account.finish(&self.flows, *live as usize - 1);
+        *live = 0;
+    }
+}

@@ -1,0 +1,528 @@
+//! `cfq`: the device to one flow at a time, for slices of time in proportion to weights.
+//!
+//! **Problem.** A disk that serves two streams in turn seeks all the time. Give it to each stream
+//! for a while: then the stream gets the disk as it is alone, and what is shared is the one thing
+//! that all streams use alike, time.
+//!
+//! **Model.** The flow that has the device, the *active* one, is the only one served until its
+//! slice is over, or until it has nothing staged. Then what it used of its slice, per weight, is
+//! added to its virtual disk time, and the flow with the least becomes active. A slice is
+//! `slice_ns x weight / 100`, but less when many are waiting: all slices together are at most
+//! `target_ns`, and each at least [`LEAST_SLICE_NS`]. A flow that comes back after a pause starts
+//! at the virtual disk time of the flow that was activated last.
+//!
+//! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so
+//!   that the next slice does not begin behind a full queue of the last one's.
+//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to, its
+//!   slice goes on and the device waits, at most `idle_ns` since the last answer. Without it
+//!   (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers loses the slice at once. Writes are
+//!   not waited for.
+//! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel
+//!   that counts ticks: else a flow that sends one request at a time would be active before all
+//!   others for ever.
+//! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in
+//!   their order. Time on the device is then divided evenly between the requests that are there:
+//!   each one beside pays for its part when it completes, and the active flow for what is left of
+//!   its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
+//!   over and it has used the least all the same, it gets the next one, too: who is held back when
+//!   a slice ends must not lose its turn for it. But it saves up no more than a slice: of what it
+//!   could not use for long it would have the device to itself as soon as it is held back no more,
+//!   say because its clients and the others' stood still for a moment and the device ran empty.
+//!
+//! **What is shared** is time that flows have the device for. It is the same as device time only
+//! while one flow's requests do not linger in the next one's slice, which on a device that queues
+//! they do.
+//!
+//! **Left out**: what CFQ does for disks (sorting by sector, seek detection, preemption by
+//! neighbouring requests), classes of priority, and the one shared queue for writes that nobody
+//! waits for: here every write has a flow.
+//!
+//! **Knobs.** `slice_ns` (100 ms at weight 100), `target_ns` (300 ms), `quantum` (8 requests),
+//! `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
+//!
+//! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt;
+//! the NASS paper, MSST 2020, Table I. [Anticipation][anticipation] has its own.
+//!
+//! [anticipation]: crate::policy::serial::anticipation
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, in_range};
+use crate::contract::flow::Weight;
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::{Op, Outcome};
+use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::heap::{Entry, FlowHeap};
+use crate::policy::serial::staged::Staged;
+use crate::policy::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
+
+/// No slice is shorter, in nanoseconds.
+pub const LEAST_SLICE_NS: u64 = 1_000_000;
+/// What a slice costs at least, in nanoseconds: a tick of a kernel that has a thousand a second.
+pub const LEAST_CHARGE_NS: u64 = 1_000_000;
+
+/// CFQ behind the port contract.
+pub type Cfq<P = Native> = Serial<TimeSlices, P>;
+
+/// A port of [`Cfq`].
+pub type CfqPort<P = Native> = SerialPort<TimeSlices, P>;
+
+/// The knobs of CFQ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CfqConfig {
+    /// The slice of a flow of weight 100, in nanoseconds; default 100 ms.
+    pub slice_ns: u64,
+    /// What all slices together take at most, in nanoseconds; default 300 ms.
+    pub target_ns: u64,
+    /// How many requests the active flow may have on the device while others wait; default 8.
+    pub quantum: u32,
+    /// How long to wait for the active flow's next request, in nanoseconds; 0 is CFQ-NA; default 8
+    /// ms.
+    pub idle_ns: u64,
+}
+
+impl Default for CfqConfig {
+    fn default() -> Self {
+        CfqConfig { slice_ns: 100_000_000, target_ns: 300_000_000, quantum: 8, idle_ns: 8_000_000 }
+    }
+}
+
+impl CfqConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        in_range("the slice", self.slice_ns, 1, MAX_KNOB_NS)?;
+        in_range("the target latency", self.target_ns, 1, MAX_KNOB_NS)?;
+        in_range("the quantum", self.quantum.into(), 1, u32::MAX.into())?;
+        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+    }
+}
+
+impl<P: Platform> Serial<TimeSlices, P> {
+    /// The policy and its ports.
+    pub fn new(
+        config: &SerialConfig,
+        cfq: &CfqConfig,
+    ) -> Result<(Self, Vec<CfqPort<P>>), ConfigError> {
+        Serial::with_policy(TimeSlices::new(config, cfq)?, config)
+    }
+}
+
+/// CFQ as a [`SerialPolicy`].
+pub struct TimeSlices {
+    config: CfqConfig,
+    /// The virtual disk time of the flow that was activated last; never less than before.
+    virtual_time: VTime,
+    flows: Box<[FlowState]>,
+    /// The flows that have requests staged, but for the active one.
+    heap: FlowHeap,
+    staged: Staged<JobState>,
+    active: Option<Slice>,
+    division: Division,
+    /// The weights of all flows that have requests staged or are active.
+    busy_weight: u64,
+    turns: u64,
+    lift: Lift,
+}
+
+#[derive(Clone, Copy)]
+struct Slice {
+    flow: usize,
+    began_ns: u64,
+    ends_ns: u64,
+    /// What others pay for, in [`PARTS`] of a nanosecond.
+    others: u64,
+}
+
+/// Parts that a nanosecond on the device is divided into.
+const PARTS: u64 = 256;
+
+/// Divides the time of the device between the requests that are there, while some are beside the
+/// active flow's.
+#[derive(Clone, Copy, Default)]
+struct Division {
+    /// Until when it has been divided.
+    now_ns: u64,
+    in_service: u32,
+    beside: u32,
+    /// What a request has had that has always been there, in [`PARTS`] of a nanosecond.
+    each: u64,
+}
+
+impl Division {
+    /// Time passes; gives what the requests beside have had of it.
+    #[inline]
+    fn advance(&mut self, now_ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.now_ns).min(MAX_KNOB_NS);
+        self.now_ns = now_ns;
+        if self.beside == 0 || passed_ns == 0 {
+            return 0;
+        }
+        let each = passed_ns * PARTS / u64::from(self.in_service.max(self.beside));
+        self.each = self.each.wrapping_add(each);
+        each * u64::from(self.beside)
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct FlowState {
+    /// Virtual disk time: nanoseconds at weight 100.
+    used: VTime,
+    normalizer: Normalizer,
+    weight: Weight,
+    anticipation: Anticipation,
+}
+
+#[derive(Clone, Copy, Default)]
+struct JobState {
+    read: bool,
+    /// Of a request that is on the device beside the active flow's: what each one had had by then.
+    beside: Option<u64>,
+}
+
+impl TimeSlices {
+    /// A scheduler without flows.
+    pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        cfq.check()?;
+        Ok(TimeSlices {
+            config: *cfq,
+            virtual_time: VTime::ZERO,
+            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            heap: FlowHeap::new(config.flows),
+            staged: Staged::new(config.flows, config.jobs()),
+            active: None,
+            division: Division::default(),
+            busy_weight: 0,
+            turns: 0,
+            lift: Lift::default(),
+        })
+    }
+
+    /// Behind those that have used as much.
+    fn entry(&mut self, flow: usize, tag: VTime) -> Entry {
+        self.turns = self.turns.wrapping_add(1);
+        Entry { tag, arrival: self.turns, flow: flow as u32 }
+    }
+
+    /// The first flow that may be served.
+    #[inline]
+    fn first(&mut self, lanes: Lanes) -> Option<usize> {
+        let first = *self.heap.first(lanes)?;
+        let flow = first.flow as usize;
+        match self.flows.get(flow)?.used.since(first.tag) <= LEAST_CHARGE_NS as i64 {
+            true => Some(flow),
+            false => self.first_anew(lanes),
+        }
+    }
+
+    /// One that has paid for more than a tick since it got its place gets another first.
+    #[cold]
+    fn first_anew(&mut self, lanes: Lanes) -> Option<usize> {
+        loop {
+            let &Entry { tag, flow, .. } = self.heap.first(lanes)?;
+            let flow = flow as usize;
+            let used = self.flows.get(flow)?.used;
+            if used.since(tag) <= LEAST_CHARGE_NS as i64 {
+                return Some(flow);
+            }
+            self.heap.remove(flow);
+            let entry = self.entry(flow, used);
+            self.heap.push(entry);
+        }
+    }
+
+    /// Who is active next: the first that may be served, or the flow whose slice has just ended, if
+    /// it comes before that one and cannot be served now.
+    #[inline]
+    fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
+        let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
+        let held = last
+            .filter(|&flow| !self.heap.admits(flow, lanes))
+            .and_then(|flow| self.heap.get(flow));
+        let next = match (first, held) {
+            (Some(first), Some(held)) if held.is_before(&first) => held,
+            (first, held) => first.or(held)?,
+        };
+        self.heap.remove(next.flow as usize)
+    }
+
+    /// Gives the device to a flow for a slice.
+    #[inline]
+    fn activate(&mut self, now_ns: u64, lanes: Lanes, last: Option<usize>) -> Option<Slice> {
+        let Entry { flow, tag, .. } = self.next_active(lanes, last)?;
+        self.virtual_time = self.virtual_time.max(tag);
+        let flow = flow as usize;
+        let weight = u64::from(self.flows.get(flow)?.weight.get());
+        let part = self.config.target_ns * weight / self.busy_weight.max(weight).max(1);
+        let length_ns = (self.config.slice_ns * weight / 100).min(part).max(LEAST_SLICE_NS);
+        let ends_ns = now_ns.saturating_add(length_ns);
+        let slice = Slice { flow, began_ns: now_ns, ends_ns, others: 0 };
+        self.active = Some(slice);
+        Some(slice)
+    }
+
+    /// Takes the device from the active flow and charges it.
+    #[inline]
+    fn expire(&mut self, now_ns: u64, slice: Slice) {
+        self.active = None;
+        let Some(flow) = self.flows.get_mut(slice.flow) else { return };
+        // Nothing was decided, and nobody wanted the device, since the slice ended.
+        let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
+        let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
+        flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
+        if slice.others > 0
+            && let Some(first) = self.heap.first(Lanes::All)
+        {
+            flow.used = flow.used.max(first.tag.minus(self.config.slice_ns));
+        }
+        let (used, weight) = (flow.used, flow.weight);
+        if self.staged.is_empty(slice.flow) {
+            self.busy_weight = self.busy_weight.saturating_sub(weight.get().into());
+        } else {
+            let entry = self.entry(slice.flow, used);
+            self.heap.push(entry);
+        }
+    }
+
+    /// The first request of a flow leaves for the device.
+    #[inline]
+    fn serve(&mut self, slot: usize) -> Option<Job> {
+        let (job, kept) = self.staged.pop(slot)?;
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
+        }
+        self.division.in_service = self.division.in_service.wrapping_add(1);
+        Some(job)
+    }
+
+    /// While the active flow may not be served, the first that may is.
+    #[inline]
+    fn serve_beside(&mut self, lanes: Lanes) -> Selection {
+        let Some(slot) = self.first(lanes) else { return Selection::Nothing };
+        let Some(job) = self.serve(slot) else { return Selection::Nothing };
+        self.division.beside = self.division.beside.wrapping_add(1);
+        if let Some(kept) = self.staged.kept_mut(job) {
+            kept.beside = Some(self.division.each);
+        }
+        if self.staged.is_empty(slot) {
+            self.heap.remove(slot);
+            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
+            self.busy_weight = self.busy_weight.saturating_sub(weight.into());
+        }
+        Selection::Serve(job, slot)
+    }
+
+    /// Time on the device passes.
+    #[inline]
+    fn divide(&mut self, now_ns: u64) {
+        let others = self.division.advance(now_ns);
+        if let Some(slice) = self.active.as_mut().filter(|_| others > 0) {
+            slice.others = slice.others.saturating_add(others);
+        }
+    }
+
+    /// What the active flow's slice allows; `None` if it is over.
+    #[inline]
+    fn within(&mut self, now_ns: u64, slice: Slice, lanes: Lanes) -> Option<Selection> {
+        let others_wait = !self.heap.is_empty();
+        if now_ns >= slice.ends_ns && (others_wait || !self.staged.is_empty(slice.flow)) {
+            return None;
+        }
+        let is_held = !self.heap.admits(slice.flow, lanes);
+        if is_held && !self.staged.is_empty(slice.flow) {
+            return Some(self.serve_beside(lanes));
+        }
+        let anticipation =
+            self.flows.get(slice.flow).map(|flow| flow.anticipation).unwrap_or_default();
+        if !self.staged.is_empty(slice.flow) {
+            if others_wait && anticipation.in_service() >= self.config.quantum {
+                return Some(Selection::Nothing);
+            }
+            return Some(
+                self.serve(slice.flow)
+                    .map_or(Selection::Nothing, |job| Selection::Serve(job, slice.flow)),
+            );
+        }
+        if !others_wait {
+            return Some(Selection::Nothing);
+        }
+        let until_ns = anticipation.until(now_ns, self.config.idle_ns)?;
+        Some(Selection::WaitUntil(until_ns.min(slice.ends_ns)))
+    }
+}
+
+impl SerialPolicy for TimeSlices {
+    fn add_flow(&mut self, slot: usize, weight: Weight) {
+        if let Some(slice) = self.active.filter(|slice| slice.flow == slot) {
+            // The slot's last life has nothing staged any more.
+            self.expire(slice.ends_ns, slice);
+        }
+        if let Some(flow) = self.flows.get_mut(slot) {
+            *flow = FlowState { used: self.virtual_time, weight, ..FlowState::default() };
+        }
+    }
+
+    /// Nothing to do: every arrival carries its weight.
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
+
+    /// Nothing to do: what is staged keeps its place.
+    fn remove_flow(&mut self, _flow: usize) {}
+
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        let slot = arrival.flow;
+        let alone = self.staged.is_empty(slot);
+        let is_active = self.active.is_some_and(|slice| slice.flow == slot);
+        let kept = JobState { read: arrival.op == Op::Read, beside: None };
+        self.staged.push(slot, arrival.job, kept);
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
+        let counted = if alone && !is_active { 0 } else { flow.weight.get() };
+        flow.weight = arrival.weight;
+        self.busy_weight =
+            (self.busy_weight + u64::from(arrival.weight.get())).saturating_sub(counted.into());
+        if alone && !is_active {
+            flow.used = flow.used.max(self.virtual_time);
+            let used = flow.used;
+            let entry = self.entry(slot, used);
+            self.heap.push(entry);
+        }
+    }
+
+    /// The time that it takes is what counts.
+    #[inline]
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
+    #[inline]
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        self.divide(now_ns);
+        let mut last = None;
+        // At one place for both slices: what `within` gives is then written where the caller reads
+        // it, not copied on the way.
+        while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
+            if let Some(selection) = self.within(now_ns, slice, lanes) {
+                return selection;
+            }
+            self.expire(now_ns, slice);
+            if last.replace(slice.flow).is_some() {
+                break;
+            }
+        }
+        Selection::Nothing
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, _outcome: Outcome) {
+        self.divide(now_ns);
+        let Some(kept) = self.staged.kept(job) else { return };
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        flow.anticipation.completed(now_ns);
+        let Division { in_service, beside, each, .. } = &mut self.division;
+        *in_service = in_service.saturating_sub(1);
+        if let Some(before) = kept.beside {
+            *beside = beside.saturating_sub(1);
+            let took_ns = each.wrapping_sub(before) / PARTS;
+            flow.used = flow.used.plus(flow.normalizer.units(took_ns, flow.weight));
+        }
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        if self.lift.is_due(now_ns) {
+            for (slot, flow) in self.flows.iter_mut().enumerate() {
+                // Those that are waiting have a right to be behind.
+                if self.staged.is_empty(slot) {
+                    flow.used = flow.used.max(self.virtual_time);
+                }
+            }
+        }
+        Some(self.lift.next_ns())
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        Some(self.virtual_time.units())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::policy::serial::testing::{Loop, config, counts, run};
+    use proptest::prelude::*;
+
+    const LATENCY_NS: u64 = 100_000;
+
+    fn cfq(knobs: CfqConfig) -> TimeSlices {
+        TimeSlices::new(&config(8), &knobs).unwrap()
+    }
+
+    fn tenant(weight: u16, depth: u32) -> Loop {
+        Loop { weight, length: 4096, depth }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Whatever their requests cost, flows get time in proportion to their weights.
+        #[test]
+        fn slices_are_proportional_to_weights(weights in prop::collection::vec(20u16..500, 2..5), idle in any::<bool>()) {
+            let idle_ns = if idle { 8_000_000 } else { 0 };
+            let mut policy = cfq(CfqConfig { idle_ns, ..CfqConfig::default() });
+            let loops: std::vec::Vec<Loop> = weights.iter().map(|&weight| tenant(weight, 32)).collect();
+            let served = run(&mut policy, &loops, 8, 20_000_000_000, |_| LATENCY_NS);
+            let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+            for (count, weight) in counts(&served, loops.len()).into_iter().zip(weights) {
+                let share = count as f64 / served.len() as f64;
+                let entitled = f64::from(weight) / total;
+                prop_assert!((share - entitled).abs() < 0.02, "{share} of {entitled}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slice_is_one_flows_and_lasts_100_ms() {
+        let served =
+            run(&mut cfq(CfqConfig::default()), &[tenant(100, 32); 2], 8, 1_000_000_000, |_| {
+                LATENCY_NS
+            });
+        let slices = served.chunk_by(|a, b| a == b).map(<[usize]>::len);
+        // 8 at a time, 10,000 times a second.
+        let slices: std::vec::Vec<usize> = slices.collect();
+        assert!(slices[..9].iter().all(|&slice| (7_990..=8_016).contains(&slice)), "{slices:?}");
+    }
+
+    /// A flow that waits for its answers keeps half of the time when it is waited for, and next to
+    /// nothing when not.
+    #[test]
+    fn idling_is_for_those_who_wait_for_answers() {
+        let share = |idle_ns| {
+            let mut policy = cfq(CfqConfig { idle_ns, ..CfqConfig::default() });
+            let served =
+                run(&mut policy, &[tenant(100, 1), tenant(100, 32)], 8, 4_000_000_000, |_| {
+                    LATENCY_NS
+                });
+            // At depth 1 it makes an eighth of a slice.
+            counts(&served, 2)[0] as f64 / (4e9 / LATENCY_NS as f64)
+        };
+        let (cfq, na) = (share(8_000_000), share(0));
+        assert!((0.4..0.6).contains(&cfq) && na < 0.05, "{cfq} with idling, {na} without");
+    }
+
+    #[test]
+    fn knobs_out_of_range_are_refused() {
+        let refused = |knobs: CfqConfig| {
+            TimeSlices::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
+        };
+        assert_eq!(refused(CfqConfig::default()), None);
+        let why = refused(CfqConfig { quantum: 0, ..CfqConfig::default() });
+        assert_eq!(why.as_deref(), Some("the quantum is 0, but it must be 1 to 4294967295"));
+        assert!(refused(CfqConfig { slice_ns: 0, ..CfqConfig::default() }).is_some());
+        assert!(refused(CfqConfig { idle_ns: u64::MAX, ..CfqConfig::default() }).is_some());
+    }
+}

@@ -1,0 +1,209 @@
+//! `fiops`: as many requests for each flow as its weight says, whatever their size.
+//!
+//! **Problem.** Seeks and streams mattered on disks, and schedulers gave each flow the disk for a
+//! while. An SSD has no seeks: flows may take turns after every request, and what is to be shared
+//! may be simply the number of requests.
+//!
+//! **Model.** A flow's virtual I/O count grows by `1 / weight` with each of its requests, when it
+//! is dispatched. The flow with the least count is served, one request a turn, and takes its place
+//! again behind. A flow that comes back after a pause starts at the count of the flow served last:
+//! it has saved nothing up. Nothing is waited for.
+//!
+//! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation (which
+//! `CostModel` has for lengths, and here is for requests).
+//!
+//! **Fairness.** As SFQ(D)'s, with every request of the same length.
+//!
+//! **What it does not see.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one
+//! that sends 4 KiB; a flow that keeps few requests at the device gets fewer than its share, since
+//! its turn passes while it has none.
+//!
+//! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent` of the cost
+//! model, 100 by default: where a write takes the device three times as long, 300 evens that out.
+//!
+//! **Sources.** Li: FIOPS I/O scheduler, messages to the Linux kernel's mailing list, 2012; the
+//! NASS paper, MSST 2020, Table I.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::cost::CostModel;
+use crate::contract::flow::Weight;
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::{Op, Outcome};
+use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::serial::heap::{Entry, FlowHeap};
+use crate::policy::serial::staged::Staged;
+use crate::policy::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
+
+/// What one I/O counts for at weight 100, in units of virtual time.
+pub const IO_UNITS: u64 = 4096;
+
+/// FIOPS behind the port contract.
+pub type Fiops<P = Native> = Serial<VirtualIops, P>;
+
+/// A port of [`Fiops`].
+pub type FiopsPort<P = Native> = SerialPort<VirtualIops, P>;
+
+impl<P: Platform> Serial<VirtualIops, P> {
+    /// The policy and its ports.
+    pub fn new(config: &SerialConfig) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
+        config.check()?;
+        Serial::with_policy(VirtualIops::new(config), config)
+    }
+}
+
+/// FIOPS as a [`SerialPolicy`].
+pub struct VirtualIops {
+    /// The count of the flow served last; never less than before.
+    virtual_time: VTime,
+    flows: Box<[FlowState]>,
+    /// The flows that have requests staged.
+    heap: FlowHeap,
+    staged: Staged<JobState>,
+    turns: u64,
+    cost: CostModel,
+    lift: Lift,
+}
+
+#[derive(Clone, Copy, Default)]
+struct FlowState {
+    count: VTime,
+    normalizer: Normalizer,
+}
+
+#[derive(Clone, Copy, Default)]
+struct JobState {
+    units: u64,
+    weight: Weight,
+}
+
+impl VirtualIops {
+    /// A scheduler without flows.
+    pub fn new(config: &SerialConfig) -> Self {
+        VirtualIops {
+            virtual_time: VTime::ZERO,
+            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            heap: FlowHeap::new(config.flows),
+            staged: Staged::new(config.flows, config.jobs()),
+            turns: 0,
+            cost: config.cost,
+            lift: Lift::default(),
+        }
+    }
+
+    /// Behind those that have the same count.
+    fn entry(&mut self, flow: usize, tag: VTime) -> Entry {
+        self.turns = self.turns.wrapping_add(1);
+        Entry { tag, arrival: self.turns, flow: flow as u32 }
+    }
+
+    fn units(&self, op: Op) -> u64 {
+        let percent = match op {
+            Op::Read => self.cost.read_percent,
+            Op::Write | Op::WriteZeroes => self.cost.write_percent,
+            Op::Flush | Op::Discard => 100,
+        };
+        (u64::from(percent) * IO_UNITS / 100).max(1)
+    }
+}
+
+impl SerialPolicy for VirtualIops {
+    fn add_flow(&mut self, flow: usize, _weight: Weight) {
+        if let Some(flow) = self.flows.get_mut(flow) {
+            *flow = FlowState { count: self.virtual_time, ..FlowState::default() };
+        }
+    }
+
+    /// Nothing to do: every arrival carries its weight.
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
+
+    /// Nothing to do: what is staged keeps its place.
+    fn remove_flow(&mut self, _flow: usize) {}
+
+    #[inline]
+    fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
+        let newly_backlogged = self.staged.is_empty(arrival.flow);
+        let kept = JobState { units: self.units(arrival.op), weight: arrival.weight };
+        self.staged.push(arrival.flow, arrival.job, kept);
+        if newly_backlogged && let Some(flow) = self.flows.get_mut(arrival.flow) {
+            flow.count = flow.count.max(self.virtual_time);
+            let count = flow.count;
+            let entry = self.entry(arrival.flow, count);
+            self.heap.push(entry);
+        }
+    }
+
+    /// It is one I/O still.
+    #[inline]
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
+    #[inline]
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.heap.set_lane(flow, lane);
+    }
+
+    #[inline]
+    fn select(&mut self, _now_ns: u64, lanes: Lanes) -> Selection {
+        let Some(Entry { flow: slot, tag, .. }) = self.heap.take_first(lanes) else {
+            return Selection::Nothing;
+        };
+        let slot = slot as usize;
+        let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
+        let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
+        // The later of the two: a flow that was shut out for a while is served behind virtual time.
+        self.virtual_time = self.virtual_time.max(tag);
+        flow.count = tag.plus(flow.normalizer.units(kept.units, kept.weight));
+        let count = flow.count;
+        if !self.staged.is_empty(slot) {
+            let entry = self.entry(slot, count);
+            self.heap.push(entry);
+        }
+        Selection::Serve(job, slot)
+    }
+
+    #[inline]
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        if self.lift.is_due(now_ns) {
+            for (slot, flow) in self.flows.iter_mut().enumerate() {
+                // Those that are waiting have a right to be behind.
+                if self.staged.is_empty(slot) {
+                    flow.count = flow.count.max(self.virtual_time);
+                }
+            }
+        }
+        Some(self.lift.next_ns())
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        Some(self.virtual_time.units())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::policy::serial::testing::{Loop, config, counts, run};
+
+    #[test]
+    fn requests_are_shared_whatever_their_length() {
+        let loops = [(100, 512), (200, 1 << 20), (300, 4096)].map(|(weight, length)| Loop {
+            weight,
+            length,
+            depth: 32,
+        });
+        let served = run(&mut VirtualIops::new(&config(8)), &loops, 8, 60_000_000, |length| {
+            1000 + u64::from(length)
+        });
+        let counts = counts(&served, 3);
+        assert!(counts[0] > 50 && counts[1].abs_diff(2 * counts[0]) <= 8, "{counts:?}");
+        assert!(counts[2].abs_diff(3 * counts[0]) <= 8, "{counts:?}");
+        // One request a turn: nobody is served more often in a row than its weight says.
+        assert!(served[8..].chunk_by(|a, b| a == b).all(|turn| turn.len() <= 3));
+    }
+}

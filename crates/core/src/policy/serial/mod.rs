@@ -1,0 +1,614 @@
+//! Schedulers behind one lock.
+//!
+//! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one
+//! queue that every core goes through. They know flows and requests, but neither ports nor slots
+//! nor locks; and a filter that limits some flows' dispatches has to fit around any of them without
+//! their knowing.
+//!
+//! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
+//! may be served, completed, and changes of flows. Which may be served is said by [lanes](Lane),
+//! and all may if nobody says anything. [`Serial`] puts it behind one [`Platform::Mutex`], counts
+//! the slots of the device and speaks the [port contract](crate::contract::port):
+//!
+//! - `submit` inserts; the request is staged.
+//! - `next` selects while a slot is free. A request must be issued by the port that it was
+//!   submitted to: when the policy picks one of another port, its slot is taken, it goes to that
+//!   port's **outbox**, and that port is woken. A port issues what is in its outbox before anything
+//!   else, in order. Whoever calls `next` thus selects for all, and a completion (after which the
+//!   caller owes a `next`) finds the next request wherever it is.
+//! - `complete` gives the slot back.
+//!
+//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): what the
+//! policy knows as one request is then a chain of the port's, which `next` gives part by part.
+//!
+//! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears
+//! of a flow before any port can submit for it, and never hears of a removal after the slot's next
+//! life has begun.
+//!
+//! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
+//! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
+//! [`fifo::Links`]. Where requests are merged, what is numbered is units of them.
+
+pub mod anticipation;
+pub mod bfq;
+pub mod cfq;
+pub mod fifo;
+pub mod fiops;
+pub mod flashfq;
+pub mod heap;
+pub mod merge;
+pub mod nass;
+pub mod sfqd;
+pub mod staged;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod testing;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use crate::contract::cost::CostModel;
+use crate::contract::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
+use crate::contract::platform::{Lock, Native, Platform};
+use crate::contract::port::{
+    Class, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted,
+    Tag, TuneError, Tuning,
+};
+use crate::contract::port_set::{PortId, PortSet};
+
+use fifo::{Fifo, Links};
+use merge::{Merger, Piece, Placed};
+
+/// A live request of any port: an index below [`SerialConfig::jobs`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Job(pub u32);
+
+/// A request as a [`SerialPolicy`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Its number, free again after `completed`.
+    pub job: Job,
+    /// Its flow's slot.
+    pub flow: usize,
+    /// The flow's weight when it was submitted.
+    pub weight: Weight,
+    /// What it does.
+    pub op: Op,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+    /// What it costs its flow, in bytes of service.
+    pub cost: u64,
+}
+
+/// What a [`SerialPolicy`] wants served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Selection {
+    /// This request, of the flow in this slot, now. It is no longer staged.
+    Serve(Job, usize),
+    /// Requests are staged, but the policy keeps the device for one that it expects, until this
+    /// time (nanoseconds) at the latest.
+    WaitUntil(u64),
+    /// No flow that may be served has a request staged.
+    Nothing,
+}
+
+/// Whether a flow may be served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Lane {
+    /// While all may.
+    #[default]
+    Common,
+    /// Whenever any may.
+    Reserved,
+    /// It may not.
+    Shut,
+}
+
+/// Which flows may be served now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lanes {
+    /// All that are not [shut](Lane::Shut) out.
+    All,
+    /// Only those in [`Lane::Reserved`].
+    Reserved,
+}
+
+/// A scheduler that one thread at a time calls. It neither allocates nor panics once it is built.
+pub trait SerialPolicy: Send + 'static {
+    /// A flow begins in this slot; nothing is known of it.
+    fn add_flow(&mut self, flow: usize, weight: Weight);
+
+    /// The flow's weight for arrivals from now on, which also carry it.
+    fn set_weight(&mut self, flow: usize, weight: Weight);
+
+    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
+    /// that were admitted just before.
+    fn remove_flow(&mut self, flow: usize);
+
+    /// Takes a request.
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival);
+
+    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from
+    /// now on, has its number, and costs what it adds to its cost.
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival);
+
+    /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow
+    /// stays in it.
+    fn set_lane(&mut self, flow: usize, lane: Lane);
+
+    /// Takes out the request to serve next, among those whose flow may be served. The caller has a
+    /// slot for it.
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
+
+    /// A selected request, of the flow in this slot, has been served.
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome);
+
+    /// Does periodic work and returns the time of the next, if there is any.
+    fn tick(&mut self, now_ns: u64) -> Option<u64>;
+
+    /// Virtual time in units, if the policy has one.
+    fn virtual_time(&self) -> Option<u64>;
+}
+
+/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and
+/// each type that a port is made of costs its callers a copy of their whole data path.
+impl SerialPolicy for Box<dyn SerialPolicy> {
+    fn add_flow(&mut self, flow: usize, weight: Weight) {
+        (**self).add_flow(flow, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        (**self).set_weight(flow, weight);
+    }
+
+    fn remove_flow(&mut self, flow: usize) {
+        (**self).remove_flow(flow);
+    }
+
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        (**self).insert(now_ns, arrival);
+    }
+
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        (**self).grow(now_ns, arrival);
+    }
+
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        (**self).set_lane(flow, lane);
+    }
+
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        (**self).select(now_ns, lanes)
+    }
+
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        (**self).completed(now_ns, job, flow, outcome);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        (**self).tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        (**self).virtual_time()
+    }
+}
+
+/// The bounds of a serial policy, fixed when it is built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SerialConfig {
+    /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
+    pub ports: usize,
+    /// The most flows at a time; default 256.
+    pub flows: usize,
+    /// Live requests per port, rounded up to a power of two; default 1024.
+    pub tags: usize,
+    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
+    /// the parallelism of an NVMe SSD.
+    pub slots: u32,
+    /// What requests cost; by default, bytes.
+    pub cost: CostModel,
+    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges
+    /// none.
+    pub merge_bytes: u32,
+}
+
+impl Default for SerialConfig {
+    fn default() -> Self {
+        SerialConfig {
+            ports: 1,
+            flows: 256,
+            tags: 1024,
+            slots: 64,
+            cost: CostModel::default(),
+            merge_bytes: 0,
+        }
+    }
+}
+
+impl SerialConfig {
+    /// The bound of [`Job`] numbers.
+    pub fn jobs(&self) -> usize {
+        self.ports.saturating_mul(1usize.checked_shl(self.tag_bits()).unwrap_or(usize::MAX))
+    }
+
+    fn tag_bits(&self) -> u32 {
+        self.tags.checked_next_power_of_two().map_or(usize::BITS, usize::trailing_zeros)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        check(self.ports, self.flows, self.tags, self.slots)
+    }
+}
+
+/// The control side of a serial policy.
+pub struct Serial<S: SerialPolicy, P: Platform = Native> {
+    shared: Arc<Shared<S, P>>,
+}
+
+/// One shard's port of a serial policy.
+pub struct SerialPort<S: SerialPolicy, P: Platform = Native> {
+    shared: Arc<Shared<S, P>>,
+    account: PortFlows,
+    id: PortId,
+    live: Box<[Live]>,
+    /// Requests of this port that it has not issued yet, in the policy or in its outbox.
+    staged: u32,
+}
+
+/// What a port knows of one of its tags.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Live {
+    Free,
+    /// Of this flow slot, not issued.
+    Staged(u32),
+    /// Of this flow slot, on the device.
+    Issued(u32),
+}
+
+struct Shared<S: SerialPolicy, P: Platform> {
+    flows: FlowTable<P>,
+    cost: CostModel,
+    tag_bits: u32,
+    core: CachePadded<P::Mutex<Core<S>>>,
+}
+
+/// What the lock protects.
+struct Core<S> {
+    policy: S,
+    slots: u32,
+    free: u32,
+    /// Requests outstanding beyond `slots`, since there were more slots when they went.
+    excess: u32,
+    tag_bits: u32,
+    /// If requests are merged. Then what the policy selects, and outboxes hold, are units.
+    merger: Option<Merger>,
+    links: Links,
+    outboxes: Box<[Fifo]>,
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+}
+
+/// What a port may do, from the lock's side.
+enum Turn {
+    Issue(Tag),
+    Join(Tag),
+    WaitUntil(u64),
+    Full,
+    Nothing,
+}
+
+impl<S: SerialPolicy, P: Platform> Serial<S, P> {
+    /// Puts `policy`, made for the same bounds, behind a lock; gives the control side and the
+    /// ports.
+    pub fn with_policy(
+        policy: S,
+        config: &SerialConfig,
+    ) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
+        config.check()?;
+        let core = Core {
+            policy,
+            slots: config.slots,
+            free: config.slots,
+            excess: 0,
+            tag_bits: config.tag_bits(),
+            merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
+            links: Links::new(config.jobs()),
+            outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
+            throttles: 0,
+            blocks: 0,
+            wakes: 0,
+        };
+        let shared = Arc::new(Shared {
+            flows: FlowTable::new(config.flows, config.ports),
+            cost: config.cost,
+            tag_bits: config.tag_bits(),
+            core: CachePadded::new(P::Mutex::new(core)),
+        });
+        let port = |index: usize| SerialPort {
+            shared: shared.clone(),
+            account: PortFlows::new(PortId(index as u8), &shared.flows),
+            id: PortId(index as u8),
+            live: (0..config.tags).map(|_| Live::Free).collect(),
+            staged: 0,
+        };
+        let ports = (0..config.ports).map(port).collect();
+        Ok((Serial { shared }, ports))
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
+    type Port = SerialPort<S, P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let shared = &*self.shared;
+        shared
+            .core
+            .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        let shared = &*self.shared;
+        shared.core.with(|core| {
+            shared.flows.set_weight(flow, weight)?;
+            core.policy.set_weight(flow.slot(), weight);
+            Ok(())
+        })
+    }
+
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        let Tuning::Slots(slots) = tuning else { return Err(TuneError::Fixed) };
+        if slots == 0 || slots > MAX_SLOTS {
+            return Err(ConfigError::Slots(slots).into());
+        }
+        let shared = &*self.shared;
+        shared.core.with(|core| core.resize(slots));
+        wake.extend(shared.flows.ports());
+        Ok(())
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        let shared = &*self.shared;
+        shared.core.with(|core| {
+            let ports = shared.flows.close(flow)?;
+            core.policy.remove_flow(flow.slot());
+            Ok(ports)
+        })
+    }
+
+    fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
+        self.shared.core.with(|core| core.policy.tick(now_ns))
+    }
+
+    fn stats(&self) -> Stats {
+        self.shared.core.with(|core| Stats {
+            virtual_time: core.policy.virtual_time(),
+            spread: None,
+            slots: Some(u64::from(core.slots)),
+            free_slots: Some(u64::from(core.free)),
+            throttles: core.throttles,
+            blocks: core.blocks,
+            wakes: core.wakes,
+            tokens: None,
+        })
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
+    #[inline]
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let free = |live: &&mut Live| **live == Live::Free;
+        let live =
+            self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        let shared = &*self.shared;
+        let weight =
+            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let arrival = Arrival {
+            job: shared.job(self.id, request.tag),
+            flow: request.flow.slot(),
+            weight,
+            op: request.op,
+            offset: request.offset,
+            length: request.length,
+            cost: shared.cost.cost(request.op, request.length),
+        };
+        shared.core.with(|core| core.insert(now_ns, &arrival, &shared.cost));
+        *live = Live::Staged(request.flow.slot() as u32);
+        self.staged += 1;
+        Ok(Submitted::Staged)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let shared = &*self.shared;
+        self.account.poll(&shared.flows);
+        let staged = self.staged;
+        match shared.core.with(|core| core.turn(now_ns, self.id, staged, wake)) {
+            Turn::Issue(tag) => {
+                self.leaves(tag);
+                Next::Issue { tag, class: Class::Medium }
+            }
+            Turn::Join(tag) => {
+                self.leaves(tag);
+                Next::Join { tag }
+            }
+            Turn::WaitUntil(time_ns) => Next::WaitUntil(time_ns),
+            Turn::Full | Turn::Nothing if staged > 0 => Next::Blocked,
+            Turn::Full | Turn::Nothing => Next::Idle,
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) {
+        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+        let Live::Issued(slot) = *live else { return };
+        *live = Live::Free;
+        let shared = &*self.shared;
+        let job = shared.job(self.id, tag);
+        shared.core.with(|core| core.completed(now_ns, job, slot as usize, outcome));
+        // Last, because it may give the flow's slot to its next life.
+        self.account.finish(&shared.flows, slot as usize);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.shared.core.with(|core| Reason {
+            virtual_time: core.policy.virtual_time(),
+            free_slots: Some(core.free),
+            held: Some(Held::NoSlot).filter(|_| tag.is_none() && core.free == 0),
+            ..Reason::default()
+        })
+    }
+
+    #[inline]
+    fn barrier(&mut self, flow: FlowId) {
+        self.shared.core.with(|core| {
+            if let Some(merger) = &mut core.merger {
+                merger.barrier(flow.slot());
+            }
+        });
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
+    /// A request of this port goes to the device.
+    #[inline]
+    fn leaves(&mut self, tag: Tag) {
+        if let Some(live) = self.live.get_mut(tag.0 as usize)
+            && let Live::Staged(slot) = *live
+        {
+            *live = Live::Issued(slot);
+        }
+        self.staged = self.staged.saturating_sub(1);
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Shared<S, P> {
+    #[inline]
+    fn job(&self, port: PortId, tag: Tag) -> Job {
+        Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
+    }
+}
+
+impl<S: SerialPolicy> Core<S> {
+    /// A request arrives, as a part of another if that is possible.
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
+        let Some(merger) = &mut self.merger else { return self.policy.insert(now_ns, arrival) };
+        match merger.place(arrival) {
+            Placed::New(job) => self.policy.insert(now_ns, &Arrival { job, ..*arrival }),
+            Placed::Into { unit: job, before, length } => {
+                let cost =
+                    cost.cost(arrival.op, length).saturating_sub(cost.cost(arrival.op, before));
+                self.policy.grow(now_ns, &Arrival { job, cost, ..*arrival });
+            }
+        }
+    }
+
+    /// A request is completed; of several that were one, the last one counts.
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        let ended = match &mut self.merger {
+            None => Some((job, outcome)),
+            Some(merger) => merger.completed(job, outcome),
+        };
+        if let Some((job, outcome)) = ended {
+            self.policy.completed(now_ns, job, flow, outcome);
+            self.free_slot();
+        }
+    }
+
+    /// A request has left the device.
+    #[inline]
+    fn free_slot(&mut self) {
+        if self.excess > 0 {
+            self.excess -= 1;
+        } else {
+            self.free = self.slots.min(self.free + 1);
+        }
+    }
+
+    /// Another number of slots from now on.
+    fn resize(&mut self, slots: u32) {
+        let used = self.slots.saturating_sub(self.free).saturating_add(self.excess);
+        self.slots = slots;
+        self.free = slots.saturating_sub(used);
+        self.excess = used.saturating_sub(slots);
+    }
+
+    /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so
+    /// there are at most `slots` + 1 of them.
+    #[inline]
+    fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
+        if let Some(piece) = self.merger.as_mut().and_then(|merger| merger.piece(port.0.into())) {
+            return self.piece(&piece);
+        }
+        if let Some(job) =
+            self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox))
+        {
+            return self.issue(port, job);
+        }
+        while self.free > 0 {
+            let job = match self.policy.select(now_ns, Lanes::All) {
+                Selection::Serve(job, _) => job,
+                Selection::WaitUntil(time_ns) => {
+                    self.throttles = self.throttles.wrapping_add(1);
+                    return Turn::WaitUntil(time_ns);
+                }
+                Selection::Nothing => return Turn::Nothing,
+            };
+            let owner = match &mut self.merger {
+                None => job.0.wrapping_shr(self.tag_bits),
+                Some(merger) => merger.leave(job),
+            };
+            self.free -= 1;
+            if owner == u32::from(port.0) {
+                return self.issue(port, job.0);
+            }
+            if let Some(outbox) = self.outboxes.get_mut(owner as usize) {
+                self.links.push(outbox, job.0);
+                wake.insert(PortId(owner as u8));
+                self.wakes = self.wakes.wrapping_add(1);
+            }
+        }
+        if staged > 0 {
+            self.blocks = self.blocks.wrapping_add(1);
+        }
+        Turn::Full
+    }
+
+    /// What the policy has selected goes, to begin with its first part if it has several.
+    #[inline]
+    fn issue(&mut self, port: PortId, job: u32) -> Turn {
+        let Some(merger) = &mut self.merger else { return Turn::Issue(self.tag(job)) };
+        merger.begin(port.0.into(), Job(job));
+        match merger.piece(port.0.into()) {
+            Some(piece) => self.piece(&piece),
+            None => Turn::Nothing,
+        }
+    }
+
+    #[inline]
+    fn piece(&self, piece: &Piece) -> Turn {
+        let tag = self.tag(piece.job);
+        if piece.goes_on { Turn::Join(tag) } else { Turn::Issue(tag) }
+    }
+
+    #[inline]
+    fn tag(&self, job: u32) -> Tag {
+        Tag(job & 1u32.wrapping_shl(self.tag_bits).wrapping_sub(1))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,296 @@
+//! Dispatch control: what happens when a request arrives, enters the device, and comes back
+//! (Algorithm 1).
+//!
+//! Each of the three looks up one flow and keeps a few counters; the scheduler inside hears of it
+//! only where the flow comes into another [`Lane`]: to its limit, or away from it, or where it
+//! becomes, or stops to be, one that room is kept for. What is kept of a flow is half a cache line,
+//! what is kept of a request eight bytes.
+
+use alloc::boxed::Box;
+
+use super::NassConfig;
+use super::aggressiveness::{Served, channels_of};
+use super::idleness::{Fallen, History, Reserved};
+use super::limits::Limits;
+use super::sequentiality::Sequentiality;
+use crate::contract::flow::Weight;
+use crate::policy::serial::{Arrival, Job, Lane, Lanes, SerialConfig, SerialPolicy};
+
+/// Evaluation model and dispatch control.
+pub(super) struct Control {
+    pub(super) config: NassConfig,
+    pub(super) flows: Box<[FlowState]>,
+    /// Per job, what it occupies.
+    channels: Box<[u32]>,
+    /// Per flow, and per job; empty where requests are not merged.
+    pub(super) sequentiality: Box<[Sequentiality]>,
+    lengths: Box<[u32]>,
+    history: History,
+    pub(super) limits: Limits,
+    pub(super) served: Served,
+    pub(super) reserved: Reserved,
+}
+
+/// What is kept of a flow.
+#[derive(Clone, Copy, Default)]
+#[repr(align(32))]
+pub(super) struct FlowState {
+    pub(super) weight: Weight,
+    is_present: bool,
+    /// Its tenant is gone: nothing will come.
+    is_leaving: bool,
+    pub(super) is_expected: bool,
+    /// Whether its aggressiveness fell when it last changed.
+    has_fallen: bool,
+    /// As the scheduler inside knows it.
+    lane: Lane,
+    pub(super) staged: u32,
+    pub(super) dispatched: u32,
+    /// Aggressiveness.
+    pub(super) channels: u32,
+    /// MDN, if set in this round.
+    pub(super) limit: u32,
+    pub(super) round: u32,
+    /// The number of its last arrival.
+    arrival: u32,
+}
+
+const _: () = assert!(size_of::<FlowState>() == 32);
+
+impl FlowState {
+    /// Puts it into the lane where it belongs now.
+    #[inline]
+    pub(super) fn settle<S: SerialPolicy>(
+        &mut self,
+        slot: usize,
+        reserved: &mut Reserved,
+        inner: &mut S,
+    ) {
+        let lane = match self.dispatched > 0 && self.dispatched >= self.limit {
+            true => Lane::Shut,
+            false if self.is_expected => Lane::Reserved,
+            false => Lane::Common,
+        };
+        if lane == self.lane {
+            return;
+        }
+        if self.lane == Lane::Reserved {
+            reserved.remove(self);
+        } else if lane == Lane::Reserved {
+            reserved.add(self);
+        }
+        self.lane = lane;
+        inner.set_lane(slot, lane);
+    }
+
+    /// Whether nothing of it is staged or on the device.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.staged == 0 && self.dispatched == 0
+    }
+}
+
+impl Control {
+    pub(super) fn new(config: &SerialConfig, nass: &NassConfig) -> Self {
+        let sequentiality = nass.sequentiality && config.merge_bytes > 0;
+        let merged = |count: usize| if config.merge_bytes > 0 { count } else { 0 };
+        Control {
+            config: NassConfig { sequentiality, ..*nass },
+            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            channels: (0..config.jobs()).map(|_| 0).collect(),
+            sequentiality: (0..merged(config.flows)).map(|_| Sequentiality::default()).collect(),
+            lengths: (0..merged(config.jobs())).map(|_| 0).collect(),
+            history: History::new(nass.history),
+            limits: Limits::new(nass.queue_length),
+            served: Served::default(),
+            reserved: Reserved::default(),
+        }
+    }
+
+    /// A flow's tenant is gone: nobody expects anything of it any more.
+    pub(super) fn end_life(&mut self, slot: usize) {
+        if let Some(flow) = self.flows.get_mut(slot) {
+            flow.is_leaving = true;
+            self.reserved.forget(flow);
+        }
+    }
+
+    /// A slot has another flow. The last one may still be in the history: it falls out of it as it
+    /// would have.
+    pub(super) fn begin_life(&mut self, slot: usize) {
+        if let Some(flow) = self.flows.get_mut(slot) {
+            let FlowState { weight, arrival, is_present, is_expected, lane, .. } = *flow;
+            *flow = FlowState {
+                weight,
+                arrival,
+                is_present,
+                is_expected,
+                lane,
+                ..FlowState::default()
+            };
+        }
+        if let Some(sequentiality) = self.sequentiality.get_mut(slot) {
+            *sequentiality = Sequentiality::default();
+        }
+    }
+
+    /// Which flows may send; `None` if there is none.
+    #[inline]
+    pub(super) fn open(&self) -> Option<Lanes> {
+        let theirs = self.served.requests.saturating_sub(self.reserved.dispatched);
+        match self.reserved {
+            _ if self.served.requests >= self.config.queue_length => None,
+            Reserved { flows: 0, .. } => Some(Lanes::All),
+            _ if theirs < self.config.reserve => Some(Lanes::All),
+            Reserved { staged: 0, .. } => None,
+            _ => Some(Lanes::Reserved),
+        }
+    }
+
+    /// A request arrives: lines 1 to 14.
+    #[inline]
+    pub(super) fn arrived<S: SerialPolicy>(
+        &mut self,
+        now_ns: u64,
+        arrival: &Arrival,
+        inner: &mut S,
+    ) {
+        let channels = channels_of(&self.config, arrival.op, arrival.length);
+        if let Some(place) = self.channels.get_mut(arrival.job.0 as usize) {
+            *place = channels;
+        }
+        if let Some(length) = self.lengths.get_mut(arrival.job.0 as usize) {
+            *length = arrival.length;
+        }
+        let number = self.remember(arrival.flow, inner);
+        let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
+        flow.arrival = number;
+        if flow.staged == 0 && flow.lane == Lane::Reserved {
+            self.reserved.staged = self.reserved.staged.wrapping_add(1);
+        }
+        flow.staged = flow.staged.wrapping_add(1);
+        if !flow.is_present || flow.weight != arrival.weight {
+            self.weigh(arrival.flow, arrival.weight);
+        }
+        if self.config.sequentiality {
+            self.perceive(now_ns, false, arrival.flow, inner);
+        }
+    }
+
+    /// A request arrives and is merged with a staged one: the same, but nothing more is staged.
+    #[inline]
+    pub(super) fn grown<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
+        let Some(length) = self.lengths.get_mut(arrival.job.0 as usize) else { return };
+        *length = length.saturating_add(arrival.length);
+        if let Some(channels) = self.channels.get_mut(arrival.job.0 as usize) {
+            *channels = channels_of(&self.config, arrival.op, *length);
+        }
+        let number = self.remember(arrival.flow, inner);
+        if let Some(flow) = self.flows.get_mut(arrival.flow) {
+            flow.arrival = number;
+        }
+        if self.config.sequentiality {
+            self.perceive(now_ns, true, arrival.flow, inner);
+        }
+    }
+
+    /// A flow is new, or has another weight: all limits are set.
+    #[cold]
+    fn weigh(&mut self, slot: usize, weight: Weight) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        let before = core::mem::replace(&mut flow.weight, weight);
+        if flow.dispatched > 0 {
+            self.served.weigh(before, weight);
+        }
+        let gone = core::mem::replace(&mut flow.is_present, true).then_some(before);
+        self.limits.weigh(gone, Some(weight));
+        self.limits.begin_round();
+    }
+
+    /// Puts an arrival into the history and gives its number; what falls out of it may have been
+    /// its flow's last sign.
+    #[inline]
+    fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
+        let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
+        if let Some(flow) = self.flows.get_mut(oldest)
+            && (oldest != slot) & (flow.arrival == arrival) & (flow.is_idle() | flow.is_expected)
+        {
+            self.lose_sight_of(oldest, inner);
+        }
+        number
+    }
+
+    /// A flow is not among the last arrivals, so it is not expected; if there is nothing of it
+    /// either, it is not there.
+    #[cold]
+    fn lose_sight_of<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        if flow.is_present && flow.is_idle() {
+            flow.is_present = false;
+            self.limits.weigh(Some(flow.weight), None);
+        }
+        self.reserved.forget(flow);
+        flow.settle(slot, &mut self.reserved, inner);
+    }
+
+    /// The flow's sequentiality with this arrival, and what follows for its limit: lines 7 to 13.
+    fn perceive<S: SerialPolicy>(&mut self, now_ns: u64, merges: bool, slot: usize, inner: &mut S) {
+        let Some(sequentiality) = self.sequentiality.get_mut(slot) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        if sequentiality.perceive(now_ns, merges, self.config.decay) {
+            self.limits.look_up(flow);
+            flow.limit = match flow.has_fallen {
+                false => flow.limit.saturating_sub(1).max(1),
+                true => (flow.limit + 1).min(self.config.queue_length),
+            };
+            flow.settle(slot, &mut self.reserved, inner);
+        }
+    }
+
+    /// A request enters the device: lines 15 to 30.
+    #[inline]
+    pub(super) fn sent<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
+        let Some(&channels) = self.channels.get(job.0 as usize) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        self.limits.look_up(flow);
+        self.served.add(flow, channels);
+        flow.has_fallen = false;
+        flow.staged = flow.staged.wrapping_sub(1);
+        if flow.lane == Lane::Reserved {
+            self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
+        }
+        let sends_little = flow.staged == 0
+            || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
+        let is_modest =
+            sends_little && !flow.is_leaving && flow.dispatched <= self.limits.part(flow.weight);
+        let is_expected = is_modest && self.history.holds(flow.arrival) && self.config.idleness;
+        self.reserved.sent(flow, is_expected);
+        self.served.limit(flow, &self.config, &mut self.limits);
+        flow.settle(slot, &mut self.reserved, inner);
+    }
+
+    /// A request is completed: lines 23 to 30.
+    #[inline]
+    pub(super) fn came_back<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
+        self.limits.completed();
+        let Some(&channels) = self.channels.get(job.0 as usize) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        self.limits.look_up(flow);
+        self.served.remove(flow, channels);
+        flow.has_fallen = true;
+        if flow.is_expected {
+            self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
+        }
+        let is_aggressive = self.served.limit(flow, &self.config, &mut self.limits);
+        if !is_aggressive
+            && (self.limits.is_due_more(flow)
+                || !self.served.is_short_for(flow, channels, &self.config))
+        {
+            flow.limit = (flow.limit + 1).min(self.config.queue_length);
+        }
+        if (flow.is_idle() || flow.is_expected) && !self.history.holds(flow.arrival) {
+            return self.lose_sight_of(slot, inner);
+        }
+        flow.settle(slot, &mut self.reserved, inner);
+    }
+}

@@ -1,0 +1,229 @@
+//! `nass`: a limit for each flow on what it has in the device's queue, around any serial scheduler.
+//!
+//! **Problem.** A scheduler decides who goes next, but the device has a queue of its own, SATA's
+//! NCQ with 32 places for instance. A flow of large requests, or of many, fills it and the channels
+//! behind it. The requests of others then wait where no scheduler sees them: the shares that it
+//! gave are not what they get.
+//!
+//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, to which it says which flows may be
+//! served, by [`Lane`]s: it shuts out those that have reached their limit, and reserves a lane for
+//! those that room is kept for; the other knows nothing of it. Each flow has a limit on its
+//! requests on the device, MDN in the paper, and so have all together. Three mechanisms set them,
+//! and each can be switched off:
+//!
+//! 1. *Aggressiveness* (Eq. 4, 5): a flow that occupies more of the device's channels than others
+//!    has its limit halved.
+//! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that they
+//!    can.
+//! 3. *Deceptive idleness*, instead of anticipation: room is kept for a flow that is about to send.
+//!
+//! Each has a module; `limits` says what limits are when nobody has lowered them, and how they
+//! recover, and `control` is the paper's Algorithm 1. What the paper leaves open is decided, and
+//! argued, in each.
+//!
+//! **What it costs** is a few counters for each request, and a change of lane where a flow comes to
+//! its limit or away from it.
+//!
+//! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes
+//! far more commands there than it works on, so the queue's length says nothing; what stands for
+//! NCQ's 32 places is the *window*, the number of commands that the device works on at a time, and
+//! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
+//! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
+//! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
+//! [`crate::policy::serial::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops the least start
+//! tag). The limits count what is on the device per flow over all ports, which is just what MQFQ
+//! does without: they have no lock-free form here.
+//!
+//! **Work conserving** it is not: places are kept free on purpose.
+//!
+//! **Knobs.** `channels` (10), `sub_request_bytes` (8 KiB), `history` (128 requests), `decay` (2),
+//! `reserve` (8 requests), `queue_length` (32 requests): the paper's for an Intel 530. The three
+//! switches.
+//!
+//! **Paper.** NASS, an NCQ-aware I/O scheduling scheme, MSST 2020, sections II and III.
+
+mod aggressiveness;
+mod control;
+mod idleness;
+mod limits;
+mod sequentiality;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use alloc::vec::Vec;
+
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, in_range};
+use crate::contract::flow::Weight;
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::Outcome;
+use crate::policy::serial::{
+    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+};
+
+use control::Control;
+
+pub use sequentiality::DECAY_UNIT_NS;
+
+/// NASS around a scheduler, behind the port contract.
+pub type NassOver<S, P = Native> = Serial<Nass<S>, P>;
+
+/// A port of [`NassOver`].
+pub type NassPort<S, P = Native> = SerialPort<Nass<S>, P>;
+
+/// The parameters of NASS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NassConfig {
+    /// η: channels of the device; default 10.
+    pub channels: u32,
+    /// Size(sub): what one channel takes of a request, in bytes; default 8192.
+    pub sub_request_bytes: u32,
+    /// α: how many arrivals are remembered; default 128.
+    pub history: u32,
+    /// µ: by what sequentiality is divided in each [`DECAY_UNIT_NS`]; default 2.
+    pub decay: u32,
+    /// β: how many requests may be on the device while one of another flow is expected; default 8.
+    pub reserve: u32,
+    /// NCQ length: the most requests on the device; default 32.
+    pub queue_length: u32,
+    /// Whether aggressive flows are limited; default true.
+    pub aggressiveness: bool,
+    /// Whether sequential flows are held back or let go; default true (false is the paper's variant
+    /// NM).
+    pub sequentiality: bool,
+    /// Whether room is kept for flows that are deceptively idle; default true.
+    pub idleness: bool,
+}
+
+impl Default for NassConfig {
+    fn default() -> Self {
+        NassConfig {
+            channels: 10,
+            sub_request_bytes: 8192,
+            history: 128,
+            decay: 2,
+            reserve: 8,
+            queue_length: 32,
+            aggressiveness: true,
+            sequentiality: true,
+            idleness: true,
+        }
+    }
+}
+
+impl NassConfig {
+    /// For a device that works on `window` requests at a time, with the paper's proportions of
+    /// channels and reserve to it (10 and 8 of 32); see the [module's text](self).
+    pub fn of_window(window: u32) -> Self {
+        let of_32 = |part: u32| (u64::from(window) * u64::from(part) / 32).max(1) as u32;
+        NassConfig {
+            channels: of_32(10),
+            reserve: of_32(8),
+            queue_length: window.max(1),
+            ..NassConfig::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        in_range("the number of channels", self.channels.into(), 1, 1 << 20)?;
+        in_range("the size of a sub-request", self.sub_request_bytes.into(), 512, 1 << 30)?;
+        in_range("the length of the history", self.history.into(), 1, 1 << 20)?;
+        in_range("the decay factor", self.decay.into(), 2, 1 << 20)?;
+        in_range("the reserve", self.reserve.into(), 1, MAX_SLOTS.into())?;
+        in_range("the queue's length", self.queue_length.into(), 1, MAX_SLOTS.into())
+    }
+}
+
+impl<S: SerialPolicy, P: Platform> Serial<Nass<S>, P> {
+    /// NASS around `inner`, made for the same bounds, and the ports.
+    pub fn new(
+        inner: S,
+        config: &SerialConfig,
+        nass: &NassConfig,
+    ) -> Result<(Self, Vec<NassPort<S, P>>), ConfigError> {
+        Serial::with_policy(Nass::new(inner, config, nass)?, config)
+    }
+}
+
+/// NASS around another [`SerialPolicy`].
+pub struct Nass<S> {
+    inner: S,
+    control: Control,
+}
+
+impl<S: SerialPolicy> Nass<S> {
+    /// Puts the limits around `inner`.
+    pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        nass.check()?;
+        Ok(Nass { inner, control: Control::new(config, nass) })
+    }
+
+    /// The most requests that the flow may have on the device now.
+    pub fn limit(&self, flow: usize) -> u32 {
+        self.control.flows.get(flow).map_or(0, |flow| self.control.limits.of(flow))
+    }
+}
+
+impl<S: SerialPolicy> SerialPolicy for Nass<S> {
+    /// The slot's last life may still be in the history: it falls out of it as it would have.
+    fn add_flow(&mut self, slot: usize, weight: Weight) {
+        self.control.begin_life(slot);
+        self.inner.add_flow(slot, weight);
+        if let Some(flow) = self.control.flows.get_mut(slot) {
+            flow.settle(slot, &mut self.control.reserved, &mut self.inner);
+        }
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        self.inner.set_weight(flow, weight);
+    }
+
+    /// Nobody waits for it any more.
+    fn remove_flow(&mut self, slot: usize) {
+        self.control.end_life(slot);
+        if let Some(flow) = self.control.flows.get_mut(slot) {
+            flow.settle(slot, &mut self.control.reserved, &mut self.inner);
+        }
+        self.inner.remove_flow(slot);
+    }
+
+    #[inline]
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.control.arrived(now_ns, arrival, &mut self.inner);
+        self.inner.insert(now_ns, arrival);
+    }
+
+    #[inline]
+    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
+        self.control.grown(now_ns, arrival, &mut self.inner);
+        self.inner.grow(now_ns, arrival);
+    }
+
+    /// Nothing to do: lanes are this one's own, and nobody is around it.
+    fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
+
+    #[inline]
+    fn select(&mut self, now_ns: u64, _lanes: Lanes) -> Selection {
+        let Nass { inner, control } = self;
+        let Some(lanes) = control.open() else { return Selection::Nothing };
+        let selection = inner.select(now_ns, lanes);
+        if let Selection::Serve(job, flow) = selection {
+            control.sent(job, flow, inner);
+        }
+        selection
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
+        self.inner.completed(now_ns, job, flow, outcome);
+        self.control.came_back(job, flow, &mut self.inner);
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Option<u64> {
+        self.inner.tick(now_ns)
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        self.inner.virtual_time()
+    }
+}

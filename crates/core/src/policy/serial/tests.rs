@@ -1,0 +1,88 @@
+//! What all policies behind one lock have in common, tried with SFQ(D).
+
+use super::*;
+use crate::policy::serial::sfqd::Sfqd;
+
+const ISSUE: fn(u32) -> Next = |tag| Next::Issue { tag: Tag(tag), class: Class::Medium };
+
+fn config() -> SerialConfig {
+    SerialConfig { ports: 2, flows: 2, tags: 5, slots: 2, ..SerialConfig::default() }
+}
+
+#[test]
+fn a_request_is_issued_by_the_port_that_it_was_submitted_to() {
+    let (policy, mut ports) = Sfqd::<Native>::new(&config()).unwrap();
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    let [a, b] = &mut ports[..] else { panic!("two ports") };
+    let request = |tag| Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 4096 };
+    let mut wake = PortSet::EMPTY;
+    for tag in [4, 0, 2] {
+        assert_eq!(b.submit(0, &request(tag), &mut wake), Ok(Submitted::Staged));
+    }
+    assert_eq!(a.next(0, &mut wake), Next::Idle, "a has nothing, but finds work for b");
+    assert_eq!(wake, PortSet::only(PortId(1)));
+    assert_eq!(policy.stats().free_slots, Some(0));
+    assert_eq!((b.next(0, &mut wake), b.next(0, &mut wake)), (ISSUE(4), ISSUE(0)));
+    assert_eq!(b.next(0, &mut wake), Next::Blocked);
+
+    assert_eq!(a.submit(0, &request(1), &mut wake), Ok(Submitted::Staged));
+    wake = PortSet::EMPTY;
+    b.complete(0, Tag(2), Outcome::Done, &mut wake);
+    assert_eq!(policy.stats().free_slots, Some(0), "it is staged, not issued");
+    b.complete(0, Tag(4), Outcome::Done, &mut wake);
+    b.complete(0, Tag(4), Outcome::Done, &mut wake);
+    assert_eq!(policy.stats().free_slots, Some(1));
+    b.complete(0, Tag(0), Outcome::Failed, &mut wake);
+    assert_eq!((b.next(0, &mut wake), b.next(0, &mut wake)), (ISSUE(2), Next::Idle));
+    assert_eq!(wake, PortSet::only(PortId(0)));
+    assert_eq!((a.next(0, &mut wake), a.next(0, &mut wake)), (ISSUE(1), Next::Idle));
+}
+
+#[test]
+fn slots_change_while_requests_are_outstanding() {
+    let (policy, mut ports) = Sfqd::<Native>::new(&SerialConfig { tags: 8, ..config() }).unwrap();
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    let port = &mut ports[0];
+    let mut wake = PortSet::EMPTY;
+    for tag in 0..8 {
+        let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 4096 };
+        port.submit(0, &request, &mut wake).unwrap();
+    }
+    let issued = |port: &mut SerialPort<_, _>, wake: &mut PortSet| {
+        std::iter::from_fn(|| matches!(port.next(0, wake), Next::Issue { .. }).then_some(()))
+            .count()
+    };
+    assert_eq!(issued(port, &mut wake), 2);
+    policy.tune(Tuning::Slots(5), &mut wake).unwrap();
+    assert_eq!(wake, PortSet::first(2), "whoever waits for a slot looks again");
+    assert_eq!(issued(port, &mut wake), 3);
+    policy.tune(Tuning::Slots(2), &mut wake).unwrap();
+    policy.tune(Tuning::Slots(3), &mut wake).unwrap();
+    for (tag, more) in [(0, 0), (1, 0), (2, 1)] {
+        port.complete(0, Tag(tag), Outcome::Done, &mut wake);
+        assert_eq!(issued(port, &mut wake), more, "five are out where three may be");
+    }
+    (3..6).for_each(|tag| port.complete(0, Tag(tag), Outcome::Done, &mut wake));
+    assert_eq!(policy.stats().free_slots, Some(3));
+    assert_eq!(policy.tune(Tuning::Slots(0), &mut wake), Err(ConfigError::Slots(0).into()));
+    assert_eq!(policy.tune(Tuning::Threshold(1), &mut wake), Err(TuneError::Fixed));
+}
+
+#[test]
+fn bounds_that_make_no_sense_are_refused() {
+    let refused = |config: SerialConfig| Sfqd::<Native>::new(&config).err();
+    assert_eq!(refused(config()), None);
+    assert_eq!(refused(SerialConfig { ports: 0, ..config() }), Some(ConfigError::Ports(0)));
+    assert_eq!(refused(SerialConfig { ports: 65, ..config() }), Some(ConfigError::Ports(65)));
+    assert_eq!(refused(SerialConfig { flows: 0, ..config() }), Some(ConfigError::Flows(0)));
+    assert_eq!(refused(SerialConfig { tags: 0, ..config() }), Some(ConfigError::Tags(0)));
+    assert_eq!(
+        refused(SerialConfig { tags: usize::MAX, ..config() }),
+        Some(ConfigError::Tags(usize::MAX))
+    );
+    assert_eq!(
+        refused(SerialConfig { tags: 1 << 40, ..config() }),
+        Some(ConfigError::Tags(1 << 40))
+    );
+    assert_eq!(refused(SerialConfig { slots: 0, ..config() }), Some(ConfigError::Slots(0)));
+}

@@ -1,0 +1,148 @@
+//! Machines that break a promise of atomics, on which the models must find what a law forbids: so
+//! we know that they look.
+//!
+//! [`NoOrder`] has no total order between writing one word and reading another; [`Unordered`] has
+//! no order at all; [`NoStamp`] swaps words whose tag is the same though the stamp is not; [`Torn`]
+//! adds in two steps.
+
+use std::marker::PhantomData;
+
+use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
+
+/// What a broken machine does with an access.
+#[allow(unreachable_pub, reason = "a blanket implementation names it")]
+pub trait Fault: Send + Sync + 'static {
+    /// The order that it takes instead.
+    fn order(order: Ordering) -> Ordering;
+    /// The bits in which a compare-and-swap may differ unnoticed.
+    const BLIND: u64 = 0;
+    /// Whether an addition reads and then writes.
+    const TORN: bool = false;
+    /// Whether a fence orders anything.
+    const FENCES: bool = false;
+}
+
+impl<F: Fault> Platform for F {
+    type U64 = Faulty<F>;
+    type Mutex<T: Send + 'static> = <Loom as Platform>::Mutex<T>;
+    fn relax() {
+        Loom::relax();
+    }
+    fn fence() {
+        if F::FENCES {
+            Loom::fence();
+        }
+    }
+}
+
+/// A machine without a total order: its accesses are acquire and release, no more.
+pub(crate) struct NoOrder;
+
+impl Fault for NoOrder {
+    fn order(order: Ordering) -> Ordering {
+        if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
+    }
+}
+
+/// A machine whose accesses are atomic, and no more.
+pub(crate) struct Unordered;
+
+impl Fault for Unordered {
+    fn order(_: Ordering) -> Ordering {
+        Ordering::Relaxed
+    }
+}
+
+/// A machine that cannot tell stamps apart.
+pub(crate) struct NoStamp;
+
+impl Fault for NoStamp {
+    fn order(order: Ordering) -> Ordering {
+        order
+    }
+    const BLIND: u64 = 0x7f;
+    const FENCES: bool = true;
+}
+
+/// A machine whose additions are not atomic.
+pub(crate) struct Torn;
+
+impl Fault for Torn {
+    fn order(order: Ordering) -> Ordering {
+        order
+    }
+    const TORN: bool = true;
+    const FENCES: bool = true;
+}
+
+#[allow(unreachable_pub, reason = "a blanket implementation names it")]
+pub struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
+
+impl<F: Fault> Faulty<F> {
+    fn load_order(order: Ordering) -> Ordering {
+        if F::order(order) == Ordering::AcqRel { Ordering::Acquire } else { F::order(order) }
+    }
+    fn store_order(order: Ordering) -> Ordering {
+        if F::order(order) == Ordering::AcqRel { Ordering::Release } else { F::order(order) }
+    }
+}
+
+impl<F: Fault> AtomicWord for Faulty<F> {
+    fn new(value: u64) -> Self {
+        Faulty(AtomicWord::new(value), PhantomData)
+    }
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(Self::load_order(order))
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, Self::store_order(order))
+    }
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, F::order(order))
+    }
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        if F::TORN {
+            let old = self.0.load(Ordering::Relaxed);
+            self.0.store(old.wrapping_add(value), Ordering::Relaxed);
+            return old;
+        }
+        self.0.fetch_add(value, F::order(order))
+    }
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_sub(value, F::order(order))
+    }
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(value, F::order(order))
+    }
+    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(value, F::order(order))
+    }
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        let mut expected = current;
+        loop {
+            match self.0.compare_exchange(
+                expected,
+                new,
+                F::order(success),
+                Self::load_order(failure),
+            ) {
+                Err(now) if (now ^ current) & !F::BLIND == 0 => expected = now,
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Runs the model in every interleaving with at most so many preemptions.
+pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(model);
+}

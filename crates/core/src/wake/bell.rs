@@ -1,0 +1,198 @@
+//! The bell: how a thread that serves is told to look again.
+//!
+//! **Problem.** A port's thread sleeps when it has nothing to do, and others have to wake it:
+//! policies for virtual time and slots, the control thread for messages. Waking costs a system
+//! call, so a thread that is busy, which looks soon anyway, should not be woken; and one that is
+//! just about to sleep must not be missed. **Model.** A bit says that it rang, a word what the
+//! owner does: it runs, it looks (it waits for the bell with its eyes open, for a while), or it is
+//! parked. Whoever rings sets the bit and then looks at the word; only if the owner is parked does
+//! it have to be woken, by the first who finds it so. An owner that wants to sleep sets the word
+//! and then looks at the bit.
+//!
+//! **No ring is lost.** Both sides write before they read, in one total order (sequential
+//! consistency), so at least one of them sees the other: either the ringer finds the owner parked
+//! and wakes it, or the owner finds the bit and stays awake. A ringer that finds it looking has set
+//! the bit before the owner parks, since the word did not say so yet; the owner's look after that
+//! finds it. Nobody but a ringer that takes the word from parked to running wakes the owner, so one
+//! sleep costs one wake-up. Both words change by exchange, so that each change is of what the last
+//! one left; it costs what an ordered store does. **What was said before is heard.** Taking the bit
+//! is an acquire of the setting of it, so the owner then finds what the ringer had written before
+//! it rang. Only [`Bell::is_rung`] and the first look of [`Bell::take`] are relaxed: they see the
+//! bit late at worst, and never after [`Bell::park`] has seen it, which is the same thread's.
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// The owner runs, and may ring others.
+const RUNS: u64 = 0;
+/// It looks for the bell, and rings nobody meanwhile.
+const LOOKS: u64 = 1;
+/// It sleeps, or is about to.
+const PARKED: u64 = 2;
+
+/// One thread's bell. See the [module's text](self).
+pub struct Bell<P: Platform> {
+    rung: P::U64,
+    state: P::U64,
+}
+
+impl<P: Platform> Default for Bell<P> {
+    fn default() -> Self {
+        Bell { rung: P::U64::new(0), state: P::U64::new(RUNS) }
+    }
+}
+
+impl<P: Platform> Bell<P> {
+    /// Makes the owner look again. True if it sleeps, or is about to: the caller has to wake it
+    /// then.
+    #[inline]
+    #[must_use]
+    pub fn ring(&self) -> bool {
+        self.rung.swap(1, Ordering::SeqCst);
+        P::fence();
+        // The look spares an owner that runs the loss of its cache line.
+        self.state.load(Ordering::SeqCst) != RUNS
+            && self.state.swap(RUNS, Ordering::SeqCst) == PARKED
+    }
+
+    /// Whether it rang since the last call; for the owner.
+    #[inline]
+    pub fn take(&self) -> bool {
+        self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Whether it rang, for an owner that looks for it: no more than a hint until it is taken.
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.rung.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the owner runs, so that it may soon ring others. No more than a hint.
+    #[inline]
+    pub fn is_running(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == RUNS
+    }
+
+    /// The owner looks for the bell from now on, until [`Self::wake`].
+    #[inline]
+    pub fn look(&self) {
+        self.state.swap(LOOKS, Ordering::AcqRel);
+    }
+
+    /// The owner wants to sleep. False if the bell rang: then it must not. [`Self::wake`] follows
+    /// in any case.
+    #[inline]
+    #[must_use]
+    pub fn park(&self) -> bool {
+        self.state.swap(PARKED, Ordering::SeqCst);
+        P::fence();
+        self.rung.load(Ordering::SeqCst) == 0
+    }
+
+    /// The owner goes on, for whatever reason.
+    #[inline]
+    pub fn wake(&self) {
+        // Whoever still finds it parked wakes it in vain, which costs one turn.
+        self.state.swap(RUNS, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contract::platform::Native;
+
+    #[test]
+    fn only_who_is_parked_is_woken_and_only_once() {
+        let bell = Bell::<Native>::default();
+        assert!(!bell.ring(), "it runs");
+        assert!(!bell.park(), "it rang");
+        bell.wake();
+        assert_eq!((bell.take(), bell.take()), (true, false));
+        bell.look();
+        assert!(!bell.is_running() && !bell.ring(), "it looks");
+        assert!(bell.is_rung() && bell.take());
+        assert!(bell.park());
+        assert_eq!((bell.ring(), bell.ring()), (true, false));
+    }
+
+    proptest! {
+        /// In any history: whoever may sleep has taken all rings, and the first ring after that
+        /// wakes it.
+        #[test]
+        fn nobody_sleeps_through_a_ring(steps in proptest::collection::vec(0u8..5, 0..200)) {
+            let bell = Bell::<Native>::default();
+            let (mut rung, mut asleep) = (false, false);
+            for step in steps {
+                match step {
+                    0 | 1 => {
+                        prop_assert_eq!(bell.ring(), asleep);
+                        (rung, asleep) = (true, false);
+                    }
+                    _ if asleep => {}
+                    2 => prop_assert_eq!(bell.take(), core::mem::take(&mut rung)),
+                    3 => {
+                        bell.look();
+                        prop_assert_eq!(bell.is_rung(), rung);
+                        bell.wake();
+                    }
+                    _ => {
+                        asleep = bell.park();
+                        prop_assert_eq!(asleep, !rung);
+                        if !asleep {
+                            bell.wake();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The law over real threads: whatever is said before a ring is heard, and nobody sleeps while
+    /// something is not heard.
+    #[test]
+    fn everything_said_is_heard() {
+        const EACH: u64 = 100_000;
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let (bell, said) = (Bell::<Native>::default(), AtomicU64::new(0));
+        let heard = std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                let mut heard = 0;
+                while heard < 3 * EACH {
+                    if bell.take() {
+                        heard = said.load(Ordering::Relaxed);
+                    } else if bell.park() {
+                        // It may be woken in vain, by a ringer that found it parked before it saw
+                        // the ring and went on.
+                        let since = Instant::now();
+                        std::thread::park_timeout(PATIENCE);
+                        assert!(
+                            since.elapsed() < PATIENCE,
+                            "asleep though {} was said",
+                            said.load(Ordering::Relaxed)
+                        );
+                    }
+                    bell.wake();
+                }
+                heard
+            });
+            for _ in 0..3 {
+                let (bell, said, thread) = (&bell, &said, owner.thread().clone());
+                scope.spawn(move || {
+                    for _ in 0..EACH {
+                        said.fetch_add(1, Ordering::Relaxed);
+                        if bell.ring() {
+                            thread.unpark();
+                        }
+                    }
+                });
+            }
+            owner.join().unwrap()
+        });
+        assert_eq!(heard, 3 * EACH);
+    }
+}

@@ -1,0 +1,73 @@
+//! The meeting: where threads wait until none of them holds a request of the policy that is to be
+//! replaced.
+//!
+//! **Problem.** A port may need the others to get rid of its requests, so a thread that has none
+//! left goes on turning until nobody has any; only then may any of them go on with its next port.
+//! **Model.** A count of those that are missing. The last to arrive wakes the others, who may sleep
+//! meanwhile (see [`super::bell`]).
+//!
+//! **Order.** Arriving is a release and an acquire in one: the subtractions form one chain, so the
+//! last one, and whoever reads 0 with an acquire, comes after all that each thread did before it
+//! arrived. The last one rings after the count has come to 0, and a ring makes its owner look
+//! again; so nobody sleeps while the meeting is over.
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// A meeting of some threads. See the [module's text](self).
+pub struct Meeting<P: Platform> {
+    missing: P::U64,
+}
+
+impl<P: Platform> Meeting<P> {
+    /// Of so many threads.
+    pub fn new(threads: usize) -> Meeting<P> {
+        Meeting { missing: P::U64::new(threads as u64) }
+    }
+
+    /// A thread holds no request any more; once for each. True if it was the last, which then has
+    /// to wake the others.
+    #[must_use]
+    pub fn arrive(&self) -> bool {
+        self.missing.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether all have arrived: then everything that they did before is done.
+    pub fn is_over(&self) -> bool {
+        self.missing.load(Ordering::Acquire) == 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contract::platform::Native;
+
+    proptest! {
+        /// The law over real threads: nobody goes on before all have left, and one of them is the
+        /// last.
+        #[test]
+        fn nobody_goes_on_early(work in proptest::collection::vec(0u32..2_000, 1..5)) {
+            let meeting = Meeting::<Native>::new(work.len());
+            let [left, last] = [AtomicU64::new(0), AtomicU64::new(0)];
+            std::thread::scope(|scope| {
+                for &spins in &work {
+                    let (meeting, left, last, all) = (&meeting, &left, &last, work.len() as u64);
+                    scope.spawn(move || {
+                        (0..spins).for_each(|_| core::hint::spin_loop());
+                        left.fetch_add(1, Ordering::Relaxed);
+                        last.fetch_add(u64::from(meeting.arrive()), Ordering::Relaxed);
+                        while !meeting.is_over() {
+                            std::thread::yield_now();
+                        }
+                        assert_eq!(left.load(Ordering::Relaxed), all);
+                    });
+                }
+            });
+            prop_assert_eq!(last.into_inner(), 1);
+        }
+    }
+}
