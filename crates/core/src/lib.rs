@@ -80,7 +80,7 @@ pub use contract::port::{
     self, Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
 };
-pub use contract::port_set::{PortId, PortSet};
+pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};

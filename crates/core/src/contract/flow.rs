@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 
 /// A flow's share relative to the others': 1 to 10,000, as in Linux cgroup v2; 100 by default.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -130,7 +130,9 @@ impl Control {
 /// The flows of one policy; shared by its ports and its control side.
 pub struct FlowTable<P: Platform> {
     words: Box<[P::U64]>,
+    /// For each flow the ports that have not let go of it, [`words`] words a flow.
     pending: Box<[P::U64]>,
+    pending_words: usize,
     closings: CachePadded<P::U64>,
     ports: PortSet,
     /// Held by `add`, `set_weight` and `close`, so that only ports run beside each of them.
@@ -142,7 +144,8 @@ impl<P: Platform> FlowTable<P> {
     pub fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
             words: (0..flows).map(|_| P::U64::new(FREE)).collect(),
-            pending: (0..flows).map(|_| P::U64::new(0)).collect(),
+            pending: SharedPorts::empty::<P>(flows * words(ports)),
+            pending_words: words(ports),
             closings: CachePadded::new(P::U64::new(0)),
             ports: PortSet::first(ports),
             control: P::Mutex::new(()),
@@ -174,11 +177,11 @@ impl<P: Platform> FlowTable<P> {
         prepare: impl FnOnce(usize),
     ) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
-            let free = |(word, pending): &(&P::U64, &P::U64)| {
+            let free = |(slot, word): &(usize, &P::U64)| {
                 Control(word.load(Ordering::Relaxed)).state() != OPEN
-                    && pending.load(Ordering::Acquire) == 0
+                    && self.pending(*slot).is_empty(Ordering::Acquire)
             };
-            let mut slots = self.words.iter().zip(self.pending.iter());
+            let mut slots = self.words.iter().enumerate();
             let flow = match known {
                 Some(flow) => {
                     slots.nth(flow.slot()).filter(free).map(|_| flow).ok_or(FlowError::Taken)?
@@ -207,7 +210,7 @@ impl<P: Platform> FlowTable<P> {
             let weight = self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
             // The bits go first: a slot whose word says closed is not free before each port has
             // answered.
-            self.pending[flow.slot()].store(self.ports.bits(), Ordering::Release);
+            self.pending(flow.slot()).store(self.ports, Ordering::Release);
             self.replace(flow, weight, CLOSED)?;
             self.closings.fetch_add(1, Ordering::Release);
             Ok(self.ports)
@@ -254,6 +257,14 @@ impl<P: Platform> FlowTable<P> {
             .enumerate()
             .filter(|(_, control)| control.state() == OPEN);
         open.map(|(slot, control)| (slot, control.weight()))
+    }
+
+    /// The ports that have not let go of the slot's closed flow.
+    #[inline]
+    fn pending(&self, slot: usize) -> SharedPorts<'_, P::U64> {
+        let first = slot.saturating_mul(self.pending_words);
+        let of_slot = self.pending.get(first..first.saturating_add(self.pending_words));
+        SharedPorts::of(of_slot.unwrap_or(&[]))
     }
 
     /// Rewrites the word of an open flow; the caller holds the control lock.
@@ -338,13 +349,10 @@ impl PortFlows {
 
     #[cold]
     fn answer<P: Platform>(&mut self, table: &FlowTable<P>) {
-        let bit = PortSet::only(self.port).bits();
-        for (slot, ((word, pending), live)) in
-            table.words.iter().zip(table.pending.iter()).zip(self.live.iter()).enumerate()
-        {
+        for (slot, (word, live)) in table.words.iter().zip(self.live.iter()).enumerate() {
             let closed = Control(word.load(Ordering::Acquire)).state() == CLOSED;
             if !closed
-                || pending.load(Ordering::Acquire) & bit == 0
+                || !table.pending(slot).contains(self.port, Ordering::Acquire)
                 || self.closing.contains(&(slot as u32))
             {
                 continue;
@@ -360,9 +368,7 @@ impl PortFlows {
 
 /// Clears the port's bit of a closed slot.
 fn release<P: Platform>(table: &FlowTable<P>, port: PortId, slot: usize) {
-    if let Some(pending) = table.pending.get(slot) {
-        pending.fetch_and(!PortSet::only(port).bits(), Ordering::AcqRel);
-    }
+    table.pending(slot).remove(port, Ordering::AcqRel);
 }
 
 #[cfg(all(test, not(loom)))]

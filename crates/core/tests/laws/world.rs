@@ -505,7 +505,7 @@ impl<P: Policy> World<P> {
 
     fn owe(&mut self, wake: PortSet) {
         self.owed.extend(wake);
-        if wake.bits() & !PortSet::first(self.trace.shape.ports).bits() != 0 {
+        if wake.and(PortSet::first(self.trace.shape.ports)) != wake {
             self.broken(format!("woke {wake:?}, of {} ports", self.trace.shape.ports));
             self.owed = PortSet::EMPTY;
         }

@@ -339,6 +339,6 @@ mod tests {
             refused(KyberConfig { discard_target_ns: u64::MAX, ..config }),
             Some(ConfigError::Target(u64::MAX))
         );
-        assert_eq!(refused(KyberConfig { ports: 65, ..config }), Some(ConfigError::Ports(65)));
+        assert_eq!(refused(KyberConfig { ports: 257, ..config }), Some(ConfigError::Ports(257)));
     }
 }

@@ -218,7 +218,12 @@ impl<P: Platform> KyberFair<P> {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             pots: (0..config.flows).map(|_| Pot::new()).collect(),
-            periods: Periods::new(config.period_ns, config.tokens.first, config.patience),
+            periods: Periods::new(
+                config.ports,
+                config.period_ns,
+                config.tokens.first,
+                config.patience,
+            ),
             lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
             planner: P::Mutex::new(planner),

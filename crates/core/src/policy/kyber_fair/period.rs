@@ -55,7 +55,7 @@ use super::Shared;
 use super::predict::MAX_TOKENS;
 use crate::contract::flow::Weight;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortBits, PortId, PortSet};
 
 const NUMBER_SHIFT: u32 = 48;
 const LOW: u64 = (1 << NUMBER_SHIFT) - 1;
@@ -178,7 +178,7 @@ pub(super) struct Periods<P: Platform> {
     word: CachePadded<P::U64>,
     /// Number of the period, and how many active flows have tokens left in their pots.
     unspent: CachePadded<P::U64>,
-    sleepers: CachePadded<P::U64>,
+    sleepers: CachePadded<PortBits<P>>,
     /// Since when too few requests have been seen outstanding in this period; 0 if they are not.
     short_ns: CachePadded<P::U64>,
     end_ns: P::U64,
@@ -194,12 +194,12 @@ const NOBODY: u64 = Weight::MAX.get() as u64;
 
 impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
-    pub(super) fn new(length_ns: u64, tokens: u64, patience: u32) -> Self {
+    pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
         Periods {
             word: word(Period::new(0, tokens, NOBODY).0),
             unspent: word(0),
-            sleepers: word(0),
+            sleepers: CachePadded::new(PortBits::new(ports)),
             short_ns: word(0),
             end_ns: P::U64::new(0),
             length_ns,
@@ -225,9 +225,8 @@ impl<P: Platform> Periods<P> {
 
     /// Marks the port as asleep. The caller looks once more afterwards whether it has to be.
     pub(super) fn enlist(&self, port: PortId) {
-        let bit = PortSet::only(port).bits();
-        if self.sleepers.load(Ordering::SeqCst) & bit == 0 {
-            self.sleepers.fetch_or(bit, Ordering::SeqCst);
+        if !self.sleepers.set().contains(port, Ordering::SeqCst) {
+            self.sleepers.set().insert(port, Ordering::SeqCst);
         }
         P::fence();
     }
@@ -270,8 +269,9 @@ impl<P: Platform> Periods<P> {
     #[inline]
     pub(super) fn a_sleeper_beside(&self, port: PortId) -> Option<PortId> {
         P::fence();
-        let others = self.sleepers.load(Ordering::SeqCst) & !PortSet::only(port).bits();
-        PortSet::from_bits(others).next()
+        let mut others = self.sleepers.set().load(Ordering::SeqCst);
+        others.remove(port);
+        others.next()
     }
 
     /// A flow has run out of tokens in this period: gives whether it was the last that counted.
@@ -344,7 +344,7 @@ impl<P: Platform> Shared<P> {
         // Whoever reads the new number reads all that was written before.
         periods.word.store(Period::new(next, tokens, weights).0, Ordering::SeqCst);
         P::fence();
-        Some(PortSet::from_bits(periods.sleepers.swap(0, Ordering::SeqCst)))
+        Some(periods.sleepers.set().take(Ordering::SeqCst))
     }
 
     /// The tokens of the next period; and what writes are to cost.

@@ -183,7 +183,7 @@ impl<P: Platform> Mqfq<P> {
             flows: FlowTable::new(config.flows, ports),
             ends,
             time: VirtualTime::new(time),
-            wheel: Wheel::new(window),
+            wheel: Wheel::new(window, ports),
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
             cost: config.cost,
