@@ -1,4 +1,4 @@
-"""Reads whose data stay in the page cache until the client has them: what real clients get, whatever happens to the file meanwhile."""
+"""Reads from the page cache: what real clients get, whatever happens to the file meanwhile."""
 
 import contextlib
 import os
@@ -128,7 +128,7 @@ def test_cached_unread():
         check(resident < 400 << 10, f"{resident} KiB for clients that do not read")
         for client in (*idle, other):
             client.s.close()
-        until(lambda: len(os.listdir(fds)) <= before, 10, "sockets and pipes are closed")
+        until(lambda: len(os.listdir(fds)) <= before, 10, "sockets are closed")
 
 
 def test_cached_stranger():

@@ -2,6 +2,8 @@
 //! metrics.
 
 mod common;
+#[path = "operate/storage.rs"]
+mod storage;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -206,7 +206,6 @@ impl Running {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: self.buffers[usize::from(buffer)].memory(),
             cookie: cookie | u64::from(buffer),
         })

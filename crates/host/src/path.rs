@@ -60,8 +60,6 @@ pub struct Order {
     pub no_hole: bool,
     /// See [`Command::fast_only`].
     pub fast_only: bool,
-    /// See [`Command::in_place`].
-    pub in_place: bool,
     /// The data.
     pub memory: Memory,
     /// The front end's name for it.
@@ -72,9 +70,8 @@ impl Order {
     /// What the device gets of it.
     #[inline]
     pub fn command(&self, tag: Tag, class: Class) -> Command {
-        let Order { op, file, offset, length, fua, no_hole, fast_only, in_place, memory, .. } =
-            *self;
-        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, in_place, memory }
+        let Order { op, file, offset, length, fua, no_hole, fast_only, memory, .. } = *self;
+        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
     }
 }
 
@@ -85,8 +82,6 @@ pub struct Finished {
     pub cookie: u64,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// See [`Completion::in_place`].
-    pub in_place: bool,
 }
 
 /// A live request.
@@ -475,10 +470,10 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();
-        for Completion { tag, errno, in_place } in completions.drain(..) {
+        for Completion { tag, errno } in completions.drain(..) {
             let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
             match after {
-                None => self.end(now_ns, tag, errno, in_place),
+                None => self.end(now_ns, tag, errno),
                 Some(after) => self.end_joined(now_ns, ring, tag, after, errno),
             }
         }
@@ -491,7 +486,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let mut part = Some((first, Some(second)));
         while let Some((tag, after)) = part {
             if errno == 0 {
-                self.end(now_ns, tag, 0, false);
+                self.end(now_ns, tag, 0);
             } else {
                 self.issued = true;
                 self.issue_alone(now_ns, ring, tag);
@@ -504,7 +499,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// A request has been carried out.
     #[inline]
-    fn end(&mut self, now_ns: u64, tag: Tag, errno: i32, in_place: bool) {
+    fn end(&mut self, now_ns: u64, tag: Tag, errno: i32) {
         let failed = errno != 0;
         if self.recorder.is_some() {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
@@ -522,7 +517,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.completed += 1;
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
-        self.finished.push(Finished { cookie: live.cookie, errno, in_place });
+        self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
     /// The next order that has been carried out.
@@ -605,7 +600,7 @@ mod tests {
             self.sent.push((command.offset, command.length));
             let range = command.offset..command.offset + u64::from(command.length);
             let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
-            self.done.push(Completion::new(command.tag, errno));
+            self.done.push(Completion { tag: command.tag, errno });
         }
     }
 
@@ -686,7 +681,7 @@ mod tests {
         fn submit(&mut self, op: Op, block: u64, fua: bool) {
             let mut buffer = self.region.allocate(BLOCK).unwrap();
             buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
-            let (no_hole, fast_only, in_place, memory) = (false, false, false, buffer.memory());
+            let (no_hole, fast_only, memory) = (false, false, buffer.memory());
             let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
             let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
             let order = Order {
@@ -699,7 +694,6 @@ mod tests {
                 fua,
                 no_hole,
                 fast_only,
-                in_place,
                 memory,
                 cookie,
             };
@@ -715,7 +709,7 @@ mod tests {
             let mut errnos = vec![-1; self.buffers.len()];
             while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
                 self.path.reap(0, &mut self.ring);
-                while let Some(Finished { cookie, errno, .. }) = self.path.finished() {
+                while let Some(Finished { cookie, errno }) = self.path.finished() {
                     assert_eq!(
                         std::mem::replace(&mut errnos[cookie as usize], errno),
                         -1,

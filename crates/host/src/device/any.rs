@@ -6,7 +6,7 @@ use std::io;
 use fairq_core::{ClassWeights, PortSet};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Source, Unsettled};
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Unsettled};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
@@ -185,10 +185,6 @@ impl Device for AnyDevice {
 
     fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
         each!(AnyDevice, self, device => device.zeroes_by_map(file, no_hole))
-    }
-
-    fn source(&self, file: u16) -> Option<Source> {
-        each!(AnyDevice, self, device => device.source(file))
     }
 
     fn is_polled(&self) -> bool {

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
 
-use crate::device::file::Source;
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 use crate::wakers::Wakers;
@@ -73,8 +72,6 @@ pub struct Command {
     pub no_hole: bool,
     /// For writing zeroes: fail with `EOPNOTSUPP` rather than be slow.
     pub fast_only: bool,
-    /// For reads: the data may stay in the file ([`Completion::in_place`]).
-    pub in_place: bool,
     /// The data: at least `length` bytes for reads and writes, [`Memory::NONE`] otherwise.
     pub memory: Memory,
 }
@@ -86,16 +83,6 @@ pub struct Completion {
     pub tag: Tag,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// The data of a read have stayed in the file, whose cache has them: they can be sent from
-    /// there ([`Device::source`]). The command's memory is as it was.
-    pub in_place: bool,
-}
-
-impl Completion {
-    /// Of a command whose data, if it has any, are in its memory.
-    pub fn new(tag: Tag, errno: i32) -> Completion {
-        Completion { tag, errno, in_place: false }
-    }
 }
 
 /// A range of a file and whether it holds data.
@@ -165,11 +152,6 @@ pub trait Device: Send + Sync + 'static {
     /// writing.
     fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
         true
-    }
-
-    /// The file to send from what reads have left in place; none if they never do there.
-    fn source(&self, _file: u16) -> Option<Source> {
-        None
     }
 
     /// The allocation of a range of a file, in order, at least one extent, at most `most`; together

@@ -108,8 +108,7 @@ impl NbdFront {
                 region.set_fixed(index as u32, length);
             }
         }
-        let source = device.source(connect.volume.file);
-        self.conns[index] = Some(Conn::new(index as u32, connect, source, region, self.limits));
+        self.conns[index] = Some(Conn::new(index as u32, connect, region, self.limits));
         self.touch(index);
     }
 

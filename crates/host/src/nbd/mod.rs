@@ -21,7 +21,6 @@ pub mod handshake;
 mod op;
 pub mod option;
 pub(crate) mod pace;
-mod pipe;
 pub mod proto;
 pub mod reply;
 pub mod survey;

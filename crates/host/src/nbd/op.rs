@@ -21,11 +21,6 @@ pub(super) const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
 /// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where
 /// zeroes are written it is [`CHUNK`].
 const DATALESS_CHUNK: u64 = 32 << 20;
-/// The shortest read whose data may stay in the file. To look for its pages and to give them to the
-/// socket takes as much as to copy 4 KiB twice, and a client that reads pages which nobody has just
-/// copied has to get them from farther away: measured, 4 KiB lose a fifth of their throughput, 8
-/// KiB a tenth, and from 16 KiB on it is all gain.
-const IN_PLACE: u64 = 16 << 10;
 
 /// What an op answers.
 pub(super) enum Reply {
@@ -50,8 +45,6 @@ pub(super) struct Op {
     pub(super) submitted: u64,
     pub(super) outstanding: u32,
     pub(super) errno: i32,
-    /// Chunks of a read whose data have stayed in the file, one bit each.
-    pub(super) in_place: [u64; CHUNKS / 64],
     pub(super) reply: Reply,
     /// It stands in `to_submit`.
     pub(super) queued: bool,
@@ -73,7 +66,6 @@ impl Op {
             submitted: 0,
             outstanding: 0,
             errno: 0,
-            in_place: [0; CHUNKS / 64],
             reply: Reply::Pending,
             queued: false,
         }
@@ -92,31 +84,6 @@ impl Op {
     pub(super) fn chunk(&self, index: u64) -> Range<u32> {
         let start = index * u64::from(CHUNK);
         start as u32..(start + u64::from(CHUNK)).min(self.request.length) as u32
-    }
-
-    fn is_in_place(&self, chunk: u64) -> bool {
-        self.in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0
-    }
-
-    /// Its data, in pieces that are as long as they can be: whether they are in the file.
-    pub(super) fn runs(&self) -> impl Iterator<Item = (Range<u32>, bool)> {
-        let mut next = 0;
-        std::iter::from_fn(move || {
-            let first = next;
-            if first == self.chunks() {
-                return None;
-            }
-            let in_place = self.is_in_place(first);
-            while next < self.chunks() && self.is_in_place(next) == in_place {
-                next += 1;
-            }
-            Some((self.chunk(first).start..self.chunk(next - 1).end, in_place))
-        })
-    }
-
-    /// How many pieces its reply has at most.
-    pub(super) fn pieces(&self) -> usize {
-        if self.has_data() { 1 + self.chunks() as usize } else { 1 }
     }
 
     /// The data that are yet to come, which nobody else has.
@@ -149,11 +116,10 @@ impl Op {
         self.outstanding == 0 && (all || self.errno != 0)
     }
 
-    /// Makes its next order, if it is submittable; data in `own_pages` of the file may stay there.
+    /// Makes its next order, if it is submittable.
     pub(super) fn next_order<D: Device>(
         &mut self,
         volume: &Volume,
-        own_pages: &Range<u64>,
         device: &D,
         cookie: u64,
     ) -> Order {
@@ -191,10 +157,6 @@ impl Op {
             }
         };
         let offset = volume.base + request.offset + at;
-        let in_place = core_op == CoreOp::Read
-            && request.length >= IN_PLACE
-            && own_pages.start <= offset
-            && offset + u64::from(length) <= own_pages.end;
         Order {
             tenant: volume.tenant,
             flow: volume.flow,
@@ -205,7 +167,6 @@ impl Op {
             fua: request.fua() && core_op != CoreOp::Read,
             no_hole: request.flags.contains(CommandFlags::NO_HOLE),
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
-            in_place,
             memory,
             cookie,
         }
@@ -214,7 +175,6 @@ impl Op {
     /// Puts its reply in the outbox.
     pub(super) fn add_reply(
         &self,
-        volume: &Volume,
         outbox: &mut Outbox,
         mut tls: Option<&mut rustls::ServerConnection>,
     ) {
@@ -226,42 +186,8 @@ impl Op {
             Reply::Data(header) => {
                 outbox.add(header.as_bytes(), tls);
                 let Some(buffer) = &self.buffer else { return };
-                if self.in_place == [0; CHUNKS / 64] {
-                    return outbox.add(buffer.bytes(), tls);
-                }
-                for (run, in_place) in self.runs() {
-                    match in_place {
-                        true => {
-                            let offset = volume.base + self.request.offset + u64::from(run.start);
-                            outbox.add_in_file(buffer.memory_of(&run), offset);
-                        }
-                        false => {
-                            outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls)
-                        }
-                    }
-                }
+                outbox.add(buffer.bytes(), tls);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_as_long_as_they_can_be() {
-        let mut op = Op::idle();
-        (op.request.command, op.request.length) = (Command::Read, 70 * u64::from(CHUNK) - 5);
-        op.in_place = [1 << 1 | 1 << 2 | 1 << 63, 0b11, 0, 0, 0, 0, 0, 0];
-        let runs: Vec<_> = op
-            .runs()
-            .map(|(run, in_place)| (run.start / CHUNK, run.end.div_ceil(CHUNK), in_place))
-            .collect();
-        assert_eq!(
-            runs,
-            [(0, 1, false), (1, 3, true), (3, 63, false), (63, 66, true), (66, 70, false)]
-        );
-        assert_eq!(op.runs().last().unwrap().0.end, 70 * CHUNK - 5);
     }
 }

@@ -11,16 +11,14 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fairq_core::{FlowId, Op, Port};
 
 use crate::device::Device;
-use crate::device::file::LARGEST;
 use crate::memory::Memory;
 use crate::nbd::conn::Volume;
 use crate::path::{DataPath, Order};
 use crate::ring::Ring;
 
 /// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds.
-/// Pieces end at multiples of it in the file, so that each of the cache's pages, however large,
-/// goes as a whole with whatever the removed tenant may still see of it.
-const PIECE: u64 = LARGEST;
+/// Pieces end at multiples of it in the file, so that no block is cut.
+const PIECE: u64 = 2 << 20;
 /// Marks cookies that are no connection's.
 const COOKIE: u64 = 1 << 63;
 /// Not over.
@@ -126,7 +124,6 @@ impl Wipe {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: Memory::NONE,
             cookie: self.cookie(),
         };

@@ -9,8 +9,7 @@
 //! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
 //! around the range; writes read the block, change it and write it back, under the guard of
 //! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
-//! done on the spot where that takes no waiting (`at_once`), or not done at all where the data can
-//! be had from the cache (`in_place`). Discards shrink to whole blocks.
+//! done on the spot where that takes no waiting (`at_once`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
 //! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
@@ -38,14 +37,12 @@ use crate::ring::Ring;
 
 mod at_once;
 mod files;
-mod in_place;
 mod open;
 mod part;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use in_place::{LARGEST, Source};
 pub use open::{Direct, FileSpec};
 pub(super) use part::{around, inside};
 pub use queue::FileQueue;
@@ -184,10 +181,6 @@ impl Device for FileDevice {
 
     fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
         self.shared.files.get(file).is_some_and(|backing| backing.zeroes_by_map(no_hole))
-    }
-
-    fn source(&self, file: u16) -> Option<Source> {
-        self.shared.files.get(file).filter(|backing| backing.gives_pages).map(Source::of)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -18,7 +18,6 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
 use crate::device::error::DeviceError;
-use crate::device::file::in_place;
 use crate::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
@@ -71,8 +70,6 @@ pub(super) struct Backing {
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
-    /// Reads may leave data in place; see `in_place`.
-    pub(super) gives_pages: bool,
     /// Whether holes can be punched.
     pub(super) punch: Support,
     /// Whether a range can be zeroed that stays allocated.
@@ -239,10 +236,6 @@ impl Backing {
             zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
-            gives_pages: block == 1
-                && memory_align == 1
-                && !is_block_device
-                && in_place::is_possible(&file, size),
             punch: Support::default(),
             zero_range: Support::default(),
             file,

@@ -34,7 +34,6 @@ use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
 use crate::device::file::at_once::{self, Waits};
-use crate::device::file::in_place;
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
@@ -103,8 +102,6 @@ struct Operation {
     moved: u32,
     stalls: u8,
     is_synced: bool,
-    /// Its data have stayed in the file.
-    in_place: bool,
     bounce: Option<Buffer>,
     access: Access,
     /// Where a merged command's data is.
@@ -194,7 +191,6 @@ impl FileQueue {
             moved: 0,
             stalls: 0,
             is_synced: false,
-            in_place: false,
             bounce: None,
             access: Access::NONE,
             vectors,
@@ -214,8 +210,7 @@ impl FileQueue {
                 operation.vectors.clear();
                 self.spare.push(operation.vectors);
             }
-            let Operation { command, in_place, .. } = operation;
-            self.done.push(Completion { tag: command.tag, errno, in_place });
+            self.done.push(Completion { tag: operation.command.tag, errno });
             self.free.push(slot);
         }
     }
@@ -419,12 +414,12 @@ fn of(files: &[Option<Open>], number: u16) -> &Open {
 impl Queue for FileQueue {
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
         let Some(backing) = self.file(ring, command.file) else {
-            self.done.push(Completion::new(command.tag, libc::EINVAL));
+            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
             return;
         };
         let end = command.offset.checked_add(u64::from(command.length));
         if command.op != Op::Flush && end.is_none_or(|end| end > backing.size) {
-            self.done.push(Completion::new(command.tag, libc::EINVAL));
+            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
             return;
         }
         let mut command = *command;
@@ -691,23 +686,12 @@ impl Operation {
         (offset | u64::from(length)) % PAGE as u64 == 0
     }
 
-    /// The read, done on the spot or found to need no doing, and its result; `None` if it is none,
-    /// or might wait.
-    fn read_at_once(&mut self, backing: &Backing) -> Option<i32> {
+    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
+    fn read_at_once(&self, backing: &Backing) -> Option<i32> {
         if !self.is_read() || !self.is_cached(backing) {
             return None;
         }
         let (offset, length, address) = self.left();
-        if self.command.in_place
-            && backing.gives_pages
-            && self.vectors.is_empty()
-            && self.moved == 0
-        {
-            self.in_place = in_place::is_ready(&backing.file, offset, length);
-            if self.in_place {
-                return Some(length as i32);
-            }
-        }
         let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does

@@ -751,7 +751,6 @@ impl Slot {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: Memory::NONE,
         };
         let (transfer, ranges) = (Transfer::NONE, Vec::new());
