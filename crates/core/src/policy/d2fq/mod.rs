@@ -107,11 +107,12 @@ pub use port::D2fqPort;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{ClassWeights, Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{LIFT_PERIOD_NS, VTime};
+use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
 use port::{Usage, units};

@@ -51,10 +51,11 @@ pub use domain::Domain;
 pub use port::KyberPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::FlowTable;
 use depths::Depths;
 use domain::DOMAINS;
 use latency::{Adjuster, Latencies, TIMED};

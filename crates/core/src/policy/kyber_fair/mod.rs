@@ -90,10 +90,11 @@ pub use predict::Totals;
 
 use crate::contract::bounds::{ConfigError, check};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::FlowTable;
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio};
 

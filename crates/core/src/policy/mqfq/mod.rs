@@ -57,7 +57,7 @@
 //! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
 //! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
 //! | flows' control words | none: written when flows are added, changed or removed |
-//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::contract::flow::PortFlows)) |
+//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::structures::flow_table::PortFlows)) |
 //!
 //! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
 //! half a line a request for end tags, and for virtual time a few lines every 320 requests.
@@ -109,11 +109,12 @@ pub use port::MqfqPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::LIFT_PERIOD_NS;
+use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
 use end_tags::EndTags;
 use follow::{Count, Follow};

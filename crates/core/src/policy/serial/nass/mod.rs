@@ -199,6 +199,11 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.inner.grow(now_ns, arrival);
     }
 
+    fn cancel(&mut self, job: Job, flow: usize) {
+        self.inner.cancel(job, flow);
+        self.control.cancelled(flow);
+    }
+
     /// Nothing to do: lanes are this one's own, and nobody is around it.
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
