@@ -119,14 +119,19 @@ impl PortSet {
     #[inline]
     pub fn after(self, port: PortId) -> Option<PortId> {
         let (at, first) = (port.word(), u32::from(port.0 & 63) + 1);
-        let above = self.0[at] & u64::MAX.checked_shl(first).unwrap_or(0);
+        let above = self.word(at) & u64::MAX.checked_shl(first).unwrap_or(0);
         if above != 0 {
             return Some(lowest(at, above));
         }
         (1..=WORDS)
             .map(|step| (at + step) % WORDS)
-            .find(|&word| self.0[word] != 0)
-            .map(|word| lowest(word, self.0[word]))
+            .find(|&word| self.word(word) != 0)
+            .map(|word| lowest(word, self.word(word)))
+    }
+
+    #[inline]
+    fn word(&self, word: usize) -> u64 {
+        self.0.get(word).copied().unwrap_or(0)
     }
 }
 
@@ -150,9 +155,9 @@ impl Iterator for PortSet {
     /// Takes the lowest port out.
     #[inline]
     fn next(&mut self) -> Option<PortId> {
-        let word = self.0.iter().position(|&bits| bits != 0)?;
-        let port = lowest(word, self.0[word]);
-        self.0[word] &= self.0[word] - 1;
+        let (word, bits) = self.0.iter_mut().enumerate().find(|(_, bits)| **bits != 0)?;
+        let port = lowest(word, *bits);
+        *bits &= bits.wrapping_sub(1);
         Some(port)
     }
 }

@@ -368,8 +368,9 @@ impl<T: Default> PortFlows<T> {
     ) -> Result<(), SubmitError> {
         table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.seat(flow).map_or(0, |seat| self.live(seat));
-        let parts = self.in_use + u32::from(live == 0) + 1;
-        if live < (self.tags / parts).max(1) { Ok(()) } else { Err(SubmitError::Full) }
+        let parts = self.in_use.saturating_add(u32::from(live == 0) + 1);
+        let part = self.tags.checked_div(parts).unwrap_or(0).max(1);
+        if live < part { Ok(()) } else { Err(SubmitError::Full) }
     }
 
     /// Whose seat it is.
