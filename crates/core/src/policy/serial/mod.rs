@@ -51,7 +51,7 @@ use crossbeam_utils::CachePadded;
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
 use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowError, FlowId, Weight};
-use crate::contract::platform::{Lock, Native, Platform};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
     Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TuneError, Tuning,
@@ -293,6 +293,36 @@ struct Shared<S: SerialPolicy, P: Platform> {
     cost: CostModel,
     tag_bits: u32,
     core: CachePadded<P::Mutex<Core<S>>>,
+    shown: CachePadded<Shown<P>>,
+}
+
+/// What statistics tell, written under the lock whenever it changes: statistics are read without
+/// the lock, since verbs may hold it where the reader may not wait for them.
+struct Shown<P: Platform> {
+    /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
+    virtual_time: P::U64,
+    slots: P::U64,
+    free: P::U64,
+    throttles: P::U64,
+    blocks: P::U64,
+    wakes: P::U64,
+}
+
+/// More units than virtual time has.
+const NO_VIRTUAL_TIME: u64 = u64::MAX;
+
+impl<P: Platform> Shown<P> {
+    fn new() -> Self {
+        let zero = || P::U64::new(0);
+        Shown {
+            virtual_time: zero(),
+            slots: zero(),
+            free: zero(),
+            throttles: zero(),
+            blocks: zero(),
+            wakes: zero(),
+        }
+    }
 }
 
 /// What the lock protects.
@@ -312,6 +342,8 @@ struct Core<S> {
     throttles: u64,
     blocks: u64,
     wakes: u64,
+    /// What statistics were told last, in the order of [`Shown`].
+    told: [u64; 6],
 }
 
 /// What a port may do, from the lock's side.
@@ -344,13 +376,16 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             throttles: 0,
             blocks: 0,
             wakes: 0,
+            told: [0; 6],
         };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             cost: config.cost,
             tag_bits: config.tag_bits(),
             core: CachePadded::new(P::Mutex::new(core)),
+            shown: CachePadded::new(Shown::new()),
         });
+        shared.with(|_| ());
         let port = |index: usize| SerialPort {
             shared: shared.clone(),
             account: PortFlows::new(PortId(index as u8), &shared.flows, config.tags),
@@ -370,13 +405,12 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
         shared
-            .core
             .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| {
+        shared.with(|core| {
             shared.flows.set_weight(flow, weight)?;
             core.policy.set_weight(flow.slot(), weight);
             Ok(())
@@ -389,14 +423,14 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             return Err(ConfigError::Slots(slots).into());
         }
         let shared = &*self.shared;
-        shared.core.with(|core| core.resize(slots));
+        shared.with(|core| core.resize(slots));
         wake.extend(shared.flows.ports());
         Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| {
+        shared.with(|core| {
             let ports = shared.flows.close(flow)?;
             core.policy.remove_flow(flow.slot());
             Ok(ports)
@@ -404,20 +438,22 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     }
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        self.shared.core.with(|core| core.policy.tick(now_ns))
+        self.shared.with(|core| core.policy.tick(now_ns))
     }
 
     fn stats(&self) -> Stats {
-        self.shared.core.with(|core| Stats {
-            virtual_time: core.policy.virtual_time(),
+        let Shown { virtual_time, slots, free, throttles, blocks, wakes } = &*self.shared.shown;
+        let read = |word: &P::U64| word.load(Ordering::Relaxed);
+        Stats {
+            virtual_time: Some(read(virtual_time)).filter(|&units| units != NO_VIRTUAL_TIME),
             spread: None,
-            slots: Some(u64::from(core.slots)),
-            free_slots: Some(u64::from(core.free)),
-            throttles: core.throttles,
-            blocks: core.blocks,
-            wakes: core.wakes,
+            slots: Some(read(slots)),
+            free_slots: Some(read(free)),
+            throttles: read(throttles),
+            blocks: read(blocks),
+            wakes: read(wakes),
             tokens: None,
-        })
+        }
     }
 }
 
@@ -444,7 +480,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             length: request.length,
             cost: shared.cost.cost(request.op, request.length),
         };
-        shared.core.with(|core| core.insert(now_ns, &arrival, &shared.cost));
+        shared.with(|core| core.insert(now_ns, &arrival, &shared.cost));
         *live = Live::Staged(seat as u32);
         if let Some(staged) = self.account.kept_mut(seat) {
             self.staged_links.push(&mut staged.tags, request.tag.0);
@@ -459,7 +495,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let shared = &*self.shared;
         self.account.poll(&shared.flows);
         let staged = self.staged;
-        match shared.core.with(|core| core.turn(now_ns, self.id, staged, wake)) {
+        match shared.with(|core| core.turn(now_ns, self.id, staged, wake)) {
             Turn::Issue(tag) => {
                 self.leaves(tag);
                 Next::Issue { tag, class: Class::Medium }
@@ -481,7 +517,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         *live = Live::Free;
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
-        shared.core.with(|core| core.completed(now_ns, job, slot, outcome));
+        shared.with(|core| core.completed(now_ns, job, slot, outcome));
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, seat as usize);
     }
@@ -494,7 +530,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
-        if !shared.core.with(|core| core.cancel(now_ns, self.id, job, slot)) {
+        if !shared.with(|core| core.cancel(now_ns, self.id, job, slot)) {
             return false;
         }
         self.unstage(tag, Live::Free);
@@ -506,7 +542,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let live = self.live.get_mut(tag.0 as usize)?;
         let Live::Issued(seat) = *live else { return None };
         let job = self.shared.job(self.id, tag);
-        self.shared.core.with(|core| core.requeue(self.id, job)).then(|| {
+        self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
             if let Some(staged) = self.account.kept_mut(seat as usize) {
                 self.staged_links.push_front(&mut staged.tags, tag.0);
@@ -521,7 +557,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
         let (job, slot) = (self.shared.job(self.id, tag), self.slot(seat));
         let weight = self.shared.flows.weight_in(slot);
-        self.shared.core.with(|core| core.grow(now_ns, job, slot, weight, growth))
+        self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth))
     }
 
     fn has_work(&self) -> bool {
@@ -540,7 +576,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        self.shared.core.with(|core| Reason {
+        self.shared.with(|core| Reason {
             virtual_time: core.policy.virtual_time(),
             free_slots: Some(core.free),
             held: Some(Held::NoSlot).filter(|_| tag.is_none() && core.free == 0),
@@ -550,7 +586,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        self.shared.core.with(|core| {
+        self.shared.with(|core| {
             if let Some(merger) = &mut core.merger {
                 merger.barrier(flow.slot());
             }
@@ -587,6 +623,16 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
 }
 
 impl<S: SerialPolicy, P: Platform> Shared<S, P> {
+    /// Does something under the lock, and shows what has come of it.
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut Core<S>) -> R) -> R {
+        self.core.with(|core| {
+            let result = f(core);
+            core.show(&self.shown);
+            result
+        })
+    }
+
     #[inline]
     fn job(&self, port: PortId, tag: Tag) -> Job {
         Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
@@ -594,6 +640,27 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
+    /// Shows statistics what has changed.
+    #[inline]
+    fn show<P: Platform>(&mut self, shown: &Shown<P>) {
+        let Shown { virtual_time, slots, free, throttles, blocks, wakes } = shown;
+        let now = [
+            self.policy.virtual_time().unwrap_or(NO_VIRTUAL_TIME),
+            self.slots.into(),
+            self.free.into(),
+            self.throttles,
+            self.blocks,
+            self.wakes,
+        ];
+        let words = [virtual_time, slots, free, throttles, blocks, wakes];
+        for ((word, now), told) in words.into_iter().zip(now).zip(&mut self.told) {
+            if now != *told {
+                *told = now;
+                word.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// A request arrives, as a part of another if that is possible.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
