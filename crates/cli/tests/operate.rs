@@ -2,6 +2,8 @@
 //! metrics.
 
 mod common;
+#[path = "operate/doors.rs"]
+mod doors;
 #[path = "operate/storage.rs"]
 mod storage;
 

@@ -10,6 +10,7 @@ pub mod device;
 pub mod direct;
 pub mod interference;
 pub mod load;
+pub mod log_limit;
 pub mod memory;
 pub mod nbd;
 pub mod nvme;

@@ -27,6 +27,7 @@ use fairq_core::{FlowId, Port};
 use io_uring::{opcode, types};
 
 use crate::device::Device;
+use crate::log_limit::STRANGERS;
 use crate::memory::Region;
 use crate::nbd::front::Connect;
 use crate::nbd::op::{CHUNK, CHUNKS, Op, Reply};
@@ -213,8 +214,10 @@ impl Conn {
                         self.begin(request)
                     }
                     Err(error) => {
-                        tracing::warn!(connection = self.index, %error, "malformed request: \
-                         closing the connection");
+                        if STRANGERS.allows() {
+                            tracing::warn!(connection = self.index, %error, "malformed request: \
+                             closing the connection");
+                        }
                         self.hang_up();
                         false
                     }
@@ -583,7 +586,10 @@ impl Conn {
                 }
                 let count = count as usize - payload;
                 if let Err(error) = self.incoming.received(count) {
-                    tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
+                    if STRANGERS.allows() {
+                        tracing::warn!(connection = self.index, %error, "TLS: closing the \
+                         connection");
+                    }
                     self.hang_up();
                 }
             }

@@ -24,6 +24,7 @@ use super::exports::{Access, Client, Exports};
 use super::option::{self, ContextRequest, InfoRequest, Invalid, greeting, info, opt, rep};
 use super::proto::{BlockSizes, MAX_STRING, Negotiated, magic};
 use super::tls::{Established, Stream, Tls, TlsMode};
+use crate::log_limit::STRANGERS;
 
 /// Most options on one connection. Clients need about ten; a listing with details takes one for
 /// each export.
@@ -75,8 +76,11 @@ pub enum HandshakeError {
     #[error("handshake not finished within {0:?}")]
     Timeout(Duration),
     /// Not done, and its place was wanted.
-    #[error("handshake not finished within {0:?} while others waited for their turn")]
-    Crowded(Duration),
+    #[error(
+        "the client was silent for longest of the {0} whose handshakes were under way when another \
+         one came"
+    )]
+    Crowded(usize),
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
@@ -565,7 +569,9 @@ impl<'a> Server<'a> {
     fn find(&self, name: &[u8]) -> Result<usize, Access> {
         self.exports.find(name, &self.client).inspect_err(|access| {
             let shown = String::from_utf8_lossy(&name[..name.len().min(MAX_SHOWN)]);
-            note!(export = ?shown, client = ?self.client.names, ?access, "export refused");
+            if STRANGERS.allows() {
+                note!(export = ?shown, client = ?self.client.names, ?access, "export refused");
+            }
         })
     }
 

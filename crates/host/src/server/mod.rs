@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairq_core::{Policy, Weight};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use crate::common::{Clock, Common};
 use crate::control::{Control, ControlError};
@@ -43,25 +44,31 @@ mod accept;
 mod admin;
 mod asks;
 mod closing;
+mod crowd;
 mod desk;
 mod listen;
 mod roster;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status};
-pub use asks::{HttpRequest, HttpResponse};
+pub use asks::{Door, HttpRequest, HttpResponse};
 pub use listen::Listen;
 pub use roster::{Member, Roster};
 
 use accept::Failures;
 use asks::Ask;
+use crowd::Crowd;
 use desk::{Desk, Drain};
 use tenants::add_flows;
 
 /// How long clients may take to accept their last answers.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// Handshakes under way at a time; further connections wait to be accepted.
-const MAX_HANDSHAKES: usize = 256;
+/// Handshakes under way at a time. In a crowd that comes as fast as it can, a client has the time
+/// in which so many connect to say something: some 50 ms.
+const MAX_HANDSHAKES: usize = 1024;
+/// Descriptors that a server has for what is not a connection of a shard: handshakes, HTTP and
+/// control connections, files and shards.
+const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
 /// What the control socket and scrapers have asked for and has not been looked at.
 const MAX_ASKS: usize = 16;
 /// How often a server that drains looks whether its last client has gone.
@@ -210,6 +217,7 @@ pub fn serve(
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     ignore_file_size_signal();
+    raise_descriptor_limit(config.connections as u64 * ports.len() as u64);
     memory::give_back_large_pieces();
     let preferred = device.info().preferred_size;
     let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
@@ -241,9 +249,8 @@ pub fn serve(
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let roster = Mutex::new(Arc::new(roster));
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
-    let (crowded, failures) = (Notify::new(), Mutex::default());
-    let server = Arc::new(Server { config, roster, counts, shards, handshakes, crowded, failures });
+    let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
+    let server = Arc::new(Server { config, roster, counts, shards, handshakes, failures });
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
@@ -271,6 +278,27 @@ pub fn serve(
     result
 }
 
+/// Raises the soft limit of open files to the hard one: programs that use `select` want it low,
+/// and there is none here. Tells if even that is too few for `connections` descriptors of
+/// connections.
+fn raise_descriptor_limit(connections: u64) {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+    let needed = connections + OTHER_DESCRIPTORS;
+    if let Some(most) = maximum.filter(|most| *most < needed) {
+        tracing::warn!(
+            most,
+            needed,
+            "the limit of open files is below what the connections may need: raise LimitNOFILE= \
+             (ulimit -Hn), or lower limits.connections"
+        );
+    }
+}
+
 /// Makes a write beyond a file size limit an error of that write, instead of the end of the
 /// process.
 fn ignore_file_size_signal() {
@@ -285,9 +313,7 @@ struct Server {
     roster: Mutex<Arc<Roster>>,
     counts: Vec<Arc<AtomicUsize>>,
     shards: Shards<AnyDevice, NbdFront>,
-    handshakes: Arc<Semaphore>,
-    /// Told when a handshake has to make room.
-    crowded: Notify,
+    handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
 }
 

@@ -1,0 +1,208 @@
+//! Who gets in, and what strangers can do before that: through real sockets.
+
+use super::*;
+
+/// A port of this machine that was free a moment ago.
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// An answer over HTTP: its status line, and its body.
+fn answer(mut stream: impl Read + Write, request: &str) -> (String, String) {
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+/// An NBD client that does one thing after the other.
+struct Nbd(UnixStream);
+
+const OPTION: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+const LIST: u32 = 3;
+const GO: u32 = 7;
+const ACK: u32 = 1;
+
+impl Nbd {
+    /// Connects and says nothing.
+    fn silent(path: &Path) -> UnixStream {
+        UnixStream::connect(path).unwrap()
+    }
+
+    /// Connects and reads the greeting; gives up after a time.
+    fn greet(path: &Path, limit: Duration) -> std::io::Result<Nbd> {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(limit))?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        stream.write_all(&3_u32.to_be_bytes())?;
+        Ok(Nbd(stream))
+    }
+
+    fn ask(&mut self, option: u32, data: &[u8]) -> std::io::Result<()> {
+        let length = data.len() as u32;
+        let head = [&OPTION.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes()];
+        self.0.write_all(&[&head.concat(), data].concat())
+    }
+
+    /// The replies to an option, the last included: their kinds and data.
+    fn replies(&mut self) -> std::io::Result<Vec<(u32, Vec<u8>)>> {
+        let mut replies = Vec::new();
+        loop {
+            let mut head = [0; 20];
+            self.0.read_exact(&mut head)?;
+            let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+            let (kind, length) = (word(12), word(16));
+            let mut data = vec![0; length as usize];
+            self.0.read_exact(&mut data)?;
+            replies.push((kind, data));
+            if kind == ACK || kind >= 1 << 31 {
+                return Ok(replies);
+            }
+        }
+    }
+
+    /// Opens an export: the kind of the last reply, and what it says.
+    fn go(&mut self, export: &str) -> std::io::Result<(u32, String)> {
+        let length = (export.len() as u32).to_be_bytes();
+        self.ask(GO, &[&length, export.as_bytes(), &[0, 0]].concat())?;
+        let (kind, text) = self.replies()?.pop().unwrap();
+        Ok((kind, String::from_utf8(text).unwrap()))
+    }
+}
+
+/// Lets this process open as many files as it may.
+fn many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    assert!(maximum.is_none_or(|most| most > 8192), "ulimit -Hn is too low for this test");
+}
+
+/// Longer than anything takes here that is not waiting for a time limit of ten seconds.
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
+    many_files();
+    let server = Server::start(CONFIG, &[]);
+    let path = server.path("sock");
+    let crowd: Vec<UnixStream> = (0..3000).map(|_| Nbd::silent(&path)).collect();
+    let began = std::time::Instant::now();
+    let mut honest = Nbd::greet(&path, SOON).unwrap();
+    assert_eq!(honest.go("db").unwrap().0, ACK);
+    eprintln!("an honest client beside 3000 silent ones: {:?}", began.elapsed());
+    assert!(began.elapsed() < SOON);
+    assert_eq!(server.connections(), 1);
+    // The handshakes under way are bounded, and with them what a crowd takes.
+    let files = || std::fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap().count();
+    until("those that were silent for longest have gone", || (files() < 1200).then_some(()));
+    drop(crowd);
+    until("the crowd has gone", || (files() < 100).then_some(()));
+    // And the next client has all the time that a handshake may take.
+    let mut slow = Nbd::greet(&path, Duration::from_millis(2500)).unwrap();
+    let waited = slow.0.read(&mut [0; 1]);
+    let kind = waited.expect_err("a slow client is cut off although nobody waits").kind();
+    assert_eq!(kind, std::io::ErrorKind::WouldBlock);
+    assert_eq!(slow.go("db").unwrap().0, ACK);
+}
+
+#[test]
+fn slow_clients_over_http_delay_no_scrape() {
+    let address = free_address();
+    let _server = Server::start(CONFIG, &["--metrics", &format!("tcp:{address}")]);
+    let slow = |_| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: loc").unwrap();
+        stream
+    };
+    let crowd: Vec<TcpStream> = (0..300).map(slow).collect();
+    let began = std::time::Instant::now();
+    let (_, metrics) = get(&address, "/metrics");
+    assert!(metrics.contains("fairq_tenants 2") && began.elapsed() < SOON, "{:?}", began.elapsed());
+    drop(crowd);
+}
+
+#[test]
+fn the_control_socket_answers_when_no_descriptor_is_left() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let server = Server::start(CONFIG, &["--connections", "1000"]);
+    let limit = Rlimit { current: Some(64), maximum: Some(64) };
+    let pid = Pid::from_raw(server.process.id() as i32);
+    prlimit(pid, Resource::Nofile, limit).unwrap();
+    let path = server.path("sock");
+    let mut connected = Vec::new();
+    while let Ok(mut client) = Nbd::greet(&path, Duration::from_millis(500)) {
+        if client.go("db").is_err() {
+            break;
+        }
+        connected.push(client);
+        assert!(connected.len() < 64, "the limit does not hold");
+    }
+    // One after the other: each gives back what it took from the reserve.
+    for _ in 0..6 {
+        let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
+        assert_eq!(status["connections"], json!(connected.len()));
+    }
+    let control = |_| UnixStream::connect(server.path("ctl")).unwrap();
+    let several: Vec<UnixStream> = (0..3).map(control).collect();
+    assert!(server.said(&["tenants"]).contains("db"));
+    drop(several);
+}
+
+#[test]
+fn the_server_opens_as_many_files_as_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let program = fairq(&[]).get_program().to_owned();
+    let child = Command::new("sh")
+        .args(["-c", "ulimit -S -n 200; exec \"$0\" \"$@\""])
+        .arg(program)
+        .args(["serve", "--device", "ram,size=64M", "--tenant", "db", "--control", &path("ctl")])
+        .args(["--listen", &format!("unix:{}", path("sock"))])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let server = Server { process: child, folder };
+    until("it listens", || UnixStream::connect(server.path("ctl")).ok());
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.process.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let words: Vec<&str> = files.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{files}");
+}
+
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let address = free_address();
+    let mut server = Server::start(CONFIG, &["--metrics", &format!("tcp:{address}")]);
+    let log = server.process.stderr.take().unwrap();
+    let log = std::thread::spawn(move || BufReader::new(log).lines().map(Result::unwrap).collect());
+    let path = server.path("sock");
+    let began = std::time::Instant::now();
+    let mut client = Nbd::greet(&path, SOON).unwrap();
+    for _ in 0..3000 {
+        assert!(client.go("nothing").unwrap().0 > ACK);
+    }
+    for _ in 0..300 {
+        assert_eq!(Nbd::greet(&path, SOON).unwrap().go("db").unwrap().0, ACK);
+    }
+    let seconds = began.elapsed().as_secs() + 1;
+    let suppressed = until("it is told", || {
+        sample(&get(&address, "/metrics").1, "fairq_log_lines_suppressed_total")
+            .filter(|count| *count > 2000.0)
+    });
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    let log: Vec<String> = log.join().unwrap();
+    let told: u64 = log
+        .iter()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["message"].as_str().unwrap().contains("were suppressed"))
+        .map(|line| line["count"].as_u64().unwrap())
+        .sum();
+    assert_eq!(told as f64, suppressed, "the lines say how many were left out");
+    let most = 256 + 12 * (seconds as usize + 2);
+    assert!(log.len() < most, "{} lines in {seconds} s", log.len());
+    assert!(log.len() + told as usize >= 3300, "{} lines and {told}", log.len());
+}
