@@ -65,6 +65,10 @@ pub(crate) struct ServeArgs {
     /// be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
+    /// A name under which the HTTP addresses are reached, beside their own and localhost; may be
+    /// given many times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metrics_host: Vec<String>,
     /// Serve the one connection on standard input, then end (inetd)
     #[arg(long)]
     pub(crate) stdio: bool,
@@ -108,7 +112,9 @@ impl ServeArgs {
             listen: self.listen,
             control: self.control,
             metrics: self.metrics,
+            metrics_host: self.metrics_host,
             web_token: None,
+            cgroup_root: None,
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,

@@ -135,7 +135,10 @@ pub(crate) struct Settings {
     pub(crate) control: Option<PathBuf>,
     #[serde(default)]
     pub(crate) metrics: Vec<Listen>,
+    #[serde(default)]
+    pub(crate) metrics_host: Vec<String>,
     pub(crate) web_token: Option<PathBuf>,
+    pub(crate) cgroup_root: Option<PathBuf>,
     pub(crate) stdio: Option<bool>,
     pub(crate) shards: Option<u32>,
     pub(crate) cpus: Option<CpuList>,
@@ -262,7 +265,13 @@ impl Settings {
             listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
             control: flags.control.or(self.control),
             metrics: if flags.metrics.is_empty() { self.metrics } else { flags.metrics },
+            metrics_host: if flags.metrics_host.is_empty() {
+                self.metrics_host
+            } else {
+                flags.metrics_host
+            },
             web_token: flags.web_token.or(self.web_token),
+            cgroup_root: flags.cgroup_root.or(self.cgroup_root),
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
@@ -341,8 +350,12 @@ pub(crate) struct Plan {
     pub(crate) control: Option<PathBuf>,
     /// Where metrics and the web page are served.
     pub(crate) metrics: Vec<Listen>,
+    /// Names under which those addresses are reached, beside their own.
+    pub(crate) metrics_host: Vec<String>,
     /// The file with what one must know to change weights on the page; without it nobody can.
     pub(crate) web_token: Option<PathBuf>,
+    /// Below which tenants' cgroups are.
+    pub(crate) cgroup_root: PathBuf,
     /// The CPU of each shard.
     pub(crate) cpus: Vec<usize>,
     /// TLS, if it is on.
@@ -356,7 +369,8 @@ pub(crate) struct Plan {
 impl Settings {
     /// Fills in the defaults and refuses what does not fit together.
     pub(crate) fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
-        let tenants = self.complete_tenants()?;
+        let cgroup_root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
+        let tenants = self.complete_tenants(&cgroup_root)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
         let device = self.device.clone().unwrap_or_default().complete(implied)?;
@@ -370,7 +384,9 @@ impl Settings {
             source: self.source(surroundings)?,
             control: self.control_socket(surroundings),
             metrics: self.metrics.clone(),
+            metrics_host: complete_hosts(&self.metrics_host)?,
             web_token: self.web_token.clone(),
+            cgroup_root,
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
             tls,
             limits: complete_limits(&self.limits)?,
@@ -378,7 +394,7 @@ impl Settings {
         })
     }
 
-    fn complete_tenants(&self) -> Result<Vec<Tenant>, Refusal> {
+    fn complete_tenants(&self, cgroups: &Path) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
@@ -411,7 +427,7 @@ impl Settings {
                 )));
             }
         }
-        tables.into_iter().map(TenantTable::complete).collect()
+        tables.into_iter().map(|table| table.complete(cgroups)).collect()
     }
 
     /// Where it is said, or beside the default socket if that is used.
@@ -477,6 +493,22 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
              device file, or leave \
              out path",
             tenant.origin, tenant.name
+        ))),
+    }
+}
+
+/// Names of this server as a browser writes them: without scheme, port and brackets.
+fn complete_hosts(names: &[String]) -> Result<Vec<String>, Refusal> {
+    let is_name = |name: &String| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_address = name.parse::<std::net::IpAddr>().is_ok();
+        is_address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(plain))
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        None => Ok(names.to_vec()),
+        Some(name) => Err(Refusal::new(format!(
+            "metrics-host: `{name}` is not the name of a host: write it without http:// and port, \
+             as in fairq.example.org"
         ))),
     }
 }

@@ -2,7 +2,7 @@
 //! is whose.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use fairq_core::Weight;
@@ -144,8 +144,8 @@ impl TenantTable {
         TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
-    /// Refuses what makes no sense by itself.
-    pub(crate) fn complete(self) -> Result<Tenant, Refusal> {
+    /// Refuses what makes no sense by itself; `cgroups` is their root.
+    pub(crate) fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
             Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
         };
@@ -182,7 +182,7 @@ impl TenantTable {
             }
             _ => {}
         }
-        let weight = match self.weight.clone().unwrap_or_default().now() {
+        let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
             Ok(weight) => weight,
             Err(text) => return refuse(text),
         };
@@ -351,7 +351,8 @@ mod tests {
         specs
             .iter()
             .map(|spec| {
-                spec.parse::<TenantTable>()?.complete().map_err(|refusal| refusal.to_string())
+                let table = spec.parse::<TenantTable>()?;
+                table.complete("/sys/fs/cgroup".as_ref()).map_err(|refusal| refusal.to_string())
             })
             .collect()
     }

@@ -104,7 +104,7 @@ impl Console {
     ) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
         if !READS.contains(&method) {
-            (self.look, self.latest) = (None, None);
+            self.forget_look();
         }
         match method {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
@@ -146,6 +146,11 @@ impl Console {
             "trace.read" => self.trace_read(given),
             name => Err(Fault::no_method(name)),
         }
+    }
+
+    /// What is shown next is asked for: something has changed.
+    pub(super) fn forget_look(&mut self) {
+        (self.look, self.latest) = (None, None);
     }
 
     /// What is shown of the server on a terminal and on the web page: what was said at the last
@@ -345,7 +350,7 @@ impl Console {
         admin: &mut dyn Admin,
         table: TenantTable,
     ) -> Result<server::Tenant, Refusal> {
-        let new = table.clone().complete()?;
+        let new = table.clone().complete(&self.plan.cgroup_root)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
         if new.identity.is_some()
@@ -451,13 +456,13 @@ impl Console {
         Ok(json!({ "tenant": name }))
     }
 
-    fn weight(
+    pub(super) fn weight(
         &mut self,
         admin: &mut dyn Admin,
         name: &str,
         source: WeightSource,
     ) -> Result<Value, Fault> {
-        let weight = source.now().map_err(Fault::params)?;
+        let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
         let before = admin.roster().find(name).map(|member| member.tenant.weight);
         admin.set_weight(name, weight).map_err(Fault::refused)?;
         self.write_weight(name, source);
@@ -481,8 +486,9 @@ impl Console {
             }
         });
         for (name, source) in followed {
-            let Ok(weight) =
-                source.now().inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
+            let Ok(weight) = source
+                .now(&self.plan.cgroup_root)
+                .inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
             else {
                 continue;
             };
@@ -614,7 +620,7 @@ impl Console {
     /// The same, and it is in the log, whoever asked.
     pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
         let result = self.reload_file(admin);
-        (self.look, self.latest) = (None, None);
+        self.forget_look();
         match &result {
             Ok(changes) => {
                 for Change { key, from, to, done } in changes {

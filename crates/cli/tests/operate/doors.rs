@@ -16,6 +16,84 @@ fn answer(mut stream: impl Read + Write, request: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
+#[test]
+fn a_cgroups_weight_is_no_way_to_other_files() {
+    let root = tempfile::tempdir().unwrap();
+    let (cgroup, fifo) = (root.path().join("web"), root.path().join("fifo"));
+    std::fs::create_dir(&cgroup).unwrap();
+    std::fs::create_dir(&fifo).unwrap();
+    std::fs::write(cgroup.join("io.weight"), "default 250\n").unwrap();
+    let made = Command::new("mkfifo").arg(fifo.join("io.weight")).status().unwrap();
+    assert!(made.success());
+    let token = root.path().join("token");
+    std::fs::write(&token, "0123456789abcdef").unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let address = free_address();
+    let config = format!(
+        "cgroup-root = {:?}\nweb-token = {token:?}\nmetrics = [\"tcp:{address}\"]\n{CONFIG}",
+        root.path()
+    );
+    let server = Server::start(&config, &[]);
+    let post = |weight: &str| {
+        let body = format!(r#"{{"tenant":"web","weight":{weight}}}"#);
+        let length = body.len();
+        answer(
+            TcpStream::connect(&address).unwrap(),
+            &format!(
+                "POST /weight HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+                 Authorization: Bearer 0123456789abcdef\r\nContent-Type: application/json\r\n\
+                 Content-Length: {length}\r\n\r\n{body}"
+            ),
+        )
+    };
+    assert!(post("200").0.contains("200 OK") && post("\"150\"").0.contains("200 OK"));
+    for name in ["cgroup:/web", "cgroup:/fifo", "cgroup:/dev"] {
+        let (status, body) = post(&format!("\"{name}\""));
+        assert!(status.contains("400") && body.contains("is not a weight"), "{status} {body}");
+    }
+    assert_eq!(server.weight("web"), 150);
+    // The operator may name cgroups, and nothing else: no name makes the server wait.
+    assert_eq!(server.said(&["weight", "web", "cgroup:/web"]), "web: weight 150 -> 250\n");
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("io.weight"), "default 300\n").unwrap();
+    for name in [
+        format!("cgroup:/..{}", outside.path().display()),
+        format!("cgroup:{}", outside.path().display()),
+        "cgroup:/fifo".into(),
+    ] {
+        let (code, text) = server.refused(&["weight", "web", &name]);
+        assert!(code != 0 && text.contains("weight: "), "{name}: {text}");
+    }
+    assert_eq!(server.weight("web"), 250);
+}
+
+#[test]
+fn pages_of_other_names_see_nothing() {
+    let address = free_address();
+    let flags = ["--metrics", &format!("tcp:{address}"), "--metrics-host", "fairq.example.org"];
+    let _server = Server::start(CONFIG, &flags);
+    let ask = |target: &str, host: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
+        answer(TcpStream::connect(&address).unwrap(), &request)
+    };
+    let port = address.rsplit(':').next().unwrap();
+    for path in ["/", "/look.json", "/metrics"] {
+        for name in [&address, "localhost", "fairq.example.org:80", &format!("localhost:{port}")] {
+            let (status, _) = ask(path, &format!("Host: {name}\r\n"));
+            assert!(status.contains("200 OK"), "{path} {name}: {status}");
+        }
+        for host in ["Host: evil.example\r\n", "Host: 127.0.0.1.evil.example:9809\r\n", ""] {
+            let (status, body) = ask(path, host);
+            assert!(status.contains("421"), "{path} {host}: {status}");
+            assert!(body.contains("--metrics-host") && !body.contains("fairq_"), "{body}");
+        }
+    }
+    let (status, _) = ask("http://evil.example/look.json", &format!("Host: {address}\r\n"));
+    assert!(status.contains("421"), "the whole URI counts: {status}");
+    let (status, _) = ask("/weight", "Host: evil.example\r\n");
+    assert!(status.contains("421"), "{status}");
+}
+
 /// An NBD client that does one thing after the other.
 struct Nbd(UnixStream);
 
