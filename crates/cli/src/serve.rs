@@ -123,6 +123,8 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         read_only: tenant.read_only,
         urgent: tenant.urgent,
         identity: tenant.identity.clone(),
+        users: tenant.users.clone(),
+        connections: tenant.connections,
     }
 }
 
@@ -144,7 +146,8 @@ fn server_config(
     let tls = match &plan.tls {
         None => tls::TlsMode::Off,
         Some(config) => {
-            let keys = tls::Tls::load(&config.cert, &config.key, config.client_ca.as_deref())
+            let (ca, crl) = (config.client_ca.as_deref(), config.client_crl.as_deref());
+            let keys = tls::Tls::load(&config.cert, &config.key, ca, crl)
                 .map_err(|error| Refusal::new(format!("tls: {error}")))?;
             if config.is_required {
                 tls::TlsMode::Required(keys)

@@ -22,4 +22,5 @@ pub mod server;
 pub mod shard;
 pub mod shards;
 pub mod stats;
+pub mod users;
 pub mod wakers;

@@ -25,7 +25,7 @@ use fairq_host::common::{Clock, Common};
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
-use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
+use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
 use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
@@ -183,7 +183,13 @@ impl Rig {
         let flow = self.flows[tenant];
         let volume =
             Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
-        let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(SIZE), volume };
+        let connect = Connect {
+            fd: theirs.into(),
+            tls: None,
+            negotiated: plain(SIZE),
+            volume,
+            pass: Pass::default(),
+        };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
         ours

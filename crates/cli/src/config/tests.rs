@@ -73,7 +73,7 @@ fn the_example_file_is_read_and_names_every_key() {
     let tenants: Vec<_> =
         plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
-    assert_eq!(plan.tenants[0].identity.as_deref(), Some("db.example.org"));
+    assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
 

@@ -1,6 +1,8 @@
 //! What each method of the control socket does.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
@@ -212,15 +214,26 @@ impl Console {
     fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
         let roster = admin.roster();
         let names = group_names(roster.members());
-        roster.members().iter().map(|member| self.tenant(now, member, &names)).collect()
+        let written = by_name(&self.settings);
+        let tenant = |member: &Member| {
+            let table = written.get(&*member.tenant.name).copied();
+            self.tenant(now, member, table, &names)
+        };
+        roster.members().iter().map(tenant).collect()
     }
 
-    fn tenant(&self, now: &Status, member: &Member, names: &[&str; GROUPS]) -> Value {
-        let server::Tenant { name, weight, file, base, size, read_only, identity, .. } =
+    fn tenant(
+        &self,
+        now: &Status,
+        member: &Member,
+        table: Option<&TenantTable>,
+        names: &[&str; GROUPS],
+    ) -> Value {
+        let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
-        let source = self.table(name).and_then(|table| table.weight.clone());
+        let source = table.and_then(|table| table.weight.clone());
         let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
             json!({
                 "entitled": now.entitled,
@@ -241,7 +254,10 @@ impl Console {
             "file": file,
             "offset": base,
             "read_only": read_only,
-            "identity": identity,
+            "identity": identity.as_ref().map(ToString::to_string),
+            "uids": users.uids,
+            "gids": users.gids,
+            "connections": member.connections.load(Ordering::Relaxed),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
             })),
@@ -310,11 +326,6 @@ impl Console {
         })
     }
 
-    /// What is written of a tenant.
-    fn table(&self, name: &str) -> Option<&TenantTable> {
-        self.settings.tenant.iter().map(Spanned::get_ref).find(|table| table.name == name)
-    }
-
     /// The configuration with every address and every tenant's place, so that a server started with
     /// it is found where this one is and finds each tenant's data.
     fn in_force(&self, admin: &dyn Admin) -> Settings {
@@ -353,14 +364,7 @@ impl Console {
         let new = table.clone().complete(&self.plan.cgroup_root)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        if new.identity.is_some()
-            && self.plan.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none())
-        {
-            return refuse(
-                "identity needs client certificates: restart with --tls-cert, --tls-key and \
-                 --tls-client-ca",
-            );
-        }
+        config::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
         let roster = admin.roster();
         if roster.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
@@ -655,15 +659,19 @@ impl Console {
         // What may be refused as a whole comes first: then nothing has changed.
         self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
-        let gone: Vec<String> = self
-            .settings
-            .tenant
-            .iter()
-            .map(|table| table.get_ref().name.clone())
-            .filter(|name| tables().all(|table| table.name != *name))
+        let (old, new) = (by_name(&self.settings), by_name(&wanted));
+        let gone: Vec<String> = old
+            .keys()
+            .filter(|name| !new.contains_key(*name))
+            .map(|name| (*name).to_owned())
             .collect();
         let come: Vec<TenantTable> =
-            tables().filter(|table| self.table(&table.name).is_none()).cloned().collect();
+            tables().filter(|table| !old.contains_key(&*table.name)).cloned().collect();
+        let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
+        let reweighted: Vec<(String, WeightSource)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
+            .map(|table| (table.name.clone(), source(table)))
+            .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -685,14 +693,9 @@ impl Console {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        for table in tables() {
-            let source = table.weight.clone().unwrap_or_default();
-            if self
-                .table(&table.name)
-                .is_some_and(|old| old.weight.clone().unwrap_or_default() != source)
-                && self.weight(admin, &table.name, source).is_ok()
-            {
-                done(&format!("tenant.{}.weight", table.name));
+        for (name, source) in reweighted {
+            if self.weight(admin, &name, source).is_ok() {
+                done(&format!("tenant.{name}.weight"));
             }
         }
         if self.move_listeners(admin, &wanted) {
@@ -705,11 +708,10 @@ impl Console {
     /// nothing is said, any place will do, and the one that a tenant has is as good as another.
     fn comparable(&self, wanted: &Settings) -> Settings {
         let mut in_force = self.settings.clone();
+        let wanted = by_name(wanted);
         for table in &mut in_force.tenant {
             let table = table.get_mut();
-            let said =
-                wanted.tenant.iter().map(Spanned::get_ref).find(|said| said.name == table.name);
-            if let Some(said) = said {
+            if let Some(said) = wanted.get(&*table.name) {
                 table.offset = table.offset.filter(|_| said.offset.is_some());
                 table.size = table.size.filter(|_| said.size.is_some());
             }
@@ -743,6 +745,11 @@ impl Console {
         }
         all
     }
+}
+
+/// What is written of each tenant.
+fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
+    settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
 /// Whom each group of the interference matrix stands for.

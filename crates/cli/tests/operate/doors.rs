@@ -98,7 +98,6 @@ fn pages_of_other_names_see_nothing() {
 struct Nbd(UnixStream);
 
 const OPTION: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-const LIST: u32 = 3;
 const GO: u32 = 7;
 const ACK: u32 = 1;
 
@@ -263,7 +262,9 @@ fn strangers_do_not_fill_the_log() {
         assert!(client.go("nothing").unwrap().0 > ACK);
     }
     for _ in 0..300 {
-        assert_eq!(Nbd::greet(&path, SOON).unwrap().go("db").unwrap().0, ACK);
+        until("a place is free", || {
+            (Nbd::greet(&path, SOON).unwrap().go("db").unwrap().0 == ACK).then_some(())
+        });
     }
     let seconds = began.elapsed().as_secs() + 1;
     let suppressed = until("it is told", || {
@@ -283,4 +284,185 @@ fn strangers_do_not_fill_the_log() {
     let most = 256 + 12 * (seconds as usize + 2);
     assert!(log.len() < most, "{} lines in {seconds} s", log.len());
     assert!(log.len() + told as usize >= 3300, "{} lines and {told}", log.len());
+}
+
+/// The protocol's errors: by policy, and for what is not there.
+const ERR_POLICY: u32 = (1 << 31) + 2;
+const ERR_UNKNOWN: u32 = (1 << 31) + 6;
+
+#[test]
+fn with_an_authority_each_tenant_says_whose_it_is() {
+    let serve = |tenants: &[&str]| {
+        let tls = ["--tls-cert", "/absent", "--tls-key", "/absent", "--tls-client-ca", "/absent"];
+        let tenants: Vec<&str> = tenants.iter().flat_map(|tenant| ["--tenant", tenant]).collect();
+        let listen = ["--listen", "unix:/absent/s", "--device", "ram,size=64M"];
+        let output = fairq(&[&["serve"], &tls[..], &listen, &tenants].concat()).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text) = serve(&["db,identity=db.example.org", "web", "logs", "mine,uid=0"]);
+    assert!(code == 2 && text.contains("would open web, logs: "), "{text}");
+    assert!(text.contains("identity = \\\"any\\\"") && !text.contains("mine"), "{text}");
+    // With that it goes on, to the files that are not there.
+    let (_, text) = serve(&["db,identity=db.example.org", "web,identity=any"]);
+    assert!(text.contains("cannot read the certificate /absent"), "{text}");
+}
+
+#[test]
+fn an_export_opens_to_the_users_it_names() {
+    let ours = rustix::process::geteuid().as_raw();
+    let tenant = |name: &str, keys: &str| format!("[[tenant]]\nname = {name:?}\n{keys}\n");
+    let config = [
+        "device = \"ram,size=64M\"\n".to_owned(),
+        tenant("mine", &format!("uid = [{ours}, 4711]")),
+        tenant("theirs", "uid = 65534"),
+        tenant("roots", "user = \"root\""),
+        tenant("group", &format!("group = \"{}\"", rustix::process::getegid().as_raw())),
+        tenant("common", ""),
+    ];
+    let server = Server::start(&config.concat(), &[]);
+    let path = server.path("sock");
+    let opened = |export: &str| Nbd::greet(&path, SOON).unwrap().go(export).unwrap().0;
+    for export in ["mine", "group", "common"] {
+        assert_eq!(opened(export), ACK, "{export}");
+    }
+    assert_eq!(opened("theirs"), ERR_UNKNOWN);
+    assert_eq!(opened("roots") == ACK, ours == 0);
+    assert!(
+        server.refused(&["add", "other=1M,user=nosuchuser"]).1.contains("no user `nosuchuser`")
+    );
+    if ours != 0 {
+        return eprintln!("not root: no other user was tried");
+    }
+    // Another user, whom the socket's mode lets in.
+    let open = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(server.folder.path(), 0o755);
+    open(&path, 0o666);
+    let as_nobody = |export: &str| {
+        use std::os::unix::process::CommandExt;
+        let uri = format!("nbd+unix:///{export}?socket={}", path.display());
+        let program = server.path("fairq");
+        let args = ["bench", "--connect", &uri, "--tenant", "t=depth:1", "--seconds", "100ms"];
+        let mut command = Command::new(program);
+        command.args(args).args(["--warmup", "0s"]).uid(65534).gid(65534).output().unwrap()
+    };
+    std::fs::copy(fairq(&[]).get_program(), server.path("fairq")).unwrap();
+    for (export, may) in [("theirs", true), ("common", true), ("mine", false), ("group", false)] {
+        let output = as_nobody(export);
+        assert_eq!(output.status.success(), may, "{export}: {output:?}");
+    }
+}
+
+#[test]
+fn no_tenant_takes_all_connections() {
+    let config = CONFIG.replace("weight = 300", "weight = 300\nconnections = 7");
+    let server = Server::start(&config, &["--connections", "8"]);
+    let path = server.path("sock");
+    let opened = |export: &str| {
+        let mut client = Nbd::greet(&path, SOON).unwrap();
+        let (kind, text) = client.go(export).unwrap();
+        (kind == ACK).then_some(client).ok_or((kind, text))
+    };
+    // A place is kept for each of the two.
+    let mut of_db: Vec<Nbd> = (0..7).map(|_| opened("db").unwrap()).collect();
+    let (kind, text) = opened("db").err().unwrap();
+    assert!(kind == ERR_POLICY && text.contains("as many connections as it may"), "{kind} {text}");
+    let of_web = opened("web").unwrap();
+    let (kind, text) = opened("web").err().unwrap();
+    assert!(kind == ERR_POLICY && text.contains("too many connections"), "{kind} {text}");
+    // The client that was refused may ask for another export on the same connection.
+    let mut client = Nbd::greet(&path, SOON).unwrap();
+    assert_eq!(client.go("db").unwrap().0, ERR_POLICY);
+    assert_eq!(client.go("nothing").unwrap().0, ERR_UNKNOWN);
+    // What has gone makes room; half of all are the usual bound.
+    of_db.drain(..3);
+    let mut of_web: Vec<Nbd> = vec![of_web];
+    for _ in 0..3 {
+        of_web.push(until("there is room", || opened("web").ok()));
+    }
+    drop(of_db);
+    until("db has gone", || (server.connections() == 4).then_some(()));
+    let (_, text) = opened("web").err().unwrap();
+    assert!(text.contains("as many connections as it may"), "{text}");
+    drop(of_web);
+    until("nothing is left", || (server.connections() == 0).then_some(()));
+}
+
+#[test]
+fn a_session_ends_with_its_clients_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    std::fs::write(path("ca-cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = rcgen::Issuer::new(params, key);
+    let issue = |name: &str, seconds: u64| {
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.not_after = (std::time::SystemTime::now() + Duration::from_secs(seconds)).into();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        std::fs::write(path(&format!("{name}-cert.pem")), certificate.pem()).unwrap();
+        std::fs::write(path(&format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+    };
+    issue("server", 3600);
+    issue("client", 4);
+    let address = free_address();
+    let config = format!(
+        "device = \"ram,size=64M\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient-ca = {:?}\n\
+         [[tenant]]\nname = \"db\"\nidentity = \"any\"\n",
+        path("server-cert.pem"),
+        path("server-key.pem"),
+        path("ca-cert.pem")
+    );
+    let listen = format!("tcp:{address}");
+    let mut server = Server::start(&config, &["--listen", &listen]);
+    let port = address.rsplit(':').next().unwrap();
+    let uri = format!("nbds://localhost:{port}/db?tls-certificates={}", folder.path().display());
+    let load = ["bench", "--connect", &uri, "--tenant", "t=depth:1", "--seconds", "60s"];
+    let load = fairq(&load).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "it ran on: {said}");
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    let mut log = String::new();
+    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("\"connected\"") && log.contains("certificate has expired"), "{log}");
+}
+
+#[test]
+fn thousands_of_tenants_are_served_and_listed() {
+    use std::fmt::Write;
+    const TENANTS: usize = 10_000;
+    let mut config = "device = \"ram,size=10G\"\nshards = 2\n".to_owned();
+    for number in 0..TENANTS {
+        write!(config, "[[tenant]]\nname = \"tenant-{number}\"\n").unwrap();
+    }
+    config += "[[tenant]]\nname = \"größe\"\n";
+    let refused = tempfile::tempdir().unwrap();
+    let file = refused.path().join("fairq.toml");
+    std::fs::write(&file, &config).unwrap();
+    let output = fairq(&["serve", "--config", file.to_str().unwrap()]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("10001 tenants are too many: at most 10000"), "{text}");
+
+    let config = config.replace("[[tenant]]\nname = \"tenant-17\"\n", "");
+    let began = std::time::Instant::now();
+    let server = Server::start(&config, &[]);
+    eprintln!("{TENANTS} tenants: ready after {:?}", began.elapsed());
+    let mut client = Nbd::greet(&server.path("sock"), SOON).unwrap();
+    client.ask(3, &[]).unwrap();
+    assert_eq!(client.replies().unwrap().len(), TENANTS + 1);
+    // Two options for each, as programs ask that list them, on one connection.
+    for _ in 0..2 {
+        for number in (0..TENANTS).filter(|number| *number != 17) {
+            let name = format!("tenant-{number}");
+            let length = (name.len() as u32).to_be_bytes();
+            client.ask(6, &[&length, name.as_bytes(), &[0, 0]].concat()).unwrap();
+            assert_eq!(client.replies().unwrap().pop().unwrap().0, ACK, "{name}");
+        }
+    }
+    assert_eq!(client.go("größe").unwrap().0, ACK);
 }

@@ -164,7 +164,7 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 impl Conn {
     /// A connection that has finished its handshake.
     pub fn new(index: u32, connect: Connect, region: Region, limits: Limits) -> Conn {
-        let Connect { fd, tls, negotiated, volume } = connect;
+        let Connect { fd, tls, negotiated, volume, .. } = connect;
         Conn {
             index,
             fd,

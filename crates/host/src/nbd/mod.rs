@@ -29,5 +29,5 @@ pub mod wipe;
 mod wire;
 
 pub use exports::{Export, Exports};
-pub use handshake::{HandshakeError, HandshakeOptions, Outcome, handshake};
+pub use handshake::{HandshakeError, HandshakeOptions, Outcome, Peer, handshake};
 pub use tls::{Established, Tls, TlsMode};

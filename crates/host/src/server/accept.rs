@@ -6,9 +6,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -17,15 +16,16 @@ use tokio::task::AbortHandle;
 
 use crate::log_limit::STRANGERS;
 use crate::nbd::conn::Volume;
-use crate::nbd::front::{Connect, Message as NbdMessage};
-use crate::nbd::handshake::{HandshakeError, Outcome, handshake};
+use crate::nbd::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::handshake::{HandshakeError, Outcome, Peer, handshake};
 use crate::nbd::pace::SEND_BUFFER;
-use crate::nbd::tls::Established;
+use crate::nbd::tls::{Established, Tls, certificate_end_s};
 use crate::server::crowd::{Seat, Watched};
 use crate::server::desk::Desk;
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::Message;
+use crate::users::User;
 
 /// Handshakes that have failed since they were last told of.
 #[derive(Default)]
@@ -194,15 +194,31 @@ impl IntoFd for TcpStream {
 impl Server {
     async fn welcome(&self, stream: Stream, seat: Option<Seat>, peer: String) {
         match stream {
-            Stream::Unix(stream) => self.negotiate(Watched::new(stream, seat), peer).await,
-            Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), peer).await,
+            Stream::Unix(stream) => match User::of_peer(&stream) {
+                Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
+                Err(error) => tracing::debug!(%error, "cannot tell who has connected"),
+            },
+            Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }
     }
 
     /// Performs a connection's handshake and hands it to a shard. Dropping the future closes it.
-    async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, peer: String) {
+    async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, user: Option<User>, peer: String) {
         let roster = self.roster();
-        let outcome = handshake(stream, roster.exports(), &self.config.handshake).await;
+        let place = Mutex::new(None);
+        let admit = |export| {
+            let member = roster.member_of(export);
+            let found = self.place(member).inspect_err(|reason| {
+                if STRANGERS.allows() {
+                    tracing::warn!(peer, tenant = member.tenant.name, reason, "refused a client");
+                }
+            })?;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+            Ok(())
+        };
+        let client = Peer { user: user.as_ref(), admit: Some(&admit) };
+        let options = &self.config.handshake;
+        let outcome = handshake(stream, roster.exports(), options, client).await;
         let (negotiated, stream) = match outcome {
             Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
             Ok(Outcome::Closed) => return,
@@ -212,6 +228,7 @@ impl Server {
             Established::Plain(stream) => (stream, None),
             Established::Tls { stream, session } => (stream, Some(session)),
         };
+        let until = tls.as_ref().and_then(|session| certificate_end_s(session));
         let fd = match stream.into_inner().into_fd() {
             Ok(fd) => fd,
             Err(error) => {
@@ -234,16 +251,8 @@ impl Server {
             }
             return;
         }
-        let Some(shard) = self.choose_shard() else {
-            if is_told {
-                tracing::warn!(
-                    peer,
-                    most = self.config.connections,
-                    "too many connections: closing this one"
-                );
-            }
-            return;
-        };
+        let place = place.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (shard, place) = place.expect("no export is opened without a place");
         if is_told {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
@@ -253,7 +262,8 @@ impl Server {
             file: tenant.file,
             base: tenant.base,
         };
-        let connect = Connect { fd, tls, negotiated, volume };
+        let pass = Pass { until, place: Some(place.handed_over()) };
+        let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }
 
@@ -275,14 +285,15 @@ impl Server {
         STRANGERS.tell();
     }
 
-    /// The shard with the fewest connections, which has one more now; `None` if all are full.
-    fn choose_shard(&self) -> Option<usize> {
-        let load = |shard: &usize| self.counts[*shard].load(Ordering::Relaxed);
-        let shard = (0..self.counts.len()).min_by_key(load)?;
-        if load(&shard) >= self.config.connections {
-            return None;
+    /// Ends the connections of clients whose certificates have expired. The certificate was looked
+    /// at in the handshake; a connection may last for months.
+    pub(super) fn end_expired(&self) {
+        if !self.config.handshake.tls.tls().is_some_and(Tls::clients_certified) {
+            return;
         }
-        self.counts[shard].fetch_add(1, Ordering::Relaxed);
-        Some(shard)
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        for shard in 0..self.shards.count() {
+            self.shards.send(shard, Message::Front(NbdMessage::Expire(now.as_secs())));
+        }
     }
 }

@@ -32,12 +32,13 @@ use crate::device::any::AnyDevice;
 use crate::interference::Served;
 use crate::memory;
 use crate::nbd::conn::Limits;
-use crate::nbd::exports::ExportsError;
+use crate::nbd::exports::{ExportsError, Identity};
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::HandshakeOptions;
 use crate::nbd::survey::Surveyor;
 use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
+use crate::users::Users;
 use crate::wakers::Wakers;
 
 mod accept;
@@ -47,12 +48,14 @@ mod closing;
 mod crowd;
 mod desk;
 mod listen;
+mod places;
 mod roster;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status};
 pub use asks::{Door, HttpRequest, HttpResponse};
 pub use listen::Listen;
+pub use places::Place;
 pub use roster::{Member, Roster};
 
 use accept::Failures;
@@ -97,8 +100,12 @@ pub struct Tenant {
     pub read_only: bool,
     /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
-    /// The only client that may open it, by its certificate's name.
-    pub identity: Option<String>,
+    /// The certificate that a client has to show to open it.
+    pub identity: Option<Identity>,
+    /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
+    pub users: Users,
+    /// The most connections that it may have; half of all if not said.
+    pub connections: Option<u32>,
 }
 
 /// A policy, built for the server's shards.
@@ -387,6 +394,7 @@ async fn run(
             _ = seconds.tick() => {
                 operator.second(desk);
                 desk.server.tell_failures();
+                desk.server.end_expired();
             }
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.

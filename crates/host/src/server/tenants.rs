@@ -34,7 +34,10 @@ pub(super) fn add_flows(
     tenants: &[Tenant],
 ) -> Result<Vec<Member>, ServerError> {
     let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
-        Ok(flow) => Ok(Member { tenant: tenant.clone(), flow, preparing: None }),
+        Ok(flow) => {
+            let tenant = tenant.clone();
+            Ok(Member { tenant, flow, preparing: None, connections: Arc::default() })
+        }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
     tenants.iter().map(add).collect()
@@ -58,7 +61,7 @@ impl Desk<'_> {
         self.note(flow);
         let mut members = roster.members().to_vec();
         let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
-        members.push(Member { tenant, flow, preparing });
+        members.push(Member { tenant, flow, preparing, connections: Arc::default() });
         let roster =
             Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
