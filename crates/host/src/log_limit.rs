@@ -2,8 +2,8 @@
 //!
 //! Problem: a peer that has not shown who it is can cause log lines as fast as it connects or asks
 //! for exports, and would fill the disk and hide what matters. Model: one token bucket for all
-//! lines that such peers cause, wherever in the server: a burst of [`BURST`] lines, then
-//! [`PER_SECOND`]. It is the process's, as the log is. Lines that find no token are counted; once a
+//! lines that such peers cause, wherever in the server: a burst of `BURST` lines, then
+//! `PER_SECOND`. It is the process's, as the log is. Lines that find no token are counted; once a
 //! second a line says how many, and `fairq_log_lines_suppressed_total` has their sum.
 
 use std::sync::{Mutex, PoisonError};

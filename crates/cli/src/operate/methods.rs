@@ -24,7 +24,7 @@ use crate::config::weight::WeightSource;
 use crate::config::{self, Settings, Source};
 use crate::engine::{describe_policy, file_spec};
 use crate::refusal::Refusal;
-use crate::serve::{build_policy, server_tenant};
+use crate::serve::{build_policy, server_tenant, tls_mode};
 use crate::top::Look;
 use crate::units::Size;
 
@@ -656,8 +656,11 @@ impl Console {
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);
-        // What may be refused as a whole comes first: then nothing has changed.
+        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
+        // are read again; other files, or another mode, need a restart, as identities do.
+        let tls = tls_mode(self.plan.tls.as_ref())?;
         self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
+        admin.set_tls(tls);
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
         let (old, new) = (by_name(&self.settings), by_name(&wanted));
         let gone: Vec<String> = old

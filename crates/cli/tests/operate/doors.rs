@@ -389,47 +389,113 @@ fn no_tenant_takes_all_connections() {
     until("nothing is left", || (server.connections() == 0).then_some(()));
 }
 
-#[test]
-fn a_session_ends_with_its_clients_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let key = rcgen::KeyPair::generate().unwrap();
-    std::fs::write(path("ca-cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
-    let issuer = rcgen::Issuer::new(params, key);
-    let issue = |name: &str, seconds: u64| {
+/// An authority in a folder, its certificates and a server that asks for them.
+struct Authority {
+    folder: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let folder = tempfile::tempdir().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        std::fs::write(folder.path().join("ca-cert.pem"), pem).unwrap();
+        Authority { folder, issuer: rcgen::Issuer::new(params, key) }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// A certificate for so long, and its key.
+    fn issue(&self, name: &str, serial: u64, seconds: u64) {
         let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.not_after = (std::time::SystemTime::now() + Duration::from_secs(seconds)).into();
+        params.serial_number = Some(serial.into());
         let key = rcgen::KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        std::fs::write(path(&format!("{name}-cert.pem")), certificate.pem()).unwrap();
-        std::fs::write(path(&format!("{name}-key.pem")), key.serialize_pem()).unwrap();
-    };
-    issue("server", 3600);
-    issue("client", 4);
-    let address = free_address();
-    let config = format!(
-        "device = \"ram,size=64M\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient-ca = {:?}\n\
-         [[tenant]]\nname = \"db\"\nidentity = \"any\"\n",
-        path("server-cert.pem"),
-        path("server-key.pem"),
-        path("ca-cert.pem")
-    );
-    let listen = format!("tcp:{address}");
-    let mut server = Server::start(&config, &["--listen", &listen]);
-    let port = address.rsplit(':').next().unwrap();
-    let uri = format!("nbds://localhost:{port}/db?tls-certificates={}", folder.path().display());
-    let load = ["bench", "--connect", &uri, "--tenant", "t=depth:1", "--seconds", "60s"];
-    let load = fairq(&load).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let ended = load.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(!ended.status.success(), "it ran on: {said}");
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(self.path(&format!("{name}-cert.pem")), certificate.pem()).unwrap();
+        std::fs::write(self.path(&format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+    }
+
+    /// The list of those it has revoked.
+    fn revoke(&self, serials: &[u64]) {
+        let revoked = |serial: &u64| rcgen::RevokedCertParams {
+            serial_number: (*serial).into(),
+            revocation_time: rcgen::date_time_ymd(2021, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = rcgen::CertificateRevocationListParams {
+            this_update: rcgen::date_time_ymd(2020, 1, 1),
+            next_update: rcgen::date_time_ymd(2090, 1, 1),
+            crl_number: 1_u64.into(),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: rcgen::KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&self.issuer).unwrap().pem().unwrap();
+        std::fs::write(self.path("revoked.crl"), list).unwrap();
+    }
+
+    /// A server over TLS, and what opens its one tenant.
+    fn serve(&self, identity: &str) -> (Server, String) {
+        let address = free_address();
+        let config = format!(
+            "device = \"ram,size=64M\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient-ca = {:?}\n\
+             client-crl = {:?}\n[[tenant]]\nname = \"db\"\nidentity = {identity:?}\n",
+            self.path("server-cert.pem"),
+            self.path("server-key.pem"),
+            self.path("ca-cert.pem"),
+            self.path("revoked.crl"),
+        );
+        let server = Server::start(&config, &["--listen", &format!("tcp:{address}")]);
+        let port = address.rsplit(':').next().unwrap();
+        let folder = self.folder.path().display();
+        (server, format!("nbds://localhost:{port}/db?tls-certificates={folder}"))
+    }
+}
+
+/// What a load on an export ends with.
+fn load(uri: &str, seconds: &str) -> Output {
+    let args = ["bench", "--connect", uri, "--tenant", "t=depth:1", "--seconds", seconds];
+    fairq(&args).args(["--warmup", "0s"]).output().unwrap()
+}
+
+#[test]
+fn a_session_ends_with_its_clients_certificate() {
+    let authority = Authority::new();
+    authority.issue("server", 1, 3600);
+    authority.issue("client", 2, 4);
+    authority.revoke(&[]);
+    let (mut server, uri) = authority.serve("localhost");
+    let ended = load(&uri, "60s");
+    assert!(!ended.status.success(), "it ran on: {}", String::from_utf8_lossy(&ended.stderr));
     server.signal(Signal::TERM);
     assert_eq!(server.end(), 0);
     let mut log = String::new();
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     assert!(log.contains("\"connected\"") && log.contains("certificate has expired"), "{log}");
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_from_the_next_reload_on() {
+    let authority = Authority::new();
+    authority.issue("server", 1, 3600);
+    authority.issue("client", 2, 3600);
+    authority.revoke(&[3]);
+    let (server, uri) = authority.serve("any");
+    assert!(load(&uri, "100ms").status.success());
+    std::fs::write(authority.path("revoked.crl"), "damaged").unwrap();
+    let (_, text) = server.refused(&["config", "reload"]);
+    assert!(text.contains("revoked.crl has no list of revoked certificates"), "{text}");
+    assert!(load(&uri, "100ms").status.success(), "a bad file changes nothing");
+    authority.revoke(&[2, 3]);
+    server.said(&["config", "reload"]);
+    assert!(!load(&uri, "100ms").status.success());
 }
 
 #[test]

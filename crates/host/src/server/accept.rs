@@ -217,8 +217,8 @@ impl Server {
             Ok(())
         };
         let client = Peer { user: user.as_ref(), admit: Some(&admit) };
-        let options = &self.config.handshake;
-        let outcome = handshake(stream, roster.exports(), options, client).await;
+        let options = self.handshake();
+        let outcome = handshake(stream, roster.exports(), &options, client).await;
         let (negotiated, stream) = match outcome {
             Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
             Ok(Outcome::Closed) => return,
@@ -288,7 +288,7 @@ impl Server {
     /// Ends the connections of clients whose certificates have expired. The certificate was looked
     /// at in the handshake; a connection may last for months.
     pub(super) fn end_expired(&self) {
-        if !self.config.handshake.tls.tls().is_some_and(Tls::clients_certified) {
+        if !self.handshake().tls.tls().is_some_and(Tls::clients_certified) {
             return;
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

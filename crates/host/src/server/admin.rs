@@ -9,6 +9,7 @@ use crate::control::ControlError;
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::nbd::exports::ExportsError;
+use crate::nbd::tls::TlsMode;
 use crate::record::Recording;
 use crate::server::{BuiltPolicy, Listen, Roster, Tenant};
 use crate::stats::Totals;
@@ -115,6 +116,8 @@ pub trait Admin {
     /// come meanwhile wait for it. It must have been built for as many shards, tenants and tags.
     /// [`Status::changing`] says whether it is over.
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
+    /// Handshakes that begin from now on use this.
+    fn set_tls(&mut self, tls: TlsMode);
     /// Listens somewhere else too; gives where.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
     /// Listens there no more; connections made there go on.

@@ -15,6 +15,7 @@ use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
 use crate::control::Control;
 use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
+use crate::nbd::tls::TlsMode;
 use crate::record::Recording;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
@@ -126,6 +127,10 @@ impl Admin for Desk<'_> {
 
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError> {
         self.exchange_policy(next)
+    }
+
+    fn set_tls(&mut self, tls: TlsMode) {
+        self.server.set_tls(tls);
     }
 
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError> {

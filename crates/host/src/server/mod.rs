@@ -36,6 +36,7 @@ use crate::nbd::exports::{ExportsError, Identity};
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::HandshakeOptions;
 use crate::nbd::survey::Surveyor;
+use crate::nbd::tls::TlsMode;
 use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
 use crate::users::Users;
@@ -257,7 +258,9 @@ pub fn serve(
         .map_err(system("cannot start the control thread's runtime"))?;
     let roster = Mutex::new(Arc::new(roster));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
-    let server = Arc::new(Server { config, roster, counts, shards, handshakes, failures });
+    let handshake = Mutex::new(Arc::new(config.handshake.clone()));
+    let server =
+        Arc::new(Server { config, roster, counts, shards, handshake, handshakes, failures });
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
@@ -320,6 +323,8 @@ struct Server {
     roster: Mutex<Arc<Roster>>,
     counts: Vec<Arc<AtomicUsize>>,
     shards: Shards<AnyDevice, NbdFront>,
+    /// What handshakes that begin now go by.
+    handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
 }
@@ -331,6 +336,15 @@ impl Server {
 
     fn set_roster(&self, roster: Roster) {
         *self.roster.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
+    }
+
+    fn handshake(&self) -> Arc<HandshakeOptions> {
+        self.handshake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_tls(&self, tls: TlsMode) {
+        let mut options = self.handshake.lock().unwrap_or_else(PoisonError::into_inner);
+        *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
     }
 
     /// Whether there is no connection.
