@@ -1,5 +1,4 @@
-//! Who may open a tenant's export: `identity` of certificates, `uid`, `user` and `group` of the users
-//! of this machine.
+//! The users of this machine who may open a tenant's export: its keys `uid`, `user` and `group`.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,9 +1,9 @@
 //! Exports: what clients may open, and who may open what.
 //!
 //! An export without restrictions opens to anybody. One with an identity opens only over TLS, to a
-//! client whose certificate carries that name (or to any certificate, if it says so); one that names
-//! users opens only over a Unix socket, to them; one with both only where both hold. To everybody
-//! else it does not exist, so that names cannot be guessed: the same answer is given for an export
+//! client whose certificate carries that name (or to any certificate, if it says so); one that
+//! names users opens only over a Unix socket, to them; one with both only where both hold. To
+//! everybody else it does not exist, so that names cannot be guessed: the same answer is given for an export
 //! that is not yours and for one that is not there.
 
 use std::collections::HashMap;

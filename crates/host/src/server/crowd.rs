@@ -7,8 +7,9 @@
 //! silent for longest loses its own. An honest client answers within a round trip, so in a crowd of
 //! silent ones it is never that one as long as fewer than `most` connections come in that time.
 //!
-//! Whatever moves bytes counts as not silent ([`Watched`]), so a crowd that trickles bytes keeps its
-//! seats for as long as a handshake may take, and honest clients, who send more often, keep theirs.
+//! A connection that moves bytes is not silent ([`Watched`]). A crowd that trickles bytes therefore
+//! keeps its seats for as long as a handshake may take, and an honest client keeps its own as long
+//! as its round trip is shorter than the crowd's pauses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +29,8 @@ pub(super) struct Crowd {
 
 #[derive(Default)]
 struct Seats {
-    /// Who sits, by the time of its last bytes: the first was silent for longest.
+    /// The connections that have a seat, by the time of their last bytes: the first was silent for
+    /// longest.
     taken: BTreeMap<u64, oneshot::Sender<()>>,
     /// The time: moves so far.
     moves: u64,
