@@ -43,6 +43,8 @@ pub(super) struct Op {
     pub(super) filled: u32,
     /// Chunks submitted (for requests without data: bytes submitted).
     pub(super) submitted: u64,
+    /// The flush that ends it has been submitted.
+    pub(super) is_flushed: bool,
     pub(super) outstanding: u32,
     pub(super) errno: i32,
     pub(super) reply: Reply,
@@ -64,6 +66,7 @@ impl Op {
             buffer: None,
             filled: 0,
             submitted: 0,
+            is_flushed: false,
             outstanding: 0,
             errno: 0,
             reply: Reply::Pending,
@@ -101,17 +104,29 @@ impl Op {
             Command::Read | Command::Write => {
                 self.submitted < self.chunks() && self.chunk(self.submitted).end <= self.filled
             }
-            Command::Flush => self.submitted == 0,
-            _ => self.outstanding == 0 && self.submitted < self.request.length,
+            Command::Flush => !self.is_flushed,
+            _ => self.outstanding == 0 && (self.has_pieces() || self.wants_flush()),
         }
+    }
+
+    /// Whether a piece of a discard or zeroing is still to be submitted.
+    fn has_pieces(&self) -> bool {
+        self.submitted < self.request.length
+    }
+
+    /// Whether it ends with a flush that is still to be submitted. A discard or zeroing that is to
+    /// be durable does: one flush is cheaper than a durable order for each piece, and a discard
+    /// changes only maps, for which devices have no flag.
+    fn wants_flush(&self) -> bool {
+        self.request.fua() && !self.is_flushed
     }
 
     /// Whether nothing more will happen to it.
     pub(super) fn is_finished(&self) -> bool {
         let all = match self.request.command {
             Command::Read | Command::Write => self.submitted == self.chunks(),
-            Command::Flush => self.submitted == 1,
-            _ => self.submitted == self.request.length,
+            Command::Flush => self.is_flushed,
+            _ => !self.has_pieces() && !self.wants_flush(),
         };
         self.outstanding == 0 && (all || self.errno != 0)
     }
@@ -134,8 +149,8 @@ impl Op {
                 self.submitted += 1;
                 (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
             }
-            Command::Flush => {
-                self.submitted = 1;
+            _ if request.command == Command::Flush || !self.has_pieces() => {
+                self.is_flushed = true;
                 (CoreOp::Flush, 0, 0, Memory::NONE)
             }
             _ => {
@@ -164,7 +179,7 @@ impl Op {
             file: volume.file,
             offset,
             length,
-            fua: request.fua() && core_op != CoreOp::Read,
+            fua: request.fua() && core_op == CoreOp::Write,
             no_hole: request.flags.contains(CommandFlags::NO_HOLE),
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
             memory,
@@ -189,5 +204,43 @@ impl Op {
                 outbox.add(buffer.bytes(), tls);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::null::NullDevice;
+
+    /// What is submitted for a request, as the device gets it.
+    fn orders(command: Command, flags: CommandFlags, length: u64) -> Vec<(CoreOp, u32, bool)> {
+        use fairq_core::{Native, Policy, Weight, none::NonePolicy};
+        let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let volume = Volume { tenant: 0, flow, file: 0, base: 0 };
+        let request = Request { flags, command, cookie: 0, offset: 0, length };
+        let mut op = Op { request, ..Op::idle() };
+        let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
+        while op.is_submittable() {
+            let order = op.next_order(&volume, &device, 0);
+            orders.push((order.op, order.length, order.fua));
+        }
+        assert!(op.is_finished());
+        orders
+    }
+
+    /// Discards and zeroes go by pieces; those that are to be durable end with one flush.
+    #[test]
+    fn durable_discards_and_zeroes_end_with_a_flush() {
+        let flush = (CoreOp::Flush, 0, false);
+        for (command, op) in
+            [(Command::Trim, CoreOp::Discard), (Command::WriteZeroes, CoreOp::WriteZeroes)]
+        {
+            let pieces = [(op, 32 << 20, false), (op, 8 << 20, false)];
+            assert_eq!(orders(command, CommandFlags(0), 40 << 20), pieces);
+            let durable = orders(command, CommandFlags::FUA, 40 << 20);
+            assert_eq!(durable, [&pieces[..], &[flush]].concat());
+        }
+        assert_eq!(orders(Command::Flush, CommandFlags::FUA, 0), [flush]);
     }
 }
