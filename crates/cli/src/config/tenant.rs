@@ -250,7 +250,9 @@ impl TenantTable {
 /// tenants' order.
 ///
 /// First come those that say where; then those that say how much, each into the first gap that it
-/// fits into; those that say neither share the largest gap that is left in equal parts.
+/// fits into; those that say neither share the largest gap that is left in equal parts, and the
+/// last of them has what the division leaves over: the end of a disk's image is a part of it.
+/// Ranges are whole sectors, which is what most clients' kernels can address.
 pub(crate) fn layout(
     tenants: &[Tenant],
     shared: Option<u64>,
@@ -323,7 +325,9 @@ fn share_the_rest(
     let (mut offset, length) = gaps.iter().copied().max_by_key(|gap| gap.1).unwrap_or((0, 0));
     let unit = if length / count >= PART { PART } else { SECTOR };
     let size = length / count / unit * unit;
-    for (tenant, place) in tenants.iter().zip(places).filter(|(_, place)| place.is_none()) {
+    let end = (offset + length) / SECTOR * SECTOR;
+    let open = tenants.iter().zip(places).filter(|(_, place)| place.is_none());
+    for (nth, (tenant, place)) in (1..).zip(open) {
         if size == 0 {
             return Err(Refusal::new(format!(
                 "{}: tenant {}: nothing is left of the device's {}: make it larger, or others \
@@ -333,6 +337,7 @@ fn share_the_rest(
                 exact_size(device)
             )));
         }
+        let size = if nth == count { end - offset } else { size };
         *place = Some(Range { file: 0, offset, size });
         offset += size;
     }
@@ -514,7 +519,23 @@ mod tests {
             place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100),
             Ok(vec![(20, 10), (30, 30), (0, 20)])
         );
-        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 33)]));
+        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 34)]));
+    }
+
+    /// An image whose size is no multiple of anything but a sector ends with what a disk has at its
+    /// end, such as the copy of its partition table.
+    #[test]
+    fn the_last_of_those_gets_the_end_of_the_device() {
+        let sizes = |specs: &[&str], device| {
+            let ranges = layout(&tenants(specs).unwrap(), Some(device), &[]).unwrap();
+            let left = device - ranges.iter().map(|range| range.size).sum::<u64>();
+            (ranges.iter().map(|range| range.size).collect::<Vec<_>>(), left)
+        };
+        assert_eq!(sizes(&["a"], 1_574_400), (vec![1_574_400], 0));
+        assert_eq!(sizes(&["a"], 1_574_401), (vec![1_574_400], 1), "less than a sector");
+        assert_eq!(sizes(&["a", "b"], 3_148_800), (vec![1 << 20, 3_148_800 - (1 << 20)], 0));
+        assert_eq!(sizes(&["a=512", "b"], 1_574_400), (vec![512, 1_574_400 - 512], 0));
+        assert_eq!(sizes(&["a=512,offset=1k", "b"], 4096), (vec![512, 2560], 1024), "two gaps");
     }
 
     #[test]
