@@ -220,6 +220,15 @@ fn status(result: &Value) -> String {
         );
         lines.push((if index == 0 { "shards" } else { "" }, text));
     }
+    if number(&result["unassigned"]) > 0.0 {
+        let size = exact_size(result["unassigned"].as_u64().unwrap_or(0));
+        lines.push(("unassigned", format!("{size} of the device are in no tenant's range")));
+    }
+    for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));
+        let text = format!("{} has kept {kept} of {all}: restore it", string(&file["path"]));
+        lines.push(("cut off", text));
+    }
     if result["draining"] == json!(true) {
         lines.push(("draining", "no more connections; it ends with the last".into()));
     }

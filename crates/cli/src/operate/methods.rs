@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, AdminError, Member, Status};
+use fairq_host::server::{self, Admin, AdminError, Member, Roster, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -204,7 +204,18 @@ impl Console {
             "tenants": admin.roster().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
+            "unassigned": self.unassigned(&admin.roster()),
+            "cut_off_files": now.cut_off.iter().map(|file| json!({
+                "path": file.path, "size": file.size, "intact": file.intact,
+            })).collect::<Vec<_>>(),
         })
+    }
+
+    /// Bytes of the device's files that are in no tenant's range.
+    pub(super) fn unassigned(&self, roster: &Roster) -> u64 {
+        let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
+        let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
+        all.saturating_sub(roster.members().iter().map(|member| member.tenant.size).sum())
     }
 
     fn describe_policy(&self) -> String {

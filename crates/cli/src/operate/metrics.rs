@@ -155,6 +155,13 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "1 while no more connections are taken.",
         f64::from(u8::from(now.is_draining)),
     );
+    text.one(
+        "fairq_cut_off_files",
+        "gauge",
+        "Files that became shorter while they were served: what was behind their end is lost, and \
+         requests there fail. `fairq ctl status` names them.",
+        now.cut_off.len() as f64,
+    );
 }
 
 fn log(text: &mut Text) {

@@ -168,7 +168,7 @@ impl Console {
 }
 
 impl Operator for Console {
-    fn ready(&mut self, listening: &[server::Listen]) {
+    fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
         let s = if tenants == 1 { "" } else { "s" };
@@ -178,6 +178,14 @@ impl Operator for Console {
             device = self.plan.device.describe(),
             "serving"
         );
+        let unassigned = self.unassigned(&admin.roster());
+        if unassigned > 0 {
+            tracing::info!(
+                bytes = unassigned,
+                "a part of the device is in no tenant's range and is not served: give it to one \
+                 with `fairq ctl add`, or to the last by leaving out its size"
+            );
+        }
         notify(&[
             NotifyState::Ready,
             NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),

@@ -50,6 +50,18 @@ impl Client {
         u32::from_be_bytes(bytes[4..8].try_into().unwrap())
     }
 
+    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
+        self.ask(Command::Read, CommandFlags(0), offset, length as u64);
+        match self.answer() {
+            0 => {
+                let mut data = vec![0; length];
+                self.stream.read_exact(&mut data).unwrap();
+                Ok(data)
+            }
+            error => Err(error),
+        }
+    }
+
     fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
         self.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
         self.stream.write_all(data).unwrap();
@@ -110,4 +122,68 @@ fn a_reply_shows_nothing_that_was_written_after_it() {
         assert_eq!(strange, 0, "bytes of {next:?} in a reply to another tenant");
         assert!(got.iter().all(|&byte| byte == b'o'), "the reply is what was read");
     }
+}
+
+fn status(server: &Server) -> Value {
+    serde_json::from_str(&server.said(&["status", "--json"])).unwrap()
+}
+
+/// Zeroes in the place of lost data, and success, are the worst answer: the client takes them for
+/// what it wrote.
+#[test]
+fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
+    for direct in ["auto", "off"] {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join("disk");
+        std::fs::write(&path, vec![b'd'; 4 << 20]).unwrap();
+        let config = format!("device = \"file,path={},direct={direct}\"", path.display());
+        let tenants = "\n[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n";
+        let server = Server::start(&(config + tenants), &[]);
+        let mut clients = ["a", "b"].map(|name| Client::of(&server, name));
+        assert_eq!(status(&server)["cut_off_files"], json!([]));
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+        // Nobody reads there: the file is looked at.
+        let told = until("it is told", || {
+            Some(status(&server)["cut_off_files"][0].clone()).filter(|told| !told.is_null())
+        });
+        assert_eq!(told, json!({ "path": path, "size": 4 << 20, "intact": 3 << 20 }));
+        assert!(server.said(&["status"]).contains("has kept 3M of 4M"));
+        assert_eq!(clients[0].read(0, 1 << 20), Ok(vec![b'd'; 1 << 20]));
+        assert_eq!(clients[1].read(0, 1 << 20), Ok(vec![b'd'; 1 << 20]));
+        assert_eq!(clients[1].read(1 << 20, 4096), Err(5));
+        assert_eq!(clients[1].write((2 << 20) - 4096, &[1; 4096]), 5, "it would hide the loss");
+    }
+}
+
+/// A disk's image ends with what may not be lost, such as the copy of its partition table.
+#[test]
+fn the_end_of_an_image_is_served() {
+    let disk = tempfile::tempdir().unwrap();
+    let path = disk.path().join("disk");
+    std::fs::write(&path, vec![b'd'; 1_574_400]).unwrap();
+    let tenants = |names: &[&str]| -> String {
+        names.iter().map(|name| format!("\n[[tenant]]\nname = \"{name}\"\n")).collect()
+    };
+    let device = format!("device = \"file,path={}\"", path.display());
+    let mut server = Server::start(&(device.clone() + &tenants(&["a"])), &[]);
+    let mut client = Client::of(&server, "a");
+    assert_eq!(client.size, 1_574_400);
+    assert_eq!(client.write(1_574_400 - 512, &[b'e'; 512]), 0);
+    assert_eq!(status(&server)["unassigned"], 0);
+    let dump = server.said(&["config", "dump"]);
+    drop(client);
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    assert_eq!(std::fs::read(&path).unwrap()[1_574_400 - 512..], [b'e'; 512]);
+    // What is in force can be given to another server, odd sizes and all.
+    let dump = dump.replace(&*server.path("").to_string_lossy(), "/nowhere/");
+    let mut server = Server::start(&dump, &[]);
+    assert_eq!(Client::of(&server, "a").size, 1_574_400);
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    // Less than a sector is no client's, and told.
+    std::fs::write(&path, vec![b'd'; 1_574_401]).unwrap();
+    let server = Server::start(&(device + &tenants(&["a"])), &[]);
+    assert_eq!(status(&server)["unassigned"], 1);
+    assert!(server.said(&["status"]).contains("unassigned   1 of the device"));
 }

@@ -11,7 +11,7 @@ use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
-use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
+use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue};
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 
@@ -173,6 +173,14 @@ impl Device for AnyDevice {
 
     fn sync(&self) -> io::Result<()> {
         each!(AnyDevice, self, device => device.sync())
+    }
+
+    fn inspect(&self) {
+        each!(AnyDevice, self, device => device.inspect())
+    }
+
+    fn cut_off(&self) -> Vec<CutOff> {
+        each!(AnyDevice, self, device => device.cut_off())
     }
 
     fn take_memory(&self, file: u16, offset: u64, length: u64) -> io::Result<()> {

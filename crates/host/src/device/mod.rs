@@ -11,6 +11,7 @@
 //! belong to the device.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
@@ -94,6 +95,17 @@ pub struct Extent {
     pub is_hole: bool,
 }
 
+/// A file that has become shorter while it was served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CutOff {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes that it had when it was opened.
+    pub size: u64,
+    /// Bytes at its start that it has kept; commands that reach beyond them fail with `EIO`.
+    pub intact: u64,
+}
+
 /// Where a queue is opened: one shard of a run.
 #[derive(Clone)]
 pub struct Place {
@@ -127,6 +139,15 @@ pub trait Device: Send + Sync + 'static {
     /// closed.
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Looks whether files have become shorter. Waits for their file systems, so it is called by
+    /// threads that nothing depends on.
+    fn inspect(&self) {}
+
+    /// The files that have been found to be shorter than when they were opened.
+    fn cut_off(&self) -> Vec<CutOff> {
+        Vec::new()
     }
 
     /// Takes the memory now that writing a range of a file would take, so that nobody who writes

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
 
 use crate::control::ControlError;
+use crate::device::CutOff;
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::nbd::exports::ExportsError;
@@ -32,6 +33,8 @@ pub struct Status {
     pub classes: Option<ClassWeights>,
     /// It takes no more connections and ends with the last.
     pub is_draining: bool,
+    /// Files that have become shorter while they were served.
+    pub cut_off: Vec<CutOff>,
 }
 
 /// Why a change was not made; nothing has changed then.

@@ -11,8 +11,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
+use tokio::task::JoinHandle;
 
 use crate::control::Control;
+use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
 use crate::nbd::tls::TlsMode;
@@ -40,7 +42,9 @@ pub(super) enum Drain {
 /// What the control thread itself holds: all that can be changed.
 pub(super) struct Desk<'a> {
     pub(super) server: Arc<Server>,
-    pub(super) device: &'a AnyDevice,
+    pub(super) device: &'a Arc<AnyDevice>,
+    /// A look at the files that is under way.
+    pub(super) inspection: Option<JoinHandle<()>>,
     pub(super) wakers: Arc<Wakers>,
     pub(super) control: Control<'a, Arc<dyn Policy>, AnyDevice>,
     /// The policy before, as long as a shard holds requests of it.
@@ -83,6 +87,7 @@ impl Admin for Desk<'_> {
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.control.class_weights(),
             is_draining: self.drain != Drain::No,
+            cut_off: self.device.cut_off(),
         }
     }
 
@@ -184,7 +189,7 @@ impl Desk<'_> {
                 }
             }
         }
-        let control = Control::start(policy, self.device, self.wakers.clone())?;
+        let control = Control::start(policy, &**self.device, self.wakers.clone())?;
         let control = std::mem::replace(&mut self.control, control);
         let meeting = self.server.shards.change(ports);
         self.leaving = Some(Leaving { control, meeting, since: Instant::now() });
@@ -209,6 +214,15 @@ impl Desk<'_> {
                 );
                 self.leaving = None;
             }
+        }
+    }
+
+    /// Begins to look whether files have become shorter, unless the last look still waits for a
+    /// file system: it has a thread of its own.
+    pub(super) fn inspect_files(&mut self) {
+        if self.inspection.as_ref().is_none_or(JoinHandle::is_finished) {
+            let device = self.device.clone();
+            self.inspection = Some(tokio::task::spawn_blocking(move || device.inspect()));
         }
     }
 

@@ -154,7 +154,7 @@ pub struct Config {
 pub trait Operator {
     /// It accepts connections; `listening` is where, with the port that was chosen if it was left
     /// open.
-    fn ready(&mut self, listening: &[Listen]);
+    fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket; gives the answer, if there is to be one.
@@ -264,6 +264,7 @@ pub fn serve(
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
+        inspection: None,
         wakers: common.wakers,
         control,
         leaving: None,
@@ -386,7 +387,7 @@ async fn run(
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
     let places = desk.open(&over, &asks)?;
-    operator.ready(&places);
+    operator.ready(desk, &places);
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
     while !desk.is_over() {
@@ -407,6 +408,7 @@ async fn run(
             () = tick => desk.tick(clock.now_ns()),
             _ = seconds.tick() => {
                 operator.second(desk);
+                desk.inspect_files();
                 desk.server.tell_failures();
                 desk.server.end_expired();
             }

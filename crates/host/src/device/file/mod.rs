@@ -19,8 +19,10 @@
 //! they are acknowledged: those, too, survive a kill, but not a power cut.)
 //!
 //! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
-//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. What a file
-//! has lost at its end reads as zeroes. A discard that is not supported succeeds, being advice.
+//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. A file that is
+//! found to be shorter than when it was opened has lost data: from then on commands that reach
+//! beyond what it has kept fail with `EIO`, also if it grows again, since zeroes would be in the
+//! lost data's place. A read finds that out, and a look at each file once a second. A discard that is not supported succeeds, being advice.
 //! Zeroing that is not supported is done by writing zeroes, unless the command wants to be fast or
 //! fail.
 //!
@@ -32,7 +34,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::device::error::DeviceError;
-use crate::device::{Device, Extent, Info, Place};
+use crate::device::{CutOff, Device, Extent, Info, Place};
 use crate::ring::Ring;
 
 mod at_once;
@@ -189,6 +191,21 @@ impl Device for FileDevice {
             .all()
             .iter()
             .try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+    }
+
+    fn inspect(&self) {
+        for backing in self.shared.files.all() {
+            // The end of a block device is not told in this way: only reading finds it.
+            if !backing.is_block_device
+                && let Ok(metadata) = backing.file.metadata()
+            {
+                backing.note_end(metadata.len());
+            }
+        }
+    }
+
+    fn cut_off(&self) -> Vec<CutOff> {
+        self.shared.files.all().iter().filter_map(|backing| backing.cut_off()).collect()
     }
 
     /// Direct I/O pins the pages of every other buffer on every command. The page cache only

@@ -12,11 +12,12 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
+use crate::device::CutOff;
 use crate::device::error::DeviceError;
 use crate::memory::{PAGE, Region};
 
@@ -59,8 +60,12 @@ pub enum Direct {
 
 /// An opened file.
 pub(super) struct Backing {
+    path: PathBuf,
     pub(super) file: File,
+    /// Bytes when it was opened.
     pub(super) size: u64,
+    /// Bytes at its start that it has been found to have kept.
+    intact: AtomicU64,
     pub(super) is_block_device: bool,
     /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
     pub(super) block: u32,
@@ -124,6 +129,33 @@ impl Backing {
         } else {
             self.zero_range.works() && (punches || !self.is_block_device)
         }
+    }
+
+    /// Bytes at its start that commands may reach. (What is lost stays lost, and a command that
+    /// comes a moment early is told by its read.)
+    #[inline]
+    pub(super) fn intact(&self) -> u64 {
+        self.intact.load(Ordering::Relaxed)
+    }
+
+    /// It ends at `end` now.
+    pub(super) fn note_end(&self, end: u64) {
+        let before = self.intact.fetch_min(end, Ordering::Relaxed);
+        if end < before {
+            tracing::error!(
+                path = %self.path.display(),
+                size = self.size,
+                intact = end,
+                "a file became shorter while it was served: what was behind its end is lost, and \
+                 requests there fail with EIO; restore the file from a backup and restart fairq"
+            );
+        }
+    }
+
+    /// What it has lost.
+    pub(super) fn cut_off(&self) -> Option<CutOff> {
+        let (size, intact) = (self.size, self.intact());
+        (intact < size).then(|| CutOff { path: self.path.clone(), size, intact })
     }
 
     /// Whether it is what one finds under this path now.
@@ -230,7 +262,9 @@ impl Backing {
             1
         };
         Ok(Backing {
+            path: path.into(),
             size,
+            intact: AtomicU64::new(size),
             is_block_device,
             block,
             zero_block: block.max(sector),

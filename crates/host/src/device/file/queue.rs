@@ -418,8 +418,10 @@ impl Queue for FileQueue {
             return;
         };
         let end = command.offset.checked_add(u64::from(command.length));
-        if command.op != Op::Flush && end.is_none_or(|end| end > backing.size) {
-            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+        if command.op != Op::Flush && end.is_none_or(|end| end > backing.intact()) {
+            let is_lost = end.is_some_and(|end| end <= backing.size);
+            let errno = if is_lost { libc::EIO } else { libc::EINVAL };
+            self.done.push(Completion { tag: command.tag, errno });
             return;
         }
         let mut command = *command;
@@ -447,7 +449,7 @@ impl Queue for FileQueue {
             memory.length.is_multiple_of(backing.block)
                 && (memory.address as usize).is_multiple_of(backing.memory_align as usize)
         };
-        let is_one = end.is_some_and(|end| end <= backing.size)
+        let is_one = end.is_some_and(|end| end <= backing.intact())
             && command.offset.is_multiple_of(backing.block.into())
             && memories.iter().all(is_straight);
         if !is_one {
@@ -742,21 +744,15 @@ impl Operation {
     }
 
     fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (_, length, memory) = self.transfer(backing.block);
+        let (offset, length, _) = self.transfer(backing.block);
         self.moved += count.min(length - self.moved);
         if self.moved < length {
             // Direct reads end inside a block only at the end of the file.
             if count > 0 && count.is_multiple_of(backing.block) {
                 return Verdict::More;
             }
-            // SAFETY: the memory is the operation's, the kernel has given it back, and it is
-            // `length` bytes long.
-            unsafe {
-                memory
-                    .address
-                    .add(self.moved as usize)
-                    .write_bytes(0, (length - self.moved) as usize)
-            };
+            backing.note_end(offset + u64::from(self.moved));
+            return Verdict::Failed(libc::EIO);
         }
         match self.step {
             Step::Fetch => {
