@@ -91,6 +91,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Weight { tenant, weight } => {
             ("weight", json!({ "tenant": tenant, "weight": weight }))
         }
+        CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
             let policy = match keys.join(",") {
@@ -143,6 +144,16 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             exact_size(result["offset"].as_u64().unwrap_or(0))
         ),
         CtlCommand::Remove { .. } => format!("removed {}\n", string(&result["tenant"])),
+        CtlCommand::ClearError { .. } => {
+            let tenant = string(&result["tenant"]);
+            match result["errno"].as_i64() {
+                None => format!("{tenant}: there was no error\n"),
+                Some(errno) => {
+                    let error = std::io::Error::from_raw_os_error(errno as i32);
+                    format!("{tenant}: cleared: {error}\n")
+                }
+            }
+        }
         CtlCommand::Weight { .. } => {
             format!(
                 "{}: weight {} -> {}\n",
@@ -223,6 +234,10 @@ fn status(result: &Value) -> String {
     if number(&result["unassigned"]) > 0.0 {
         let size = exact_size(result["unassigned"].as_u64().unwrap_or(0));
         lines.push(("unassigned", format!("{size} of the device are in no tenant's range")));
+    }
+    if result["write_back_errors"].as_array().is_some_and(|names| !names.is_empty()) {
+        let text = format!("{}: flushes fail until clear-error NAME", list("write_back_errors"));
+        lines.push(("lost data", text));
     }
     for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
         let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));

@@ -211,6 +211,7 @@ mod tests {
     use crate::device::tests::{nvme_soft, scratch};
     use crate::interference::Served;
     use crate::memory::{Buffer, Region};
+    use crate::write_back::WriteBack;
 
     const TAGS: usize = 8;
 
@@ -222,6 +223,7 @@ mod tests {
             tags: TAGS,
             tenants: 1,
             served: Arc::new(Served::new(ports)),
+            write_back: Arc::new(WriteBack::new(ports, 1)),
             fixed_buffers: 0,
         }
     }

@@ -24,3 +24,4 @@ pub mod shards;
 pub mod stats;
 pub mod users;
 pub mod wakers;
+pub mod write_back;

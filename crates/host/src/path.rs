@@ -33,6 +33,7 @@ use crate::memory::Memory;
 use crate::record::{Decision, Kind, Recorder, Recording};
 use crate::ring::{Event, Ring};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
+use crate::write_back::WriteBack;
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send
 /// for it costs little beside, and so little that a client with a deep queue works on the first
@@ -92,6 +93,8 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
+    /// Of a flush: the tenant's writes that had ended when it came.
+    covers: u64,
     /// The one after it in its command.
     after: Option<Tag>,
 }
@@ -117,6 +120,7 @@ pub struct DataPath<P, D: Device> {
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
+    write_back: Arc<WriteBack>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
     /// What `next` said last: when to call it again though nothing has happened.
@@ -149,6 +153,7 @@ impl<D: Device> DataPath<(), D> {
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            write_back: common.write_back.clone(),
             recorder: None,
             wait_until_ns: None,
             blocked: false,
@@ -179,7 +184,8 @@ impl<P, D: Device> DataPath<P, D> {
             completions,
             ..
         } = self;
-        let DataPath { finished, stats, changed, counters, observed, recorder, .. } = self;
+        let DataPath { finished, stats, changed, counters, observed, .. } = self;
+        let DataPath { write_back, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
@@ -197,6 +203,7 @@ impl<P, D: Device> DataPath<P, D> {
             changed,
             counters,
             observed,
+            write_back,
             recorder,
             blocked,
             wait_until_ns,
@@ -326,6 +333,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
+        let covers = match order.op {
+            Op::Flush => self.write_back.covered(order.tenant),
+            op if changes_data(op) => {
+                self.write_back.begin(usize::from(self.id.0), order.tenant);
+                0
+            }
+            _ => 0,
+        };
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
@@ -334,6 +349,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             cookie: order.cookie,
             arrived_ns: now_ns,
             issued_ns: 0,
+            covers,
             after: None,
         });
         self.stats[usize::from(order.tenant)].arrive(now_ns);
@@ -499,12 +515,19 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// A request has been carried out.
     #[inline]
-    fn end(&mut self, now_ns: u64, tag: Tag, errno: i32) {
+    fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
+        let live = self.live[tag.0 as usize].expect("the device completes live tags only");
+        if changes_data(live.command.op) {
+            self.write_back.end(usize::from(self.id.0), live.tenant);
+        }
+        if live.command.op == Op::Flush || live.command.fua {
+            errno = self.synced(&live, errno);
+        }
         let failed = errno != 0;
         if self.recorder.is_some() {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
         }
-        let live = self.live[tag.0 as usize].take().expect("the device completes live tags only");
+        self.live[tag.0 as usize] = None;
         let outcome = if failed { Outcome::Failed } else { Outcome::Done };
         self.port.complete(now_ns, tag, outcome, &mut self.wake);
         self.free.push(tag);
@@ -518,6 +541,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
         self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// What to answer to a flush or a durable write that the device has ended.
+    #[cold]
+    fn synced(&self, live: &Live, errno: i32) -> i32 {
+        let covers = (live.command.op == Op::Flush).then_some(live.covers);
+        let ask = |file| self.device.write_back_failed(file);
+        self.write_back.synced(live.tenant, covers, errno, ask)
     }
 
     /// The next order that has been carried out.
@@ -545,6 +576,12 @@ impl<P: Port, D: Device> DataPath<P, D> {
             (a, b) => a.or(b),
         }
     }
+}
+
+/// Whether an operation leaves something that a flush puts on stable storage.
+#[inline]
+fn changes_data(op: Op) -> bool {
+    matches!(op, Op::Write | Op::WriteZeroes | Op::Discard)
 }
 
 #[cfg(test)]
@@ -662,6 +699,7 @@ mod tests {
                 tags: TAGS,
                 tenants: 1,
                 served: Arc::new(Served::new(1)),
+                write_back: Arc::new(WriteBack::new(1, 1)),
                 fixed_buffers: 0,
             };
             let mut ring = Ring::new(0).unwrap();

@@ -31,6 +31,7 @@ use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Regimes, Shards, regimes};
 use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -164,6 +165,7 @@ impl Rig {
             tags: TAGS,
             tenants: FLOWS,
             served: Arc::new(Served::new(SHARDS)),
+            write_back: Arc::new(WriteBack::new(SHARDS, FLOWS)),
             fixed_buffers: 0,
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();

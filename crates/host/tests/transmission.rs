@@ -21,6 +21,7 @@ use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Shards, regimes};
 use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -52,6 +53,7 @@ impl Rig {
             tags: TAGS,
             tenants: 2,
             served: Arc::new(Served::new(shards)),
+            write_back: Arc::new(WriteBack::new(shards, 2)),
             fixed_buffers: 0,
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();

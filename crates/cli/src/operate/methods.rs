@@ -72,8 +72,17 @@ struct OfDrain {
 }
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 8] =
-    ["add", "remove", "weight", "policy.set", "params", "listen", "unlisten", "drain"];
+const CHANGES: [&str; 9] = [
+    "add",
+    "remove",
+    "weight",
+    "clear_error",
+    "policy.set",
+    "params",
+    "listen",
+    "unlisten",
+    "drain",
+];
 
 /// The methods that change nothing of what is shown.
 const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
@@ -120,6 +129,11 @@ impl Console {
             "weight" => {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
+            }
+            "clear_error" => {
+                let OfTenant { tenant } = params(given)?;
+                let errno = admin.clear_error(&tenant).map_err(Fault::refused)?;
+                Ok(json!({ "tenant": tenant, "errno": errno }))
             }
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
@@ -204,6 +218,9 @@ impl Console {
             "tenants": admin.roster().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
+            "write_back_errors": admin.roster().members().iter()
+                .filter(|member| now.write_back_errno(member).is_some())
+                .map(|member| &member.tenant.name).collect::<Vec<_>>(),
             "unassigned": self.unassigned(&admin.roster()),
             "cut_off_files": now.cut_off.iter().map(|file| json!({
                 "path": file.path, "size": file.size, "intact": file.intact,
@@ -278,6 +295,7 @@ impl Console {
             "read_bytes": stats.read_bytes,
             "written_bytes": stats.written_bytes,
             "errors": stats.errors,
+            "write_back_errno": now.write_back_errno(member),
             "in_flight": stats.in_flight,
             "staged": stats.staged,
             "staged_ns": stats.staged_ns,

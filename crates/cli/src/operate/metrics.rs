@@ -155,6 +155,16 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "1 while no more connections are taken.",
         f64::from(u8::from(now.is_draining)),
     );
+    let name = "fairq_tenant_write_back_error";
+    text.family(
+        name,
+        "gauge",
+        "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be lost; \
+         until `fairq ctl clear-error TENANT`. Others have no sample.",
+    );
+    for member in roster.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
+        text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
+    }
     text.one(
         "fairq_cut_off_files",
         "gauge",

@@ -94,6 +94,14 @@ pub(crate) const METHODS: &[Method] = &[
         result: "the tenant's name, and its weight before and now",
     },
     Method {
+        name: "clear_error",
+        summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
+                  be put on stable storage (write_back_errno of tenants): they say again what the \
+                  storage says",
+        params: &[required("tenant", "string", "its name")],
+        result: "the tenant's name, and the error that is cleared; null if there was none",
+    },
+    Method {
         name: "policy",
         summary: "How the device is shared: the policy, what is said of it, its state",
         params: &[],

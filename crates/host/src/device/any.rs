@@ -171,8 +171,12 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.extents(file, offset, length, most))
     }
 
-    fn sync(&self) -> io::Result<()> {
+    fn sync(&self) -> Vec<(u16, io::Error)> {
         each!(AnyDevice, self, device => device.sync())
+    }
+
+    fn write_back_failed(&self, file: u16) -> bool {
+        each!(AnyDevice, self, device => device.write_back_failed(file))
     }
 
     fn inspect(&self) {

@@ -135,10 +135,16 @@ pub trait Device: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Puts everything written on stable storage; called once, at the end, when all queues are
-    /// closed.
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
+    /// Puts everything written on stable storage; called when no queue is open. Gives the files
+    /// with which that failed, and why.
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        Vec::new()
+    }
+
+    /// Whether the kernel has failed to write back data of a file since this was last asked. Does
+    /// not wait. Callers take turns at asking and at what they do about it.
+    fn write_back_failed(&self, _file: u16) -> bool {
+        false
     }
 
     /// Looks whether files have become shorter. Waits for their file systems, so it is called by

@@ -12,7 +12,7 @@ use crate::device::file::FileSpec;
 use crate::nbd::exports::ExportsError;
 use crate::nbd::tls::TlsMode;
 use crate::record::Recording;
-use crate::server::{BuiltPolicy, Listen, Roster, Tenant};
+use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
 use crate::stats::Totals;
 
 /// What the server is doing.
@@ -35,6 +35,17 @@ pub struct Status {
     pub is_draining: bool,
     /// Files that have become shorter while they were served.
     pub cut_off: Vec<CutOff>,
+    /// Tenants whose data may be lost since a write-back failed, by their
+    /// [`Member::number`](crate::server::Member::number), and the error.
+    pub write_back_errors: Vec<(u16, i32)>,
+}
+
+impl Status {
+    /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
+    pub fn write_back_errno(&self, member: &Member) -> Option<i32> {
+        let errors = self.write_back_errors.iter();
+        errors.copied().find_map(|(tenant, errno)| (tenant == member.number()).then_some(errno))
+    }
 }
 
 /// Why a change was not made; nothing has changed then.
@@ -113,6 +124,9 @@ pub trait Admin {
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
+    /// if there was one.
+    fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
     /// Goes on with this policy when the one in force has finished all its requests; those that

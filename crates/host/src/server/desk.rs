@@ -27,6 +27,7 @@ use crate::server::{
 };
 use crate::shard::Meeting;
 use crate::wakers::Wakers;
+use crate::write_back::WriteBack;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub(super) struct Desk<'a> {
     /// A look at the files that is under way.
     pub(super) inspection: Option<JoinHandle<()>>,
     pub(super) wakers: Arc<Wakers>,
+    pub(super) write_back: Arc<WriteBack>,
     pub(super) control: Control<'a, Arc<dyn Policy>, AnyDevice>,
     /// The policy before, as long as a shard holds requests of it.
     pub(super) leaving: Option<Leaving<'a>>,
@@ -88,6 +90,7 @@ impl Admin for Desk<'_> {
             classes: self.control.class_weights(),
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
+            write_back_errors: self.write_back.failed(),
         }
     }
 
@@ -121,6 +124,12 @@ impl Admin for Desk<'_> {
 
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {
         self.set_tenant_weight(name, weight)
+    }
+
+    fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError> {
+        let roster = self.server.roster();
+        let member = roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        Ok(self.write_back.clear(member.number()))
     }
 
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError> {

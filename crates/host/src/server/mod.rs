@@ -41,6 +41,7 @@ use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
 use crate::users::Users;
 use crate::wakers::Wakers;
+use crate::write_back::WriteBack;
 
 mod accept;
 mod admin;
@@ -230,13 +231,15 @@ pub fn serve(
     let preferred = device.info().preferred_size;
     let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
     let flows = roster.members().iter().map(|member| member.flow).collect();
+    let most = config.most_tenants.max(config.tenants.len());
     let common = Common {
         device: device.clone(),
         wakers: Arc::new(Wakers::new(ports.len()).map_err(system("cannot make eventfds"))?),
         clock: Clock::default(),
         tags: config.tags,
-        tenants: config.most_tenants.max(config.tenants.len()),
+        tenants: most,
         served: Arc::new(Served::new(ports.len())),
+        write_back: Arc::new(WriteBack::new(ports.len(), most)),
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
@@ -249,6 +252,13 @@ pub fn serve(
             surveyor.desk(shard),
         ))
     };
+    for Member { flow, tenant, .. } in roster.members() {
+        common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
+    }
+    // What a server before this one wrote and did not flush may be lost, and nobody has heard.
+    for (file, error) in device.sync() {
+        common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
+    }
     let control = Control::start(policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front)
         .map_err(system("cannot start the shards"))?;
@@ -266,6 +276,7 @@ pub fn serve(
         device: &device,
         inspection: None,
         wakers: common.wakers,
+        write_back: common.write_back,
         control,
         leaving: None,
         flows,
@@ -285,8 +296,8 @@ pub fn serve(
         None => unreachable!("the runtime and its tasks are gone"),
     }
     surveyor.end();
-    device.sync().map_err(system("cannot flush the device at the end"))?;
-    result
+    let unsynced = device.sync().into_iter().next();
+    unsynced.map_or(result, |(_, error)| Err(system("cannot flush the device at the end")(error)))
 }
 
 /// Raises the soft limit of open files to the hard one: programs that use `select` want it low,

@@ -59,6 +59,7 @@ impl Desk<'_> {
         let flow = add_flow(self.policy(), None, &tenant)
             .map_err(|error| AdminError::Flow { name, error })?;
         self.note(flow);
+        self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         let mut members = roster.members().to_vec();
         let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
         members.push(Member { tenant, flow, preparing, connections: Arc::default() });

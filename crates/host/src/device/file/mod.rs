@@ -185,12 +185,21 @@ impl Device for FileDevice {
         self.shared.files.get(file).is_some_and(|backing| backing.zeroes_by_map(no_hole))
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.shared
-            .files
-            .all()
-            .iter()
-            .try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        let mut failed = Vec::new();
+        for (number, backing) in self.shared.files.numbered() {
+            if let Err(error) = rustix::fs::fdatasync(&backing.file) {
+                let path = backing.path.display();
+                tracing::error!(%path, %error, "a file cannot be put on stable storage: what was \
+                 written to it last may be lost");
+                failed.push((number, error.into()));
+            }
+        }
+        failed
+    }
+
+    fn write_back_failed(&self, file: u16) -> bool {
+        self.shared.files.get(file).is_some_and(|backing| backing.write_back_failed())
     }
 
     fn inspect(&self) {

@@ -10,6 +10,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,7 +61,7 @@ pub enum Direct {
 
 /// An opened file.
 pub(super) struct Backing {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     pub(super) file: File,
     /// Bytes when it was opened.
     pub(super) size: u64,
@@ -75,6 +76,9 @@ pub(super) struct Backing {
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
+    /// The same file, opened once more, where the page cache is used: the kernel tells each that
+    /// has opened a file of a failed write-back once, and this one is asked at any time.
+    witness: Option<File>,
     /// Whether holes can be punched.
     pub(super) punch: Support,
     /// Whether a range can be zeroed that stays allocated.
@@ -150,6 +154,27 @@ impl Backing {
                  requests there fail with EIO; restore the file from a backup and restart fairq"
             );
         }
+    }
+
+    /// Whether a write-back has failed since this was last asked.
+    pub(super) fn write_back_failed(&self) -> bool {
+        /// Behind the end of any file, where nothing is being written that would be waited for.
+        const BEYOND: i64 = 1 << 62;
+        let Some(witness) = &self.witness else { return false };
+        // SAFETY: a question about an open file.
+        let result = unsafe {
+            libc::sync_file_range(
+                witness.as_raw_fd(),
+                BEYOND,
+                PAGE as i64,
+                libc::SYNC_FILE_RANGE_WAIT_BEFORE,
+            )
+        };
+        result != 0
+            && matches!(
+                io::Error::last_os_error().raw_os_error(),
+                Some(libc::EIO | libc::ENOSPC | libc::EDQUOT)
+            )
     }
 
     /// What it has lost.
@@ -270,11 +295,22 @@ impl Backing {
             zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
+            witness: if block == 1 { open_again(path, &file) } else { None },
             punch: Support::default(),
             zero_range: Support::default(),
             file,
         })
     }
+}
+
+/// Another opening of the same file.
+fn open_again(path: &Path, file: &File) -> Option<File> {
+    let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let failed = |error: &io::Error| {
+        tracing::warn!(path = %path.display(), %error, "cannot open the file once more by /proc: \
+         a failed write-back is known only to the tenant whose flush the kernel tells");
+    };
+    opened.inspect_err(failed).ok()
 }
 
 fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> DeviceError {

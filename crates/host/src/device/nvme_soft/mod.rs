@@ -298,8 +298,12 @@ impl Device for NvmeSoft {
         self.shared.driver().set_weights(&self.shared, weights)
     }
 
-    fn sync(&self) -> io::Result<()> {
-        if let Backing::File(device) = &self.shared.backing { device.sync() } else { Ok(()) }
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        if let Backing::File(device) = &self.shared.backing { device.sync() } else { Vec::new() }
+    }
+
+    fn write_back_failed(&self, file: u16) -> bool {
+        matches!(&self.shared.backing, Backing::File(device) if device.write_back_failed(file))
     }
 
     fn inspect(&self) {
