@@ -39,11 +39,18 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
 
 /// Waits until a tenant can be opened, and says how far that is.
 fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
-    let mut told = Instant::now();
+    let (mut told, mut waited_for) = (Instant::now(), String::new());
     loop {
         let tenants = server.call("tenants", json!({}))?;
         let mut tenants = tenants.as_array().into_iter().flatten();
         let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+            if !waited_for.is_empty() {
+                bail!(
+                    "tenant {name} was not added: requests of {waited_for}, which had its range or \
+                     file and was removed, are still under way; see to the device (its requests \
+                     may hang) and add the tenant again"
+                );
+            }
             bail!("tenant {name} was removed before it could be opened");
         };
         let preparing = &tenant["preparing"];
@@ -57,8 +64,14 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
                  device, remove it and add it again"
             );
         }
+        let names = preparing["waits_for"].as_array().map(Vec::as_slice).unwrap_or_default();
+        waited_for = names.iter().map(string).collect::<Vec<_>>().join(", ");
         if told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
+            if !waited_for.is_empty() {
+                eprintln!("waiting for requests of {waited_for}, which was removed");
+                continue;
+            }
             let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
             eprintln!("zeroing its range: {}", show_percent(part));
         }

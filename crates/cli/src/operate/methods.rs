@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
@@ -27,6 +28,9 @@ use crate::refusal::Refusal;
 use crate::serve::{build_policy, server_tenant, tls_mode};
 use crate::top::Look;
 use crate::units::Size;
+
+/// How long a tenant that is added waits for requests of removed ones that had its range.
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -288,6 +292,7 @@ impl Console {
             "connections": member.connections.load(Ordering::Relaxed),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
+                "waits_for": wiping.waits_for(),
             })),
             "reads": stats.reads,
             "writes": stats.writes,
@@ -487,6 +492,28 @@ impl Console {
         }
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         Ok(json!({ "tenant": name }))
+    }
+
+    /// Removes tenants again that have waited too long for requests of others that were removed:
+    /// what is on a device can be waited for only.
+    pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
+        for member in admin.roster().members() {
+            let Some(wiping) = &member.preparing else { continue };
+            if wiping.waited().is_none_or(|waited| waited < WAIT_MAX) {
+                continue;
+            }
+            let (tenant, waits_for) = (&member.tenant.name, wiping.waits_for().join(", "));
+            tracing::error!(
+                tenant,
+                waits_for,
+                "not added: requests of removed tenants that had its range or file are still \
+                 under way after {} s; see to the device, then add it again",
+                WAIT_MAX.as_secs()
+            );
+            if let Err(fault) = self.remove(admin, tenant) {
+                tracing::error!(tenant, "cannot be removed again: {}", fault.message());
+            }
+        }
     }
 
     pub(super) fn weight(

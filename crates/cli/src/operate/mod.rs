@@ -200,6 +200,7 @@ impl Operator for Console {
         self.follow_cgroups(admin);
         self.writers.tell_refused();
         self.trace_expire(admin);
+        self.give_up_waiting(admin);
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);

@@ -64,7 +64,9 @@ pub(crate) const METHODS: &[Method] = &[
         name: "add",
         summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of \
          its own; a part is zeroed first, and the \
-                  tenant can be opened when preparing of tenants is null",
+                  tenant can be opened when preparing of tenants is null; requests of removed \
+                  tenants that had the part or the file are waited for (waits_for in it), for 30 s \
+                  at most: then the tenant is removed again",
         params: &[required(
             "tenant",
             "string",

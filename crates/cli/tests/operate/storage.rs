@@ -187,3 +187,32 @@ fn the_end_of_an_image_is_served() {
     assert_eq!(status(&server)["unassigned"], 1);
     assert!(server.said(&["status"]).contains("unassigned   1 of the device"));
 }
+
+/// A removed tenant's requests that wait in the scheduler, or on the device, are carried out still:
+/// the next owner of its range can be opened when they have ended, so that none of them overwrites
+/// what that one has flushed.
+#[test]
+fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
+    const BLOCKS: u64 = 200;
+    let tenant = "\n[[tenant]]\nname = \"old\"\nsize = \"1M\"\n";
+    let device = "policy = \"mqfq:D=4\"\ndevice = \"paced,size=1M,iops=400\"";
+    let server = Server::start(&(device.to_owned() + tenant), &[]);
+    let mut old = Client::of(&server, "old");
+    for block in 0..BLOCKS {
+        old.ask(Command::Write, CommandFlags(0), block * 512, 512);
+        old.stream.write_all(&[b'o'; 512]).unwrap();
+    }
+    // One is done, so the others are with the scheduler.
+    assert_eq!(old.answer(), 0);
+    server.said(&["remove", "old"]);
+    server.said(&["add", "new=1M,keep-data"]);
+    let mut new = Client::of(&server, "new");
+    for block in (0..BLOCKS).rev() {
+        assert_eq!(new.write(block * 512, &[b'n'; 512]), 0);
+    }
+    // Its connection ends when all that it has asked for has been answered.
+    old.stream.read_to_end(&mut Vec::new()).unwrap();
+    let data = new.read(0, BLOCKS as usize * 512).unwrap();
+    let overwritten = data.chunks(512).filter(|block| block[0] != b'n').count();
+    assert_eq!(overwritten, 0, "blocks of the next owner with the old one's data");
+}

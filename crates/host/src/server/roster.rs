@@ -24,7 +24,7 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
-    /// As long as nobody may open it: its range is being zeroed.
+    /// As long as nobody may open it: its range is still another's, or is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
     /// Its connections, those included whose handshake is about to end.
     pub connections: Arc<AtomicUsize>,

@@ -61,7 +61,11 @@ impl Desk<'_> {
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         let mut members = roster.members().to_vec();
-        let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
+        // A range or a file has a new owner only when nothing of the old one can arrive there.
+        let is_left = self.leftovers.iter().any(|(old, _)| overlap(old, &tenant));
+        let zeroes = if wipe { tenant.size } else { 0 };
+        let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
+        let waits = preparing.is_some();
         members.push(Member { tenant, flow, preparing, connections: Arc::default() });
         let roster =
             Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
@@ -70,7 +74,9 @@ impl Desk<'_> {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
         }
         self.server.set_roster(roster);
-        self.waiting.extend(wipe.then_some(flow));
+        self.waiting.extend(waits.then_some(flow));
+        // Its answer tells for whom it waits, if it does.
+        self.prepare();
         Ok(())
     }
 
@@ -153,7 +159,7 @@ impl Desk<'_> {
         })
     }
 
-    /// Begins to zero the ranges on which nobody writes any more, and opens those that are zero.
+    /// Begins to zero the ranges on which nobody writes any more, and opens those that are ready.
     fn prepare(&mut self) {
         if !self.waiting.is_empty() {
             self.begin_wipes();
@@ -163,7 +169,7 @@ impl Desk<'_> {
         let mut is_changed = false;
         for member in &mut members {
             if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
-                tracing::info!(tenant = member.tenant.name, "its range reads as zeroes: open");
+                tracing::info!(tenant = member.tenant.name, "its range is its own: open");
                 member.preparing = None;
                 is_changed = true;
             }
@@ -181,14 +187,20 @@ impl Desk<'_> {
     fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
-        // A slot is another flow's only when no shard holds a request of the one before.
+        // A slot is another flow's only when no shard holds a request of the one before. What is
+        // staged counts as well as what is on the device.
         self.leftovers.retain(|(_, flow)| {
-            flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0
+            let is_last = flows[flow.slot()] == *flow;
+            let is_left = is_last && totals.tenants[flow.slot()].in_flight > 0;
+            if is_last && !is_left {
+                self.write_back.assign(flow.slot() as u16, None);
+            }
+            is_left
         });
     }
 
     /// What was submitted for a tenant that has been removed is still carried out: a range is
-    /// zeroed after that.
+    /// zeroed, or opened as it is, after that.
     fn begin_wipes(&mut self) {
         let roster = self.server.roster();
         let (server, leftovers) = (&self.server, &self.leftovers);
@@ -198,8 +210,16 @@ impl Desk<'_> {
             else {
                 return false;
             };
-            if leftovers.iter().any(|(old, _)| overlap(old, tenant)) {
+            let others = leftovers.iter().filter(|(old, _)| overlap(old, tenant));
+            let names: Vec<String> = others.map(|(old, _)| old.name.clone()).collect();
+            let waits = !names.is_empty();
+            wiping.wait_for(names);
+            if waits {
                 return true;
+            }
+            if wiping.size() == 0 {
+                wiping.skip();
+                return false;
             }
             let volume = Volume {
                 tenant: flow.slot() as u16,
