@@ -65,13 +65,13 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
             );
         }
         let names = preparing["waits_for"].as_array().map(Vec::as_slice).unwrap_or_default();
-        waited_for = names.iter().map(string).collect::<Vec<_>>().join(", ");
-        if told.elapsed() > Duration::from_secs(1) {
+        let names = names.iter().map(string).collect::<Vec<_>>().join(", ");
+        if !names.is_empty() && names != waited_for {
+            eprintln!("waiting for requests of {names}, which was removed");
+        }
+        waited_for = names;
+        if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
-            if !waited_for.is_empty() {
-                eprintln!("waiting for requests of {waited_for}, which was removed");
-                continue;
-            }
             let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
             eprintln!("zeroing its range: {}", show_percent(part));
         }

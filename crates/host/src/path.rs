@@ -333,14 +333,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
-        let covers = match order.op {
-            Op::Flush => self.write_back.covered(order.tenant),
-            op if changes_data(op) => {
-                self.write_back.begin(usize::from(self.id.0), order.tenant);
-                0
-            }
-            _ => 0,
-        };
+        let covers = self.write_back.begin(usize::from(self.id.0), order.tenant, order.op);
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
@@ -517,9 +510,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[inline]
     fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
         let live = self.live[tag.0 as usize].expect("the device completes live tags only");
-        if changes_data(live.command.op) {
-            self.write_back.end(usize::from(self.id.0), live.tenant);
-        }
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
         if live.command.op == Op::Flush || live.command.fua {
             errno = self.synced(&live, errno);
         }
@@ -576,12 +567,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
             (a, b) => a.or(b),
         }
     }
-}
-
-/// Whether an operation leaves something that a flush puts on stable storage.
-#[inline]
-fn changes_data(op: Op) -> bool {
-    matches!(op, Op::Write | Op::WriteZeroes | Op::Discard)
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use fairq_core::Op;
+
 /// Names in one line of the log.
 const NAMES: usize = 10;
 
@@ -77,20 +79,29 @@ impl WriteBack {
         }
     }
 
-    /// A write begins.
+    /// A request comes; gives what it covers, if it is a flush.
     #[inline]
-    pub(crate) fn begin(&self, shard: usize, tenant: u16) {
+    pub(crate) fn begin(&self, shard: usize, tenant: u16, op: Op) -> u64 {
+        match op {
+            Op::Read => return 0,
+            Op::Flush => return self.covered(tenant),
+            Op::Write | Op::WriteZeroes | Op::Discard => {}
+        }
         add_one(&self.writes[shard][usize::from(tenant)].begun);
+        0
     }
 
-    /// A write has ended.
+    /// A request has ended.
     #[inline]
-    pub(crate) fn end(&self, shard: usize, tenant: u16) {
-        add_one(&self.writes[shard][usize::from(tenant)].ended);
+    pub(crate) fn end(&self, shard: usize, tenant: u16, op: Op) {
+        if matches!(op, Op::Write | Op::WriteZeroes | Op::Discard) {
+            add_one(&self.writes[shard][usize::from(tenant)].ended);
+        }
     }
 
     /// What a flush that comes now covers.
-    pub(crate) fn covered(&self, tenant: u16) -> u64 {
+    #[cold]
+    fn covered(&self, tenant: u16) -> u64 {
         self.sum(tenant.into(), |writes| &writes.ended)
     }
 
@@ -147,8 +158,7 @@ impl WriteBack {
     }
 
     fn sum(&self, tenant: usize, count: impl Fn(&Writes) -> &AtomicU64) -> u64 {
-        let of_shard = |shard: &Box<[Writes]>| count(&shard[tenant]).load(Ordering::Acquire);
-        self.writes.iter().map(of_shard).sum()
+        self.writes.iter().map(|shard| count(&shard[tenant]).load(Ordering::Acquire)).sum()
     }
 
     fn accounts(&self) -> MutexGuard<'_, Vec<Account>> {
@@ -221,12 +231,14 @@ mod tests {
 
     impl WriteBack {
         fn write(&self, shard: usize, tenant: u16) {
-            self.begin(shard, tenant);
-            self.end(shard, tenant);
+            self.begin(shard, tenant, Op::Write);
+            self.end(shard, tenant, Op::Write);
         }
 
         fn flush(&self, tenant: u16, errno: i32, is_reported: bool) -> i32 {
-            self.synced(tenant, Some(self.covered(tenant)), errno, |_| is_reported)
+            let covers = self.begin(0, tenant, Op::Flush);
+            self.end(0, tenant, Op::Flush);
+            self.synced(tenant, Some(covers), errno, |_| is_reported)
         }
     }
 
@@ -251,8 +263,8 @@ mod tests {
     fn a_flush_settles_what_had_ended_when_it_came() {
         let all = three_tenants();
         all.write(0, 0);
-        let covers = all.covered(0);
-        all.begin(1, 0);
+        let covers = all.begin(0, 0, Op::Flush);
+        all.begin(1, 0, Op::WriteZeroes);
         assert_eq!(all.synced(0, Some(covers), 0, |_| false), 0);
         assert_eq!(all.flush(1, 0, true), 0);
         assert_eq!(all.failed(), [(0, EIO)], "the write that was under way may be lost");

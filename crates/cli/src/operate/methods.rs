@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, AdminError, Member, Roster, Status};
+use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::changes::{self, Change};
 use super::rpc::{Fault, params};
+use super::storage::{clear_error, cut_off_files, write_back_errors};
 use super::{Console, rpc};
 use crate::config::device::FileConfig;
 use crate::config::listen::Listen;
@@ -28,9 +28,6 @@ use crate::refusal::Refusal;
 use crate::serve::{build_policy, server_tenant, tls_mode};
 use crate::top::Look;
 use crate::units::Size;
-
-/// How long a tenant that is added waits for requests of removed ones that had its range.
-const WAIT_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -134,11 +131,7 @@ impl Console {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
             }
-            "clear_error" => {
-                let OfTenant { tenant } = params(given)?;
-                let errno = admin.clear_error(&tenant).map_err(Fault::refused)?;
-                Ok(json!({ "tenant": tenant, "errno": errno }))
-            }
+            "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
                 nothing if nothing.is_empty() => Ok(json!({ "params": self.parameters() })),
@@ -222,21 +215,10 @@ impl Console {
             "tenants": admin.roster().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
-            "write_back_errors": admin.roster().members().iter()
-                .filter(|member| now.write_back_errno(member).is_some())
-                .map(|member| &member.tenant.name).collect::<Vec<_>>(),
             "unassigned": self.unassigned(&admin.roster()),
-            "cut_off_files": now.cut_off.iter().map(|file| json!({
-                "path": file.path, "size": file.size, "intact": file.intact,
-            })).collect::<Vec<_>>(),
+            "write_back_errors": write_back_errors(&admin.roster(), now),
+            "cut_off_files": cut_off_files(now),
         })
-    }
-
-    /// Bytes of the device's files that are in no tenant's range.
-    pub(super) fn unassigned(&self, roster: &Roster) -> u64 {
-        let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
-        let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
-        all.saturating_sub(roster.members().iter().map(|member| member.tenant.size).sum())
     }
 
     fn describe_policy(&self) -> String {
@@ -484,7 +466,7 @@ impl Console {
         }
     }
 
-    fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
+    pub(super) fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
         let file = admin.roster().find(name).map(|member| member.tenant.file);
         admin.remove(name).map_err(Fault::refused)?;
         if let Some(file) = file {
@@ -492,28 +474,6 @@ impl Console {
         }
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         Ok(json!({ "tenant": name }))
-    }
-
-    /// Removes tenants again that have waited too long for requests of others that were removed:
-    /// what is on a device can be waited for only.
-    pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
-        for member in admin.roster().members() {
-            let Some(wiping) = &member.preparing else { continue };
-            if wiping.waited().is_none_or(|waited| waited < WAIT_MAX) {
-                continue;
-            }
-            let (tenant, waits_for) = (&member.tenant.name, wiping.waits_for().join(", "));
-            tracing::error!(
-                tenant,
-                waits_for,
-                "not added: requests of removed tenants that had its range or file are still \
-                 under way after {} s; see to the device, then add it again",
-                WAIT_MAX.as_secs()
-            );
-            if let Err(fault) = self.remove(admin, tenant) {
-                tracing::error!(tenant, "cannot be removed again: {}", fault.message());
-            }
-        }
     }
 
     pub(super) fn weight(

@@ -31,6 +31,7 @@ mod methods;
 pub(crate) mod metrics;
 mod record;
 pub(crate) mod rpc;
+mod storage;
 mod web;
 
 /// Seconds over which interference is told.
@@ -171,21 +172,16 @@ impl Operator for Console {
     fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
+        // Bytes that are in nobody's range: `fairq ctl add` can give them to a tenant.
+        let unassigned = self.unassigned(&admin.roster());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
             listening = places,
             tenants,
             device = self.plan.device.describe(),
+            unassigned = (unassigned > 0).then_some(unassigned),
             "serving"
         );
-        let unassigned = self.unassigned(&admin.roster());
-        if unassigned > 0 {
-            tracing::info!(
-                bytes = unassigned,
-                "a part of the device is in no tenant's range and is not served: give it to one \
-                 with `fairq ctl add`, or to the last by leaving out its size"
-            );
-        }
         notify(&[
             NotifyState::Ready,
             NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),

@@ -62,7 +62,10 @@ impl Desk<'_> {
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         let mut members = roster.members().to_vec();
         // A range or a file has a new owner only when nothing of the old one can arrive there.
-        let is_left = self.leftovers.iter().any(|(old, _)| overlap(old, &tenant));
+        if self.has_leftovers(&tenant) {
+            self.forget_leftovers();
+        }
+        let is_left = self.has_leftovers(&tenant);
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
@@ -180,6 +183,11 @@ impl Desk<'_> {
                 Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
             }
         }
+    }
+
+    /// Whether requests of a removed tenant may be under way in a tenant's range.
+    fn has_leftovers(&self, tenant: &Tenant) -> bool {
+        self.leftovers.iter().any(|(old, _)| overlap(old, tenant))
     }
 
     /// Looks who of those that were removed has nothing under way any more, and will not: shards
