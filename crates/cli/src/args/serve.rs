@@ -36,7 +36,8 @@ pub(crate) struct ServeArgs {
     /// cgroup:/NAME, offset, path=FILE (a file of its own), create (that file), keep-data (when
     /// added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
     /// certificate) or any, uid=N, user=NAME and group=NAME (who may open it, over a Unix socket;
-    /// several as in a+b), connections (at most; half of all), description. A comma in a value is written twice.
+    /// several as in a+b), connections (at most; half of all), description. A comma in a value is
+    /// written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |

@@ -16,8 +16,8 @@
 //! token; then a request with that token may change a weight to another number (`POST /weight`),
 //! and nothing else. A browser sends it on behalf of this page only: it travels in a header that no
 //! form and no link can set, there is no answer that allows other origins to, and a request that
-//! another origin caused is refused before the token is looked at. The token is compared in constant
-//! time.
+//! another origin caused is refused before the token is looked at. The token is compared in
+//! constant time.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};

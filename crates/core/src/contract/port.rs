@@ -19,8 +19,8 @@
 //! ```
 //!
 //! # What the caller owes
-//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, cancelled,
-//!   requeued or completed a request, or was woken.
+//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted,
+//!   cancelled, requeued or completed a request, or was woken.
 //! - It makes one command of the requests that `next` gave as `Join` and of the one that it then
 //!   gives as `Issue`: they lie one after the other, in this order, and do the same. It calls
 //!   `next` again at once after a `Join`.
@@ -275,8 +275,8 @@ pub trait Port: Send {
     }
 }
 
-/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the policy
-/// does not have.
+/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the
+/// policy does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reason {
     /// Virtual time, as the port knew it.

@@ -19,9 +19,9 @@
 //!
 //! *Ordering.* `closings` and `news` are raised with Release after the word, the bits and the name
 //! are written, and read with Acquire, so a port that sees the new value sees the closed word,
-//! refuses from then on, and can hold no request of the slot that it has not counted. The bits are cleared with AcqRel, so
-//! `add`, which reads `pending == 0` with Acquire, happens after everything any port did with the
-//! old flow. A stale [`FlowId`] fails the generation check.
+//! refuses from then on, and can hold no request of the slot that it has not counted. The bits are
+//! cleared with AcqRel, so `add`, which reads `pending == 0` with Acquire, happens after everything
+//! any port did with the old flow. A stale [`FlowId`] fails the generation check.
 
 use alloc::boxed::Box;
 

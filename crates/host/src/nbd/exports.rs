@@ -3,8 +3,8 @@
 //! An export without restrictions opens to anybody. One with an identity opens only over TLS, to a
 //! client whose certificate carries that name (or to any certificate, if it says so); one that
 //! names users opens only over a Unix socket, to them; one with both only where both hold. To
-//! everybody else it does not exist, so that names cannot be guessed: the same answer is given for an export
-//! that is not yours and for one that is not there.
+//! everybody else it does not exist, so that names cannot be guessed: the same answer is given for
+//! an export that is not yours and for one that is not there.
 
 use std::collections::HashMap;
 use std::sync::Arc;

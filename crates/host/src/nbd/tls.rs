@@ -149,9 +149,9 @@ impl TlsMode {
 
 impl Tls {
     /// Reads the certificate chain (the server's own first), its key, and the authority that client
-    /// certificates have to be signed by, with its lists of revoked ones; with an authority, clients
-    /// without a certificate are turned away, and with lists those whose certificate is in one, or
-    /// whose authority has none.
+    /// certificates have to be signed by, with its lists of revoked ones; with an authority,
+    /// clients without a certificate are turned away, and with lists those whose certificate is in
+    /// one, or whose authority has none.
     pub fn load(
         certificate: &Path,
         key: &Path,

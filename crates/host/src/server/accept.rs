@@ -2,7 +2,8 @@
 //!
 //! **Floods.** Connections are accepted at once, and handshakes under way are bounded by the seats
 //! of a [`Crowd`](super::crowd::Crowd). A connection for which no descriptor is left takes that of
-//! the handshake that was silent for longest, too. Handshakes that fail are told of once a second, however many they are.
+//! the handshake that was silent for longest, too. Handshakes that fail are told of once a second,
+//! however many they are.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -10,9 +10,9 @@
 //! that way is for the operator to guard.
 //!
 //! **Bounds.** [`CONNECTIONS`] of the control socket, [`HTTP_CONNECTIONS`] of HTTP, lines of at
-//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than [`PATIENCE`] to take an
-//! answer or to finish a line is cut off; one that is silent between lines is not. Strangers reach
-//! HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
+//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than [`PATIENCE`] to
+//! take an answer or to finish a line is cut off; one that is silent between lines is not.
+//! Strangers reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
 //!
 //! **Descriptors.** When none are left, an HTTP connection takes that of the one that was silent
 //! for longest, and one of the control socket a descriptor that was kept back for it ([`Reserve`]):

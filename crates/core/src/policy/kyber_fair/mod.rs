@@ -123,9 +123,9 @@ pub struct KyberFairConfig {
     pub patience: u32,
     /// How many tokens a period may have.
     pub tokens: Totals,
-    /// The most bytes of a flow's adjacent requests that a port [merges](crate::policy::serial::merge) to
-    /// one command; default 0, which merges none. A command costs its flow what one request of its
-    /// length does.
+    /// The most bytes of a flow's adjacent requests that a port
+    /// [merges](crate::policy::serial::merge) to one command; default 0, which merges none. A
+    /// command costs its flow what one request of its length does.
     pub merge_bytes: u32,
 }
 

@@ -8,9 +8,9 @@
 //! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the
 //! later of virtual time and the end tag of the flow's request before. Its *end tag* is its start
 //! tag plus its cost divided by the flow's weight. One unit is a byte at weight 100
-//! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait, on any port
-//! (Section 2.1), and never decreases. A flow that does not use its share forfeits it: when it
-//! comes back it starts at virtual time.
+//! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait,
+//! on any port (Section 2.1), and never decreases. A flow that does not use its share forfeits it:
+//! when it comes back it starts at virtual time.
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths

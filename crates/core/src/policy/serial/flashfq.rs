@@ -5,10 +5,10 @@
 //! with every request. Slices of time cure that by keeping the whole device for one flow at a time,
 //! and waste what an SSD does in parallel.
 //!
-//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::policy::serial::sfqd) and go in the order of
-//! start tags. Virtual time is the least tag among the flows that have requests staged *or are
-//! [expected][anticipation] to*: an expected flow holds it at its last finish tag, which is where
-//! its next request will start.
+//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::policy::serial::sfqd) and go
+//! in the order of start tags. Virtual time is the least tag among the flows that have requests
+//! staged *or are [expected][anticipation] to*: an expected flow holds it at its last finish tag,
+//! which is where its next request will start.
 //!
 //! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time.
 //!   So while a flow is expected the others go on, in parallel, but only so far.
@@ -225,7 +225,8 @@ impl SerialPolicy for Throttled {
         }
     }
 
-    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its tags.
+    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let was_first = self.staged.first_job(slot) == Some(job);
         let Some(kept) = self.staged.remove(slot, job) else { return };

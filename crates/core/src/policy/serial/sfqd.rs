@@ -182,7 +182,8 @@ impl SerialPolicy for StartTime {
         Selection::Serve(Job(job), slot as usize)
     }
 
-    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its tags.
+    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let was_first = flow.staged.first() == Some(job.0);

@@ -19,12 +19,12 @@
 //! they are acknowledged: those, too, survive a kill, but not a power cut.)
 //!
 //! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
-//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. A file that is
-//! found to be shorter than when it was opened has lost data: from then on commands that reach
+//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. A file that
+//! is found to be shorter than when it was opened has lost data: from then on commands that reach
 //! beyond what it has kept fail with `EIO`, also if it grows again, since zeroes would be in the
-//! lost data's place. A read finds that out, and a look at each file once a second. A discard that is not supported succeeds, being advice.
-//! Zeroing that is not supported is done by writing zeroes, unless the command wants to be fast or
-//! fail.
+//! lost data's place. A read finds that out, and a look at each file once a second. A discard that
+//! is not supported succeeds, being advice. Zeroing that is not supported is done by writing
+//! zeroes, unless the command wants to be fast or fail.
 //!
 //! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line,
 //! in order. A queue has as many operations as the shard has commands on their way, and at most one

@@ -4,7 +4,7 @@
 //! operations. It is always in one of these states:
 //!
 //! ```text
-//! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part ... -> done
+//! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part -> done
 //!                                                                 |   ^
 //!                                                                 v   |
 //!                                                       [again: EAGAIN, EINTR]
