@@ -310,6 +310,11 @@ impl<T: Default> PortFlows<T> {
         account
     }
 
+    /// How many seats there are; all are below.
+    pub(crate) fn seats(&self) -> usize {
+        self.records.len()
+    }
+
     /// Counts a request of `flow`, whose tag was free; gives the flow's weight and its seat, if
     /// there is such a flow.
     #[inline]

@@ -108,6 +108,12 @@ impl Tournament {
         }
     }
 
+    /// The flow's key.
+    pub(crate) fn key_of(&self, slot: usize) -> Option<Key> {
+        let leaf = self.node(self.nodes.len() / 2 + slot);
+        (!leaf.is_absent()).then(|| Key((leaf.0 as u128).wrapping_add(self.origin)))
+    }
+
     /// Gives the flow this key.
     #[inline]
     pub(crate) fn put(&mut self, slot: usize, key: Key) {

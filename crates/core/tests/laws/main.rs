@@ -67,6 +67,7 @@ macro_rules! law {
     };
     (all_of_mqfq, $of:expr, $at:expr) => {
         law!(all, $of, $at);
+        law!(taking_back_all, $of, $at);
         law!(order_of_sfq, $of, $at);
     };
     // What every policy owes that has slots.

@@ -83,6 +83,13 @@ pub(super) struct Account {
     arrears: u64,
 }
 
+impl Account {
+    /// How far the end tag is after `start`, in units.
+    pub(super) fn since(&self, start: VTime) -> u64 {
+        self.end.since(start).max(0).unsigned_abs()
+    }
+}
+
 impl<P: Platform> EndTags<P> {
     /// All at virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {
@@ -166,7 +173,8 @@ impl<P: Platform> EndTags<P> {
             *account = Account { end: start.plus(units), arrears: 0 };
             return Some(start);
         }
-        // The word never decreases, so what is read first may be stale but not too late.
+        // The word decreases only by what is given back, so what is read first may be stale but
+        // seldom too late.
         let known = VTime::from_word(word.load(Ordering::Relaxed));
         if known.is_before(bound) {
             return None;
@@ -180,10 +188,32 @@ impl<P: Platform> EndTags<P> {
             let old = VTime::from_word(
                 word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
             );
-            old.plus(account.arrears)
+            // Another port may have given credit back since the word was read.
+            old.plus(account.arrears).max(bound)
         };
         *account = Account { end: start.plus(units), arrears: 0 };
         Some(start)
+    }
+
+    /// Charges a flow for what a request that waits on this port has grown by.
+    pub(super) fn charge(&self, slot: usize, account: &mut Account, units: u64, window: u64) {
+        let Some(Word(word)) = self.words.get(slot) else { return };
+        account.end = account.end.plus(units);
+        account.arrears = account.arrears.wrapping_add(units);
+        if account.arrears > self.most(window) {
+            let owed = core::mem::take(&mut account.arrears);
+            word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes back what a flow was charged for requests that were cancelled.
+    pub(super) fn give_back(&self, slot: usize, account: &mut Account, units: u64) {
+        account.end = account.end.minus(units);
+        let owed = account.arrears.min(units);
+        account.arrears -= owed;
+        if let Some(Word(word)) = self.words.get(slot).filter(|_| units > owed) {
+            word.fetch_sub(VTime::from_units(units - owed).to_word(), Ordering::Relaxed);
+        }
     }
 
     /// The start tag that a request would get at virtual time `time`; later ones are not earlier.

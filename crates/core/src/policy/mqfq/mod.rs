@@ -198,8 +198,7 @@ impl<P: Platform> Mqfq<P> {
             },
             serial: config.serial.then(|| P::Mutex::new(())),
         });
-        let port =
-            |port| MqfqPort::new(PortId(port as u8), config.flows, config.tags, shared.clone());
+        let port = |port| MqfqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
         Ok((Mqfq { shared }, handles))
     }

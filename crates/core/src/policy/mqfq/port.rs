@@ -3,12 +3,14 @@
 use alloc::sync::Arc;
 
 use super::Shared;
-use super::queue::Queue;
+use super::queue::{Cancelled, LocalFlow, Queue};
 use super::wheel::Place;
-use crate::contract::flow::{FlowId, Weight};
+use crate::contract::cost::CostModel;
+use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Growth, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted,
+    Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::VTime;
@@ -23,7 +25,7 @@ pub struct MqfqPort<P: Platform = Native> {
 /// What belongs to one port alone.
 struct Local {
     port: PortId,
-    account: PortFlows,
+    flows: PortFlows<LocalFlow>,
     queue: Queue,
     /// The start tag in the port's leaf: not after its lead, and never before virtual time.
     published: Option<VTime>,
@@ -35,6 +37,8 @@ struct Local {
     enlisted: bool,
     /// Where the port last found a slot.
     hint: u32,
+    /// Whether `next` is owed to this port by its own verbs.
+    is_asked: bool,
     /// Whether slots may be owed, since D has become less.
     owes: bool,
     /// When the verb under way was called, and when the port last went to sleep.
@@ -49,11 +53,13 @@ struct Local {
 }
 
 impl<P: Platform> MqfqPort<P> {
-    pub(super) fn new(port: PortId, flows: usize, tags: usize, shared: Arc<Shared<P>>) -> Self {
+    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P>>) -> Self {
+        let flows = PortFlows::new(port, &shared.flows, tags);
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
-            queue: Queue::new(flows, tags),
+            queue: Queue::new(flows.seats(), tags),
+            flows,
+            is_asked: false,
             published: None,
             time: VTime::ZERO,
             place: None,
@@ -81,6 +87,7 @@ impl<P: Platform> Port for MqfqPort<P> {
     ) -> Result<Submitted, SubmitError> {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
+        local.is_asked = true;
         local.submit(shared, request, wake)
     }
 
@@ -88,16 +95,67 @@ impl<P: Platform> Port for MqfqPort<P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
-        match &shared.serial {
+        let next = match &shared.serial {
             None => local.next(shared, wake),
             Some(lock) => lock.with(|()| local.next(shared, wake)),
-        }
+        };
+        // The caller asks again after an `Issue`.
+        local.is_asked = matches!(next, Next::Issue { .. });
+        next
     }
 
     #[inline]
     fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
         let MqfqPort { shared, local } = self;
+        local.is_asked = true;
         local.complete(shared, tag, wake)
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.local.flows.has_room(&self.shared.flows, flow)
+    }
+
+    fn cancel(&mut self, _now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let MqfqPort { shared, local } = self;
+        local.is_asked = true;
+        local.cancel(shared, tag, wake).is_some()
+    }
+
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        self.local.is_asked = true;
+        self.local.queue.requeue(tag).then_some(Submitted::Staged)
+    }
+
+    fn grow(&mut self, _now_ns: u64, tag: Tag, growth: &Growth, _wake: &mut PortSet) -> bool {
+        let MqfqPort { shared, local } = self;
+        local.is_asked = true;
+        local.grow(shared, tag, growth.cost).is_some()
+    }
+
+    /// Since the port was asked last, whoever has let it go has taken it out of the wheel or out of
+    /// the ready set, and changes of D and W are news.
+    fn has_work(&self) -> bool {
+        let MqfqPort { shared, local } = self;
+        let Some(lead) = local.queue.lead() else { return local.queue.has_again() };
+        let sleeps = local.place.is_some_and(|place| shared.wheel.sleeps(local.port, lead, place));
+        let waits = local.enlisted
+            && shared.slots.is_enlisted(local.port)
+            && !shared.slots.has_any(local.port);
+        local.is_asked || local.queue.has_again() || !(sleeps || waits)
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        let seat = self.local.flows.seat(flow)?;
+        self.local.queue.staged_of(seat, self.local.flows.kept(seat)?).0
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let Local { flows, queue, time, .. } = &self.local;
+        let Some(seat) = flows.seat(flow) else { return FlowStats::default() };
+        let staged = flows.kept(seat).map_or(0, |local| queue.staged_of(seat, local).1);
+        let lead = queue.lead_of(seat).map(|lead| lead.since(*time).max(0).unsigned_abs());
+        let in_flight = flows.live(seat).saturating_sub(staged);
+        FlowStats { staged, in_flight, lag: lead, ..FlowStats::default() }
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
@@ -128,12 +186,18 @@ impl Local {
         if !self.queue.is_free(request.tag) {
             return Err(SubmitError::BadTag);
         }
-        let (weight, _) =
-            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let (weight, seat) =
+            self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let cost = shared.cost.cost(request.op, request.length);
+        let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        let units = local.normalizer.units(cost, weight);
+        if local.credit > 0 {
+            self.give_back(shared, seat);
+        }
         let start =
-            self.tag(shared, request.flow, weight, cost, wake).ok_or(SubmitError::NoSuchFlow)?;
-        self.queue.stage(request.tag, request.flow, start);
+            self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
+        let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        self.queue.stage(request.tag, seat, local, start, units);
         Ok(Submitted::Staged)
     }
 
@@ -145,12 +209,11 @@ impl Local {
         &mut self,
         shared: &Shared<P>,
         flow: FlowId,
-        weight: Weight,
-        cost: u64,
+        seat: usize,
+        units: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        let local = self.queue.local(flow)?;
-        let units = local.normalizer.units(cost, weight);
+        let local = self.flows.kept_mut(seat)?;
         let window = shared.wheel.window().units();
         // Virtual time is not after what this port has published, and cannot pass it.
         if let Some(published) = self.published {
@@ -167,7 +230,7 @@ impl Local {
                 return start;
             }
         }
-        self.tag_lagging(shared, flow, units, window, wake)
+        self.tag_lagging(shared, flow, seat, units, window, wake)
     }
 
     /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual
@@ -177,15 +240,19 @@ impl Local {
         &mut self,
         shared: &Shared<P>,
         flow: FlowId,
+        seat: usize,
         units: u64,
         window: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        let account = &mut self.queue.local(flow)?.account;
+        let account = &mut self.flows.kept_mut(seat)?.account;
         self.time = shared.time.now();
         let earliest = shared.ends.earliest(flow.slot(), account, self.time)?;
         if self.published.is_some_and(|published| !earliest.is_before(published)) {
-            return shared.ends.tag_at(flow.slot(), account, units, self.time, window);
+            let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
+            // Another port may have given credit back meanwhile: not before what holds virtual
+            // time back.
+            return Some(self.published.map_or(start, |published| published.max(start)));
         }
         // The request would be this port's lead. Hold virtual time back before reading the time
         // that it is tagged with.
@@ -199,7 +266,10 @@ impl Local {
 
     #[inline]
     fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
-        self.owes |= self.account.poll(&shared.flows);
+        self.owes |= self.flows.poll(&shared.flows);
+        if let Some(tag) = self.queue.issue_again() {
+            return Next::Issue { tag, class: Class::Medium };
+        }
         loop {
             let Some(lead) = self.queue.lead() else {
                 self.rest(shared, wake);
@@ -227,7 +297,7 @@ impl Local {
                 self.late_ns += late_ns;
                 self.count(shared);
             }
-            let Some(tag) = self.queue.issue(slot) else { continue };
+            let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
             if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
                 && lead.since(published) > window.lag()
             {
@@ -239,8 +309,61 @@ impl Local {
 
     #[inline]
     fn complete<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, wake: &mut PortSet) {
-        let Some((flow, slot)) = self.queue.finish(tag) else { return };
-        self.account.finish(&shared.flows, flow);
+        let Some((seat, slot)) = self.queue.finish(tag) else { return };
+        self.flows.finish(&shared.flows, seat);
+        self.release(shared, slot, wake);
+    }
+
+    /// Takes back a request that is staged, or is to be issued again.
+    fn cancel<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        tag: Tag,
+        wake: &mut PortSet,
+    ) -> Option<()> {
+        let Cancelled { seat, slot } = self.queue.cancel(&mut self.flows, tag)?;
+        self.give_back(shared, seat);
+        self.flows.finish(&shared.flows, seat);
+        if let Some(slot) = slot {
+            self.release(shared, slot, wake);
+        }
+        Some(())
+    }
+
+    /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next request
+    /// does not start before those that are staged here: the rest waits until more are.
+    #[cold]
+    fn give_back<P: Platform>(&mut self, shared: &Shared<P>, seat: usize) {
+        let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
+        let Some(local) = self.flows.kept_mut(seat) else { return };
+        let room = match self.queue.newest_start(local) {
+            Some(start) => local.account.since(start),
+            None => u64::MAX,
+        };
+        let units = local.credit.min(room);
+        local.credit -= units;
+        shared.ends.give_back(slot, &mut local.account, units);
+    }
+
+    /// Charges a staged request for what it has grown by.
+    fn grow<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, cost: u64) -> Option<()> {
+        if !self.queue.is_staged(tag) {
+            return None;
+        }
+        // One that was issued before has been charged for what it was then.
+        let Some(seat) = self.queue.staged_seat(tag) else { return Some(()) };
+        let slot = self.flows.owner(seat)?.slot();
+        let local = self.flows.kept_mut(seat)?;
+        let cost = cost.clamp(1, CostModel::MAX_COST);
+        let units = local.normalizer.units(cost, shared.flows.weight_in(slot));
+        shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
+        self.queue.grow(tag, units);
+        Some(())
+    }
+
+    /// Gives a slot back.
+    #[inline]
+    fn release<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, wake: &mut PortSet) {
         let can_use = match self.queue.lead() {
             None => false,
             Some(lead) => {

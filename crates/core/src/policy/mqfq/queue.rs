@@ -6,15 +6,19 @@
 //! array of tags, and the priority queue holds only the first of each: it is a queue of *flows*, a
 //! [`Tournament`]. Requests with the same start tag leave in the order in which they came.
 //!
-//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(slots
-//! in use) steps. Nothing is allocated after construction.
+//! A request that was issued and is taken back keeps its slot and waits in a list of its own, which
+//! goes first.
+//!
+//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(seats
+//! in use) steps, and so does a cancellation. Nothing is allocated after construction.
 
 use alloc::boxed::Box;
 
 use super::end_tags::Account;
-use crate::contract::flow::FlowId;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
+use crate::structures::fifo::{Fifo, Links};
+use crate::structures::flow_table::PortFlows;
 use crate::structures::tournament::{Key, Tournament};
 
 /// The end of a list.
@@ -23,39 +27,54 @@ const NONE: u32 = u32::MAX;
 /// One tag, but for its [`Key`].
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// The flow's slot and, in the upper two bits, whether the tag is free, staged or issued.
+    /// The flow's seat and, in the upper two bits, whether the tag is free, staged, issued, or to
+    /// be issued again.
     flow: u32,
-    /// Staged: the flow's next request on this port. Issued: the slot it holds.
+    /// Staged: the flow's next request on this port. Issued, once or again: the slot it holds.
     link: u32,
 }
 
 const FREE: u32 = 0;
 const STAGED: u32 = 1 << 30;
 const ISSUED: u32 = 2 << 30;
+const AGAIN: u32 = 3 << 30;
 const STATE: u32 = 3 << 30;
+
+/// What is looked at only when a request is cancelled.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    /// The flow's request before it on this port when it was staged, which may have left since.
+    before: u32,
+    /// What it cost when it was staged, and what it has grown by, in units.
+    units: u64,
+}
 
 /// What a port knows about a flow.
 #[derive(Clone, Copy)]
 pub(super) struct LocalFlow {
     /// The newest staged request's tag, [`NONE`] if there is none.
     newest: u32,
+    /// How many are staged.
+    staged: u32,
     pub(super) normalizer: Normalizer,
     pub(super) account: Account,
-    /// Whose remainder and account these are: another flow may come to use the slot.
-    owner: Option<FlowId>,
+    /// What cancelled requests had cost, in units, as far as it has not been given back.
+    pub(super) credit: u64,
+}
+
+impl Default for LocalFlow {
+    fn default() -> Self {
+        LocalFlow {
+            newest: NONE,
+            staged: 0,
+            normalizer: Normalizer::default(),
+            account: Account::default(),
+            credit: 0,
+        }
+    }
 }
 
 impl LocalFlow {
-    /// What it knows before the first request.
-    fn new(owner: Option<FlowId>) -> Self {
-        LocalFlow {
-            newest: NONE,
-            normalizer: Normalizer::default(),
-            account: Account::default(),
-            owner,
-        }
-    }
-
     /// Whether the flow's newest request is staged.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
@@ -63,26 +82,39 @@ impl LocalFlow {
     }
 }
 
+/// What a cancelled request leaves.
+pub(super) struct Cancelled {
+    /// Its flow's seat.
+    pub(super) seat: usize,
+    /// The slot it held, if it had been issued.
+    pub(super) slot: Option<u32>,
+}
+
 /// The requests of one port.
 pub(super) struct Queue {
     entries: Box<[Entry]>,
     /// The order of staged tags; apart from the entries, so that neither is padded.
     keys: Box<[Key]>,
-    flows: Box<[LocalFlow]>,
+    past: Box<[Past]>,
     first: Tournament,
     arrivals: u64,
+    /// What is to be issued again.
+    again: Fifo,
+    again_links: Links,
 }
 
 impl Queue {
-    /// A queue for so many flows and tags.
-    pub(super) fn new(flows: usize, tags: usize) -> Self {
+    /// A queue for flows in so many seats, and so many tags.
+    pub(super) fn new(seats: usize, tags: usize) -> Self {
         let free = Entry { flow: FREE, link: NONE };
         Queue {
             entries: (0..tags).map(|_| free).collect(),
             keys: (0..tags).map(|_| Key::NONE).collect(),
-            flows: (0..flows).map(|_| LocalFlow::new(None)).collect(),
-            first: Tournament::new(flows),
+            past: (0..tags).map(|_| Past { before: NONE, units: 0 }).collect(),
+            first: Tournament::new(seats),
             arrivals: 0,
+            again: Fifo::default(),
+            again_links: Links::new(tags),
         }
     }
 
@@ -92,35 +124,53 @@ impl Queue {
         self.entries.get(tag.0 as usize).is_some_and(|entry| entry.flow & STATE == FREE)
     }
 
-    /// What this port knows about the flow.
+    /// The seat of the flow of a request that is staged and has not been issued before.
     #[inline]
-    pub(super) fn local(&mut self, flow: FlowId) -> Option<&mut LocalFlow> {
-        let local = self.flows.get_mut(flow.slot())?;
-        if local.owner != Some(flow) {
-            // The old flow's last request here has completed.
-            *local = LocalFlow::new(Some(flow));
-        }
-        Some(local)
+    pub(super) fn staged_seat(&self, tag: Tag) -> Option<usize> {
+        let entry = self.entries.get(tag.0 as usize)?;
+        (entry.flow & STATE == STAGED).then_some((entry.flow & !STATE) as usize)
     }
 
-    /// Stages a request. Its tag is free, and its start tag not before those of its flow that are
-    /// staged here.
+    /// Whether the tag's request is staged, for the first time or to be issued again.
+    pub(super) fn is_staged(&self, tag: Tag) -> bool {
+        let state = self.entries.get(tag.0 as usize).map_or(FREE, |entry| entry.flow & STATE);
+        state == STAGED || state == AGAIN
+    }
+
+    /// Stages a request of the flow in `seat`, which costs `units`. Its tag is free, and its start
+    /// tag not before those of its flow that are staged here.
     #[inline]
-    pub(super) fn stage(&mut self, tag: Tag, flow: FlowId, start: VTime) {
+    pub(super) fn stage(
+        &mut self,
+        tag: Tag,
+        seat: usize,
+        local: &mut LocalFlow,
+        start: VTime,
+        units: u64,
+    ) {
         let key = Key::new(start, self.arrivals, tag);
         self.arrivals = self.arrivals.wrapping_add(1);
         let index = tag.0 as usize;
-        let (Some(entry), Some(place)) = (self.entries.get_mut(index), self.keys.get_mut(index))
+        let (Some(entry), Some(place), Some(past)) =
+            (self.entries.get_mut(index), self.keys.get_mut(index), self.past.get_mut(index))
         else {
             return;
         };
-        let Some(local) = self.flows.get_mut(flow.slot()) else { return };
-        *entry = Entry { flow: flow.slot() as u32 | STAGED, link: NONE };
+        *entry = Entry { flow: seat as u32 | STAGED, link: NONE };
         *place = key;
         let previous = core::mem::replace(&mut local.newest, tag.0);
+        *past = Past { before: previous, units };
+        local.staged += 1;
         match self.entries.get_mut(previous as usize) {
             Some(previous) => previous.link = tag.0,
-            None => self.first.put(flow.slot(), key),
+            None => self.first.put(seat, key),
+        }
+    }
+
+    /// A staged request costs so much more.
+    pub(super) fn grow(&mut self, tag: Tag, units: u64) {
+        if let Some(past) = self.past.get_mut(tag.0 as usize) {
+            past.units = past.units.saturating_add(units);
         }
     }
 
@@ -136,27 +186,51 @@ impl Queue {
         self.keys.get(tag.0 as usize).filter(|_| is_live).map(|key| key.start())
     }
 
+    /// The start tag of the first request that the flow in the seat has staged.
+    pub(super) fn lead_of(&self, seat: usize) -> Option<VTime> {
+        self.first.key_of(seat).map(Key::start)
+    }
+
+    /// The start tag of the flow's newest staged request.
+    pub(super) fn newest_start(&self, local: &LocalFlow) -> Option<VTime> {
+        self.keys.get(local.newest as usize).map(|key| key.start())
+    }
+
+    /// One of the staged requests of the flow in the seat, and how many there are. Looks through
+    /// what is to be issued again, which is little and seldom anything.
+    pub(super) fn staged_of(&self, seat: usize, local: &LocalFlow) -> (Option<Tag>, u32) {
+        let of_flow = |tag: &u32| {
+            let entry = self.entries.get(*tag as usize);
+            entry.is_some_and(|entry| entry.flow & !STATE == seat as u32)
+        };
+        let again = core::iter::successors(self.again.first(), |&tag| self.again_links.after(tag));
+        let again = again.filter(of_flow);
+        let newest = (local.newest != NONE).then_some(local.newest);
+        let count = local.staged.saturating_add(again.clone().count() as u32);
+        (newest.or_else(|| again.clone().next()).map(Tag), count)
+    }
+
     /// Takes out the request that is to go first; it holds `slot` from now on.
     #[inline]
-    pub(super) fn issue(&mut self, slot: u32) -> Option<Tag> {
+    pub(super) fn issue(&mut self, flows: &mut PortFlows<LocalFlow>, slot: u32) -> Option<Tag> {
         let tag = self.first.get()?.tag();
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
         entry.flow ^= STAGED | ISSUED;
-        let flow = (entry.flow & !STATE) as usize;
+        let seat = (entry.flow & !STATE) as usize;
+        let local = flows.kept_mut(seat)?;
+        local.staged = local.staged.wrapping_sub(1);
         match self.keys.get(next as usize) {
-            Some(&next) => self.first.put(flow, next),
+            Some(&next) => self.first.put(seat, next),
             None => {
-                self.first.remove(flow);
-                if let Some(local) = self.flows.get_mut(flow) {
-                    local.newest = NONE;
-                }
+                self.first.remove(seat);
+                local.newest = NONE;
             }
         }
         Some(Tag(tag as u32))
     }
 
-    /// Frees the tag of an issued request; gives its flow's slot and the slot it held on the
+    /// Frees the tag of an issued request; gives its flow's seat and the slot it held on the
     /// device.
     #[inline]
     pub(super) fn finish(&mut self, tag: Tag) -> Option<(usize, u32)> {
@@ -165,51 +239,212 @@ impl Queue {
         entry.flow &= !STATE;
         Some((entry.flow as usize, entry.link))
     }
+
+    /// An issued request is to be issued again, before all others; false if it is not issued.
+    pub(super) fn requeue(&mut self, tag: Tag) -> bool {
+        let issued = |entry: &&mut Entry| entry.flow & STATE == ISSUED;
+        let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else {
+            return false;
+        };
+        entry.flow |= AGAIN;
+        self.again_links.push(&mut self.again, tag.0);
+        true
+    }
+
+    /// Whether something is to be issued again.
+    #[inline]
+    pub(super) fn has_again(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// The next request that is to be issued again, with its slot.
+    pub(super) fn issue_again(&mut self) -> Option<Tag> {
+        let tag = self.again_links.pop(&mut self.again)?;
+        let entry = self.entries.get_mut(tag as usize)?;
+        entry.flow ^= AGAIN ^ ISSUED;
+        Some(Tag(tag))
+    }
+
+    /// Takes back a request that is staged, for which its flow has credit then, or that is to be
+    /// issued again.
+    pub(super) fn cancel(
+        &mut self,
+        flows: &mut PortFlows<LocalFlow>,
+        tag: Tag,
+    ) -> Option<Cancelled> {
+        let index = tag.0 as usize;
+        let Entry { flow, link } = *self.entries.get(index)?;
+        let seat = (flow & !STATE) as usize;
+        match flow & STATE {
+            STAGED => {
+                let local = flows.kept_mut(seat)?;
+                local.credit = local.credit.saturating_add(self.unlink(index, seat, link, local)?);
+            }
+            AGAIN => self.again_links.remove(&mut self.again, tag.0),
+            _ => return None,
+        }
+        self.entries.get_mut(index)?.flow = FREE;
+        Some(Cancelled { seat, slot: (flow & STATE == AGAIN).then_some(link) })
+    }
+
+    /// Takes a staged request out of its flow's list; gives what it cost.
+    fn unlink(
+        &mut self,
+        index: usize,
+        seat: usize,
+        next: u32,
+        local: &mut LocalFlow,
+    ) -> Option<u64> {
+        let Past { before, units } = *self.past.get(index)?;
+        // A request before it that has left is free, or issued, or staged anew behind it.
+        let precedes =
+            |entry: &&mut Entry| entry.flow == seat as u32 | STAGED && entry.link == index as u32;
+        let previous = self.entries.get_mut(before as usize).filter(precedes);
+        let is_first = previous.is_none();
+        if let Some(previous) = previous {
+            previous.link = next;
+        }
+        if let Some(past) = self.past.get_mut(next as usize) {
+            past.before = if is_first { NONE } else { before };
+        }
+        if local.newest == index as u32 {
+            local.newest = if is_first { NONE } else { before };
+        }
+        local.staged = local.staged.wrapping_sub(1);
+        if is_first {
+            match self.keys.get(next as usize) {
+                Some(&next) => self.first.put(seat, next),
+                None => self.first.remove(seat),
+            }
+        }
+        Some(units)
+    }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::Native;
-    use crate::contract::flow::Weight;
+    use crate::contract::flow::{FlowId, Weight};
+    use crate::contract::port_set::PortId;
     use crate::structures::flow_table::FlowTable;
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    fn flows(count: usize) -> Vec<FlowId> {
-        let table = FlowTable::<Native>::new(count, 1);
-        (0..count).map(|_| table.add(None, Weight::DEFAULT, |_| ()).unwrap()).collect()
+    /// A queue, and the flows that it is for.
+    struct Bench {
+        table: FlowTable<Native>,
+        flows: PortFlows<LocalFlow>,
+        ids: Vec<FlowId>,
+        queue: Queue,
+    }
+
+    impl Bench {
+        fn new(flows: usize, tags: usize) -> Bench {
+            let table = FlowTable::<Native>::new(flows, 1);
+            let ids =
+                (0..flows).map(|_| table.add(None, Weight::DEFAULT, |_| ()).unwrap()).collect();
+            let flows = PortFlows::new(PortId(0), &table, tags);
+            let queue = Queue::new(flows.seats(), tags);
+            Bench { table, flows, ids, queue }
+        }
+
+        fn stage(&mut self, tag: u32, flow: usize, start: VTime, units: u64) {
+            let (_, seat) = self.flows.admit(&self.table, self.ids[flow]).unwrap();
+            let local = self.flows.kept_mut(seat).unwrap();
+            self.queue.stage(Tag(tag), seat, local, start, units);
+        }
+
+        fn issue(&mut self, slot: u32) -> Option<Tag> {
+            self.queue.issue(&mut self.flows, slot)
+        }
+
+        fn finish(&mut self, tag: Tag) -> Option<u32> {
+            let (seat, slot) = self.queue.finish(tag)?;
+            self.flows.finish(&self.table, seat);
+            Some(slot)
+        }
+
+        fn cancel(&mut self, tag: Tag) -> Option<Option<u32>> {
+            let Cancelled { seat, slot } = self.queue.cancel(&mut self.flows, tag)?;
+            self.flows.finish(&self.table, seat);
+            Some(slot)
+        }
+
+        fn credit(&self, flow: usize) -> u64 {
+            let seat = self.flows.seat(self.ids[flow]);
+            seat.and_then(|seat| self.flows.kept(seat)).map_or(0, |local| local.credit)
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Stage(usize, u64),
+        Issue,
+        Cancel(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0usize..6, 0u64..4).prop_map(|(flow, units)| Step::Stage(flow, units)),
+            3 => Just(Step::Issue),
+            2 => any::<usize>().prop_map(Step::Cancel),
+        ];
+        prop::collection::vec(step, 1..400)
     }
 
     proptest! {
-        /// Against a sorted list: the order is start tag, then arrival, whatever the flows, also
-        /// across the wrap of virtual time.
+        /// Against a sorted list: the order is start tag, then arrival, whatever the flows and
+        /// whatever is cancelled, also across the wrap of virtual time; tags are used again at
+        /// once; and a flow has credit for what it has cancelled.
         #[test]
         fn issues_in_order_of_start_tag_then_arrival(
             origin in prop_oneof![Just(0u64), Just((1 << 56) - 50)],
-            steps in prop::collection::vec((any::<bool>(), 0usize..6, 0u64..4), 1..400),
+            steps in steps(),
         ) {
-            let ids = flows(6);
-            let mut queue = Queue::new(6, 400);
-            let mut ends = [VTime::from_units(origin); 6];
-            let mut model: Vec<(i64, u32)> = Vec::new();
-            for (number, (submit, flow, units)) in steps.into_iter().enumerate() {
-                if submit {
-                    let start = ends[flow];
-                    ends[flow] = start.plus(units);
-                    queue.stage(Tag(number as u32), ids[flow], start);
-                    model.push((start.since(VTime::from_units(origin)), number as u32));
-                } else {
-                    model.sort_unstable();
-                    let expected = (!model.is_empty()).then(|| model.remove(0));
-                    let lead = queue.lead().map(|lead| lead.since(VTime::from_units(origin)));
-                    prop_assert_eq!(lead, expected.map(|(start, _)| start));
-                    prop_assert_eq!(queue.issue(7), expected.map(|(_, tag)| Tag(tag)));
-                    if let Some((_, tag)) = expected {
-                        prop_assert!(!queue.is_free(Tag(tag)));
-                        prop_assert_eq!(queue.finish(Tag(tag)).map(|(_, slot)| slot), Some(7));
-                        prop_assert!(queue.is_free(Tag(tag)));
+            const TAGS: u32 = 24;
+            let mut bench = Bench::new(6, TAGS as usize);
+            let origin = VTime::from_units(origin);
+            let (mut ends, mut credit) = ([origin; 6], [0; 6]);
+            // Start, arrival, tag, flow and units.
+            let mut model: Vec<(i64, usize, u32, usize, u64)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                model.sort_unstable();
+                match step {
+                    Step::Stage(flow, units) => {
+                        let Some(tag) = (0..TAGS).find(|&tag| bench.queue.is_free(Tag(tag))) else { continue };
+                        let start = ends[flow];
+                        ends[flow] = start.plus(units);
+                        bench.stage(tag, flow, start, units);
+                        model.push((start.since(origin), number, tag, flow, units));
                     }
+                    Step::Issue => {
+                        let expected = (!model.is_empty()).then(|| model.remove(0));
+                        let lead = bench.queue.lead().map(|lead| lead.since(origin));
+                        prop_assert_eq!(lead, expected.map(|(start, ..)| start));
+                        prop_assert_eq!(bench.issue(7), expected.map(|(_, _, tag, ..)| Tag(tag)));
+                        if let Some((_, _, tag, ..)) = expected {
+                            prop_assert_eq!(bench.cancel(Tag(tag)), None, "it is issued");
+                            prop_assert_eq!(bench.finish(Tag(tag)), Some(7));
+                        }
+                    }
+                    Step::Cancel(pick) if !model.is_empty() => {
+                        let (_, _, tag, flow, units) = model.remove(pick % model.len());
+                        prop_assert_eq!(bench.cancel(Tag(tag)), Some(None));
+                        credit[flow] += units;
+                        prop_assert!(bench.queue.is_free(Tag(tag)));
+                    }
+                    Step::Cancel(_) => {}
+                }
+                for (flow, &credit) in credit.iter().enumerate() {
+                    let id = bench.ids[flow];
+                    let staged = model.iter().filter(|request| request.3 == flow).count();
+                    let Some(seat) = bench.flows.seat(id) else { continue };
+                    let (one, count) = bench.queue.staged_of(seat, bench.flows.kept(seat).unwrap());
+                    prop_assert_eq!((one.is_some(), count as usize), (staged > 0, staged));
+                    prop_assert_eq!(bench.credit(flow), credit);
+                    let first = model.iter().filter(|request| request.3 == flow).map(|request| request.0).min();
+                    prop_assert_eq!(bench.queue.lead_of(seat).map(|lead| lead.since(origin)), first);
                 }
             }
         }
@@ -217,30 +452,48 @@ mod tests {
 
     #[test]
     fn only_issued_tags_can_be_finished_and_only_free_ones_used() {
-        let ids = flows(1);
-        let mut queue = Queue::new(1, 2);
-        assert!(queue.is_free(Tag(1)) && !queue.is_free(Tag(2)));
-        queue.stage(Tag(1), ids[0], VTime::ZERO);
-        assert!(!queue.is_free(Tag(1)));
-        assert_eq!(queue.finish(Tag(1)), None);
-        assert_eq!(queue.issue(3), Some(Tag(1)));
-        assert_eq!(queue.finish(Tag(1)), Some((0, 3)));
-        assert_eq!(queue.finish(Tag(1)), None);
-        assert_eq!(queue.finish(Tag(2)), None);
-        assert_eq!(queue.issue(3), None);
+        let mut bench = Bench::new(1, 2);
+        assert!(bench.queue.is_free(Tag(1)) && !bench.queue.is_free(Tag(2)));
+        bench.stage(1, 0, VTime::ZERO, 5);
+        assert!(!bench.queue.is_free(Tag(1)));
+        assert_eq!((bench.finish(Tag(1)), bench.queue.requeue(Tag(1))), (None, false));
+        assert_eq!(bench.issue(3), Some(Tag(1)));
+        assert_eq!(bench.finish(Tag(1)), Some(3));
+        assert_eq!(
+            (bench.finish(Tag(1)), bench.finish(Tag(2)), bench.issue(3)),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn what_is_requeued_keeps_its_slot_and_goes_again_or_gives_it_back() {
+        let mut bench = Bench::new(1, 2);
+        bench.stage(0, 0, VTime::ZERO, 5);
+        bench.stage(1, 0, VTime::from_units(5), 5);
+        assert_eq!([bench.issue(3), bench.issue(4)], [Some(Tag(0)), Some(Tag(1))]);
+        assert!(bench.queue.requeue(Tag(1)) && bench.queue.requeue(Tag(0)));
+        assert!(!bench.queue.requeue(Tag(0)) && bench.finish(Tag(0)).is_none());
+        assert_eq!(bench.queue.issue_again(), Some(Tag(1)));
+        assert_eq!(bench.cancel(Tag(0)), Some(Some(3)), "with its slot, and without credit");
+        assert_eq!((bench.queue.issue_again(), bench.credit(0)), (None, 0));
+        assert_eq!(bench.finish(Tag(1)), Some(4));
     }
 
     #[test]
     fn a_new_flow_in_the_same_slot_does_not_pay_the_old_ones_remainder() {
-        let table = FlowTable::<Native>::new(1, 1);
-        let old = table.add(None, Weight::MAX, |_| ()).unwrap();
-        let mut queue = Queue::new(1, 1);
-        assert_eq!(queue.local(old).unwrap().normalizer.units(199, Weight::MAX), 1);
-        table.close(old).unwrap();
-        crate::structures::flow_table::PortFlows::<()>::new(crate::PortId(0), &table, 1)
-            .poll(&table);
-        let new = table.add(None, Weight::MAX, |_| ()).unwrap();
+        let mut bench = Bench::new(1, 1);
+        let units = |bench: &mut Bench, id| {
+            let (_, seat) = bench.flows.admit(&bench.table, id).unwrap();
+            let units = bench.flows.kept_mut(seat).unwrap().normalizer.units(199, Weight::MAX);
+            bench.flows.finish(&bench.table, seat);
+            units
+        };
+        let old = bench.ids[0];
+        assert_eq!([units(&mut bench, old), units(&mut bench, old)], [1, 2], "it keeps it");
+        bench.table.close(old).unwrap();
+        bench.flows.poll(&bench.table);
+        let new = bench.table.add(None, Weight::DEFAULT, |_| ()).unwrap();
         assert_eq!((new.slot(), new == old), (0, false));
-        assert_eq!(queue.local(new).unwrap().normalizer.units(1, Weight::MAX), 0);
+        assert_eq!(units(&mut bench, new), 1);
     }
 }

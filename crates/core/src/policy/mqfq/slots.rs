@@ -186,6 +186,25 @@ impl<P: Platform> Slots<P> {
         false
     }
 
+    /// Whether the port might find a slot now; takes none.
+    pub(super) fn has_any(&self, port: PortId) -> bool {
+        match &self.kind {
+            Kind::Tree(words) => {
+                let mut node = self.tree.leaf(port);
+                loop {
+                    if words.get(node).is_some_and(|word| word.load(Ordering::SeqCst) != 0) {
+                        return true;
+                    }
+                    if node == Tree::ROOT {
+                        return false;
+                    }
+                    node = self.tree.parent(node);
+                }
+            }
+            Kind::Counter(_) | Kind::Bitmap(_) => self.free() > 0,
+        }
+    }
+
     /// Marks the port as ready. The caller looks for a slot again afterwards.
     pub(super) fn enlist(&self, port: PortId) {
         self.ready().insert(port, Ordering::SeqCst);
