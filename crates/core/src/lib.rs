@@ -82,6 +82,7 @@ pub use contract::port::{
 };
 pub use contract::port_set::{PortId, PortSet};
 pub use contract::vtime;
+pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 pub use structures::topology::Topology;

@@ -472,7 +472,7 @@ fn a_sleeper_notices_a_new_window() {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
         let wheel = Arc::new(Wheel::<Loom>::new(2));
         let other = wheel.clone();
-        let setter = thread::spawn(move || other.set_window(10));
+        let setter = thread::spawn(move || (other.want(10), other.adopt()).1);
         let window = wheel.window();
         let lead = at(7);
         let asleep = window.holds_back(lead, VTime::ZERO)
@@ -480,6 +480,31 @@ fn a_sleeper_notices_a_new_window() {
         let woken = setter.join().unwrap();
         assert!(!asleep || woken.contains(A));
     });
+}
+
+/// Two ports take over a window, and it changes meanwhile: the last one holds.
+fn the_last_window_is_adopted<P: Platform>() {
+    check(6, || {
+        let wheel = Arc::new(Wheel::<P>::new(2));
+        wheel.want(20);
+        let other = wheel.clone();
+        let adopting = thread::spawn(move || other.adopt());
+        wheel.want(10);
+        wheel.adopt();
+        adopting.join().unwrap();
+        assert_eq!(wheel.window().units(), 10, "a window that is not wanted");
+    });
+}
+
+#[test]
+fn the_last_of_two_windows_is_adopted() {
+    the_last_window_is_adopted::<Loom>();
+}
+
+#[test]
+#[should_panic(expected = "a window that is not wanted")]
+fn without_a_total_order_an_old_window_stays() {
+    the_last_window_is_adopted::<NoOrder>();
 }
 
 // The whole.

@@ -28,8 +28,13 @@
 //! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
 //! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by
-//! the old W finds the change when it looks again, or is found in its bucket.
+//! **Changing W.** Buckets are numbered by their width, so a new W empties them all. Whoever wants
+//! another W ([`Wheel::want`]) may have no means to wake ports, so W is *adopted* by one that has
+//! ([`Wheel::adopt`]): it writes W and then wakes everybody; a port that entered by the old W finds
+//! the change when it looks again, or is found in its bucket. One that adopts looks whether W is
+//! still what is wanted after it has written it; so if several adopt at a time, the last that
+//! writes has seen the last wish, or is told of it again. It goes round once for each wish that
+//! comes meanwhile.
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
 //! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
@@ -123,6 +128,8 @@ impl Window {
 /// The wheel.
 pub(super) struct Wheel<P: Platform> {
     window: CachePadded<P::U64>,
+    /// What the window is to be.
+    wanted: CachePadded<P::U64>,
     /// Virtual time up to which buckets have been emptied, or are being emptied.
     turned: CachePadded<P::U64>,
     buckets: Box<[P::U64]>,
@@ -140,6 +147,7 @@ impl<P: Platform> Wheel<P> {
     pub(super) fn new(window: u64) -> Self {
         Wheel {
             window: CachePadded::new(P::U64::new(Window::new(window).word)),
+            wanted: CachePadded::new(P::U64::new(Window::new(window).word)),
             turned: CachePadded::new(P::U64::new(0)),
             buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
         }
@@ -151,13 +159,26 @@ impl<P: Platform> Wheel<P> {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Changes W and takes all ports out, to be woken.
-    pub(super) fn set_window(&self, units: u64) -> PortSet {
-        self.window.store(Window::new(units).word, Ordering::SeqCst);
-        P::fence();
-        PortSet::from_bits(
-            self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)),
-        )
+    /// Says what W is to be; whether that is news. The caller sees to it that somebody adopts it.
+    pub(super) fn want(&self, units: u64) -> bool {
+        let word = Window::new(units).word;
+        self.wanted.swap(word, Ordering::SeqCst) != word
+    }
+
+    /// Makes W what it is to be; if it was not, takes all ports out, to be woken.
+    pub(super) fn adopt(&self) -> PortSet {
+        let mut ports = PortSet::EMPTY;
+        loop {
+            let wanted = self.wanted.load(Ordering::SeqCst);
+            if wanted == self.window.load(Ordering::SeqCst) {
+                return ports;
+            }
+            self.window.store(wanted, Ordering::SeqCst);
+            P::fence();
+            for bucket in &self.buckets {
+                ports.extend(PortSet::from_bits(bucket.swap(0, Ordering::SeqCst)));
+            }
+        }
     }
 
     /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
@@ -353,8 +374,10 @@ mod tests {
             let lead = VTime::from_units(lead);
             assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
         }
-        assert_eq!(wheel.set_window(1_000), PortSet::first(2));
-        assert_eq!(wheel.set_window(1_000), PortSet::EMPTY);
+        assert!(wheel.want(1_000) && !wheel.want(1_000));
+        assert_eq!(wheel.window().units(), 100, "nobody has adopted it");
+        assert_eq!(wheel.adopt(), PortSet::first(2));
+        assert_eq!(wheel.adopt(), PortSet::EMPTY);
         assert_eq!(wheel.window().units(), 1_000);
     }
 }

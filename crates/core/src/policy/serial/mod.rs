@@ -58,6 +58,7 @@ use crate::contract::port::{
     Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::policy::reference::ReferenceWeight;
 
 use fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
@@ -130,6 +131,10 @@ pub trait SerialPolicy: Send + 'static {
     /// that were admitted just before.
     fn remove_flow(&mut self, flow: usize);
 
+    /// Flows or weights have changed: what thresholds in bytes are meant for from now on. By
+    /// default nothing, for policies that have none.
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
+
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
@@ -168,6 +173,10 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
     fn remove_flow(&mut self, flow: usize) {
         (**self).remove_flow(flow);
+    }
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        (**self).set_reference(reference);
     }
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
@@ -348,9 +357,12 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
-        shared
-            .core
-            .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
+        shared.core.with(|core| {
+            let added =
+                shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight))?;
+            core.weigh(&shared.flows);
+            Ok(added)
+        })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
@@ -358,6 +370,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         shared.core.with(|core| {
             shared.flows.set_weight(flow, weight)?;
             core.policy.set_weight(flow.slot(), weight);
+            core.weigh(&shared.flows);
             Ok(())
         })
     }
@@ -378,6 +391,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         shared.core.with(|core| {
             let ports = shared.flows.close(flow)?;
             core.policy.remove_flow(flow.slot());
+            core.weigh(&shared.flows);
             Ok(ports)
         })
     }
@@ -501,6 +515,12 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
+    /// Flows or weights have changed.
+    fn weigh<P: Platform>(&mut self, flows: &FlowTable<P>) {
+        let weights = flows.open_weights().map(|(_, weight)| weight);
+        self.policy.set_reference(ReferenceWeight::of(weights));
+    }
+
     /// A request arrives, as a part of another if that is possible.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
