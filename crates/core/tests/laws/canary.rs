@@ -10,8 +10,8 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
-    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats,
-    SubmitError, Submitted, Tag, Weight,
+    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, ReferenceWeight,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -86,6 +86,7 @@ impl SerialPolicy for Naive {
     }
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let weight = match self.fault {

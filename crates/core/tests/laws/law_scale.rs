@@ -1,6 +1,7 @@
 //! **Law: scale.** Weights are proportions: all of them times any factor is the same run. What each
-//! flow is served and the longest that one of its requests waits agree within a hundredth, and a
-//! request of each flow: which of equal start tags goes first depends on how tags are rounded.
+//! flow is served and the longest that one of its requests waits agree within a hundredth, and two
+//! grains: a request of each flow, since which of equal start tags goes first depends on how tags
+//! are rounded; and an eighth of T for each, since what T is divided by is a power of two in units.
 //!
 //! The device is a slow one, where a window of some kilobytes is a matter of many milliseconds: it
 //! serves 2,000 requests a second, and D is 64. What depends on the absolute size of weights shows
@@ -79,7 +80,8 @@ pub(crate) fn holds(
                 let agree = |a: f64, b: f64, slack: f64| (a - b).abs() <= 0.01 * a.max(b) + slack;
                 let one_each = (3 * SERVICE_NS) as f64;
                 let shares = agree(a.share, b.share, one_each / RUN_NS as f64);
-                if !shares || !agree(a.longest_ns, b.longest_ns, one_each) {
+                let grain = one_each * (1.0 + threshold as f64 / 8.0 / 4096.0);
+                if !shares || !agree(a.longest_ns, b.longest_ns, grain) {
                     let ms = |got: &Got| got.longest_ns / 1e6;
                     return Err(format!(
                         "weights {:?} and {:?}, {ports} ports, the first {first:?}: flow {flow} \

@@ -230,8 +230,9 @@ laws! {
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
-    kyber_fair_scaled: FEW, [1] => scale scaling_weights_changes_nothing;
-    kyber_fair_patient_scaled: PATIENT, [1] => scale;
+    /// Shares do not change with the scale; waits are whole periods, and which one a request is in
+    /// hangs on single tokens.
+    kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
     fiops: ByIops, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging;

@@ -532,8 +532,7 @@ impl<P: Policy> World<P> {
         let Some(bytes) = self.relative else { return };
         let open = || self.trace.flows.iter().filter(|flow| flow.open);
         let weights = || open().filter_map(|flow| flow.weights.last().copied().map(u64::from));
-        let (lightest, heaviest) =
-            (weights().min().unwrap_or(100), weights().max().unwrap_or(100));
+        let (lightest, heaviest) = (weights().min().unwrap_or(100), weights().max().unwrap_or(100));
         let units = bytes * 400 / (4 * lightest).max(heaviest);
         self.trace.threshold = self.trace.threshold.max(units);
     }

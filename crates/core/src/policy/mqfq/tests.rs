@@ -412,9 +412,9 @@ fn the_window_follows_the_weights() {
     };
     assert_eq!(window(), 46_080);
     let heavy = rig.policy.add_flow(weigh(10_000)).unwrap();
-    assert_eq!(window(), 460);
+    assert_eq!(window(), 461);
     let light = rig.policy.add_flow(weigh(100)).unwrap();
-    assert_eq!(window(), 1_843, "the heavy one may be four times as far ahead");
+    assert_eq!(window(), 1_844, "the heavy one may be four times as far ahead");
     rig.policy.set_weight(heavy, weigh(400)).unwrap();
     assert_eq!(window(), 46_080);
     rig.policy.remove_flow(light).unwrap();

@@ -131,9 +131,9 @@ pub trait SerialPolicy: Send + 'static {
     /// that were admitted just before.
     fn remove_flow(&mut self, flow: usize);
 
-    /// Flows or weights have changed: what thresholds in bytes are meant for from now on. By
-    /// default nothing, for policies that have none.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
+    /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
+    /// of the three above.
+    fn set_reference(&mut self, reference: ReferenceWeight);
 
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
