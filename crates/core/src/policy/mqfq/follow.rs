@@ -20,12 +20,12 @@
 //! **Late ports.** A thread that shares its CPU with other programs comes when they let it, which
 //! takes a hundred times as long as a wake-up. While all wait for it nothing moves, the bound
 //! neither, and a device that could do millions of requests a second does thousands. What counts is
-//! how long ports that virtual time let go did not come, while the device had room. Time for which
-//! several were late counts once ([`Late`]): when the first of them comes the device has work
-//! again. So what all ports count together is never more than the time that passed. Where it is
-//! more than half of that the bound is [`LATEST_NS`]: T doubles until it is not, and stays while it
-//! is more than an eighth. For less than that fairness is not given up: a tenant with a short queue
-//! has nothing left to send while the others make up for what they are behind.
+//! how long ports that virtual time let go did not come, while the device had room. Time in which
+//! several were late counts once ([`Late`]), so what all ports count together is never more than
+//! the time that passed, however many they are. Where it is more than half of that the bound is
+//! [`LATEST_NS`]: T doubles until it is not, and stays while it is more than an eighth. For less
+//! than that fairness is not given up: a tenant with a short queue has nothing left to send while
+//! the others make up for what they are behind.
 //!
 //! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that
 //! was in force in it. A flow may be ahead by what it is due in [`AHEAD_NS`]: over a second, that
@@ -74,9 +74,10 @@ impl<P: Platform> Late<P> {
         Late { counted_ns: P::U64::new(0) }
     }
 
-    /// A port that was free to go since `free_ns` has come now: for how long nobody had who was
-    /// late. Of two that come at once one counts that, and the other nothing. Only counted by, so
-    /// the order of it and other words does not matter.
+    /// A port that was free to go since `free_ns` has come now. Gives the part of the time in
+    /// between that no port has counted: what is after the latest arrival of a late port. Of two
+    /// ports that come at once one counts the time, and the other nothing. The word is a count and
+    /// publishes no other data, so it is accessed with Relaxed.
     pub(super) fn since(&self, free_ns: u64, now_ns: u64) -> u64 {
         let counted_ns = self.counted_ns.load(Ordering::Relaxed);
         let late_ns = now_ns.saturating_sub(free_ns.max(counted_ns));

@@ -482,15 +482,19 @@ fn a_sleeper_notices_a_new_window() {
     });
 }
 
-/// Two ports take over a window, and it changes meanwhile: the last one holds.
-fn the_last_window_is_adopted<P: Platform>() {
-    check(6, || {
-        let wheel = Arc::new(Wheel::<P>::new(2));
+/// Two threads adopt a window, and it changes meanwhile: the last one holds.
+fn the_last_window_is_adopted(looks_again: bool) {
+    check(3, move || {
+        let wheel = Arc::new(Wheel::<Loom>::new(2));
         wheel.want(20);
+        let adopt = move |wheel: &Wheel<Loom>| match looks_again {
+            true => Some(wheel.adopt()),
+            false => wheel.adopt_once(),
+        };
         let other = wheel.clone();
-        let adopting = thread::spawn(move || other.adopt());
+        let adopting = thread::spawn(move || adopt(&other));
         wheel.want(10);
-        wheel.adopt();
+        adopt(&wheel);
         adopting.join().unwrap();
         assert_eq!(wheel.window().units(), 10, "a window that is not wanted");
     });
@@ -498,13 +502,13 @@ fn the_last_window_is_adopted<P: Platform>() {
 
 #[test]
 fn the_last_of_two_windows_is_adopted() {
-    the_last_window_is_adopted::<Loom>();
+    the_last_window_is_adopted(true);
 }
 
 #[test]
 #[should_panic(expected = "a window that is not wanted")]
-fn without_a_total_order_an_old_window_stays() {
-    the_last_window_is_adopted::<NoOrder>();
+fn without_looking_again_an_old_window_stays() {
+    the_last_window_is_adopted(false);
 }
 
 // The whole.
@@ -526,10 +530,20 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
 /// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
 /// delivered, all has been issued and the slot is free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
+    all_is_issued_within::<P>(slots, requests, 0, |_, _| ());
+}
+
+/// The same with this T, and with a change beside the ports.
+fn all_is_issued_within<P: Platform>(
+    slots: u32,
+    requests: u32,
+    threshold_bytes: u64,
+    change: fn(&Mqfq<P>, FlowId),
+) {
     check(4, move || {
         let config = MqfqConfig {
             slots,
-            threshold_bytes: 0,
+            threshold_bytes,
             cost: CostModel { min_bytes: 1, ..CostModel::default() },
             ..MqfqConfig::new(Topology::flat(2), 2, 2)
         };
@@ -550,6 +564,7 @@ fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
         let mut ports = ports.into_iter();
         let (first, second) = (ports.next().unwrap(), ports.next().unwrap());
         let second = thread::spawn(work(second, flows[1]));
+        change(&policy, flows[1]);
         let first = work(first, flows[0])();
         let second = second.join().unwrap();
         let mut wake = first.1;
@@ -572,6 +587,15 @@ fn all_is_issued_through_one_slot() {
 #[test]
 fn all_is_issued_in_lockstep() {
     all_is_issued::<Loom>(2, 2);
+}
+
+/// A weight changes, and the window with it, while a port works or sleeps.
+#[test]
+fn all_is_issued_while_weights_change() {
+    all_is_issued_within::<Loom>(2, 2, 4, |policy, flow| {
+        policy.set_weight(flow, Weight::new(400).unwrap()).unwrap();
+        policy.set_weight(flow, Weight::new(50).unwrap()).unwrap();
+    });
 }
 
 #[test]

@@ -28,13 +28,13 @@
 //! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
 //! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing W.** Buckets are numbered by their width, so a new W empties them all. Whoever wants
-//! another W ([`Wheel::want`]) may have no means to wake ports, so W is *adopted* by one that has
-//! ([`Wheel::adopt`]): it writes W and then wakes everybody; a port that entered by the old W finds
-//! the change when it looks again, or is found in its bucket. One that adopts looks whether W is
-//! still what is wanted after it has written it; so if several adopt at a time, the last that
-//! writes has seen the last wish, or is told of it again. It goes round once for each wish that
-//! comes meanwhile.
+//! **Changing W.** Buckets are numbered by their width, so a new W empties them all. The control
+//! side, which wants another W ([`Wheel::want`]), may have no means to wake ports; so a thread
+//! *adopts* W that has ([`Wheel::adopt`]): it writes W and then wakes all sleepers; a port that
+//! entered by the old W finds the change when it looks again, or is found in its bucket. After it
+//! has written W a thread looks whether that is still what is wanted. So if several adopt at a
+//! time, the last one that writes has seen the last wish, or ports are told of that one after it.
+//! The loop turns once for each wish that comes meanwhile.
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
 //! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
@@ -51,8 +51,8 @@ use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::mindicator::VirtualTime;
 
 /// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
-/// ahead.
-pub(super) const BUCKETS: u64 = 64;
+/// ahead. (Models have eight: each is a word to explore.)
+pub(super) const BUCKETS: u64 = if cfg!(loom) { 8 } else { 64 };
 
 /// The part of W that is a bucket's width, as a power of two: an eighth.
 const WIDTH_SHIFT: u32 = 3;
@@ -159,7 +159,7 @@ impl<P: Platform> Wheel<P> {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Says what W is to be; whether that is news. The caller sees to it that somebody adopts it.
+    /// Says what W is to be; whether that is news. If so the caller lets a thread adopt it.
     pub(super) fn want(&self, units: u64) -> bool {
         let word = Window::new(units).word;
         self.wanted.swap(word, Ordering::SeqCst) != word
@@ -168,17 +168,23 @@ impl<P: Platform> Wheel<P> {
     /// Makes W what it is to be; if it was not, takes all ports out, to be woken.
     pub(super) fn adopt(&self) -> PortSet {
         let mut ports = PortSet::EMPTY;
-        loop {
-            let wanted = self.wanted.load(Ordering::SeqCst);
-            if wanted == self.window.load(Ordering::SeqCst) {
-                return ports;
-            }
-            self.window.store(wanted, Ordering::SeqCst);
-            P::fence();
-            for bucket in &self.buckets {
-                ports.extend(PortSet::from_bits(bucket.swap(0, Ordering::SeqCst)));
-            }
+        while let Some(more) = self.adopt_once() {
+            ports.extend(more);
         }
+        ports
+    }
+
+    /// One turn of [`Self::adopt`]; `None` if W is what it is to be.
+    pub(super) fn adopt_once(&self) -> Option<PortSet> {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        if wanted == self.window.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.window.store(wanted, Ordering::SeqCst);
+        P::fence();
+        let sleepers =
+            self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst));
+        Some(PortSet::from_bits(sleepers))
     }
 
     /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
@@ -375,7 +381,7 @@ mod tests {
             assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
         }
         assert!(wheel.want(1_000) && !wheel.want(1_000));
-        assert_eq!(wheel.window().units(), 100, "nobody has adopted it");
+        assert_eq!(wheel.window().units(), 100, "it has not been adopted");
         assert_eq!(wheel.adopt(), PortSet::first(2));
         assert_eq!(wheel.adopt(), PortSet::EMPTY);
         assert_eq!(wheel.window().units(), 1_000);
