@@ -16,7 +16,7 @@ use super::slots::Slots;
 use super::wheel::Wheel;
 use super::{Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::Weight;
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{Loom, Platform};
 use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
 use crate::contract::port_set::{PortId, PortSet};
