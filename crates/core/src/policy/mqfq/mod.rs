@@ -129,7 +129,7 @@ use crate::structures::mindicator::VirtualTime;
 use end_tags::EndTags;
 use follow::{Count, Follow, Late};
 use slots::Slots;
-use wheel::Wheel;
+use wheel::{Wheel, Window};
 
 /// The control side of MQFQ.
 pub struct Mqfq<P: Platform = Native> {
@@ -201,6 +201,7 @@ impl<P: Platform> Mqfq<P> {
         let ends = EndTags::new(config.flows, ports);
         let reference = ReferenceWeight::default();
         let window = ends.window(reference.units(config.threshold_bytes));
+        let window = Window::new(window, config.threshold_follows);
         let follow = config.threshold_follows.then(|| Follow::new(config.threshold_bytes, ports));
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, ports),
@@ -249,10 +250,11 @@ impl<P: Platform> Mqfq<P> {
         Ok(())
     }
 
-    /// Says what W is to be; whether that is news.
+    /// Says what W is to be; whether it is another.
     fn want_window(&self, threshold: &Threshold) -> bool {
         let Shared { ends, wheel, .. } = &*self.shared;
-        wheel.want(ends.window(threshold.reference.units(threshold.bytes)))
+        let units = ends.window(threshold.reference.units(threshold.bytes));
+        wheel.want(Window::new(units, threshold.follow.is_some()))
     }
 
     /// Flows or weights have changed, and T in units with them, for requests dispatched from now

@@ -13,7 +13,7 @@ use loom::thread;
 use super::config::SlotKind;
 use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
-use super::wheel::Wheel;
+use super::wheel::{Wheel, Window};
 use super::{Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowId, Weight};
@@ -422,7 +422,7 @@ fn without_atomic_additions_slots_are_lost() {
 fn a_sleeper_is_woken<P: Platform>(turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
-        let wheel = Arc::new(Wheel::<P>::new(2));
+        let wheel = Arc::new(Wheel::<P>::new(Window::new(2, false)));
         for turner in 0..turners {
             time.pin(PortId(1 + turner), VTime::ZERO);
         }
@@ -470,9 +470,12 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
 fn a_sleeper_notices_a_new_window() {
     check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
-        let wheel = Arc::new(Wheel::<Loom>::new(2));
+        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false)));
         let other = wheel.clone();
-        let setter = thread::spawn(move || (other.want(10), other.adopt()).1);
+        let setter = thread::spawn(move || {
+            other.want(Window::new(10, false));
+            other.adopt()
+        });
         let window = wheel.window();
         let lead = at(7);
         let asleep = window.holds_back(lead, VTime::ZERO)
@@ -482,33 +485,39 @@ fn a_sleeper_notices_a_new_window() {
     });
 }
 
-/// Two threads adopt a window, and it changes meanwhile: the last one holds.
-fn the_last_window_is_adopted(looks_again: bool) {
+/// A thread adopts a window while another one is wanted, which may be the one that was: that holds.
+fn the_last_window_is_adopted(last: u64, looks_again: bool) {
     check(3, move || {
-        let wheel = Arc::new(Wheel::<Loom>::new(2));
-        wheel.want(20);
+        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false)));
+        wheel.want(Window::new(20, false));
         let adopt = move |wheel: &Wheel<Loom>| match looks_again {
             true => Some(wheel.adopt()),
             false => wheel.adopt_once(),
         };
         let other = wheel.clone();
         let adopting = thread::spawn(move || adopt(&other));
-        wheel.want(10);
-        adopt(&wheel);
+        if wheel.want(Window::new(last, false)) {
+            adopt(&wheel);
+        }
         adopting.join().unwrap();
-        assert_eq!(wheel.window().units(), 10, "a window that is not wanted");
+        assert_eq!(wheel.window().units(), last, "a window that is not wanted");
     });
 }
 
 #[test]
 fn the_last_of_two_windows_is_adopted() {
-    the_last_window_is_adopted(true);
+    the_last_window_is_adopted(10, true);
+}
+
+#[test]
+fn a_window_that_is_wanted_again_stays() {
+    the_last_window_is_adopted(2, true);
 }
 
 #[test]
 #[should_panic(expected = "a window that is not wanted")]
 fn without_looking_again_an_old_window_stays() {
-    the_last_window_is_adopted(false);
+    the_last_window_is_adopted(10, false);
 }
 
 // The whole.

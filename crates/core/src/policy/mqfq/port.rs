@@ -225,7 +225,11 @@ impl Local {
                 return Next::Blocked;
             };
             if let Some(free_ns) = free_ns {
-                self.late_ns += shared.late.since(free_ns, self.now_ns);
+                // Only where T follows does it matter that others were late, too.
+                self.late_ns += match window.follows() {
+                    true => shared.late.since(free_ns, self.now_ns),
+                    false => self.now_ns.saturating_sub(free_ns),
+                };
                 self.count(shared);
             }
             let Some(tag) = self.queue.issue(slot) else { continue };

@@ -60,14 +60,21 @@ const WIDTH_SHIFT: u32 = 3;
 /// The window and what follows from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
-    /// W in the upper bits, the width's logarithm in the lower 8.
+    /// W in the upper bits; of the lower 8, one says whether T follows the device, and the lowest 6
+    /// are the width's logarithm.
     word: u64,
 }
 
 impl Window {
-    pub(super) fn new(units: u64) -> Self {
+    pub(super) fn new(units: u64, follows: bool) -> Self {
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
-        Window { word: units << 8 | u64::from(shift) }
+        Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
+    }
+
+    /// Whether T follows the device: then all ports count together for how long they are late.
+    #[inline]
+    pub(super) fn follows(self) -> bool {
+        self.word & 0x80 != 0
     }
 
     /// W in units.
@@ -144,10 +151,10 @@ pub(super) struct Place {
 
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
-    pub(super) fn new(window: u64) -> Self {
+    pub(super) fn new(window: Window) -> Self {
         Wheel {
-            window: CachePadded::new(P::U64::new(Window::new(window).word)),
-            wanted: CachePadded::new(P::U64::new(Window::new(window).word)),
+            window: CachePadded::new(P::U64::new(window.word)),
+            wanted: CachePadded::new(P::U64::new(window.word)),
             turned: CachePadded::new(P::U64::new(0)),
             buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
         }
@@ -159,10 +166,12 @@ impl<P: Platform> Wheel<P> {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Says what W is to be; whether that is news. If so the caller lets a thread adopt it.
-    pub(super) fn want(&self, units: u64) -> bool {
-        let word = Window::new(units).word;
-        self.wanted.swap(word, Ordering::SeqCst) != word
+    /// Says what W is to be; whether it is another. If so the caller lets a thread adopt it; if not,
+    /// one that is just adopting an earlier wish will find this one.
+    pub(super) fn want(&self, window: Window) -> bool {
+        self.wanted.store(window.word, Ordering::SeqCst);
+        P::fence();
+        self.window() != window
     }
 
     /// Makes W what it is to be; if it was not, takes all ports out, to be woken.
@@ -300,7 +309,7 @@ mod tests {
             let mut now = VTime::from_units(origin);
             let lead = now.plus(units).plus(ahead);
             let time = time_at(now);
-            let wheel = Wheel::<Native>::new(units);
+            let wheel = Wheel::<Native>::new(Window::new(units, false));
             wheel.turn(VTime::from_units(origin / 2));
             wheel.turn(now);
             let window = wheel.window();
@@ -332,8 +341,9 @@ mod tests {
     #[test]
     fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
         for units in (0..1000).chain([45 * 1024, crate::contract::bounds::MAX_THRESHOLD]) {
-            let window = Window::new(units);
+            let window = Window::new(units, false);
             assert_eq!(window.units(), units);
+            assert_eq!(Window::new(units, true).units(), units);
             let width = 1u64 << window.shift();
             assert!(width <= (units / 8).max(1) && width * 16 > units, "{units}");
         }
@@ -343,7 +353,7 @@ mod tests {
     fn the_worked_example() {
         let now = VTime::from_units(100_000);
         let time = time_at(now);
-        let wheel = Wheel::<Native>::new(45 * 1024);
+        let wheel = Wheel::<Native>::new(Window::new(45 * 1024, false));
         wheel.turn(now);
         let lead = VTime::from_units(150_000);
         assert!(wheel.enter(PortId(0), lead, wheel.window(), now, &time).is_some());
@@ -355,7 +365,7 @@ mod tests {
     #[test]
     fn who_enters_too_late_looks_again() {
         let time = time_at(VTime::from_units(500));
-        let wheel = Wheel::<Native>::new(100);
+        let wheel = Wheel::<Native>::new(Window::new(100, false));
         // It read virtual time 0 and entered when virtual time was 500 already.
         assert!(
             wheel
@@ -364,7 +374,7 @@ mod tests {
         );
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
         // Or W has changed meanwhile.
-        let window = Window::new(50);
+        let window = Window::new(50, false);
         assert!(
             wheel
                 .enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time)
@@ -375,12 +385,13 @@ mod tests {
     #[test]
     fn a_new_window_wakes_everybody() {
         let time = time_at(VTime::ZERO);
-        let wheel = Wheel::<Native>::new(100);
+        let wheel = Wheel::<Native>::new(Window::new(100, false));
         for (port, lead) in [(0, 150), (1, 5_000)] {
             let lead = VTime::from_units(lead);
             assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
         }
-        assert!(wheel.want(1_000) && !wheel.want(1_000));
+        assert!(wheel.want(Window::new(1_000, false)) && !wheel.want(Window::new(100, false)));
+        assert!(wheel.want(Window::new(1_000, false)));
         assert_eq!(wheel.window().units(), 100, "it has not been adopted");
         assert_eq!(wheel.adopt(), PortSet::first(2));
         assert_eq!(wheel.adopt(), PortSet::EMPTY);
