@@ -40,7 +40,8 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::StartTime;
 use fairq_core::{
-    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Weight,
+    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, ReferenceWeight, Request, Submitted,
+    Tag, Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -359,6 +360,10 @@ impl<S: SerialPolicy> SerialPolicy for Turns<S> {
 
     fn remove_flow(&mut self, flow: usize) {
         self.inner.remove_flow(flow);
+    }
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.inner.set_reference(reference);
     }
 
     #[inline]

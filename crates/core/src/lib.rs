@@ -89,6 +89,7 @@ pub use contract::port::{
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
+pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 pub use structures::fifo;

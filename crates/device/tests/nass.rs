@@ -22,7 +22,9 @@ use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use fairq_core::{FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Tag, Weight};
+use fairq_core::{
+    FlowId, Next, Op, Outcome, Policy, Port, PortSet, ReferenceWeight, Request, Tag, Weight,
+};
 use fairq_device::profile::State;
 use fairq_device::{Profile, Setup, Ssd, closed};
 
@@ -353,6 +355,9 @@ impl SerialPolicy for Fixed {
     }
     fn remove_flow(&mut self, flow: usize) {
         self.inner.remove_flow(flow);
+    }
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.inner.set_reference(reference);
     }
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
         self.inner.insert(now_ns, arrival);

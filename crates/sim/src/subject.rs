@@ -25,8 +25,8 @@ pub trait Subject<P: Platform = Native> {
 pub struct Promise {
     /// At most so many requests are outstanding (D), and as many are while enough wait.
     pub slots: Option<u32>,
-    /// Backlogged flows differ by no more than Theorems 1 and 2 of MQFQ say with this T, in units
-    /// of virtual time.
+    /// Backlogged flows differ by no more than Theorems 1 and 2 of MQFQ say with this T, in bytes
+    /// at the reference weight.
     pub threshold: Option<u64>,
     /// Virtual time never goes back.
     pub steady_time: bool,

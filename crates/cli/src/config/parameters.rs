@@ -32,8 +32,9 @@ const PARAMETERS: &[About] = &[
     ),
     parameter(
         "threshold",
-        "bytes at weight 100, up to 1T",
-        "T: how far a tenant may run ahead of the slowest",
+        "bytes, up to 1T",
+        "T: how far the lightest tenant may run ahead of the slowest; heavier ones in proportion, \
+         up to 4 T",
     ),
     parameter("virtual-time", "mindicator or scan", "how virtual time is found"),
     parameter("slot-kind", "tree, counter or bitmap", "how dispatch slots are handed out"),
@@ -61,7 +62,12 @@ const PARAMETERS: &[About] = &[
     parameter("urgent", "a part, 1% to 50%; at first none", "how much of all bytes may be urgent"),
     parameter("read-cost", "a factor, as 2.5 or 250%", "what reads cost for each byte"),
     parameter("write-cost", "a factor, as 2.5 or 250%", "what writes cost for each byte"),
-    parameter("slice", "a duration, 1ns to 1m", "the slice of time of a tenant of weight 100"),
+    parameter(
+        "slice",
+        "a duration, 1ns to 1m",
+        "the lightest tenant's slice of time; those of heavier ones are in proportion, up to 4 \
+         times that",
+    ),
     parameter("target", "a duration, 1ns to 1m", "what all slices together take at most"),
     parameter(
         "quantum",

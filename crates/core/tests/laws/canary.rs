@@ -11,7 +11,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
-    Request, Stats, SubmitError, Submitted, Tag, Weight,
+    ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -88,6 +88,7 @@ impl SerialPolicy for Naive {
     }
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let weight = match self.fault {

@@ -117,6 +117,18 @@ impl<P: Policy> Plan<P> {
         }
     }
 
+    /// Runs for `duration_ns` on a device that serves one request after the other, each in
+    /// `service_ns`.
+    pub(crate) fn run_paced(&mut self, duration_ns: u64, service_ns: u64) {
+        let mut done_ns = self.world.now_ns;
+        let until_ns = done_ns + duration_ns;
+        while done_ns < until_ns && !self.world.device.is_empty() {
+            done_ns = self.world.now_ns.max(done_ns + service_ns);
+            self.world.now_ns = done_ns;
+            self.complete(0);
+        }
+    }
+
     fn complete(&mut self, position: usize) {
         let request = self.world.complete(position);
         let done = self.world.trace.requests[request];
@@ -126,6 +138,21 @@ impl<P: Policy> Plan<P> {
         if self.running[done.flow] {
             self.submit(done.flow, done.port);
         }
+    }
+
+    /// The longest that a request of each flow has waited to be issued, in nanoseconds; those that
+    /// wait count as if they were issued now.
+    pub(crate) fn longest_waits_ns(&self) -> Vec<u64> {
+        let mut longest = vec![0; self.loops.len()];
+        let World { submitted_ns, issued_ns, now_ns, trace, .. } = &self.world;
+        for (request, (&submitted, &issued)) in
+            trace.requests.iter().zip(submitted_ns.iter().zip(issued_ns))
+        {
+            let until = if issued == 0 { *now_ns } else { issued };
+            let flow = request.flow;
+            longest[flow] = longest[flow].max(until - submitted);
+        }
+        longest
     }
 
     /// Where the trace is now, for [`served`].

@@ -94,7 +94,7 @@ pub(crate) fn three_to_one_whatever_the_sum(
     Ok(())
 }
 
-/// On one port and without a threshold, which is measured in units of virtual time, it is the very
+/// On one port and without a threshold, which is rounded to units of virtual time, it is the very
 /// same run.
 pub(crate) fn scaling_weights_changes_nothing(
     subject: &impl Subject,

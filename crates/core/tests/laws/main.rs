@@ -14,6 +14,7 @@ mod law_merge;
 mod law_order;
 mod law_periods;
 mod law_requests;
+mod law_scale;
 mod law_shares;
 mod law_slots;
 mod law_take_back;
@@ -24,6 +25,7 @@ mod script;
 mod subjects;
 mod world;
 
+use fairq_core::cfq::CfqConfig;
 use fairq_core::d2fq::TrackerKind;
 
 use script::Kind;
@@ -34,6 +36,9 @@ const ONE_LENGTH: &[u32] = &[4096];
 /// How long it is waited for flows in scripts, where every verb takes a nanosecond.
 const IDLE_NS: u64 = 50;
 const FEW: Tokens = Tokens(1 << 18);
+/// Linux's slices.
+const SLICES: CfqConfig =
+    CfqConfig { slice_ns: 100_000_000, target_ns: 300_000_000, quantum: 8, idle_ns: 8_000_000 };
 /// As it is without being asked.
 const PATIENT: Patient = Patient(FEW, 64);
 
@@ -178,6 +183,13 @@ mod checks {
     pub(crate) fn scaling_weights_on_two_ports(of: &impl Subject, at: &[u64]) {
         each(at, |threshold| law_shares::scaling_weights_changes_nothing(of, 2, threshold));
     }
+    pub(crate) fn scale(of: &impl Subject, at: &[u64]) {
+        for first in [law_scale::First::Deep, law_scale::First::Shallow] {
+            for ports in [1, 2] {
+                each(at, |threshold| law_scale::holds(of, ports, threshold, first));
+            }
+        }
+    }
     pub(crate) fn remainders_are_kept(of: &impl Subject, _at: &[u64]) {
         law_shares::remainders_are_kept(of).unwrap();
     }
@@ -209,15 +221,15 @@ const T: [u64; 3] = [0, 16_384, 46_080];
 laws! {
     /// It stages nothing and promises no fairness.
     none: None, [0] => requests work_conserving taking_back;
-    sfqd: SfqD, [0] => all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
+    sfqd: SfqD, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
         taking_back_all;
-    mqfq: Multi::Paper, T => all_of_mqfq;
-    mqfq_array_scan: Multi::ArrayScan, T => all_of_mqfq;
-    mqfq_atomic_counter: Multi::AtomicCounter, T => all_of_mqfq;
-    mqfq_scalable_bitmap: Multi::ScalableBitmap, T => all_of_mqfq;
-    mqfq_polling: Multi::Polling, T => all_of_mqfq;
-    mqfq_serial: Multi::Serial, T => all_of_mqfq;
-    mqfq_sockets: Multi::Sockets, T => all_of_mqfq;
+    mqfq: Multi::Paper, T => scale all_of_mqfq;
+    mqfq_array_scan: Multi::ArrayScan, T => scale all_of_mqfq;
+    mqfq_atomic_counter: Multi::AtomicCounter, T => scale all_of_mqfq;
+    mqfq_scalable_bitmap: Multi::ScalableBitmap, T => scale all_of_mqfq;
+    mqfq_polling: Multi::Polling, T => scale all_of_mqfq;
+    mqfq_serial: Multi::Serial, T => scale all_of_mqfq;
+    mqfq_sockets: Multi::Sockets, T => scale all_of_mqfq;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
     d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests work_conserving;
@@ -241,44 +253,53 @@ laws! {
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
+    /// Shares do not change with the scale; waits are whole periods, and which one a request is in
+    /// hangs on single tokens.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
-    fiops: ByIops, [0] => all_but_unfairness bounded_unfairness_of_one_length merging taking_back_all;
+    fiops: ByIops, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
+        taking_back_all;
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
-    bfq_na: ByBudgets { idle_ns: 0 }, [0] => keeping work_conserving bounded_unfairness_of_steady_flows
+    bfq_na: ByBudgets { idle_ns: 0 }, [0] => scale keeping work_conserving bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
         taking_back_conserves_work taking_back_is_free;
     /// Looked at with requests that cost their length.
-    flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => all merging merged_requests_are_paid_for
+    flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
         taking_back_all;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
     flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
+    /// With room to run ahead of a flow that it waits for.
+    flashfq_ahead: ByDeviceTime { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
     /// It anticipates and lends no turn, so one that sends one request at a time has the device
     /// alone.
-    bfq: ByBudgets { idle_ns: IDLE_NS }, [0] => keeping returning_starves_nobody one_at_a_time_beside_a_flood
+    bfq: ByBudgets { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody one_at_a_time_beside_a_flood
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
     /// It shares time, which scripts do not have (its own tests look at its shares), and has a
     /// quantum: while others wait it leaves slots free.
     cfq_na: BySlices { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one;
     cfq: BySlices { idle_ns: IDLE_NS }, [0] => keeping;
+    /// With slices as long as on a real device.
+    cfq_linux: Slices(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
+    cfq_linux_idles: Slices(SLICES), [0] => scale;
+    nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
     /// as 1:5.1 (with 32 places its own tests have them within a sixtieth), and are set anew when a
     /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
-    nass_bfq: AROUND_BFQ, [0] => keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_on_two_ports;
-    nass_flashfq: AROUND_FLASHFQ, [0] => keeping returning_is_soon_even one_at_a_time_beside_a_flood
+    nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
         two_shards_at_depth_one scaling_weights_changes_nothing;
-    nass_fiops: AROUND_FIOPS, [0] => keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
-    nass_mqfq: AROUND_MQFQ, [0] => keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
 }
 

@@ -85,6 +85,9 @@ impl Subject for Multi {
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
     }
+    fn is_relative(&self) -> bool {
+        true
+    }
     fn assigns_to_ports(&self) -> bool {
         false
     }
@@ -119,6 +122,9 @@ impl Subject for Overstepping {
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
+    }
+    fn is_relative(&self) -> bool {
+        true
     }
     fn assigns_to_ports(&self) -> bool {
         false
@@ -264,6 +270,9 @@ impl Subject for ByDeviceTime {
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
     }
+    fn is_relative(&self) -> bool {
+        true
+    }
     fn assigns_to_ports(&self) -> bool {
         true
     }
@@ -284,6 +293,22 @@ impl Subject for BySlices {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
         Cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+/// CFQ as it is told to be.
+pub(crate) struct Slices(pub(crate) CfqConfig);
+
+impl Subject for Slices {
+    type Policy = Cfq;
+    fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
+        Cfq::new(&serial_config(shape), &self.0).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -323,6 +348,8 @@ type Make<S> = fn(&Shape) -> S;
 pub(crate) const AROUND_CFQ: Limited<Make<TimeSlices>> = Limited(|shape| {
     TimeSlices::new(&serial_config(shape), &BySlices { idle_ns: 0 }.config()).expect("legal")
 });
+pub(crate) const AROUND_SLICES: Limited<Make<TimeSlices>> =
+    Limited(|shape| TimeSlices::new(&serial_config(shape), &CfqConfig::default()).expect("legal"));
 pub(crate) const AROUND_BFQ: Limited<Make<Budgets>> = Limited(|shape| {
     Budgets::new(&serial_config(shape), &ByBudgets { idle_ns: 0 }.config()).expect("legal")
 });

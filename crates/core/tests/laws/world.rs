@@ -21,7 +21,7 @@ pub(crate) struct Shape {
     pub(crate) tags: usize,
     /// The most requests outstanding (D).
     pub(crate) slots: u32,
-    /// The throttling threshold (T), in units of virtual time.
+    /// The throttling threshold (T), in bytes at the reference weight.
     pub(crate) threshold: u64,
     pub(crate) cost: CostModel,
     /// The most bytes that are merged to one command.
@@ -34,8 +34,14 @@ pub(crate) trait Subject {
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>);
 
-    /// How far ahead of virtual time a request may be dispatched, in units.
+    /// How far ahead of virtual time a request may be dispatched, in units; of one that
+    /// [is relative](Self::is_relative), where all weights are 100.
     fn threshold(&self, shape: &Shape) -> u64;
+
+    /// Whether its threshold is meant in bytes at the reference weight.
+    fn is_relative(&self) -> bool {
+        false
+    }
 
     /// Whether `next` on one port decides what another port issues: then the moment of dispatch
     /// cannot be seen from outside before every port has paid what it owes.
@@ -131,6 +137,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     pub(crate) shape: Shape,
+    /// The largest threshold that was in force, in units.
     pub(crate) threshold: u64,
     pub(crate) flows: Vec<Flow>,
     pub(crate) requests: Vec<Req>,
@@ -140,6 +147,8 @@ pub(crate) struct Trace {
 pub(crate) struct World<P: Policy> {
     pub(crate) policy: P,
     ports: Vec<P::Port>,
+    /// The threshold at weight 100, if it is relative.
+    relative: Option<u64>,
     pub(crate) now_ns: u64,
     /// Ports that are owed a `next`.
     owed: PortSet,
@@ -155,7 +164,8 @@ pub(crate) struct World<P: Policy> {
     outstanding: usize,
     /// Per port, what has been joined to a command that is not complete yet.
     joined: Vec<Vec<usize>>,
-    /// When each request was issued; 0 before.
+    /// When each request was submitted, and when it was issued; 0 before.
+    pub(crate) submitted_ns: Vec<u64>,
     pub(crate) issued_ns: Vec<u64>,
     pub(crate) trace: Trace,
     random: u64,
@@ -166,9 +176,12 @@ impl<P: Policy> World<P> {
         let (policy, ports) = subject.build(&shape);
         assert_eq!(ports.len(), shape.ports);
         let threshold = subject.threshold(&shape);
+        let relative = subject.is_relative().then_some(threshold);
+        let threshold = if relative.is_some() { 0 } else { threshold };
         World {
             policy,
             ports,
+            relative,
             now_ns: 0,
             owed: PortSet::EMPTY,
             timers: vec![None; shape.ports],
@@ -178,6 +191,7 @@ impl<P: Policy> World<P> {
             commands: Vec::new(),
             outstanding: 0,
             joined: vec![Vec::new(); shape.ports],
+            submitted_ns: Vec::new(),
             issued_ns: Vec::new(),
             trace: Trace {
                 shape,
@@ -269,6 +283,7 @@ impl<P: Policy> World<P> {
             Ok(submitted) if open => {
                 let cost = self.trace.shape.cost.cost(op, length);
                 let index = self.trace.requests.len();
+                self.submitted_ns.push(self.now_ns);
                 self.issued_ns.push(0);
                 let (tag, command) = (request.tag, usize::MAX);
                 let req =
@@ -606,6 +621,7 @@ impl<P: Policy> World<P> {
         verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R,
     ) -> R {
         self.now_ns += 1;
+        self.note_threshold();
         let mut wake = PortSet::EMPTY;
         let result = verb(&mut self.ports[port], self.now_ns, &mut wake);
         self.owe(wake);
@@ -619,6 +635,16 @@ impl<P: Policy> World<P> {
             self.broken(format!("woke {wake:?}, of {} ports", self.trace.shape.ports));
             self.owed = PortSet::EMPTY;
         }
+    }
+
+    /// A threshold is meant for the lightest open flow, or for a quarter of the heaviest.
+    fn note_threshold(&mut self) {
+        let Some(bytes) = self.relative else { return };
+        let open = || self.trace.flows.iter().filter(|flow| flow.open);
+        let weights = || open().filter_map(|flow| flow.weights.last().copied().map(u64::from));
+        let (lightest, heaviest) = (weights().min().unwrap_or(100), weights().max().unwrap_or(100));
+        let units = bytes * 400 / (4 * lightest).max(heaviest);
+        self.trace.threshold = self.trace.threshold.max(units);
     }
 
     fn note_virtual_time(&mut self) {

@@ -16,6 +16,7 @@
 //! Each service is looked at against every other backlogged flow; that is what this check costs.
 
 use super::Check;
+use super::threshold::Threshold;
 use crate::fact::{Fact, Live, ONE_UNIT};
 use crate::scenario::Scenario;
 
@@ -41,7 +42,7 @@ struct Walk {
 pub struct Bounds {
     ports: i128,
     slots: i128,
-    threshold: i128,
+    threshold: Threshold,
     flows: Vec<Flow>,
     /// The backlogged ones.
     backlogged: Vec<usize>,
@@ -53,12 +54,12 @@ const AT_DISPATCH: usize = 0;
 const AT_COMPLETION: usize = 1;
 
 impl Bounds {
-    /// For D and T.
+    /// For D, and T in bytes at the reference weight.
     pub fn new(scenario: &Scenario, slots: u32, threshold: u64) -> Self {
         Bounds {
             ports: scenario.ports as i128,
             slots: i128::from(slots),
-            threshold: i128::from(threshold),
+            threshold: Threshold::new(threshold),
             flows: Vec::new(),
             backlogged: Vec::new(),
             walks: Vec::new(),
@@ -114,7 +115,7 @@ impl Bounds {
     fn bound(&self, f: usize, m: usize, counted: usize) -> i128 {
         let [f, m] = [self.flows[f], self.flows[m]];
         let slack = self.ports * (f.weights + m.weights) * ONE_UNIT;
-        let one = 2 * self.threshold * ONE_UNIT + f.largest + m.largest;
+        let one = 2 * i128::from(self.threshold.units()) * ONE_UNIT + f.largest + m.largest;
         slack + if counted == AT_DISPATCH { one } else { (self.slots + 1) * one }
     }
 
@@ -137,6 +138,7 @@ impl Check for Bounds {
     }
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        self.threshold.see(fact);
         match fact {
             Fact::Added { flow, .. } => {
                 self.flows.push(Flow { weights: 1, ..Flow::default() });

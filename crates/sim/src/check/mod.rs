@@ -20,6 +20,7 @@ mod conservation;
 mod share;
 mod slots;
 mod starvation;
+mod threshold;
 mod virtual_time;
 mod work;
 

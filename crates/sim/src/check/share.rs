@@ -9,6 +9,7 @@
 //! policy works, so it holds for all that stage requests.
 
 use super::Check;
+use super::threshold::Threshold;
 use crate::fact::{Fact, ONE_UNIT};
 use crate::subject::Promise;
 
@@ -26,7 +27,7 @@ struct Flow {
 
 /// Adds up services while the same flows are backlogged.
 pub struct Share {
-    threshold: i128,
+    threshold: Threshold,
     slots: i128,
     flows: Vec<Flow>,
     backlogged: Vec<usize>,
@@ -38,7 +39,7 @@ impl Share {
     /// For a policy with this promise.
     pub fn new(promise: &Promise) -> Self {
         Share {
-            threshold: i128::from(promise.threshold.unwrap_or(0)) * ONE_UNIT,
+            threshold: Threshold::new(promise.threshold.unwrap_or(0)),
             slots: i128::from(promise.slots.unwrap_or(0)),
             flows: Vec::new(),
             backlogged: Vec::new(),
@@ -51,7 +52,8 @@ impl Share {
     }
 
     fn compare(&self) -> Result<(), String> {
-        let exchange = 2 * self.threshold + (self.slots + 1) * 2 * self.largest;
+        let threshold = i128::from(self.threshold.units()) * ONE_UNIT;
+        let exchange = 2 * threshold + (self.slots + 1) * 2 * self.largest;
         let services = || self.backlogged.iter().map(|&flow| self.flows[flow].service);
         let (Some(least), Some(most)) = (services().min(), services().max()) else { return Ok(()) };
         if most < ENOUGH * exchange || (most - least) * TOLERANCE <= most {
@@ -71,6 +73,7 @@ impl Check for Share {
     }
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        self.threshold.see(fact);
         match fact {
             Fact::Added { .. } => self.flows.push(Flow::default()),
             Fact::Weighed { .. } | Fact::Removed { .. } => self.begin(),

@@ -7,10 +7,10 @@
 //! be served, until one of the flow's requests completes,
 //!
 //! ```text
-//!   SLACK x ( (W / w) (2T + L) + (D + all that may be live) L + F x turn )
+//!   SLACK x ( W 2T + (W / w) L + (D + all that may be live) L + F x turn )
 //! ```
 //!
-//! The first part is what weights alone may ask for (a request of the flow costs L / w of virtual
+//! The first parts are what weights alone may ask for (a request of the flow costs L / w of virtual
 //! time, during which the others get theirs, T on either side); the last is what policies that
 //! serve one flow at a time let each of the F flows have in its turn; the second is what stands
 //! before it in queues that nobody reorders: device queues and, with classes, up to a round of the
@@ -18,6 +18,7 @@
 //! bound on purpose: `bounds` and `share` say what is fair, this one says what is never right.
 
 use super::Check;
+use super::threshold::Threshold;
 use crate::fact::{Fact, Live};
 use crate::scenario::Scenario;
 use crate::subject::Promise;
@@ -35,7 +36,7 @@ struct Flow {
 
 /// Counts what others get.
 pub struct Starvation {
-    threshold: u64,
+    threshold: Threshold,
     turn: u64,
     queued: u64,
     largest: u64,
@@ -59,7 +60,7 @@ impl Starvation {
             ROUND * (scenario.ports + scenario.tags()) as u64
         };
         Starvation {
-            threshold: promise.threshold.unwrap_or(0),
+            threshold: Threshold::new(promise.threshold.unwrap_or(0)),
             turn: promise.turn,
             queued: live + u64::from(promise.slots.unwrap_or(0)) + rounds,
             largest: 0,
@@ -70,10 +71,11 @@ impl Starvation {
     }
 
     fn patience(&self, weight: u64) -> u64 {
-        let by_weight =
-            (self.weights / weight + 1).saturating_mul(2 * self.threshold + self.largest);
+        let by_weight = (self.weights / weight + 1).saturating_mul(self.largest);
+        // A unit is a byte at weight 100.
+        let ahead = (self.weights / 100 + 1).saturating_mul(2 * self.threshold.units());
         let turns = self.flows.len() as u64 * self.turn;
-        SLACK * (by_weight + self.queued * self.largest + turns)
+        SLACK * (ahead + by_weight + self.queued * self.largest + turns)
     }
 
     fn submitted(&mut self, request: &Live) {
@@ -112,6 +114,7 @@ impl Check for Starvation {
     }
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
+        self.threshold.see(fact);
         match fact {
             Fact::Added { weight, .. } => {
                 self.flows.push(Flow {

@@ -11,7 +11,7 @@ use crate::subject::{Built, Promise, Subject};
 pub struct Multi {
     /// D.
     pub slots: u32,
-    /// T, in units.
+    /// T, in bytes at the reference weight.
     pub threshold: u64,
 }
 

@@ -8,7 +8,7 @@ use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
 };
-use fairq_core::{ConfigError, Outcome, Platform, Weight};
+use fairq_core::{ConfigError, Outcome, Platform, ReferenceWeight, Weight};
 
 use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
@@ -161,6 +161,10 @@ impl SerialPolicy for Stepwise {
 
     fn remove_flow(&mut self, flow: usize) {
         self.scheduler.remove_flow(flow);
+    }
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.scheduler.set_reference(reference);
     }
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {

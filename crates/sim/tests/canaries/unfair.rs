@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialPolicy};
-use fairq_core::{Outcome, Weight};
+use fairq_core::{Outcome, ReferenceWeight, Weight};
 
 /// First in, first out.
 #[derive(Default)]
@@ -16,6 +16,7 @@ impl SerialPolicy for FirstIn {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push_back((arrival.job, arrival.flow));
     }
@@ -48,6 +49,7 @@ impl SerialPolicy for ByWeight {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
     fn remove_flow(&mut self, _flow: usize) {}
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push((arrival.weight, arrival.job, arrival.flow));
     }

@@ -53,8 +53,9 @@ pub struct MqfqConfig {
     /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
     pub slots: u32,
     /// T, how far a request's start tag may be ahead of virtual time when it is dispatched, in
-    /// units of virtual time: bytes at weight 100. Default 45 KiB, the paper's for its SSD: the
-    /// smallest that caused no significant contention. 0 gives SFQ(D)'s order at the price of its
+    /// bytes of service at the [reference weight](crate::ReferenceWeight), which is 100 where all
+    /// weights are. Default 45 KiB, the paper's for its SSD: the smallest that caused no
+    /// significant contention. 0 gives SFQ(D)'s order at the price of its
     /// contention. With several ports a fifth of it is kept for what they charge late (see the
     /// module's text).
     pub threshold_bytes: u64,

@@ -15,7 +15,10 @@
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
 //!   of it if there are several ports (`end_tags`); else the port is *throttled* and sleeps in the
-//!   `wheel` until virtual time has come near enough;
+//!   `wheel` until virtual time has come near enough. T is said in bytes of a flow of the
+//!   [reference weight](ReferenceWeight), which is 100 where all weights are, so that all weights
+//!   times any factor mean the same. Below, T is in units, at the reference weight of the flows
+//!   that there are;
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
 //!   by a completion.
 //!
@@ -66,6 +69,13 @@
 //!
 //! # Where this is finer than the paper's text
 //!
+//! - *T is relative to the weights* of the flows that there are. The paper's weights are of no
+//!   scale, its T is in bytes. Both theorems hold with the largest T, in units, that was in force
+//!   since the interval began or for requests that virtual time had not reached by then. A change
+//!   of flows or weights wakes nobody, so it only says what the window is to be and makes all ports
+//!   look: the first to call `next` takes it over and wakes those that sleep by the old one. None
+//!   dispatches before it has looked; a port that sleeps does so by the old window, rightly, until
+//!   it is woken.
 //! - *A port publishes its lead lazily* (`mindicator`): while it keeps dispatching, what it has
 //!   published may lag behind its lead by the width of a bucket of the wheel, at most an eighth of
 //!   the window W (and not at all if W is below 16). When it stops, for whatever reason, or finds
@@ -114,12 +124,13 @@ use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::LIFT_PERIOD_NS;
+use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
 use end_tags::EndTags;
-use follow::{Count, Follow};
+use follow::{Count, Follow, Late};
 use slots::Slots;
-use wheel::Wheel;
+use wheel::{Wheel, Window};
 
 /// The control side of MQFQ.
 pub struct Mqfq<P: Platform = Native> {
@@ -135,13 +146,23 @@ struct Shared<P: Platform> {
     slots: Slots<P>,
     counters: Box<[CachePadded<Counters<P>>]>,
     cost: CostModel,
-    /// What T follows, if it does; and when the tags of flows that lag are lifted next.
-    follow: P::Mutex<Option<Follow>>,
+    threshold: P::Mutex<Threshold>,
+    late: Late<P>,
+    /// When the tags of flows that lag are lifted next.
     lift_ns: P::U64,
     /// The period, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
     /// Held throughout each verb, if there is one.
     serial: Option<P::Mutex<()>>,
+}
+
+/// T, in bytes at the reference weight, and what W follows from besides.
+struct Threshold {
+    bytes: u64,
+    /// Of the flows that there are.
+    reference: ReferenceWeight,
+    /// What T follows, if it does.
+    follow: Option<Follow>,
 }
 
 /// What a port counts; each is written by that port alone, but for the last.
@@ -179,7 +200,10 @@ impl<P: Platform> Mqfq<P> {
             VirtualTimeKind::ArrayScan => config.ports.scan(),
         };
         let ends = EndTags::new(config.flows, ports);
-        let window = ends.window(config.threshold_bytes);
+        let reference = ReferenceWeight::default();
+        let window = ends.window(reference.units(config.threshold_bytes));
+        let window = Window::new(window, config.threshold_follows);
+        let follow = config.threshold_follows.then(|| Follow::new(config.threshold_bytes, ports));
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, ports),
             ends,
@@ -188,9 +212,12 @@ impl<P: Platform> Mqfq<P> {
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
             cost: config.cost,
-            follow: P::Mutex::new(
-                config.threshold_follows.then(|| Follow::new(config.threshold_bytes)),
-            ),
+            threshold: P::Mutex::new(Threshold {
+                bytes: config.threshold_bytes,
+                reference,
+                follow,
+            }),
+            late: Late::new(),
             lift_ns: P::U64::new(0),
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
@@ -203,18 +230,46 @@ impl<P: Platform> Mqfq<P> {
         Ok((Mqfq { shared }, handles))
     }
 
-    /// Changes T, in units, for requests dispatched from now on. The caller wakes the ports that
-    /// are added to `wake`.
-    pub fn set_threshold(
+    /// Changes T, in bytes at the reference weight, for requests dispatched from now on; whether it
+    /// follows the device from there. The caller wakes the ports that are added to `wake`.
+    fn set_threshold(
         &self,
-        threshold_bytes: u64,
+        bytes: u64,
+        follows: bool,
         wake: &mut PortSet,
     ) -> Result<(), ConfigError> {
-        if threshold_bytes > MAX_THRESHOLD {
-            return Err(ConfigError::Threshold(threshold_bytes));
+        if bytes > MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(bytes));
         }
-        wake.extend(self.shared.wheel.set_window(self.shared.ends.window(threshold_bytes)));
+        let follow = follows.then(|| Follow::new(bytes, self.shared.counters.len()));
+        self.shared.threshold.with(|threshold| {
+            *threshold = Threshold { bytes, follow, ..*threshold };
+            self.want_window(threshold);
+        });
+        wake.extend(self.shared.wheel.adopt());
         Ok(())
+    }
+
+    /// Says what W is to be; whether it is another.
+    fn want_window(&self, threshold: &Threshold) -> bool {
+        let Shared { ends, wheel, .. } = &*self.shared;
+        let units = ends.window(threshold.reference.units(threshold.bytes));
+        wheel.want(Window::new(units, threshold.follow.is_some()))
+    }
+
+    /// Flows or weights have changed, and T in units with them, for requests dispatched from now
+    /// on: the first port that runs takes it over, for it can wake others, and before it does none
+    /// dispatches anything.
+    fn weigh(&self) {
+        let Shared { flows, threshold, .. } = &*self.shared;
+        threshold.with(|threshold| {
+            // Under the lock, so that the last to write has seen all changes before it.
+            let weights = flows.open_weights().map(|(_, weight)| weight);
+            threshold.reference = ReferenceWeight::of(weights);
+            if self.want_window(threshold) {
+                flows.tell();
+            }
+        });
     }
 
     /// Lifts the tags of flows that lag behind, so that none ever leaves the range of virtual time.
@@ -226,20 +281,22 @@ impl<P: Platform> Mqfq<P> {
 
     /// Lets T follow the device, if it does and it is time; when to do so next.
     fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        let count = Count {
-            at_ns: now_ns,
-            now: self.shared.time.now(),
-            stops: self.sum(|port| &port.throttles),
-            late_ns: self.sum(|port| &port.late_ns),
-        };
-        let (deadline_ns, changed) = self.shared.follow.with(|follow| {
-            let follow = follow.as_mut()?;
-            let is_due = follow.deadline_ns() <= now_ns;
-            let changed = is_due.then(|| follow.look(count)).flatten();
-            Some((follow.deadline_ns(), changed))
+        let Shared { time, counters, threshold, wheel, .. } = &*self.shared;
+        let (deadline_ns, changed) = threshold.with(|threshold| {
+            let follow = threshold.follow.as_mut()?;
+            if follow.deadline_ns() > now_ns {
+                return Some((follow.deadline_ns(), false));
+            }
+            let late_ns = self.sum(|port| &port.late_ns);
+            let count = Count { at_ns: now_ns, now: time.now(), late_ns };
+            let stops = counters.iter().map(|port| port.throttles.load(Ordering::Relaxed));
+            let changed = follow.look(count, stops, threshold.reference);
+            let deadline_ns = follow.deadline_ns();
+            threshold.bytes = changed.unwrap_or(threshold.bytes);
+            Some((deadline_ns, changed.is_some() && self.want_window(threshold)))
         })?;
-        if let Some(bytes) = changed {
-            wake.extend(self.shared.wheel.set_window(self.shared.ends.window(bytes)));
+        if changed {
+            wake.extend(wheel.adopt());
         }
         Some(deadline_ns)
     }
@@ -267,31 +324,29 @@ impl<P: Platform> Policy for Mqfq<P> {
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, ends, time, .. } = &*self.shared;
-        flows.add(known, weight, |slot| ends.start(slot, time.now()))
+        let added = flows.add(known, weight, |slot| ends.start(slot, time.now()))?;
+        self.weigh();
+        Ok(added)
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.shared.flows.set_weight(flow, weight)
+        self.shared.flows.set_weight(flow, weight)?;
+        self.weigh();
+        Ok(())
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         match tuning {
-            Tuning::Threshold(bytes) => {
-                self.set_threshold(bytes, wake)?;
-                self.shared.follow.with(|follow| *follow = None);
-                Ok(())
-            }
-            Tuning::FollowingThreshold(least) => {
-                self.set_threshold(least, wake)?;
-                self.shared.follow.with(|follow| *follow = Some(Follow::new(least)));
-                Ok(())
-            }
+            Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, false, wake)?),
+            Tuning::FollowingThreshold(least) => Ok(self.set_threshold(least, true, wake)?),
             Tuning::Slots(count) => self.set_slots(count, wake),
         }
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.shared.flows.close(flow)
+        let ports = self.shared.flows.close(flow)?;
+        self.weigh();
+        Ok(ports)
     }
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {

@@ -13,10 +13,10 @@ use loom::thread;
 use super::config::SlotKind;
 use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
-use super::wheel::Wheel;
+use super::wheel::{Wheel, Window};
 use super::{Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::Weight;
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{Loom, Platform};
 use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
 use crate::contract::port_set::{PortId, PortSet};
@@ -422,7 +422,10 @@ fn without_atomic_additions_slots_are_lost() {
 fn a_sleeper_is_woken<P: Platform>(sleeper: PortId, turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
-        let wheel = Arc::new(Wheel::<P>::new(2, 1 + usize::from(sleeper.0.max(turners))));
+        let wheel = Arc::new(Wheel::<P>::new(
+            Window::new(2, false),
+            1 + usize::from(sleeper.0.max(turners)),
+        ));
         for turner in 0..turners {
             time.pin(PortId(1 + turner), VTime::ZERO);
         }
@@ -475,9 +478,12 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
 fn a_sleeper_notices_a_new_window() {
     check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
-        let wheel = Arc::new(Wheel::<Loom>::new(2, 2));
+        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false), 2));
         let other = wheel.clone();
-        let setter = thread::spawn(move || other.set_window(10));
+        let setter = thread::spawn(move || {
+            other.want(Window::new(10, false));
+            other.adopt()
+        });
         let window = wheel.window();
         let lead = at(7);
         let asleep = window.holds_back(lead, VTime::ZERO)
@@ -485,6 +491,41 @@ fn a_sleeper_notices_a_new_window() {
         let woken = setter.join().unwrap();
         assert!(!asleep || woken.contains(A));
     });
+}
+
+/// A thread adopts a window while another one is wanted, which may be the one that was: that holds.
+fn the_last_window_is_adopted(last: u64, looks_again: bool) {
+    check(3, move || {
+        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false)));
+        wheel.want(Window::new(20, false));
+        let adopt = move |wheel: &Wheel<Loom>| match looks_again {
+            true => Some(wheel.adopt()),
+            false => wheel.adopt_once(),
+        };
+        let other = wheel.clone();
+        let adopting = thread::spawn(move || adopt(&other));
+        if wheel.want(Window::new(last, false)) {
+            adopt(&wheel);
+        }
+        adopting.join().unwrap();
+        assert_eq!(wheel.window().units(), last, "a window that is not wanted");
+    });
+}
+
+#[test]
+fn the_last_of_two_windows_is_adopted() {
+    the_last_window_is_adopted(10, true);
+}
+
+#[test]
+fn a_window_that_is_wanted_again_stays() {
+    the_last_window_is_adopted(2, true);
+}
+
+#[test]
+#[should_panic(expected = "a window that is not wanted")]
+fn without_looking_again_an_old_window_stays() {
+    the_last_window_is_adopted(10, false);
 }
 
 // The whole.
@@ -506,10 +547,20 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
 /// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
 /// delivered, all has been issued and the slot is free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
+    all_is_issued_within::<P>(slots, requests, 0, |_, _| ());
+}
+
+/// The same with this T, and with a change beside the ports.
+fn all_is_issued_within<P: Platform>(
+    slots: u32,
+    requests: u32,
+    threshold_bytes: u64,
+    change: fn(&Mqfq<P>, FlowId),
+) {
     check(4, move || {
         let config = MqfqConfig {
             slots,
-            threshold_bytes: 0,
+            threshold_bytes,
             cost: CostModel { min_bytes: 1, ..CostModel::default() },
             ..MqfqConfig::new(Topology::flat(2), 2, 2)
         };
@@ -530,6 +581,7 @@ fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
         let mut ports = ports.into_iter();
         let (first, second) = (ports.next().unwrap(), ports.next().unwrap());
         let second = thread::spawn(work(second, flows[1]));
+        change(&policy, flows[1]);
         let first = work(first, flows[0])();
         let second = second.join().unwrap();
         let mut wake = first.1;
@@ -552,6 +604,15 @@ fn all_is_issued_through_one_slot() {
 #[test]
 fn all_is_issued_in_lockstep() {
     all_is_issued::<Loom>(2, 2);
+}
+
+/// A weight changes, and the window with it, while a port works or sleeps.
+#[test]
+fn all_is_issued_while_weights_change() {
+    all_is_issued_within::<Loom>(2, 2, 4, |policy, flow| {
+        policy.set_weight(flow, Weight::new(400).unwrap()).unwrap();
+        policy.set_weight(flow, Weight::new(50).unwrap()).unwrap();
+    });
 }
 
 #[test]

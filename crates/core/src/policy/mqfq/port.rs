@@ -47,8 +47,8 @@ struct Local {
     throttles: u64,
     blocks: u64,
     wakes: u64,
-    /// For how long in all the port had not come when virtual time had let it go, and then found a
-    /// slot free.
+    /// For how long the port had not come when virtual time had let it go, and then found a slot
+    /// free, but for the time that another port has counted (see `follow`).
     late_ns: u64,
 }
 
@@ -266,7 +266,9 @@ impl Local {
 
     #[inline]
     fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
-        self.owes |= self.flows.poll(&shared.flows);
+        if self.flows.poll(&shared.flows) {
+            self.hear(shared, wake);
+        }
         if let Some(tag) = self.queue.issue_again() {
             return Next::Issue { tag, class: Class::Medium };
         }
@@ -288,13 +290,17 @@ impl Local {
                     }
                 }
             }
-            let late_ns = self.leave_wheel(shared);
+            let free_ns = self.leave_wheel(shared);
             let Some(slot) = self.acquire(shared) else {
                 self.publish(shared, Some(lead), wake);
                 return Next::Blocked;
             };
-            if let Some(late_ns) = late_ns {
-                self.late_ns += late_ns;
+            if let Some(free_ns) = free_ns {
+                // Only where T follows does it matter that others were late, too.
+                self.late_ns += match window.follows() {
+                    true => shared.late.since(free_ns, self.now_ns),
+                    false => self.now_ns.saturating_sub(free_ns),
+                };
                 self.count(shared);
             }
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
@@ -305,6 +311,13 @@ impl Local {
             }
             return Next::Issue { tag, class: Class::Medium };
         }
+    }
+
+    /// There is news: D may have become less, and W may be to change.
+    #[cold]
+    fn hear<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        self.owes = true;
+        self.wake(shared, shared.wheel.adopt(), wake);
     }
 
     #[inline]
@@ -454,7 +467,7 @@ impl Local {
         self.wake(shared, shared.slots.stop(self.port), wake);
     }
 
-    /// Takes the port out of the wheel; if virtual time had let it go, how long ago.
+    /// Takes the port out of the wheel; if virtual time had let it go, when.
     #[inline]
     fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u64> {
         let place = self.place.take()?;
@@ -463,7 +476,7 @@ impl Local {
             shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
         // Who let it go may have said so when the port had left by itself, and this is another
         // sleep.
-        (free_ns != 0).then(|| self.now_ns.saturating_sub(free_ns.max(self.asleep_ns)))
+        (free_ns != 0).then(|| free_ns.max(self.asleep_ns))
     }
 
     #[inline]

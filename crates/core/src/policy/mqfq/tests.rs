@@ -303,14 +303,14 @@ fn a_new_threshold_takes_effect() {
     rig.settle();
     assert_eq!(rig.issued.len(), 1);
     // Two ports: four fifths of it are 9,831.
-    rig.policy.set_threshold(3 * 4096, &mut wake).unwrap();
+    rig.policy.set_threshold(3 * 4096, false, &mut wake).unwrap();
     assert_eq!(wake, PortSet::only(PortId(0)));
     rig.wake = wake;
     rig.settle();
     assert_eq!(rig.issued.len(), 3);
     let too_much = crate::contract::bounds::MAX_THRESHOLD + 1;
     assert_eq!(
-        rig.policy.set_threshold(too_much, &mut wake),
+        rig.policy.set_threshold(too_much, false, &mut wake),
         Err(ConfigError::Threshold(too_much))
     );
 }
@@ -360,6 +360,85 @@ fn late_ports_count_if_the_device_waits_for_them() {
         rig.settle();
         assert_eq!(rig.policy.sum(|port| &port.late_ns), late_ns);
     }
+}
+
+/// Once in a period of T all ports but one are let go, and come at once, a hundredth of the period
+/// later. However many they are, that is a hundredth of the time, and T stays.
+#[test]
+fn many_late_ports_are_not_late_many_times() {
+    for ports in [2usize, 16, 64] {
+        let config = MqfqConfig {
+            threshold_bytes: 4096,
+            threshold_follows: true,
+            slots: 1024,
+            ..MqfqConfig::new(Topology::flat(ports), ports, 64)
+        };
+        let mut rig = Rig::new(config, &std::vec![100; ports]);
+        let window = |rig: &Rig| rig.policy.shared.wheel.window().units();
+        let (before, mut wake) = (window(&rig), PortSet::EMPTY);
+        for period in 0..20 {
+            rig.now_ns = period * follow::PERIOD_NS;
+            rig.policy.tick(rig.now_ns, &mut wake);
+            // The first port holds the others back by the first of its two requests.
+            (0..2).for_each(|_| assert!(rig.submit(0, 0, 1 << 20).is_some()));
+            for port in 1..ports {
+                (0..2).for_each(|_| assert!(rig.submit(port, port, 1 << 20).is_some()));
+                rig.run(port);
+            }
+            rig.wake = PortSet::EMPTY;
+            rig.run(0);
+            rig.now_ns += follow::PERIOD_NS / 100;
+            rig.settle();
+            (0..2 * ports).for_each(|_| rig.complete(0));
+            rig.settle();
+        }
+        let late_ns = rig.policy.sum(|port| &port.late_ns);
+        assert!(late_ns > 0, "{ports} ports: somebody was late");
+        assert!(late_ns <= 20 * follow::PERIOD_NS / 100, "{ports} ports: {late_ns} ns");
+        assert_eq!(window(&rig), before, "{ports} ports");
+    }
+}
+
+/// T is said at the reference weight, whichever flows come and go.
+#[test]
+fn the_window_follows_the_weights() {
+    let config = MqfqConfig::new(Topology::flat(1), 3, 8);
+    let rig = Rig::new(config, &[]);
+    let weigh = |weight| Weight::new(weight).unwrap();
+    let mut port = rig.ports.into_iter().next().unwrap();
+    let mut window = || {
+        assert_eq!(port.next(0, &mut PortSet::EMPTY.clone()), Next::Idle);
+        rig.policy.shared.wheel.window().units()
+    };
+    assert_eq!(window(), 46_080);
+    let heavy = rig.policy.add_flow(weigh(10_000)).unwrap();
+    assert_eq!(window(), 461);
+    let light = rig.policy.add_flow(weigh(100)).unwrap();
+    assert_eq!(window(), 1_844, "the heavy one may be four times as far ahead");
+    rig.policy.set_weight(heavy, weigh(400)).unwrap();
+    assert_eq!(window(), 46_080);
+    rig.policy.remove_flow(light).unwrap();
+    assert_eq!(window(), 11_520);
+    rig.policy.tune(Tuning::Threshold(4096), &mut PortSet::EMPTY.clone()).unwrap();
+    assert_eq!(rig.policy.shared.wheel.window().units(), 1_024, "at once");
+}
+
+/// A change of weights wakes the ports that sleep by the old window, as soon as any port runs.
+#[test]
+fn a_new_weight_wakes_sleepers() {
+    let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(3), 3, 8) };
+    let mut rig = Rig::new(config, &[100, 100, 100]);
+    (0..3).for_each(|_| assert!(rig.submit(0, 0, 40_000).is_some()));
+    let mut wake = PortSet::EMPTY;
+    let held = Request { tag: Tag(0), flow: rig.flows[1], op: Op::Read, offset: 0, length: 4096 };
+    rig.ports[1].submit(0, &held, &mut wake).unwrap();
+    rig.settle();
+    assert_eq!(rig.issued.len(), 1, "the second starts at 40,000, beyond 36,864");
+    rig.policy.set_weight(rig.flows[2], Weight::new(50).unwrap()).unwrap();
+    rig.run(2);
+    assert_eq!(rig.wake, PortSet::only(PortId(0)));
+    rig.settle();
+    assert_eq!(rig.issued.len(), 2);
 }
 
 #[test]

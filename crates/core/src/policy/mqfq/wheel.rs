@@ -28,8 +28,13 @@
 //! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
 //! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing W** ([`Wheel::set_window`]) writes W and then wakes everybody; a port that entered by
-//! the old W finds the change when it looks again, or is found in its bucket.
+//! **Changing W.** Buckets are numbered by their width, so a new W empties them all. The control
+//! side, which wants another W ([`Wheel::want`]), may have no means to wake ports; so a thread
+//! *adopts* W that has ([`Wheel::adopt`]): it writes W and then wakes all sleepers; a port that
+//! entered by the old W finds the change when it looks again, or is found in its bucket. After it
+//! has written W a thread looks whether that is still what is wanted. So if several adopt at a
+//! time, the last one that writes has seen the last wish, or ports are told of that one after it.
+//! The loop turns once for each wish that comes meanwhile.
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
 //! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
@@ -46,8 +51,8 @@ use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::mindicator::VirtualTime;
 
 /// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
-/// ahead.
-pub(super) const BUCKETS: u64 = 64;
+/// ahead. (Models have eight: each is a word to explore.)
+pub(super) const BUCKETS: u64 = if cfg!(loom) { 8 } else { 64 };
 
 /// The part of W that is a bucket's width, as a power of two: an eighth.
 const WIDTH_SHIFT: u32 = 3;
@@ -55,14 +60,21 @@ const WIDTH_SHIFT: u32 = 3;
 /// The window and what follows from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
-    /// W in the upper bits, the width's logarithm in the lower 8.
+    /// W in the upper bits; of the lower 8, one says whether T follows the device, and the lowest 6
+    /// are the width's logarithm.
     word: u64,
 }
 
 impl Window {
-    pub(super) fn new(units: u64) -> Self {
+    pub(super) fn new(units: u64, follows: bool) -> Self {
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
-        Window { word: units << 8 | u64::from(shift) }
+        Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
+    }
+
+    /// Whether T follows the device: then all ports count together for how long they are late.
+    #[inline]
+    pub(super) fn follows(self) -> bool {
+        self.word & 0x80 != 0
     }
 
     /// W in units.
@@ -123,6 +135,8 @@ impl Window {
 /// The wheel.
 pub(super) struct Wheel<P: Platform> {
     window: CachePadded<P::U64>,
+    /// What the window is to be.
+    wanted: CachePadded<P::U64>,
     /// Virtual time up to which buckets have been emptied, or are being emptied.
     turned: CachePadded<P::U64>,
     /// The ports that sleep in each bucket, `words` words a bucket.
@@ -139,9 +153,10 @@ pub(super) struct Place {
 
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
-    pub(super) fn new(window: u64, ports: usize) -> Self {
+    pub(super) fn new(window: Window, ports: usize) -> Self {
         Wheel {
-            window: CachePadded::new(P::U64::new(Window::new(window).word)),
+            window: CachePadded::new(P::U64::new(window.word)),
+            wanted: CachePadded::new(P::U64::new(window.word)),
             turned: CachePadded::new(P::U64::new(0)),
             buckets: SharedPorts::empty::<P>(BUCKETS as usize * words(ports)),
             words: words(ports),
@@ -154,13 +169,34 @@ impl<P: Platform> Wheel<P> {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Changes W and takes all ports out, to be woken.
-    pub(super) fn set_window(&self, units: u64) -> PortSet {
-        self.window.store(Window::new(units).word, Ordering::SeqCst);
+    /// Says what W is to be; whether it is another. If so the caller lets a thread adopt it; if not,
+    /// one that is just adopting an earlier wish will find this one.
+    pub(super) fn want(&self, window: Window) -> bool {
+        self.wanted.store(window.word, Ordering::SeqCst);
+        P::fence();
+        self.window() != window
+    }
+
+    /// Makes W what it is to be; if it was not, takes all ports out, to be woken.
+    pub(super) fn adopt(&self) -> PortSet {
+        let mut ports = PortSet::EMPTY;
+        while let Some(more) = self.adopt_once() {
+            ports.extend(more);
+        }
+        ports
+    }
+
+    /// One turn of [`Self::adopt`]; `None` if W is what it is to be.
+    pub(super) fn adopt_once(&self) -> Option<PortSet> {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        if wanted == self.window.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.window.store(wanted, Ordering::SeqCst);
         P::fence();
         let mut ports = PortSet::EMPTY;
         (0..BUCKETS).for_each(|bucket| ports.extend(self.bucket(bucket).take(Ordering::SeqCst)));
-        ports
+        Some(ports)
     }
 
     /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
@@ -273,7 +309,7 @@ mod tests {
             let mut now = VTime::from_units(origin);
             let lead = now.plus(units).plus(ahead);
             let time = time_at(now);
-            let wheel = Wheel::<Native>::new(units, 2);
+            let wheel = Wheel::<Native>::new(Window::new(units, false), 2);
             wheel.turn(VTime::from_units(origin / 2));
             wheel.turn(now);
             let window = wheel.window();
@@ -305,8 +341,9 @@ mod tests {
     #[test]
     fn the_width_is_a_power_of_two_of_at_most_an_eighth() {
         for units in (0..1000).chain([45 * 1024, crate::contract::bounds::MAX_THRESHOLD]) {
-            let window = Window::new(units);
+            let window = Window::new(units, false);
             assert_eq!(window.units(), units);
+            assert_eq!(Window::new(units, true).units(), units);
             let width = 1u64 << window.shift();
             assert!(width <= (units / 8).max(1) && width * 16 > units, "{units}");
         }
@@ -316,7 +353,7 @@ mod tests {
     fn the_worked_example() {
         let now = VTime::from_units(100_000);
         let time = time_at(now);
-        let wheel = Wheel::<Native>::new(45 * 1024, 2);
+        let wheel = Wheel::<Native>::new(Window::new(45 * 1024, false), 2);
         wheel.turn(now);
         let lead = VTime::from_units(150_000);
         assert!(wheel.enter(PortId(0), lead, wheel.window(), now, &time).is_some());
@@ -328,7 +365,7 @@ mod tests {
     #[test]
     fn who_enters_too_late_looks_again() {
         let time = time_at(VTime::from_units(500));
-        let wheel = Wheel::<Native>::new(100, 2);
+        let wheel = Wheel::<Native>::new(Window::new(100, false), 2);
         // It read virtual time 0 and entered when virtual time was 500 already.
         assert!(
             wheel
@@ -337,7 +374,7 @@ mod tests {
         );
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
         // Or W has changed meanwhile.
-        let window = Window::new(50);
+        let window = Window::new(50, false);
         assert!(
             wheel
                 .enter(PortId(0), VTime::from_units(700), window, VTime::from_units(500), &time)
@@ -348,13 +385,16 @@ mod tests {
     #[test]
     fn a_new_window_wakes_everybody() {
         let time = time_at(VTime::ZERO);
-        let wheel = Wheel::<Native>::new(100, 2);
+        let wheel = Wheel::<Native>::new(Window::new(100, false), 2);
         for (port, lead) in [(0, 150), (1, 5_000)] {
             let lead = VTime::from_units(lead);
             assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());
         }
-        assert_eq!(wheel.set_window(1_000), PortSet::first(2));
-        assert_eq!(wheel.set_window(1_000), PortSet::EMPTY);
+        assert!(wheel.want(Window::new(1_000, false)) && !wheel.want(Window::new(100, false)));
+        assert!(wheel.want(Window::new(1_000, false)));
+        assert_eq!(wheel.window().units(), 100, "it has not been adopted");
+        assert_eq!(wheel.adopt(), PortSet::first(2));
+        assert_eq!(wheel.adopt(), PortSet::EMPTY);
         assert_eq!(wheel.window().units(), 1_000);
     }
 }

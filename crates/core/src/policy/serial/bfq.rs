@@ -56,6 +56,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::Anticipation;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
@@ -150,7 +151,7 @@ pub struct Budgets {
 struct Busy {
     flows: u64,
     weight: u64,
-    squares: u64,
+    squares: u128,
 }
 
 impl Busy {
@@ -159,7 +160,7 @@ impl Busy {
         let weight = u64::from(weight.get());
         self.flows += 1;
         self.weight += weight;
-        self.squares += weight * weight;
+        self.squares += square(weight);
     }
 
     #[inline]
@@ -167,15 +168,23 @@ impl Busy {
         let weight = u64::from(weight.get());
         self.flows = self.flows.saturating_sub(1);
         self.weight = self.weight.saturating_sub(weight);
-        self.squares = self.squares.saturating_sub(weight * weight);
+        self.squares = self.squares.saturating_sub(square(weight));
     }
 
     /// Whether all have the same weight: then, and only then, the mean of the squares is the square
     /// of the mean.
+    ///
+    /// 2^24 flows of weights below 2^14 take 76 bits, so 64 are too few; of weights below 2^32 they
+    /// would take 112. Products of that width are a few multiplications.
     #[inline]
     fn is_even(&self) -> bool {
-        self.flows * self.squares == self.weight * self.weight
+        u128::from(self.flows) * self.squares == square(self.weight)
     }
+}
+
+#[inline]
+fn square(weight: u64) -> u128 {
+    u128::from(weight) * u128::from(weight)
 }
 
 #[derive(Clone, Copy)]
@@ -427,6 +436,9 @@ impl SerialPolicy for Budgets {
     /// Nothing to do: what is staged keeps its place.
     fn remove_flow(&mut self, _flow: usize) {}
 
+    /// Nothing to do: it has no threshold.
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
+
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
         let slot = arrival.flow;
@@ -521,6 +533,7 @@ impl SerialPolicy for Budgets {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::contract::bounds::MAX_FLOWS;
     use crate::policy::serial::testing::{Loop, config, counts, run};
     use proptest::prelude::*;
 
@@ -567,6 +580,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn as_many_flows_as_there_may_be_are_even_or_not() {
+        let mut busy = Busy::default();
+        (0..MAX_FLOWS).for_each(|_| busy.add(Weight::MAX));
+        assert!(busy.is_even());
+        busy.remove(Weight::MAX);
+        busy.add(Weight::MIN);
+        assert!(!busy.is_even());
     }
 
     /// One that waits for its answers keeps its share of the bytes if it is waited for: where

@@ -7,7 +7,8 @@
 //! **Model.** The flow that has the device, the *active* one, is the only one served until its
 //! slice is over, or until it has nothing staged. Then what it used of its slice, per weight, is
 //! added to its virtual disk time, and the flow with the least becomes active. A slice is
-//! `slice_ns x weight / 100`, but less when many are waiting: all slices together are at most
+//! `slice_ns x weight / R`, with the [reference weight](ReferenceWeight) R, which is 100 where all
+//! weights are, but less when many are waiting: all slices together are at most
 //! `target_ns`, and each at least [`LEAST_SLICE_NS`]. A flow that comes back after a pause starts
 //! at the virtual disk time of the flow that was activated last.
 //!
@@ -37,7 +38,7 @@
 //! neighbouring requests), classes of priority, and the one shared queue for writes that nobody
 //! waits for: here every write has a flow.
 //!
-//! **Knobs.** `slice_ns` (100 ms at weight 100), `target_ns` (300 ms), `quantum` (8 requests),
+//! **Knobs.** `slice_ns` (100 ms at the reference weight), `target_ns` (300 ms), `quantum` (8 requests),
 //! `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
 //!
 //! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt;
@@ -53,6 +54,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::Anticipation;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
@@ -74,7 +76,8 @@ pub type CfqPort<P = Native> = SerialPort<TimeSlices, P>;
 /// The knobs of CFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CfqConfig {
-    /// The slice of a flow of weight 100, in nanoseconds; default 100 ms.
+    /// The slice of a flow of the [reference weight](ReferenceWeight), in nanoseconds; default
+    /// 100 ms.
     pub slice_ns: u64,
     /// What all slices together take at most, in nanoseconds; default 300 ms.
     pub target_ns: u64,
@@ -113,6 +116,9 @@ impl<P: Platform> Serial<TimeSlices, P> {
 /// CFQ as a [`SerialPolicy`].
 pub struct TimeSlices {
     config: CfqConfig,
+    reference: ReferenceWeight,
+    /// [`LEAST_CHARGE_NS`] of a flow of the reference weight, in units.
+    tick_units: u64,
     /// The virtual disk time of the flow that was activated last; never less than before.
     virtual_time: VTime,
     flows: Box<[FlowState]>,
@@ -168,7 +174,7 @@ impl Division {
 
 #[derive(Clone, Copy, Default)]
 struct FlowState {
-    /// Virtual disk time: nanoseconds at weight 100.
+    /// Virtual disk time, in units: nanoseconds at weight 100.
     used: VTime,
     normalizer: Normalizer,
     weight: Weight,
@@ -189,6 +195,8 @@ impl TimeSlices {
         cfq.check()?;
         Ok(TimeSlices {
             config: *cfq,
+            reference: ReferenceWeight::default(),
+            tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
             virtual_time: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
             heap: FlowHeap::new(config.flows),
@@ -212,7 +220,7 @@ impl TimeSlices {
     fn first(&mut self, lanes: Lanes) -> Option<usize> {
         let first = *self.heap.first(lanes)?;
         let flow = first.flow as usize;
-        match self.flows.get(flow)?.used.since(first.tag) <= LEAST_CHARGE_NS as i64 {
+        match self.flows.get(flow)?.used.since(first.tag) <= self.tick_units as i64 {
             true => Some(flow),
             false => self.first_anew(lanes),
         }
@@ -225,7 +233,7 @@ impl TimeSlices {
             let &Entry { tag, flow, .. } = self.heap.first(lanes)?;
             let flow = flow as usize;
             let used = self.flows.get(flow)?.used;
-            if used.since(tag) <= LEAST_CHARGE_NS as i64 {
+            if used.since(tag) <= self.tick_units as i64 {
                 return Some(flow);
             }
             self.heap.remove(flow);
@@ -255,9 +263,11 @@ impl TimeSlices {
         let Entry { flow, tag, .. } = self.next_active(lanes, last)?;
         self.virtual_time = self.virtual_time.max(tag);
         let flow = flow as usize;
-        let weight = u64::from(self.flows.get(flow)?.weight.get());
+        let flow_weight = self.flows.get(flow)?.weight;
+        let weight = u64::from(flow_weight.get());
         let part = self.config.target_ns * weight / self.busy_weight.max(weight).max(1);
-        let length_ns = (self.config.slice_ns * weight / 100).min(part).max(LEAST_SLICE_NS);
+        let slice_ns = self.reference.due(self.config.slice_ns, flow_weight);
+        let length_ns = slice_ns.min(part).max(LEAST_SLICE_NS);
         let ends_ns = now_ns.saturating_add(length_ns);
         let slice = Slice { flow, began_ns: now_ns, ends_ns, others: 0 };
         self.active = Some(slice);
@@ -276,7 +286,7 @@ impl TimeSlices {
         if slice.others > 0
             && let Some(first) = self.heap.first(Lanes::All)
         {
-            flow.used = flow.used.max(first.tag.minus(self.config.slice_ns));
+            flow.used = flow.used.max(first.tag.minus(self.reference.units(self.config.slice_ns)));
         }
         let (used, weight) = (flow.used, flow.weight);
         if self.staged.is_empty(slice.flow) {
@@ -370,6 +380,11 @@ impl SerialPolicy for TimeSlices {
 
     /// Nothing to do: what is staged keeps its place.
     fn remove_flow(&mut self, _flow: usize) {}
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.reference = reference;
+        self.tick_units = reference.units(LEAST_CHARGE_NS);
+    }
 
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {

@@ -10,7 +10,8 @@
 //! staged *or are [expected][anticipation] to*: an expected flow holds it at its last finish tag,
 //! which is where its next request will start.
 //!
-//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time.
+//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes`, at the
+//!   [reference weight](ReferenceWeight), after virtual time.
 //!   So while a flow is expected the others go on, in parallel, but only so far.
 //! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after
 //!   the last answer.
@@ -24,7 +25,7 @@
 //!
 //! **Left out**: the calibration that finds a device's costs.
 //!
-//! **Knobs.** `threshold_bytes` (T; 1 MiB at weight 100): more lets others fill the device while
+//! **Knobs.** `threshold_bytes` (T; 1 MiB): more lets others fill the device while
 //! one flow thinks, less keeps services together; 0 lets them do nothing at all. `idle_ns` (2 ms; 0
 //! is no anticipation). `request_bytes` (4096). `slots` (D, requests); the cost model. The defaults
 //! are ours: SSDs answer within a millisecond.
@@ -42,6 +43,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::Anticipation;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
@@ -58,7 +60,8 @@ pub type FlashFqPort<P = Native> = SerialPort<Throttled, P>;
 /// The knobs of FlashFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlashFqConfig {
-    /// How far after virtual time a request may start (T), in bytes at weight 100; default 1 MiB.
+    /// How far after virtual time a request may start (T), in bytes at the
+    /// [reference weight](ReferenceWeight); default 1 MiB.
     pub threshold_bytes: u64,
     /// How long a flow is expected after an answer, in nanoseconds; 0 switches anticipation off;
     /// default 2 ms.
@@ -95,6 +98,8 @@ impl<P: Platform> Serial<Throttled, P> {
 /// FlashFQ as a [`SerialPolicy`].
 pub struct Throttled {
     config: FlashFqConfig,
+    /// T in units, for the weights of the flows that there are.
+    threshold_units: u64,
     virtual_time: VTime,
     flows: Box<[FlowState]>,
     /// The flows that have requests staged, by their first.
@@ -135,6 +140,7 @@ impl Throttled {
         flashfq.check()?;
         Ok(Throttled {
             config: *flashfq,
+            threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
             virtual_time: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
             heap: FlowHeap::new(config.flows),
@@ -191,6 +197,10 @@ impl SerialPolicy for Throttled {
 
     /// Nothing to do: what is staged keeps its place.
     fn remove_flow(&mut self, _flow: usize) {}
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.threshold_units = reference.units(self.config.threshold_bytes);
+    }
 
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
@@ -261,7 +271,7 @@ impl SerialPolicy for Throttled {
         self.virtual_time = self.virtual_time.max(holder.tag);
         let Some(first) = first else { return Selection::Nothing };
         let ahead = first.tag.since(self.virtual_time);
-        if ahead > 0 && ahead.unsigned_abs() > self.config.threshold_bytes {
+        if ahead > 0 && ahead.unsigned_abs() > self.threshold_units {
             // Only one that is expected holds others up; if it waits for an answer, that will call.
             return match self.expected_until(now_ns, holder.flow as usize) {
                 Some(until_ns) if until_ns < u64::MAX => Selection::WaitUntil(until_ns),

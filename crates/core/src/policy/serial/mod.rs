@@ -57,6 +57,7 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
 use crate::structures::fifo::{Fifo, Links};
@@ -130,6 +131,10 @@ pub trait SerialPolicy: Send + 'static {
     /// that were admitted just before.
     fn remove_flow(&mut self, flow: usize);
 
+    /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
+    /// of the three above.
+    fn set_reference(&mut self, reference: ReferenceWeight);
+
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
@@ -172,6 +177,10 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
     fn remove_flow(&mut self, flow: usize) {
         (**self).remove_flow(flow);
+    }
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        (**self).set_reference(reference);
     }
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
@@ -404,8 +413,12 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
-        shared
-            .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
+        shared.with(|core| {
+            let added =
+                shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight))?;
+            core.weigh(&shared.flows);
+            Ok(added)
+        })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
@@ -413,6 +426,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         shared.with(|core| {
             shared.flows.set_weight(flow, weight)?;
             core.policy.set_weight(flow.slot(), weight);
+            core.weigh(&shared.flows);
             Ok(())
         })
     }
@@ -433,6 +447,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         shared.with(|core| {
             let ports = shared.flows.close(flow)?;
             core.policy.remove_flow(flow.slot());
+            core.weigh(&shared.flows);
             Ok(ports)
         })
     }
@@ -659,6 +674,12 @@ impl<S: SerialPolicy> Core<S> {
                 word.store(now, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Flows or weights have changed.
+    fn weigh<P: Platform>(&mut self, flows: &FlowTable<P>) {
+        let weights = flows.open_weights().map(|(_, weight)| weight);
+        self.policy.set_reference(ReferenceWeight::of(weights));
     }
 
     /// A request arrives, as a part of another if that is possible.

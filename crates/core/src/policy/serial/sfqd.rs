@@ -33,6 +33,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -121,6 +122,9 @@ impl SerialPolicy for StartTime {
 
     /// Nothing to do: what is staged keeps its place.
     fn remove_flow(&mut self, _flow: usize) {}
+
+    /// Nothing to do: it has no threshold.
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     #[inline]
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {

@@ -56,6 +56,7 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS, in_range};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
+use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
@@ -185,6 +186,10 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
             flow.settle(slot, &mut self.control.reserved, &mut self.inner);
         }
         self.inner.remove_flow(slot);
+    }
+
+    fn set_reference(&mut self, reference: ReferenceWeight) {
+        self.inner.set_reference(reference);
     }
 
     #[inline]

@@ -1,0 +1,135 @@
+//! The reference weight: the weight for which a threshold in bytes is meant.
+//!
+//! **Problem.** Only the proportions of weights mean something, but a unit of virtual time is a
+//! byte at weight 100 ([`crate::contract::vtime`]). A threshold of 45 KiB, taken as so many units,
+//! lets a flow of weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for
+//! all others, and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes
+//! of a flow of the *reference weight* `R`: `B` bytes are `B x 100 / R` units. With
+//! `R = max(lightest, heaviest / 4)` over the flows that there are,
+//! - all weights times any factor leave every flow as many bytes as they did;
+//! - where all weights are 100, `R` is 100: a byte is a unit;
+//! - where weights are within 1:4, `B` is what the lightest flow may be ahead, and `R` does not
+//!   depend on how many flows of which weight there are;
+//! - no flow is ever ahead by more than `4 B` bytes, whatever its weight.
+//!
+//! **Why not another weight.** Of the lightest flow alone: one flow of weight 1 lets flows of
+//! weight 10,000 be ahead by 10,000 times `B`. Of the heaviest alone: requests of flows a little
+//! lighter do not fit into the threshold, and ports work in lockstep. Of the sum, or the mean:
+//! flows that are idle, of which there may be thousands, decide what the active ones may do. A
+//! quarter is a compromise: more costs the heavy flows' fairness among each other, less the light
+//! flows' speed while no heavy one is active. That all flows count, not only the active ones, keeps
+//! every verb free of it: `R` changes with flows and weights alone.
+//!
+//! **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
+//! and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
+//!
+//! **Arithmetic.** Four times `R` is a whole number, so nothing is rounded but the quotient, and a
+//! threshold of 2^40 and weights up to 2^14 stay far below 2^63.
+
+use crate::contract::flow::Weight;
+
+/// How much heavier than the reference the heaviest flow may be.
+const RANGE: u64 = 4;
+
+/// The weight for which thresholds are meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReferenceWeight {
+    /// [`RANGE`] times the weight.
+    times_range: u64,
+}
+
+impl Default for ReferenceWeight {
+    /// Where there are no flows.
+    fn default() -> Self {
+        ReferenceWeight::of([])
+    }
+}
+
+impl ReferenceWeight {
+    /// Of flows with these weights; [`Weight::DEFAULT`] if there are none.
+    pub fn of(weights: impl IntoIterator<Item = Weight>) -> ReferenceWeight {
+        let each = weights.into_iter().map(|weight| u64::from(weight.get()));
+        let extremes = each.fold(None, |extremes, weight| {
+            let (lightest, heaviest) = extremes.unwrap_or((weight, weight));
+            Some((weight.min(lightest), weight.max(heaviest)))
+        });
+        let default = u64::from(Weight::DEFAULT.get());
+        let (lightest, heaviest) = extremes.unwrap_or((default, default));
+        // A weight is never 0; said again for the compiler, which plans for a division by it.
+        ReferenceWeight { times_range: (RANGE * lightest).max(heaviest).max(1) }
+    }
+
+    /// What these bytes, or nanoseconds, of a flow of the reference weight are in units of virtual
+    /// time; rounded up, since tags are rounded down: what fits exactly at one scale fits at all.
+    pub fn units(self, service: u64) -> u64 {
+        service.saturating_mul(100 * RANGE).div_ceil(self.times_range)
+    }
+
+    /// The service that a flow of the reference weight has in these units, in what units count.
+    pub fn service(self, units: u64) -> u64 {
+        (units / (100 * RANGE)).saturating_mul(self.times_range).saturating_add(
+            (units % (100 * RANGE)).saturating_mul(self.times_range) / (100 * RANGE),
+        )
+    }
+
+    /// What is due to a flow of this weight while one of the reference weight has `service`.
+    pub fn due(self, service: u64, weight: Weight) -> u64 {
+        service.saturating_mul(RANGE * u64::from(weight.get())) / self.times_range
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn of(weights: &[u16]) -> ReferenceWeight {
+        ReferenceWeight::of(weights.iter().map(|&weight| Weight::new(weight).unwrap()))
+    }
+
+    fn weight(weight: u16) -> Weight {
+        Weight::new(weight).unwrap()
+    }
+
+    #[test]
+    fn at_weight_100_a_byte_is_a_unit() {
+        for reference in [of(&[]), of(&[100]), of(&[100, 100]), of(&[100, 250, 400])] {
+            assert_eq!((reference.units(46_080), reference.service(46_080)), (46_080, 46_080));
+        }
+    }
+
+    #[test]
+    fn the_example() {
+        let threshold = 45 << 10;
+        let ahead = |reference: ReferenceWeight, at| {
+            reference.units(threshold) * u64::from(weight(at).get()) / 100
+        };
+        let near = of(&[100, 200, 400]);
+        assert_eq!([100, 200, 400].map(|at| ahead(near, at) >> 10), [45, 90, 180]);
+        let far = of(&[1, 10_000]);
+        assert_eq!((ahead(far, 1), ahead(far, 10_000) >> 10), (18, 180));
+        assert_eq!(far.due(threshold, weight(10_000)) >> 10, 180);
+    }
+
+    proptest! {
+        /// What a flow may be ahead by does not change with the scale, but for a unit, and is
+        /// never more than four times what was said.
+        #[test]
+        fn scale_changes_nothing(
+            weights in prop::collection::vec(1u16..=100, 1..10),
+            scale in 1u16..=100,
+            threshold in 0u64..=1 << 40,
+        ) {
+            let scaled: Vec<u16> = weights.iter().map(|weight| weight * scale).collect();
+            let [one, other] = [of(&weights), of(&scaled)];
+            for (&light, &heavy) in weights.iter().zip(&scaled) {
+                prop_assert_eq!(one.due(threshold, weight(light)), other.due(threshold, weight(heavy)));
+                prop_assert!(one.due(threshold, weight(light)) <= 4 * threshold);
+            }
+            let apart = one.units(threshold) as i128 - i128::from(scale) * other.units(threshold) as i128;
+            prop_assert!(apart.abs() < i128::from(scale));
+            prop_assert!(one.service(one.units(threshold)).abs_diff(threshold) <= 100);
+        }
+    }
+}
