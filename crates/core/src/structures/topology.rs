@@ -156,6 +156,7 @@ impl Tree {
             return None;
         }
         let mut node = self.leaf(port);
+        // A round a level.
         loop {
             node = self.parent(node);
             let near = candidates & self.members(node);
