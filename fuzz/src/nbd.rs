@@ -15,7 +15,7 @@ use fairq_host::nbd::proto::{
 };
 use fairq_host::nbd::reply::{BlockStatus, HEADER_MAX, ReplyStyle};
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, Tls, TlsMode,
     handshake as perform,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -60,7 +60,7 @@ pub fn play(setting: Setting, script: &[u8]) {
     // Dropped at the end so that no timer of one script is seen by the next.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let result = runtime.block_on(perform(stream, &exports, &options));
+    let result = runtime.block_on(perform(stream, &exports, &options, Peer::default()));
     let (read, sent) = (&script[..read.get()], sent.borrow());
     let answers = sent.strip_prefix(b"NBDMAGICIHAVEOPT\0\x03").expect("the greeting comes first");
     let (mut expected, complete) = options_in(read);
@@ -167,7 +167,7 @@ fn tls() -> Tls {
             rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
         std::fs::write(&certificate, issued.cert.pem()).expect("a file");
         std::fs::write(&key, issued.signing_key.serialize_pem()).expect("a file");
-        Tls::load(&certificate, &key, None).expect("a server's half of TLS")
+        Tls::load(&certificate, &key, None, None).expect("a server's half of TLS")
     };
     TLS.get_or_init(make).clone()
 }

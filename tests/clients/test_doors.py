@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 import time
 
@@ -43,7 +44,7 @@ class Authority:
     def path(self, *parts):
         return os.path.join(self.folder, *parts)
 
-    def issue(self, name, alternative, usage, prefix="client"):
+    def issue(self, name, alternative, usage, prefix="client", kind=("ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
         """A folder as libnbd and qemu want it: the authority's certificate, and the holder's with its key."""
         holder = self.path(name)
         os.mkdir(holder)
@@ -52,7 +53,7 @@ class Authority:
         with open(extensions, "w", encoding="utf-8") as f:
             f.write(f"subjectAltName={alternative}\nextendedKeyUsage={usage}\nbasicConstraints=CA:FALSE\n"
                     "keyUsage=digitalSignature\n")  # fmt: skip
-        openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+        openssl("req", "-new", "-newkey", *kind, "-nodes", "-subj", f"/CN={name}",
                 "-keyout", key, "-out", request)  # fmt: skip
         openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2",
                 "-extfile", extensions, "-out", cert)  # fmt: skip
@@ -112,6 +113,37 @@ def test_tls():
                 check(done.returncode != 0, f"{export} opened to {why}")
             for clear in (f"nbd://localhost:{port}/db", server.uri("db")):
                 check(run("nbdinfo", "--size", clear, ok=False).returncode != 0, f"{clear} opened without TLS")
+
+
+def test_tls_key_lengths():
+    """A certificate for an RSA key of a length that cannot be used is refused for that reason, the server's and a client's."""
+    need("openssl", "nbdinfo")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        ours = Authority(folder, "ours")
+        odd = ours.issue("odd", "DNS:localhost", "serverAuth", "server", ("rsa:2500",))
+        host = ours.issue("localhost", "DNS:localhost,IP:127.0.0.1", "serverAuth", "server", ("rsa:2048",))
+        short = ours.issue("short", "DNS:short", "clientAuth", kind=("rsa:1024",))
+        fine = ours.issue("fine", "DNS:fine", "clientAuth", kind=("rsa:2500",))
+        port = free_port()
+
+        def args(server):
+            return ("--device", "ram,size=64M", "--tenant", "db=32M,identity=any", "--listen", f"tcp:127.0.0.1:{port}",
+                    "--tls-cert", f"{server}/server-cert.pem", "--tls-key", f"{server}/server-key.pem",
+                    "--tls-client-ca", ours.cert)  # fmt: skip
+
+        done = run(fairq(), "serve", *args(odd), ok=False)
+        check(done.returncode == 2 and "RSA key of 2500 bits" in done.stderr, f"{done.returncode}: {done.stderr}")
+        with serve(*args(host)) as server:
+            run("nbdinfo", "--size", f"nbds://localhost:{port}/db?tls-certificates={fine}")
+            # Most clients do not even try.
+            context = ssl.create_default_context(cafile=ours.cert)
+            context.set_ciphers("DEFAULT@SECLEVEL=0")
+            context.load_cert_chain(f"{short}/client-cert.pem", f"{short}/client-key.pem")
+            client = nbd.Client(("127.0.0.1", port))
+            client._option(5, b"")
+            with contextlib.suppress(OSError), context.wrap_socket(client.s, server_hostname="localhost") as encrypted:
+                check(not encrypted.recv(1), "a key of 1024 bits was taken")
+            until(lambda: "RSA key of 1024 bits" in server.said(), 10, f"the log says why: {server.said()[-600:]}")
 
 
 def test_silent_clients():

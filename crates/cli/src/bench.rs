@@ -16,6 +16,7 @@ use fairq_host::interference::Served;
 use fairq_host::load::{self, Measured, Times};
 use fairq_host::stats::TenantStats;
 use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
 use fairq_sim::scenario::MOVES_NS;
 
 use crate::args::{BenchArgs, Policies, Way};
@@ -450,6 +451,7 @@ impl Bench {
                     tags: tags.unwrap_or(0).max(1),
                     tenants: jobs.len(),
                     served: Arc::new(Served::new(cpus.len())),
+                    write_back: Arc::new(WriteBack::new(cpus.len(), jobs.len())),
                     fixed_buffers: 0,
                 };
                 let shape = Shape {

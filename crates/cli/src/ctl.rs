@@ -39,11 +39,18 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
 
 /// Waits until a tenant can be opened, and says how far that is.
 fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
-    let mut told = Instant::now();
+    let (mut told, mut waited_for) = (Instant::now(), String::new());
     loop {
         let tenants = server.call("tenants", json!({}))?;
         let mut tenants = tenants.as_array().into_iter().flatten();
         let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+            if !waited_for.is_empty() {
+                bail!(
+                    "tenant {name} was not added: requests of {waited_for}, which had its range or \
+                     file and was removed, are still under way; see to the device (its requests \
+                     may hang) and add the tenant again"
+                );
+            }
             bail!("tenant {name} was removed before it could be opened");
         };
         let preparing = &tenant["preparing"];
@@ -57,7 +64,13 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
                  device, remove it and add it again"
             );
         }
-        if told.elapsed() > Duration::from_secs(1) {
+        let names = preparing["waits_for"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let names = names.iter().map(string).collect::<Vec<_>>().join(", ");
+        if !names.is_empty() && names != waited_for {
+            eprintln!("waiting for requests of {names}, which was removed");
+        }
+        waited_for = names;
+        if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
             let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
             eprintln!("zeroing its range: {}", show_percent(part));
@@ -91,6 +104,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Weight { tenant, weight } => {
             ("weight", json!({ "tenant": tenant, "weight": weight }))
         }
+        CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
             let policy = match keys.join(",") {
@@ -143,6 +157,16 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             exact_size(result["offset"].as_u64().unwrap_or(0))
         ),
         CtlCommand::Remove { .. } => format!("removed {}\n", string(&result["tenant"])),
+        CtlCommand::ClearError { .. } => {
+            let tenant = string(&result["tenant"]);
+            match result["errno"].as_i64() {
+                None => format!("{tenant}: there was no error\n"),
+                Some(errno) => {
+                    let error = std::io::Error::from_raw_os_error(errno as i32);
+                    format!("{tenant}: cleared: {error}\n")
+                }
+            }
+        }
         CtlCommand::Weight { .. } => {
             format!(
                 "{}: weight {} -> {}\n",
@@ -219,6 +243,19 @@ fn status(result: &Value) -> String {
             connections(&shard["connections"]),
         );
         lines.push((if index == 0 { "shards" } else { "" }, text));
+    }
+    if number(&result["unassigned"]) > 0.0 {
+        let size = exact_size(result["unassigned"].as_u64().unwrap_or(0));
+        lines.push(("unassigned", format!("{size} of the device are in no tenant's range")));
+    }
+    if result["write_back_errors"].as_array().is_some_and(|names| !names.is_empty()) {
+        let text = format!("{}: flushes fail until clear-error NAME", list("write_back_errors"));
+        lines.push(("lost data", text));
+    }
+    for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));
+        let text = format!("{} has kept {kept} of {all}: restore it", string(&file["path"]));
+        lines.push(("cut off", text));
     }
     if result["draining"] == json!(true) {
         lines.push(("draining", "no more connections; it ends with the last".into()));

@@ -298,7 +298,9 @@ proptest! {
     fn no_tenant_has_a_byte_of_anothers(texts in vec(tenant(), 1..12), device in 1..64_u64) {
         let device = device << 20;
         let tables = texts.iter().enumerate().map(|(at, text)| format!("t{at}{text}").parse::<TenantTable>().unwrap());
-        let tenants = tables.map(TenantTable::complete).collect::<Result<Vec<Tenant>, _>>();
+        let tenants = tables
+            .map(|table| table.complete("/sys/fs/cgroup".as_ref()))
+            .collect::<Result<Vec<Tenant>, _>>();
         let Ok(tenants) = tenants else { return Ok(()) };
         let Ok(mut ranges) = layout(&tenants, Some(device), &[]) else { return Ok(()) };
         prop_assert_eq!(ranges.len(), tenants.len());

@@ -123,7 +123,18 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         read_only: tenant.read_only,
         urgent: tenant.urgent,
         identity: tenant.identity.clone(),
+        users: tenant.users.clone(),
+        connections: tenant.connections,
     }
+}
+
+/// TLS, from its files as they are now.
+pub(crate) fn tls_mode(config: Option<&config::Tls>) -> Result<tls::TlsMode, Refusal> {
+    let Some(config) = config else { return Ok(tls::TlsMode::Off) };
+    let (ca, crl) = (config.client_ca.as_deref(), config.client_crl.as_deref());
+    let keys = tls::Tls::load(&config.cert, &config.key, ca, crl)
+        .map_err(|error| Refusal::new(format!("tls: {error}")))?;
+    Ok(if config.is_required { tls::TlsMode::Required(keys) } else { tls::TlsMode::Optional(keys) })
 }
 
 fn server_config(
@@ -141,18 +152,6 @@ fn server_config(
             listen.extend(addresses.iter().cloned().map(server::Listen::from));
         }
     }
-    let tls = match &plan.tls {
-        None => tls::TlsMode::Off,
-        Some(config) => {
-            let keys = tls::Tls::load(&config.cert, &config.key, config.client_ca.as_deref())
-                .map_err(|error| Refusal::new(format!("tls: {error}")))?;
-            if config.is_required {
-                tls::TlsMode::Required(keys)
-            } else {
-                tls::TlsMode::Optional(keys)
-            }
-        }
-    };
     let memory =
         usize::try_from(plan.limits.memory_per_connection).context("memory-per-connection")?;
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
@@ -172,7 +171,10 @@ fn server_config(
         limits,
         connections,
         tags: limits.tags(connections),
-        handshake: HandshakeOptions { tls, ..HandshakeOptions::default() },
+        handshake: HandshakeOptions {
+            tls: tls_mode(plan.tls.as_ref())?,
+            ..HandshakeOptions::default()
+        },
     })
 }
 

@@ -2,6 +2,10 @@
 //! metrics.
 
 mod common;
+#[path = "operate/doors.rs"]
+mod doors;
+#[path = "operate/storage.rs"]
+mod storage;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -506,18 +510,21 @@ fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
 
 #[test]
 fn a_weight_follows_a_cgroup() {
-    let cgroup = tempfile::tempdir().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let cgroup = root.path().join("web");
+    std::fs::create_dir(&cgroup).unwrap();
     let weight = |weight: &str| {
-        std::fs::write(cgroup.path().join("io.weight"), format!("default {weight}\n")).unwrap()
+        std::fs::write(cgroup.join("io.weight"), format!("default {weight}\n")).unwrap()
     };
     weight("250");
-    let server = Server::start(CONFIG, &[]);
-    let source = format!("cgroup:{}", cgroup.path().display());
-    assert_eq!(server.said(&["weight", "web", &source]), "web: weight 100 -> 250\n");
+    let config = format!("cgroup-root = {:?}\n{CONFIG}", root.path());
+    let server = Server::start(&config, &[]);
+    let source = "cgroup:/web";
+    assert_eq!(server.said(&["weight", "web", source]), "web: weight 100 -> 250\n");
     weight("700");
     until("the weight is followed", || (server.weight("web") == 700).then_some(()));
-    std::fs::remove_file(cgroup.path().join("io.weight")).unwrap();
-    assert!(server.said(&["config", "dump"]).contains(&source));
+    std::fs::remove_file(cgroup.join("io.weight")).unwrap();
+    assert!(server.said(&["config", "dump"]).contains(source));
     assert_eq!(server.weight("web"), 700, "the last weight stays");
 }
 
@@ -609,7 +616,7 @@ fn the_control_socket_speaks_json_rpc_to_its_user_only() {
 /// The body of a page.
 fn get(address: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();

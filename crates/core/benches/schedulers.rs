@@ -381,6 +381,10 @@ impl<S: SerialPolicy> SerialPolicy for Turns<S> {
         selection
     }
 
+    fn cancel(&mut self, job: Job, flow: usize) {
+        self.inner.cancel(job, flow);
+    }
+
     #[inline]
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
         self.inner.completed(now_ns, job, flow, outcome);

@@ -2,7 +2,8 @@
 //!
 //! A [`Policy`] shares one device between [flows](FlowId) in proportion to their [`Weight`]s. Each
 //! shard (thread, core, hardware queue) drives its own [`Port`] with three verbs, `submit`, `next`
-//! and `complete`; the [`port`] module is the contract. The policies:
+//! and `complete`, and some that are called seldom; the [`port`] module is the contract. The
+//! policies:
 //!
 //! | policy | what | source |
 //! |---|---|---|
@@ -30,16 +31,22 @@
 //! use std::collections::VecDeque;
 //!
 //! use fairq_core::mqfq::{Mqfq, MqfqConfig};
-//! use fairq_core::{Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Tag, Topology, Weight};
+//! use fairq_core::{
+//!     Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Tag, Topology, Weight,
+//! };
 //!
 //! // At most 16 flows, 64 live requests a port, two outstanding on the device.
 //! let config = MqfqConfig { slots: 2, ..MqfqConfig::new(Topology::flat(1), 16, 64) };
 //! let (policy, mut ports) = Mqfq::<Native>::new(config)?;
 //! let port = &mut ports[0];
-//! let flows = [policy.add_flow(Weight::new(300).unwrap())?, policy.add_flow(Weight::new(100).unwrap())?];
+//! let [gold, silver] = [300, 100].map(|weight| Weight::new(weight).unwrap());
+//! let flows = [policy.add_flow(gold)?, policy.add_flow(silver)?];
 //!
 //! // The tags 0 to 7 are the first tenant's, 8 to 15 the second's.
-//! let ask = |tag: Tag| Request { tag, flow: flows[tag.0 as usize / 8], op: Op::Read, offset: 0, length: 4096 };
+//! let ask = |tag: Tag| {
+//!     let flow = flows[tag.0 as usize / 8];
+//!     Request { tag, flow, op: Op::Read, offset: 0, length: 4096 }
+//! };
 //! let (mut device, mut wake, mut served) = (VecDeque::new(), PortSet::EMPTY, [0; 2]);
 //! for tag in (0..16).map(Tag) {
 //!     port.submit(0, &ask(tag), &mut wake)?;
@@ -77,11 +84,12 @@ pub use contract::cost::CostModel;
 pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
-    SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
+    self, Class, ClassWeights, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason,
+    Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
 };
-pub use contract::port_set::{PortId, PortSet};
+pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+pub use structures::fifo;
 pub use structures::topology::Topology;

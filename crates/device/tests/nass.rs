@@ -360,6 +360,9 @@ impl SerialPolicy for Fixed {
     fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
         self.inner.grow(now_ns, arrival);
     }
+    fn cancel(&mut self, job: Job, flow: usize) {
+        self.inner.cancel(job, flow);
+    }
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let selection = self.inner.select(now_ns, lanes);

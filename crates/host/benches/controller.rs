@@ -98,7 +98,6 @@ impl<Q: Queue> Submitter<Q> {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: buffer.memory(),
         };
         Submitter {

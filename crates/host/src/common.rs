@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::interference::Served;
 use crate::wakers::Wakers;
+use crate::write_back::WriteBack;
 
 /// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a
 /// process, so that a device that works in time may be used by one run after the other.
@@ -42,14 +43,16 @@ pub struct Common<D> {
     pub tenants: usize,
     /// What each shard has served.
     pub served: Arc<Served>,
+    /// Whose data may be lost.
+    pub write_back: Arc<WriteBack>,
     /// Registered buffers a front end may use.
     pub fixed_buffers: u32,
 }
 
 impl<D> Clone for Common<D> {
     fn clone(&self) -> Self {
-        let (device, wakers, served) =
-            (self.device.clone(), self.wakers.clone(), self.served.clone());
-        Common { device, wakers, served, ..*self }
+        let (device, wakers) = (self.device.clone(), self.wakers.clone());
+        let (served, write_back) = (self.served.clone(), self.write_back.clone());
+        Common { device, wakers, served, write_back, ..*self }
     }
 }

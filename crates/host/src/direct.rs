@@ -177,7 +177,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
     pub fn poll(&mut self, now_ns: u64, mut completed: impl FnMut(Completed)) {
         self.queue.ring(now_ns, &mut self.ring, &mut self.wake);
         self.queue.reap(now_ns, &mut self.ring, &mut self.completions, &mut self.wake);
-        for Completion { tag, errno, .. } in self.completions.drain(..) {
+        for Completion { tag, errno } in self.completions.drain(..) {
             let outcome = if errno == 0 { Outcome::Done } else { Outcome::Failed };
             self.port.complete(now_ns, tag, outcome, &mut self.wake);
             self.free.push(tag);
@@ -211,6 +211,7 @@ mod tests {
     use crate::device::tests::{nvme_soft, scratch};
     use crate::interference::Served;
     use crate::memory::{Buffer, Region};
+    use crate::write_back::WriteBack;
 
     const TAGS: usize = 8;
 
@@ -222,6 +223,7 @@ mod tests {
             tags: TAGS,
             tenants: 1,
             served: Arc::new(Served::new(ports)),
+            write_back: Arc::new(WriteBack::new(ports, 1)),
             fixed_buffers: 0,
         }
     }
@@ -235,22 +237,9 @@ mod tests {
     }
 
     fn order(flow: FlowId, op: Op, offset: u64, buffer: &Buffer, length: u32) -> Order {
-        let (tenant, file, fua, no_hole, fast_only, in_place) = (0, 0, false, false, false, false);
+        let (tenant, file, fua, no_hole, fast_only) = (0, 0, false, false, false);
         let (memory, cookie) = (buffer.memory(), offset);
-        Order {
-            tenant,
-            flow,
-            op,
-            file,
-            offset,
-            length,
-            fua,
-            no_hole,
-            fast_only,
-            in_place,
-            memory,
-            cookie,
-        }
+        Order { tenant, flow, op, file, offset, length, fua, no_hole, fast_only, memory, cookie }
     }
 
     /// Polls until so many have ended.

@@ -206,7 +206,6 @@ impl Running {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: self.buffers[usize::from(buffer)].memory(),
             cookie: cookie | u64::from(buffer),
         })
@@ -499,6 +498,7 @@ mod tests {
     use crate::device::null::NullDevice;
     use crate::interference::Served;
     use crate::wakers::Wakers;
+    use crate::write_back::WriteBack;
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;
     use fairq_core::serial::SerialConfig;
@@ -512,6 +512,7 @@ mod tests {
             tags: 256,
             tenants: 1,
             served: Arc::new(Served::new(2)),
+            write_back: Arc::new(WriteBack::new(2, 1)),
             fixed_buffers: 0,
         }
     }

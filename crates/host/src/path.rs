@@ -33,6 +33,7 @@ use crate::memory::Memory;
 use crate::record::{Decision, Kind, Recorder, Recording};
 use crate::ring::{Event, Ring};
 use crate::stats::{ShardCounters, ShardReport, TenantStats, Times};
+use crate::write_back::WriteBack;
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send
 /// for it costs little beside, and so little that a client with a deep queue works on the first
@@ -60,8 +61,6 @@ pub struct Order {
     pub no_hole: bool,
     /// See [`Command::fast_only`].
     pub fast_only: bool,
-    /// See [`Command::in_place`].
-    pub in_place: bool,
     /// The data.
     pub memory: Memory,
     /// The front end's name for it.
@@ -72,9 +71,8 @@ impl Order {
     /// What the device gets of it.
     #[inline]
     pub fn command(&self, tag: Tag, class: Class) -> Command {
-        let Order { op, file, offset, length, fua, no_hole, fast_only, in_place, memory, .. } =
-            *self;
-        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, in_place, memory }
+        let Order { op, file, offset, length, fua, no_hole, fast_only, memory, .. } = *self;
+        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
     }
 }
 
@@ -85,8 +83,6 @@ pub struct Finished {
     pub cookie: u64,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// See [`Completion::in_place`].
-    pub in_place: bool,
 }
 
 /// A live request.
@@ -97,6 +93,8 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
+    /// Of a flush: the tenant's writes that had ended when it came.
+    covers: u64,
     /// The one after it in its command.
     after: Option<Tag>,
 }
@@ -122,6 +120,7 @@ pub struct DataPath<P, D: Device> {
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
+    write_back: Arc<WriteBack>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
     /// What `next` said last: when to call it again though nothing has happened.
@@ -154,6 +153,7 @@ impl<D: Device> DataPath<(), D> {
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            write_back: common.write_back.clone(),
             recorder: None,
             wait_until_ns: None,
             blocked: false,
@@ -184,7 +184,8 @@ impl<P, D: Device> DataPath<P, D> {
             completions,
             ..
         } = self;
-        let DataPath { finished, stats, changed, counters, observed, recorder, .. } = self;
+        let DataPath { finished, stats, changed, counters, observed, .. } = self;
+        let DataPath { write_back, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
@@ -202,6 +203,7 @@ impl<P, D: Device> DataPath<P, D> {
             changed,
             counters,
             observed,
+            write_back,
             recorder,
             blocked,
             wait_until_ns,
@@ -331,6 +333,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
+        let covers = self.write_back.begin(usize::from(self.id.0), order.tenant, order.op);
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
@@ -339,6 +342,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             cookie: order.cookie,
             arrived_ns: now_ns,
             issued_ns: 0,
+            covers,
             after: None,
         });
         self.stats[usize::from(order.tenant)].arrive(now_ns);
@@ -475,10 +479,10 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         let any = !completions.is_empty();
-        for Completion { tag, errno, in_place } in completions.drain(..) {
+        for Completion { tag, errno } in completions.drain(..) {
             let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
             match after {
-                None => self.end(now_ns, tag, errno, in_place),
+                None => self.end(now_ns, tag, errno),
                 Some(after) => self.end_joined(now_ns, ring, tag, after, errno),
             }
         }
@@ -491,7 +495,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let mut part = Some((first, Some(second)));
         while let Some((tag, after)) = part {
             if errno == 0 {
-                self.end(now_ns, tag, 0, false);
+                self.end(now_ns, tag, 0);
             } else {
                 self.issued = true;
                 self.issue_alone(now_ns, ring, tag);
@@ -504,12 +508,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// A request has been carried out.
     #[inline]
-    fn end(&mut self, now_ns: u64, tag: Tag, errno: i32, in_place: bool) {
+    fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
+        let live = self.live[tag.0 as usize].expect("the device completes live tags only");
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        if live.command.op == Op::Flush || live.command.fua {
+            errno = self.synced(&live, errno);
+        }
         let failed = errno != 0;
         if self.recorder.is_some() {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
         }
-        let live = self.live[tag.0 as usize].take().expect("the device completes live tags only");
+        self.live[tag.0 as usize] = None;
         let outcome = if failed { Outcome::Failed } else { Outcome::Done };
         self.port.complete(now_ns, tag, outcome, &mut self.wake);
         self.free.push(tag);
@@ -522,7 +531,15 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.completed += 1;
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
-        self.finished.push(Finished { cookie: live.cookie, errno, in_place });
+        self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// What to answer to a flush or a durable write that the device has ended.
+    #[cold]
+    fn synced(&self, live: &Live, errno: i32) -> i32 {
+        let covers = (live.command.op == Op::Flush).then_some(live.covers);
+        let ask = |file| self.device.write_back_failed(file);
+        self.write_back.synced(live.tenant, covers, errno, ask)
     }
 
     /// The next order that has been carried out.
@@ -605,7 +622,7 @@ mod tests {
             self.sent.push((command.offset, command.length));
             let range = command.offset..command.offset + u64::from(command.length);
             let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
-            self.done.push(Completion::new(command.tag, errno));
+            self.done.push(Completion { tag: command.tag, errno });
         }
     }
 
@@ -667,6 +684,7 @@ mod tests {
                 tags: TAGS,
                 tenants: 1,
                 served: Arc::new(Served::new(1)),
+                write_back: Arc::new(WriteBack::new(1, 1)),
                 fixed_buffers: 0,
             };
             let mut ring = Ring::new(0).unwrap();
@@ -686,7 +704,7 @@ mod tests {
         fn submit(&mut self, op: Op, block: u64, fua: bool) {
             let mut buffer = self.region.allocate(BLOCK).unwrap();
             buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
-            let (no_hole, fast_only, in_place, memory) = (false, false, false, buffer.memory());
+            let (no_hole, fast_only, memory) = (false, false, buffer.memory());
             let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
             let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
             let order = Order {
@@ -699,7 +717,6 @@ mod tests {
                 fua,
                 no_hole,
                 fast_only,
-                in_place,
                 memory,
                 cookie,
             };
@@ -715,7 +732,7 @@ mod tests {
             let mut errnos = vec![-1; self.buffers.len()];
             while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
                 self.path.reap(0, &mut self.ring);
-                while let Some(Finished { cookie, errno, .. }) = self.path.finished() {
+                while let Some(Finished { cookie, errno }) = self.path.finished() {
                     assert_eq!(
                         std::mem::replace(&mut errnos[cookie as usize], errno),
                         -1,

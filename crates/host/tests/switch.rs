@@ -25,12 +25,13 @@ use fairq_host::common::{Clock, Common};
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
-use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
+use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
 use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Regimes, Shards, regimes};
 use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -164,6 +165,7 @@ impl Rig {
             tags: TAGS,
             tenants: FLOWS,
             served: Arc::new(Served::new(SHARDS)),
+            write_back: Arc::new(WriteBack::new(SHARDS, FLOWS)),
             fixed_buffers: 0,
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();
@@ -183,7 +185,13 @@ impl Rig {
         let flow = self.flows[tenant];
         let volume =
             Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
-        let connect = Connect { fd: theirs.into(), tls: None, negotiated: plain(SIZE), volume };
+        let connect = Connect {
+            fd: theirs.into(),
+            tls: None,
+            negotiated: plain(SIZE),
+            volume,
+            pass: Pass::default(),
+        };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
         ours

@@ -13,7 +13,7 @@ use fairq_host::common::{Clock, Common};
 use fairq_host::device::ram::RamDevice;
 use fairq_host::interference::Served;
 use fairq_host::nbd::conn::{Limits, Volume};
-use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront};
+use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request,
 };
@@ -21,6 +21,7 @@ use fairq_host::nbd::survey::Surveyor;
 use fairq_host::shard::Message;
 use fairq_host::shards::{Shards, regimes};
 use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -52,6 +53,7 @@ impl Rig {
             tags: TAGS,
             tenants: 2,
             served: Arc::new(Served::new(shards)),
+            write_back: Arc::new(WriteBack::new(shards, 2)),
             fixed_buffers: 0,
         };
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();
@@ -75,7 +77,8 @@ impl Rig {
             base: tenant as u64 * SIZE,
         };
         let extended = negotiated.extended;
-        let connect = Connect { fd: theirs.into(), tls: None, negotiated, volume };
+        let connect =
+            Connect { fd: theirs.into(), tls: None, negotiated, volume, pass: Pass::default() };
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         let shards = self.shards.as_ref().unwrap();
         shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));

@@ -38,8 +38,8 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use fairq_core::PortSet;
 use fairq_core::Topology;
+use fairq_core::{PortId, PortSet};
 
 use crate::coherence::{Caches, Latencies};
 
@@ -370,7 +370,7 @@ impl Host {
         let of = |(me, place): (u32, &Place)| {
             let same =
                 (0..).zip(&self.places).filter(|&(port, other)| port != me && other == place);
-            PortSet::from_bits(same.fold(0, |set, (port, _)| set | 1 << port))
+            same.map(|(port, _)| PortId(port as u8)).collect()
         };
         (0..).zip(&self.places).map(of).collect()
     }
@@ -412,7 +412,7 @@ mod tests {
             [7, 8, 16, 17].map(|thread| host.places[thread]),
             [place(0, 7), place(1, 8), place(0, 0), place(0, 1)]
         );
-        assert_eq!((host.cores()[16], host.siblings()[16].bits()), (0, 1));
+        assert_eq!((host.cores()[16], host.siblings()[16]), (0, PortSet::only(PortId(0))));
         assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (600, 1000));
     }
 

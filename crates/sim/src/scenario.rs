@@ -3,7 +3,7 @@
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
-use fairq_core::{CostModel, PortSet, Weight};
+use fairq_core::{CostModel, Weight};
 use fairq_device::{DiskProfile, Profile, State};
 
 use crate::host::Host;
@@ -270,12 +270,8 @@ impl Scenario {
     /// Whether it can be run; the cure, if it cannot.
     pub fn check(&self) -> Result<(), ScenarioError> {
         let refuse = |what: String| Err(ScenarioError::Illegal(what));
-        if self.ports == 0 || self.ports > PortSet::MAX_PORTS {
-            return refuse(format!(
-                "{} ports: there must be 1 to {}",
-                self.ports,
-                PortSet::MAX_PORTS
-            ));
+        if self.ports == 0 || self.ports > MAX_CORES {
+            return refuse(format!("{} ports: there must be 1 to {}", self.ports, MAX_CORES));
         }
         if self.moves_ns == Some(0) {
             return refuse(
@@ -304,11 +300,10 @@ impl Scenario {
         for tenant in &self.tenants {
             tenant.check(self).or_else(|what| refuse(format!("tenant {}: {what}", tenant.name)))?;
         }
-        if !(1..=PortSet::MAX_PORTS).contains(&self.cores_per_queue) {
+        if !(1..=MAX_CORES).contains(&self.cores_per_queue) {
             return refuse(format!(
                 "{} cores share queues: there must be 1 to {}",
-                self.cores_per_queue,
-                PortSet::MAX_PORTS
+                self.cores_per_queue, MAX_CORES
             ));
         }
         let (tags, entries) =
@@ -325,6 +320,8 @@ impl Scenario {
 
 /// The longest that waking a core may take: requests behind one another, each of which waits for
 /// that, must get through in the time that is left for it when a run ends.
+/// The most cores that caches are modelled for: a word has a bit for each.
+const MAX_CORES: usize = 64;
 const WAKE_MOST_NS: u64 = 1_000_000;
 const TOO_LONG: &str = "a time of more than eighteen years";
 

@@ -23,7 +23,9 @@ use fairq_core::mqfq::MqfqPort;
 use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
-use fairq_core::{Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
+use fairq_core::{
+    FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
+};
 
 unsafe extern "C" {
     fn a_panic_can_be_reached() -> !;
@@ -55,7 +57,7 @@ unsafe impl GlobalAlloc for Nothing {
 static MEMORY: Nothing = Nothing;
 
 macro_rules! verbs {
-    ($($port:ty: $submit:ident $next:ident $complete:ident),*) => {
+    ($($port:ty: $submit:ident $next:ident $complete:ident $others:ident),* $(,)?) => {
         $(
             #[unsafe(no_mangle)]
             #[inline(never)]
@@ -70,41 +72,88 @@ macro_rules! verbs {
             }
             #[unsafe(no_mangle)]
             #[inline(never)]
-            extern "C" fn $next(port: &mut $port, now_ns: u64, wake: &mut PortSet, result: &mut Next) {
+            extern "C" fn $next(
+                port: &mut $port,
+                now_ns: u64,
+                wake: &mut PortSet,
+                result: &mut Next,
+            ) {
                 *result = port.next(now_ns, wake);
             }
             #[unsafe(no_mangle)]
             #[inline(never)]
-            extern "C" fn $complete(port: &mut $port, now_ns: u64, tag: u32, done: bool, wake: &mut PortSet) {
+            extern "C" fn $complete(
+                port: &mut $port,
+                now_ns: u64,
+                tag: u32,
+                done: bool,
+                wake: &mut PortSet,
+            ) {
                 let outcome = if done { Outcome::Done } else { Outcome::Failed };
                 port.complete(now_ns, Tag(tag), outcome, wake);
+            }
+            /// The verbs that are called seldom.
+            #[unsafe(no_mangle)]
+            #[inline(never)]
+            extern "C" fn $others(
+                port: &mut $port,
+                now_ns: u64,
+                request: &Request,
+                growth: &Growth,
+                wake: &mut PortSet,
+                result: &mut Others,
+            ) {
+                result.has_room = port.admit(request.flow).is_ok();
+                result.has_grown = port.grow(now_ns, request.tag, growth, wake);
+                result.is_requeued = port.requeue(now_ns, request.tag, wake).is_some();
+                result.is_cancelled = port.cancel(now_ns, request.tag, wake);
+                result.has_work = port.has_work();
+                result.staged = port.staged(request.flow);
+                result.stats = port.flow_stats(request.flow);
+                port.barrier(request.flow);
             }
         )*
 
         /// Taking the verbs' addresses keeps them in the program, and from being specialised to a
         /// caller.
         fn address(which: usize) -> usize {
-            let verbs = [$($submit as *const () as usize, $next as *const () as usize, $complete as *const () as usize),*];
+            let verbs = [$(
+                $submit as *const () as usize,
+                $next as *const () as usize,
+                $complete as *const () as usize,
+                $others as *const () as usize,
+            )*];
             verbs.into_iter().nth(which).unwrap_or(0)
         }
     };
 }
 
+/// What the verbs that are called seldom answer.
+pub struct Others {
+    has_room: bool,
+    has_grown: bool,
+    is_requeued: bool,
+    is_cancelled: bool,
+    has_work: bool,
+    staged: Option<Tag>,
+    stats: FlowStats,
+}
+
 verbs!(
-    NonePort<Native>: none_submit none_next none_complete,
-    SfqdPort<Native>: sfqd_submit sfqd_next sfqd_complete,
-    CfqPort<Native>: cfq_submit cfq_next cfq_complete,
-    BfqPort<Native>: bfq_submit bfq_next bfq_complete,
-    FlashFqPort<Native>: flashfq_submit flashfq_next flashfq_complete,
-    FiopsPort<Native>: fiops_submit fiops_next fiops_complete,
-    NassPort<TimeSlices, Native>: nass_cfq_submit nass_cfq_next nass_cfq_complete,
-    NassPort<Budgets, Native>: nass_bfq_submit nass_bfq_next nass_bfq_complete,
-    NassPort<Throttled, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete,
-    NassPort<VirtualIops, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete,
-    MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete,
-    D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete,
-    KyberPort<Native>: kyber_submit kyber_next kyber_complete,
-    KyberFairPort<Native>: kyber_fair_submit kyber_fair_next kyber_fair_complete
+    NonePort<Native>: none_submit none_next none_complete none_others,
+    SfqdPort<Native>: sfqd_submit sfqd_next sfqd_complete sfqd_others,
+    CfqPort<Native>: cfq_submit cfq_next cfq_complete cfq_others,
+    BfqPort<Native>: bfq_submit bfq_next bfq_complete bfq_others,
+    FlashFqPort<Native>: flashfq_submit flashfq_next flashfq_complete flashfq_others,
+    FiopsPort<Native>: fiops_submit fiops_next fiops_complete fiops_others,
+    NassPort<TimeSlices, Native>: nass_cfq_submit nass_cfq_next nass_cfq_complete nass_cfq_others,
+    NassPort<Budgets, Native>: nass_bfq_submit nass_bfq_next nass_bfq_complete nass_bfq_others,
+    NassPort<Throttled, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete nass_flashfq_others,
+    NassPort<VirtualIops, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete nass_fiops_others,
+    MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete mqfq_others,
+    D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete d2fq_others,
+    KyberPort<Native>: kyber_submit kyber_next kyber_complete kyber_others,
+    KyberFairPort<Native>: kyber_fair_submit kyber_fair_next kyber_fair_complete kyber_fair_others,
 );
 
 /// What `run` must notice.

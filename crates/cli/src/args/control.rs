@@ -71,6 +71,16 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "WEIGHT")]
         weight: String,
     },
+    /// Let a tenant's flushes succeed again after data that it wrote may have been lost
+    ///
+    /// When the storage fails to take data that it was given before, each tenant that wrote there
+    /// since its last good flush gets errors for every flush and FUA write, so that it cannot take
+    /// lost data for safe. Mend the storage, have the tenant check or restore its data, then this.
+    ClearError {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+    },
     /// How the device is shared; with a name, share it by another policy from now on
     ///
     /// The policy in force finishes the requests it has, those that come meanwhile wait, and no

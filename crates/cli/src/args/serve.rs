@@ -35,7 +35,9 @@ pub(crate) struct ServeArgs {
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or
     /// cgroup:/NAME, offset, path=FILE (a file of its own), create (that file), keep-data (when
     /// added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
-    /// certificate), description. A comma in a value is written twice.
+    /// certificate) or any, uid=N, user=NAME and group=NAME (who may open it, over a Unix socket;
+    /// several as in a+b), connections (at most; half of all), description. A comma in a value is
+    /// written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
@@ -65,6 +67,10 @@ pub(crate) struct ServeArgs {
     /// be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
+    /// A name under which the HTTP addresses are reached, beside their own and localhost; may be
+    /// given many times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metrics_host: Vec<String>,
     /// Serve the one connection on standard input, then end (inetd)
     #[arg(long)]
     pub(crate) stdio: bool,
@@ -83,6 +89,9 @@ pub(crate) struct ServeArgs {
     /// Who signs clients' certificates, PEM; clients must then show one
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
+    /// Which of them that authority has revoked, PEM (X509 CRL)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_client_crl: Option<PathBuf>,
     /// The most connections at a time
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<u32>,
@@ -108,7 +117,9 @@ impl ServeArgs {
             listen: self.listen,
             control: self.control,
             metrics: self.metrics,
+            metrics_host: self.metrics_host,
             web_token: None,
+            cgroup_root: None,
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,
@@ -117,6 +128,7 @@ impl ServeArgs {
                 cert: self.tls_cert,
                 key: self.tls_key,
                 client_ca: self.tls_client_ca,
+                client_crl: self.tls_client_crl,
             },
             limits: LimitsTable {
                 connections: self.connections,

@@ -104,6 +104,7 @@ impl Listen {
     /// The NBD URI of a tenant's export here.
     pub(crate) fn uri(&self, export: &str, with_tls: bool) -> String {
         let s = if with_tls { "s" } else { "" };
+        let export = escape(export.as_ref());
         match self {
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
@@ -124,7 +125,7 @@ impl Listen {
     }
 }
 
-/// A path as the value of a URI's query.
+/// A path as the value of a URI's query, or a name as its path.
 fn escape(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~:@".contains(&byte);
@@ -205,6 +206,8 @@ mod tests {
         assert_eq!(uri("unix:/run/fairq.sock"), "nbd+unix:///gold?socket=/run/fairq.sock");
         assert_eq!(uri("unix:/run/a b&c.sock"), "nbd+unix:///gold?socket=/run/a%20b%26c.sock");
         assert_eq!(uri("tcp:0.0.0.0"), "nbd://127.0.0.1/gold");
+        let tcp: Listen = "tcp:10.0.0.1".parse().unwrap();
+        assert_eq!(tcp.uri("größe", false), "nbd://10.0.0.1/gr%C3%B6%C3%9Fe");
         assert_eq!(uri("tcp:10.0.0.1:99"), "nbd://10.0.0.1:99/gold");
         assert_eq!(uri("tcp:[::]:10809"), "nbd://[::1]:10809/gold");
         let tls = Listen::Tcp("10.0.0.1:10809".parse().unwrap());

@@ -9,6 +9,7 @@
 //!
 //! Every refusal says what is wrong, where, and what to write instead.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::pairs::explain;
 use crate::refusal::Refusal;
 use crate::units::{Size, exact_size};
 
+pub(crate) mod access;
 pub(crate) mod device;
 mod keys;
 pub(crate) mod listen;
@@ -42,7 +44,9 @@ const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
 /// The least memory of a connection: room for a request of the largest size.
 const MEMORY_MIN: u64 = fairq_host::nbd::conn::Limits::MIN_MEMORY as u64;
 /// Tenants of one server.
-const TENANTS_MAX: usize = 4096;
+const TENANTS_MAX: usize = 10_000;
+/// Tenants that a refusal names.
+const NAMED_MAX: usize = 20;
 /// The tenants that are served if none is named, with their weights.
 const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 
@@ -109,6 +113,7 @@ pub(crate) struct TlsTable {
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
     pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) client_crl: Option<PathBuf>,
 }
 
 /// `[limits]`.
@@ -135,7 +140,10 @@ pub(crate) struct Settings {
     pub(crate) control: Option<PathBuf>,
     #[serde(default)]
     pub(crate) metrics: Vec<Listen>,
+    #[serde(default)]
+    pub(crate) metrics_host: Vec<String>,
     pub(crate) web_token: Option<PathBuf>,
+    pub(crate) cgroup_root: Option<PathBuf>,
     pub(crate) stdio: Option<bool>,
     pub(crate) shards: Option<u32>,
     pub(crate) cpus: Option<CpuList>,
@@ -194,8 +202,12 @@ pub(crate) fn load(path: &Path) -> Result<Settings, Refusal> {
 pub(crate) fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
     let mut settings: Settings =
         toml::from_str(text).map_err(|error| misread(text, path, &error))?;
+    // They come in the file's order, so each line of the file is counted once.
+    let (mut line, mut at) = (1, 0);
     for tenant in &mut settings.tenant {
-        let (line, _) = line_and_column(text, tenant.span().start);
+        let start = tenant.span().start;
+        line += text.get(at..start).unwrap_or("").matches('\n').count();
+        at = start.max(at);
         tenant.get_mut().origin = Origin::File(path.to_owned(), line);
     }
     Ok(settings)
@@ -262,7 +274,13 @@ impl Settings {
             listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
             control: flags.control.or(self.control),
             metrics: if flags.metrics.is_empty() { self.metrics } else { flags.metrics },
+            metrics_host: if flags.metrics_host.is_empty() {
+                self.metrics_host
+            } else {
+                flags.metrics_host
+            },
             web_token: flags.web_token.or(self.web_token),
+            cgroup_root: flags.cgroup_root.or(self.cgroup_root),
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
@@ -307,6 +325,8 @@ pub(crate) struct Tls {
     pub(crate) key: PathBuf,
     /// Who signs clients' certificates.
     pub(crate) client_ca: Option<PathBuf>,
+    /// Which of them are revoked.
+    pub(crate) client_crl: Option<PathBuf>,
 }
 
 /// Bounds, complete.
@@ -341,8 +361,12 @@ pub(crate) struct Plan {
     pub(crate) control: Option<PathBuf>,
     /// Where metrics and the web page are served.
     pub(crate) metrics: Vec<Listen>,
+    /// Names under which those addresses are reached, beside their own.
+    pub(crate) metrics_host: Vec<String>,
     /// The file with what one must know to change weights on the page; without it nobody can.
     pub(crate) web_token: Option<PathBuf>,
+    /// Below which tenants' cgroups are.
+    pub(crate) cgroup_root: PathBuf,
     /// The CPU of each shard.
     pub(crate) cpus: Vec<usize>,
     /// TLS, if it is on.
@@ -356,7 +380,8 @@ pub(crate) struct Plan {
 impl Settings {
     /// Fills in the defaults and refuses what does not fit together.
     pub(crate) fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
-        let tenants = self.complete_tenants()?;
+        let cgroup_root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
+        let tenants = self.complete_tenants(&cgroup_root)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
         let device = self.device.clone().unwrap_or_default().complete(implied)?;
@@ -370,7 +395,9 @@ impl Settings {
             source: self.source(surroundings)?,
             control: self.control_socket(surroundings),
             metrics: self.metrics.clone(),
+            metrics_host: complete_hosts(&self.metrics_host)?,
             web_token: self.web_token.clone(),
+            cgroup_root,
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
             tls,
             limits: complete_limits(&self.limits)?,
@@ -378,7 +405,7 @@ impl Settings {
         })
     }
 
-    fn complete_tenants(&self) -> Result<Vec<Tenant>, Refusal> {
+    fn complete_tenants(&self, cgroups: &Path) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
@@ -402,16 +429,16 @@ impl Settings {
                 tables.len()
             )));
         }
-        for (index, table) in tables.iter().enumerate() {
-            if let Some(earlier) = tables[..index].iter().find(|earlier| earlier.name == table.name)
-            {
+        let mut names = HashMap::with_capacity(tables.len());
+        for table in &tables {
+            if let Some(earlier) = names.insert(table.name.as_str(), table) {
                 return Err(Refusal::new(format!(
                     "{}: tenant {} is already there ({}): rename one",
                     table.origin, table.name, earlier.origin
                 )));
             }
         }
-        tables.into_iter().map(TenantTable::complete).collect()
+        tables.into_iter().map(|table| table.complete(cgroups)).collect()
     }
 
     /// Where it is said, or beside the default socket if that is used.
@@ -481,19 +508,45 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
     }
 }
 
+/// Names of this server as a browser writes them: without scheme, port and brackets.
+fn complete_hosts(names: &[String]) -> Result<Vec<String>, Refusal> {
+    let is_name = |name: &String| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_address = name.parse::<std::net::IpAddr>().is_ok();
+        is_address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(plain))
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        None => Ok(names.to_vec()),
+        Some(name) => Err(Refusal::new(format!(
+            "metrics-host: `{name}` is not the name of a host: write it without http:// and port, \
+             as in fairq.example.org"
+        ))),
+    }
+}
+
 fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
     let mode =
         table.mode.unwrap_or(if table.cert.is_some() { TlsMode::Required } else { TlsMode::Off });
     if mode == TlsMode::Off {
-        let given = [("key", &table.key), ("client-ca", &table.client_ca)]
-            .into_iter()
-            .find(|(_, path)| path.is_some());
+        let given = [
+            ("key", &table.key),
+            ("client-ca", &table.client_ca),
+            ("client-crl", &table.client_crl),
+        ]
+        .into_iter()
+        .find(|(_, path)| path.is_some());
         return match given {
             Some((what, _)) if table.mode.is_none() => Err(Refusal::new(format!(
                 "tls: {what} is given but no certificate: add --tls-cert FILE"
             ))),
             _ => Ok(None),
         };
+    }
+    if table.client_crl.is_some() && table.client_ca.is_none() {
+        return Err(Refusal::new(
+            "tls: client-crl lists revoked certificates of clients, but none are asked for: add \
+             --tls-client-ca FILE",
+        ));
     }
     let (Some(cert), Some(key)) = (table.cert.clone(), table.key.clone()) else {
         let missing = if table.cert.is_none() {
@@ -508,20 +561,36 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
         cert,
         key,
         client_ca: table.client_ca.clone(),
+        client_crl: table.client_crl.clone(),
     }))
 }
 
-fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
-    let Some(tenant) = tenants.iter().find(|tenant| tenant.identity.is_some()) else {
-        return Ok(());
-    };
-    if tls.is_some_and(|tls| tls.client_ca.is_some()) {
-        return Ok(());
+/// Identities need certificates, and certificates identities: one that any authority's customer has
+/// must not open a tenant because a key was forgotten.
+pub(crate) fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
+    let are_certified = tls.is_some_and(|tls| tls.client_ca.is_some());
+    let named = tenants.iter().find(|tenant| tenant.identity.is_some());
+    if let (Some(tenant), false) = (named, are_certified) {
+        return Err(Refusal::new(format!(
+            "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
+             --tls-client-ca",
+            tenant.origin, tenant.name
+        )));
     }
+    let is_open = |tenant: &&Tenant| tenant.identity.is_none() && tenant.users.is_empty();
+    let open: Vec<&Tenant> = tenants.iter().filter(is_open).collect();
+    let (Some(first), true) = (open.first(), are_certified) else { return Ok(()) };
+    let shown: Vec<&str> = open.iter().take(NAMED_MAX).map(|tenant| &*tenant.name).collect();
+    let more = match open.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
     Err(Refusal::new(format!(
-        "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
-         --tls-client-ca",
-        tenant.origin, tenant.name
+        "{}: with client-ca, but without identity, every certificate of that authority would open \
+         {}{more}: give each identity = \"NAME\" of its client's certificate, or identity = \
+         \"any\" if that is meant",
+        first.origin,
+        shown.join(", ")
     )))
 }
 

@@ -1,13 +1,17 @@
 //! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it
 //! is whose.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use fairq_core::Weight;
+use fairq_host::nbd::exports::Identity;
+use fairq_host::users::Users;
 use serde::{Deserialize, Serialize};
 
+use super::access::{self, List};
 use super::device::SECTOR;
 use super::keys;
 use super::weight::WeightSource;
@@ -17,7 +21,7 @@ use crate::units::{Size, exact_size};
 
 /// Equal parts end on a multiple of this.
 const PART: u64 = 1 << 20;
-/// NBD allows more; no client shows more.
+/// Characters of a name; NBD allows 4096 bytes, no client shows as many.
 const NAME_MAX: usize = 64;
 
 /// Where something was written, for messages.
@@ -53,6 +57,10 @@ pub(crate) struct TenantTable {
     pub(crate) read_only: Option<bool>,
     pub(crate) urgent: Option<bool>,
     pub(crate) identity: Option<String>,
+    pub(crate) uid: Option<List<u32>>,
+    pub(crate) user: Option<List<String>>,
+    pub(crate) group: Option<List<String>>,
+    pub(crate) connections: Option<u32>,
     pub(crate) description: Option<String>,
     #[serde(skip)]
     pub(crate) origin: Origin,
@@ -79,8 +87,12 @@ pub(crate) struct Tenant {
     pub(crate) read_only: bool,
     /// It may use the urgent class, within the policy's budget.
     pub(crate) urgent: bool,
-    /// The certificate's name that may open it.
-    pub(crate) identity: Option<String>,
+    /// The certificate that may open it.
+    pub(crate) identity: Option<Identity>,
+    /// The users who may open it; anybody if none is named.
+    pub(crate) users: Users,
+    /// The most connections that it may have; half of all if not said.
+    pub(crate) connections: Option<u32>,
     /// For clients that list exports.
     pub(crate) description: String,
     /// Where it was written.
@@ -124,13 +136,33 @@ impl FromStr for TenantTable {
     }
 }
 
-/// Names go into URIs, metric labels and log lines, so they are plain.
+/// Names are UTF-8, as in NBD. They go into command lines, URIs and terminals: of ASCII they have
+/// letters, digits and three signs, and beyond it nothing that is not seen (control characters,
+/// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let unseen = |c: char| {
+        let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
+        let ranges = [
+            '\u{200b}'..='\u{200f}',
+            '\u{2028}'..='\u{202e}',
+            '\u{2060}'..='\u{206f}',
+            '\u{fff0}'..='\u{fffd}',
+            '\u{e000}'..='\u{f8ff}',
+            '\u{e0000}'..='\u{10ffff}',
+        ];
+        c.is_control()
+            || c.is_whitespace()
+            || formats.contains(&c)
+            || ranges.iter().any(|range| range.contains(&c))
+    };
+    let plain = |c: char| match c.is_ascii() {
+        true => c.is_ascii_alphanumeric() || "._-".contains(c),
+        false => !unseen(c),
+    };
     if name.is_empty() {
         return Err("a tenant needs a name, as in db=10G,weight=300".into());
     }
-    if name.len() > NAME_MAX || !name.chars().all(plain) {
+    if name.chars().count() > NAME_MAX || !name.chars().all(plain) {
         return Err(format!(
             "tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"
         ));
@@ -144,8 +176,8 @@ impl TenantTable {
         TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
-    /// Refuses what makes no sense by itself.
-    pub(crate) fn complete(self) -> Result<Tenant, Refusal> {
+    /// Refuses what makes no sense by itself; `cgroups` is their root.
+    pub(crate) fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
             Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
         };
@@ -182,7 +214,15 @@ impl TenantTable {
             }
             _ => {}
         }
-        let weight = match self.weight.clone().unwrap_or_default().now() {
+        if let Some(0) = self.connections {
+            return refuse("connections: 0 let nobody in: write 1 or more".into());
+        }
+        let users = (self.uid.as_ref(), self.user.as_ref(), self.group.as_ref());
+        let users = match access::users(users.0, users.1, users.2) {
+            Ok(users) => users,
+            Err(text) => return refuse(text),
+        };
+        let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
             Ok(weight) => weight,
             Err(text) => return refuse(text),
         };
@@ -196,7 +236,9 @@ impl TenantTable {
             keep_data: self.keep_data.unwrap_or(false),
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
-            identity: self.identity,
+            identity: self.identity.as_deref().map(Identity::from),
+            users,
+            connections: self.connections,
             description: self.description.unwrap_or_default(),
             origin: self.origin,
         })
@@ -208,7 +250,9 @@ impl TenantTable {
 /// tenants' order.
 ///
 /// First come those that say where; then those that say how much, each into the first gap that it
-/// fits into; those that say neither share the largest gap that is left in equal parts.
+/// fits into; those that say neither share the largest gap that is left in equal parts, and the
+/// last of them has what the division leaves over: the end of a disk's image is a part of it.
+/// Ranges are whole sectors, which is what most clients' kernels can address.
 pub(crate) fn layout(
     tenants: &[Tenant],
     shared: Option<u64>,
@@ -226,16 +270,16 @@ pub(crate) fn layout(
         }
     }
     let device = shared.unwrap_or(0);
-    let mut taken: Vec<(u64, u64, &str)> = Vec::new();
+    // By their first bytes: only neighbours can overlap.
+    let mut taken: BTreeMap<u64, (u64, &str)> = BTreeMap::new();
     for (tenant, place) in tenants.iter().zip(&mut places) {
         let (Some(offset), Some(size)) = (tenant.offset, tenant.size) else { continue };
         let end = offset.saturating_add(size);
         if end > device {
             return Err(does_not_fit(tenant, "the device", device));
         }
-        if let Some((from, to, other)) =
-            taken.iter().find(|(from, to, _)| offset < *to && *from < end)
-        {
+        let before = taken.range(..end).next_back();
+        if let Some((from, (to, other))) = before.filter(|(_, (to, _))| offset < *to) {
             return Err(Refusal::new(format!(
                 "{}: tenants {other} ({}..{}) and {} ({}..{}) overlap: move one, or leave out both \
                  offsets",
@@ -247,37 +291,43 @@ pub(crate) fn layout(
                 exact_size(end),
             )));
         }
-        taken.push((offset, end, &tenant.name));
+        taken.insert(offset, (end, &tenant.name));
         *place = Some(Range { file: 0, offset, size });
     }
+    let mut gaps = gaps(&taken, device);
     for (tenant, place) in tenants.iter().zip(&mut places).filter(|(_, place)| place.is_none()) {
         let Some(size) = tenant.size else { continue };
-        let gaps = gaps(&taken, device);
-        let Some(&(offset, _)) = gaps.iter().find(|(_, length)| *length >= size) else {
+        let Some(at) = gaps.iter().position(|(_, length)| *length >= size) else {
             return Err(no_room(tenant, size, device, &gaps));
         };
-        taken.push((offset, offset + size, &tenant.name));
+        let (offset, length) = gaps[at];
         *place = Some(Range { file: 0, offset, size });
+        if length == size {
+            gaps.remove(at);
+        } else {
+            gaps[at] = (offset + size, length - size);
+        }
     }
-    share_the_rest(tenants, &mut places, &taken, device)?;
+    share_the_rest(tenants, &mut places, &gaps, device)?;
     Ok(places.into_iter().flatten().collect())
 }
 
 fn share_the_rest(
     tenants: &[Tenant],
     places: &mut [Option<Range>],
-    taken: &[(u64, u64, &str)],
+    gaps: &[(u64, u64)],
     device: u64,
 ) -> Result<(), Refusal> {
     let count = places.iter().filter(|place| place.is_none()).count() as u64;
     if count == 0 {
         return Ok(());
     }
-    let (mut offset, length) =
-        gaps(taken, device).into_iter().max_by_key(|gap| gap.1).unwrap_or((0, 0));
+    let (mut offset, length) = gaps.iter().copied().max_by_key(|gap| gap.1).unwrap_or((0, 0));
     let unit = if length / count >= PART { PART } else { SECTOR };
     let size = length / count / unit * unit;
-    for (tenant, place) in tenants.iter().zip(places).filter(|(_, place)| place.is_none()) {
+    let end = (offset + length) / SECTOR * SECTOR;
+    let open = tenants.iter().zip(places).filter(|(_, place)| place.is_none());
+    for (nth, (tenant, place)) in (1..).zip(open) {
         if size == 0 {
             return Err(Refusal::new(format!(
                 "{}: tenant {}: nothing is left of the device's {}: make it larger, or others \
@@ -287,6 +337,7 @@ fn share_the_rest(
                 exact_size(device)
             )));
         }
+        let size = if nth == count { end - offset } else { size };
         *place = Some(Range { file: 0, offset, size });
         offset += size;
     }
@@ -294,13 +345,11 @@ fn share_the_rest(
 }
 
 /// The free ranges, as offset and length, in order.
-fn gaps(taken: &[(u64, u64, &str)], device: u64) -> Vec<(u64, u64)> {
-    let mut taken: Vec<_> = taken.iter().map(|&(from, to, _)| (from, to)).collect();
-    taken.sort_unstable();
-    taken.push((device, device));
+fn gaps(taken: &BTreeMap<u64, (u64, &str)>, device: u64) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut end = 0;
-    for (from, to) in taken {
+    let ranges = taken.iter().map(|(from, (to, _))| (*from, *to));
+    for (from, to) in ranges.chain([(device, device)]) {
         if from > end {
             gaps.push((end, from - end));
         }
@@ -351,7 +400,8 @@ mod tests {
         specs
             .iter()
             .map(|spec| {
-                spec.parse::<TenantTable>()?.complete().map_err(|refusal| refusal.to_string())
+                let table = spec.parse::<TenantTable>()?;
+                table.complete("/sys/fs/cgroup".as_ref()).map_err(|refusal| refusal.to_string())
             })
             .collect()
     }
@@ -366,7 +416,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,identity=db.example.org,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected = Tenant {
@@ -380,6 +430,8 @@ mod tests {
             read_only: true,
             urgent: true,
             identity: Some("db.example.org".into()),
+            users: Users { uids: vec![7, 0], gids: Vec::new() },
+            connections: Some(9),
             description: "orders, and more".into(),
             origin: Origin::Flag,
         };
@@ -388,6 +440,33 @@ mod tests {
         assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
         let own = &tenants(&["db=1G,path=/srv/db.img,create"]).unwrap()[0];
         assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
+    }
+
+    #[test]
+    fn names_are_utf_8_that_can_be_seen() {
+        for name in ["db", "a.b_c-9", "größe", "базa", "データ", "हिन्दी", "🗄", &"ä".repeat(64)]
+        {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+            assert_eq!(tenants(&[&format!("{name}=1G")]).unwrap()[0].name, name);
+        }
+        let long = "ä".repeat(65);
+        for name in [
+            "",
+            "a b",
+            "a/b",
+            "a=b",
+            "a\nb",
+            "a\u{7f}",
+            "a\u{85}b",
+            "a\u{a0}b",
+            "a\u{202e}b",
+            "\u{200b}",
+            "\u{feff}a",
+            "\u{e000}",
+            &long,
+        ] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
     }
 
     #[test]
@@ -440,7 +519,23 @@ mod tests {
             place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100),
             Ok(vec![(20, 10), (30, 30), (0, 20)])
         );
-        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 33)]));
+        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 34)]));
+    }
+
+    /// An image whose size is no multiple of anything but a sector ends with what a disk has at its
+    /// end, such as the copy of its partition table.
+    #[test]
+    fn the_last_of_those_gets_the_end_of_the_device() {
+        let sizes = |specs: &[&str], device| {
+            let ranges = layout(&tenants(specs).unwrap(), Some(device), &[]).unwrap();
+            let left = device - ranges.iter().map(|range| range.size).sum::<u64>();
+            (ranges.iter().map(|range| range.size).collect::<Vec<_>>(), left)
+        };
+        assert_eq!(sizes(&["a"], 1_574_400), (vec![1_574_400], 0));
+        assert_eq!(sizes(&["a"], 1_574_401), (vec![1_574_400], 1), "less than a sector");
+        assert_eq!(sizes(&["a", "b"], 3_148_800), (vec![1 << 20, 3_148_800 - (1 << 20)], 0));
+        assert_eq!(sizes(&["a=512", "b"], 1_574_400), (vec![512, 1_574_400 - 512], 0));
+        assert_eq!(sizes(&["a=512,offset=1k", "b"], 4096), (vec![512, 2560], 1024), "two gaps");
     }
 
     #[test]

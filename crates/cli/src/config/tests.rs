@@ -73,7 +73,7 @@ fn the_example_file_is_read_and_names_every_key() {
     let tenants: Vec<_> =
         plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
-    assert_eq!(plan.tenants[0].identity.as_deref(), Some("db.example.org"));
+    assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
 
@@ -203,8 +203,8 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
         refusal("tls.key = \"/k\""),
         "tls: key is given but no certificate: add --tls-cert FILE"
     );
-    assert_eq!(refusal("shards = 0"), "shards: 0 serve nobody: write 1 to 64");
-    assert_eq!(refusal("shards = 65"), "shards: 65 are too many: write 1 to 64");
+    assert_eq!(refusal("shards = 0"), "shards: 0 serve nobody: write 1 to 256");
+    assert_eq!(refusal("shards = 257"), "shards: 257 are too many: write 1 to 256");
     assert_eq!(
         refusal("cpus = \"0,7\""),
         "cpus: CPU 7 is not there for this process: choose from 0,1"

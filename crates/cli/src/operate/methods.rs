@@ -1,6 +1,8 @@
 //! What each method of the control socket does.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use fairq_core::{TuneError, Tuning, Weight};
 use fairq_host::interference::{GROUPS, Matrix, group};
@@ -11,6 +13,7 @@ use toml::Spanned;
 
 use super::changes::{self, Change};
 use super::rpc::{Fault, params};
+use super::storage::{clear_error, cut_off_files, write_back_errors};
 use super::{Console, rpc};
 use crate::config::device::FileConfig;
 use crate::config::listen::Listen;
@@ -22,7 +25,7 @@ use crate::config::weight::WeightSource;
 use crate::config::{self, Settings, Source};
 use crate::engine::{describe_policy, file_spec};
 use crate::refusal::Refusal;
-use crate::serve::{build_policy, server_tenant};
+use crate::serve::{build_policy, server_tenant, tls_mode};
 use crate::top::Look;
 use crate::units::Size;
 
@@ -70,8 +73,17 @@ struct OfDrain {
 }
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 8] =
-    ["add", "remove", "weight", "policy.set", "params", "listen", "unlisten", "drain"];
+const CHANGES: [&str; 9] = [
+    "add",
+    "remove",
+    "weight",
+    "clear_error",
+    "policy.set",
+    "params",
+    "listen",
+    "unlisten",
+    "drain",
+];
 
 /// The methods that change nothing of what is shown.
 const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
@@ -104,7 +116,7 @@ impl Console {
     ) -> Result<Value, Fault> {
         let bare = |given: Value| params::<Nothing>(given);
         if !READS.contains(&method) {
-            (self.look, self.latest) = (None, None);
+            self.forget_look();
         }
         match method {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
@@ -119,6 +131,7 @@ impl Console {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
             }
+            "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
                 nothing if nothing.is_empty() => Ok(json!({ "params": self.parameters() })),
@@ -146,6 +159,11 @@ impl Console {
             "trace.read" => self.trace_read(given),
             name => Err(Fault::no_method(name)),
         }
+    }
+
+    /// What is shown next is asked for: something has changed.
+    pub(super) fn forget_look(&mut self) {
+        (self.look, self.latest) = (None, None);
     }
 
     /// What is shown of the server on a terminal and on the web page: what was said at the last
@@ -197,6 +215,9 @@ impl Console {
             "tenants": admin.roster().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
+            "unassigned": self.unassigned(&admin.roster()),
+            "write_back_errors": write_back_errors(&admin.roster(), now),
+            "cut_off_files": cut_off_files(now),
         })
     }
 
@@ -207,15 +228,26 @@ impl Console {
     fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
         let roster = admin.roster();
         let names = group_names(roster.members());
-        roster.members().iter().map(|member| self.tenant(now, member, &names)).collect()
+        let written = by_name(&self.settings);
+        let tenant = |member: &Member| {
+            let table = written.get(&*member.tenant.name).copied();
+            self.tenant(now, member, table, &names)
+        };
+        roster.members().iter().map(tenant).collect()
     }
 
-    fn tenant(&self, now: &Status, member: &Member, names: &[&str; GROUPS]) -> Value {
-        let server::Tenant { name, weight, file, base, size, read_only, identity, .. } =
+    fn tenant(
+        &self,
+        now: &Status,
+        member: &Member,
+        table: Option<&TenantTable>,
+        names: &[&str; GROUPS],
+    ) -> Value {
+        let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
-        let source = self.table(name).and_then(|table| table.weight.clone());
+        let source = table.and_then(|table| table.weight.clone());
         let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
             json!({
                 "entitled": now.entitled,
@@ -236,9 +268,13 @@ impl Console {
             "file": file,
             "offset": base,
             "read_only": read_only,
-            "identity": identity,
+            "identity": identity.as_ref().map(ToString::to_string),
+            "uids": users.uids,
+            "gids": users.gids,
+            "connections": member.connections.load(Ordering::Relaxed),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
+                "waits_for": wiping.waits_for(),
             })),
             "reads": stats.reads,
             "writes": stats.writes,
@@ -246,6 +282,7 @@ impl Console {
             "read_bytes": stats.read_bytes,
             "written_bytes": stats.written_bytes,
             "errors": stats.errors,
+            "write_back_errno": now.write_back_errno(member),
             "in_flight": stats.in_flight,
             "staged": stats.staged,
             "staged_ns": stats.staged_ns,
@@ -305,11 +342,6 @@ impl Console {
         })
     }
 
-    /// What is written of a tenant.
-    fn table(&self, name: &str) -> Option<&TenantTable> {
-        self.settings.tenant.iter().map(Spanned::get_ref).find(|table| table.name == name)
-    }
-
     /// The configuration with every address and every tenant's place, so that a server started with
     /// it is found where this one is and finds each tenant's data.
     fn in_force(&self, admin: &dyn Admin) -> Settings {
@@ -345,17 +377,10 @@ impl Console {
         admin: &mut dyn Admin,
         table: TenantTable,
     ) -> Result<server::Tenant, Refusal> {
-        let new = table.clone().complete()?;
+        let new = table.clone().complete(&self.plan.cgroup_root)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        if new.identity.is_some()
-            && self.plan.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none())
-        {
-            return refuse(
-                "identity needs client certificates: restart with --tls-cert, --tls-key and \
-                 --tls-client-ca",
-            );
-        }
+        config::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
         let roster = admin.roster();
         if roster.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
@@ -441,7 +466,7 @@ impl Console {
         }
     }
 
-    fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
+    pub(super) fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
         let file = admin.roster().find(name).map(|member| member.tenant.file);
         admin.remove(name).map_err(Fault::refused)?;
         if let Some(file) = file {
@@ -451,13 +476,13 @@ impl Console {
         Ok(json!({ "tenant": name }))
     }
 
-    fn weight(
+    pub(super) fn weight(
         &mut self,
         admin: &mut dyn Admin,
         name: &str,
         source: WeightSource,
     ) -> Result<Value, Fault> {
-        let weight = source.now().map_err(Fault::params)?;
+        let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
         let before = admin.roster().find(name).map(|member| member.tenant.weight);
         admin.set_weight(name, weight).map_err(Fault::refused)?;
         self.write_weight(name, source);
@@ -481,8 +506,9 @@ impl Console {
             }
         });
         for (name, source) in followed {
-            let Ok(weight) =
-                source.now().inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
+            let Ok(weight) = source
+                .now(&self.plan.cgroup_root)
+                .inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
             else {
                 continue;
             };
@@ -614,7 +640,7 @@ impl Console {
     /// The same, and it is in the log, whoever asked.
     pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
         let result = self.reload_file(admin);
-        (self.look, self.latest) = (None, None);
+        self.forget_look();
         match &result {
             Ok(changes) => {
                 for Change { key, from, to, done } in changes {
@@ -646,18 +672,25 @@ impl Console {
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);
-        // What may be refused as a whole comes first: then nothing has changed.
+        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
+        // are read again; other files, or another mode, need a restart, as identities do.
+        let tls = tls_mode(self.plan.tls.as_ref())?;
         self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
+        admin.set_tls(tls);
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
-        let gone: Vec<String> = self
-            .settings
-            .tenant
-            .iter()
-            .map(|table| table.get_ref().name.clone())
-            .filter(|name| tables().all(|table| table.name != *name))
+        let (old, new) = (by_name(&self.settings), by_name(&wanted));
+        let gone: Vec<String> = old
+            .keys()
+            .filter(|name| !new.contains_key(*name))
+            .map(|name| (*name).to_owned())
             .collect();
         let come: Vec<TenantTable> =
-            tables().filter(|table| self.table(&table.name).is_none()).cloned().collect();
+            tables().filter(|table| !old.contains_key(&*table.name)).cloned().collect();
+        let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
+        let reweighted: Vec<(String, WeightSource)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
+            .map(|table| (table.name.clone(), source(table)))
+            .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -679,14 +712,9 @@ impl Console {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        for table in tables() {
-            let source = table.weight.clone().unwrap_or_default();
-            if self
-                .table(&table.name)
-                .is_some_and(|old| old.weight.clone().unwrap_or_default() != source)
-                && self.weight(admin, &table.name, source).is_ok()
-            {
-                done(&format!("tenant.{}.weight", table.name));
+        for (name, source) in reweighted {
+            if self.weight(admin, &name, source).is_ok() {
+                done(&format!("tenant.{name}.weight"));
             }
         }
         if self.move_listeners(admin, &wanted) {
@@ -699,11 +727,10 @@ impl Console {
     /// nothing is said, any place will do, and the one that a tenant has is as good as another.
     fn comparable(&self, wanted: &Settings) -> Settings {
         let mut in_force = self.settings.clone();
+        let wanted = by_name(wanted);
         for table in &mut in_force.tenant {
             let table = table.get_mut();
-            let said =
-                wanted.tenant.iter().map(Spanned::get_ref).find(|said| said.name == table.name);
-            if let Some(said) = said {
+            if let Some(said) = wanted.get(&*table.name) {
                 table.offset = table.offset.filter(|_| said.offset.is_some());
                 table.size = table.size.filter(|_| said.size.is_some());
             }
@@ -737,6 +764,11 @@ impl Console {
         }
         all
     }
+}
+
+/// What is written of each tenant.
+fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
+    settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
 /// Whom each group of the interference matrix stands for.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use fairq_core::{FlowId, Stats, TokenStats};
 use fairq_host::cpu_time::CpuTime;
 use fairq_host::interference::{GROUPS, group};
+use fairq_host::log_limit::STRANGERS;
 use fairq_host::server::{Member, Roster, Status};
 use fairq_host::stats::TenantStats;
 use hdrhistogram::Histogram;
@@ -125,6 +126,7 @@ pub(crate) fn text(
 ) -> String {
     let mut text = Text::default();
     server(&mut text, now, roster, plan);
+    log(&mut text);
     tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
     shards(&mut text, now);
     policy(&mut text, now);
@@ -152,6 +154,33 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "gauge",
         "1 while no more connections are taken.",
         f64::from(u8::from(now.is_draining)),
+    );
+    let name = "fairq_tenant_write_back_error";
+    text.family(
+        name,
+        "gauge",
+        "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be lost; \
+         until `fairq ctl clear-error TENANT`. Others have no sample.",
+    );
+    for member in roster.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
+        text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
+    }
+    text.one(
+        "fairq_cut_off_files",
+        "gauge",
+        "Files that became shorter while they were served: what was behind their end is lost, and \
+         requests there fail. `fairq ctl status` names them.",
+        now.cut_off.len() as f64,
+    );
+}
+
+fn log(text: &mut Text) {
+    text.one(
+        "fairq_log_lines_suppressed_total",
+        "counter",
+        "Log lines about unauthenticated clients that were not written, because there were too \
+         many.",
+        STRANGERS.suppressed() as f64,
     );
 }
 

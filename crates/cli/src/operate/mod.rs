@@ -31,6 +31,7 @@ mod methods;
 pub(crate) mod metrics;
 mod record;
 pub(crate) mod rpc;
+mod storage;
 mod web;
 
 /// Seconds over which interference is told.
@@ -168,14 +169,17 @@ impl Console {
 }
 
 impl Operator for Console {
-    fn ready(&mut self, listening: &[server::Listen]) {
+    fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
+        // Bytes that are in nobody's range: `fairq ctl add` can give them to a tenant.
+        let unassigned = self.unassigned(&admin.roster());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
             listening = places,
             tenants,
             device = self.plan.device.describe(),
+            unassigned = (unassigned > 0).then_some(unassigned),
             "serving"
         );
         notify(&[
@@ -192,6 +196,7 @@ impl Operator for Console {
         self.follow_cgroups(admin);
         self.writers.tell_refused();
         self.trace_expire(admin);
+        self.give_up_waiting(admin);
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);

@@ -64,7 +64,9 @@ pub(crate) const METHODS: &[Method] = &[
         name: "add",
         summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of \
          its own; a part is zeroed first, and the \
-                  tenant can be opened when preparing of tenants is null",
+                  tenant can be opened when preparing of tenants is null; requests of removed \
+                  tenants that had the part or the file are waited for (waits_for in it), for 30 s \
+                  at most: then the tenant is removed again",
         params: &[required(
             "tenant",
             "string",
@@ -92,6 +94,14 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and its weight before and now",
+    },
+    Method {
+        name: "clear_error",
+        summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
+                  be put on stable storage (write_back_errno of tenants): they say again what the \
+                  storage says",
+        params: &[required("tenant", "string", "its name")],
+        result: "the tenant's name, and the error that is cleared; null if there was none",
     },
     Method {
         name: "policy",

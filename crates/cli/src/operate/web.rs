@@ -5,17 +5,27 @@
 //! nothing, and speak to nobody but this server. Once a second it asks for `/look.json`, which is
 //! what `fairq top --json` prints.
 //!
+//! **Names.** A page that a browser has loaded from elsewhere may have its own name resolve to this
+//! server's address, and would then be of one origin with it (DNS rebinding): it could read all
+//! that is shown here. What it cannot change is the name that the browser asks for. So over TCP
+//! every request has to name the server as its clients do: by the address at which it was reached,
+//! as `localhost`, or by a name of `metrics-host`. The port does not matter: a forwarded one is
+//! another. A Unix socket needs none of this: no browser reaches it, and it is its user's alone.
+//!
 //! **Writing.** The page shows and changes nothing, unless the configuration names a file with a
-//! token; then whoever sends that token may change weights (`POST /weight`), and nothing else. A
-//! browser sends it on behalf of this page only: it travels in a header that no form and no link
-//! can set, there is no answer that allows other origins to, and a request that another origin
-//! caused is refused before the token is looked at. The token is compared in constant time.
+//! token; then a request with that token may change a weight to another number (`POST /weight`),
+//! and nothing else. A browser sends it on behalf of this page only: it travels in a header that no
+//! form and no link can set, there is no answer that allows other origins to, and a request that
+//! another origin caused is refused before the token is looked at. The token is compared in
+//! constant time.
 
 use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use fairq_host::server::{Admin, HttpRequest, HttpResponse};
+use fairq_core::Weight;
+use fairq_host::server::{Admin, Door, HttpRequest, HttpResponse};
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName,
     HeaderValue, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -26,7 +36,8 @@ use rand::{Rng, TryRngCore};
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
-use super::{Console, metrics};
+use super::{Console, metrics, rpc};
+use crate::config::weight::{self, WeightSource};
 use crate::refusal::Refusal;
 
 /// Tells the page whether weights can be changed: `token` or `off`.
@@ -91,17 +102,85 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
     Ok(token.to_owned())
 }
 
+/// Why a request is not for this server, if it is not; see the module's text.
+fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> {
+    let Door(at) = request.extensions().get()?;
+    let header = request.headers().get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
+    // A client that writes a whole URI means the host in there.
+    let host = match request.uri().authority() {
+        Some(authority) => Some(authority.host().to_owned()),
+        None => header.map(|header| host_of(&header).to_owned()),
+    };
+    if host.as_ref().is_some_and(|host| is_known(host, at.ip(), names)) {
+        return None;
+    }
+    let given = match &host {
+        Some(host) => {
+            format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
+        }
+        None => "was not asked for by a name".into(),
+    };
+    let address = SocketAddr::new(at.ip().to_canonical(), at.port());
+    Some(refuse(
+        StatusCode::MISDIRECTED_REQUEST,
+        &format!(
+            "this server {given}: ask http://{address}/ or http://localhost:{}/, or add the name \
+             to metrics-host in its configuration (--metrics-host NAME)",
+            at.port()
+        ),
+    ))
+}
+
+/// The host in `HOST:PORT`.
+fn host_of(header: &str) -> &str {
+    match header.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => header,
+    }
+}
+
+/// Whether `host` is how clients name a server that was reached at `at`.
+fn is_known(host: &str, at: IpAddr, names: &[String]) -> bool {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    match bare.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        Ok(ip) if ip == at.to_canonical() || ip.is_loopback() => return true,
+        _ => {}
+    }
+    let name = bare.strip_suffix('.').unwrap_or(bare);
+    name.eq_ignore_ascii_case("localhost")
+        || names.iter().any(|known| known.eq_ignore_ascii_case(name) || known == bare)
+}
+
 /// Answers a request.
 pub(super) fn answer(
     console: &mut Console,
     admin: &mut dyn Admin,
     request: &HttpRequest,
 ) -> HttpResponse {
+    let nonce = format!("{:032x}", OsRng.unwrap_err().random::<u128>());
+    let mut response = refuse_host(request, &console.plan.metrics_host)
+        .unwrap_or_else(|| route(console, admin, request, &nonce));
+    let headers = response.headers_mut();
+    let write = if console.writers.token.is_some() { "token" } else { "off" };
+    headers.insert(WRITE, HeaderValue::from_static(write));
+    headers.insert(CONTENT_SECURITY_POLICY, policy(&nonce));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Answers a request that is for this server.
+fn route(
+    console: &mut Console,
+    admin: &mut dyn Admin,
+    request: &HttpRequest,
+    nonce: &str,
+) -> HttpResponse {
     let reads = request.method() == Method::GET || request.method() == Method::HEAD;
     let writes = request.method() == Method::POST;
-    let nonce = format!("{:032x}", OsRng.unwrap_err().random::<u128>());
-    let mut response = match request.uri().path() {
-        "/" if reads => made(HTML, page(&nonce)),
+    match request.uri().path() {
+        "/" if reads => made(HTML, page(nonce)),
         "/look.json" if reads => made(JSON, console.look(admin).to_string()),
         "/metrics" if reads => made(
             METRICS,
@@ -113,15 +192,7 @@ pub(super) fn answer(
             "GET what is shown; POST a weight, and nothing else",
         ),
         _ => refuse(StatusCode::NOT_FOUND, "there are /, /look.json and /metrics"),
-    };
-    let headers = response.headers_mut();
-    let write = if console.writers.token.is_some() { "token" } else { "off" };
-    headers.insert(WRITE, HeaderValue::from_static(write));
-    headers.insert(CONTENT_SECURITY_POLICY, policy(&nonce));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    }
 }
 
 /// What an answer may run, load and show, and whom it may talk to: this server. Icons may be in the
@@ -157,7 +228,17 @@ fn with(status: StatusCode, kind: &'static str, body: Cow<'static, [u8]>) -> Htt
     response
 }
 
-/// `POST /weight` with what the control socket's method takes.
+/// What [`set_weight`] takes: of the control socket's method only numbers. A name would make the
+/// server read a file, which is for its operator to ask.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlainWeight {
+    tenant: String,
+    #[serde(deserialize_with = "weight::plain")]
+    weight: Weight,
+}
+
+/// `POST /weight`.
 fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse {
     if console.writers.token.is_none() {
         return refuse(
@@ -177,10 +258,14 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
             "the token is wrong: it is in the file that web-token names",
         );
     }
-    let Ok(params) = serde_json::from_slice::<Value>(request.body()) else {
+    let Ok(given) = serde_json::from_slice::<Value>(request.body()) else {
         return refuse(StatusCode::BAD_REQUEST, "send {\"tenant\": \"db\", \"weight\": \"300\"}");
     };
-    match console.method(admin, "weight", params) {
+    let result = rpc::params(given).and_then(|PlainWeight { tenant, weight }| {
+        console.forget_look();
+        console.weight(admin, &tenant, WeightSource::Fixed(weight))
+    });
+    match result {
         Ok(result) => {
             tracing::info!(%result, "a weight was changed over HTTP");
             made(JSON, result.to_string())
@@ -231,6 +316,43 @@ mod tests {
             &[("origin", "http://h:1")],
         ] {
             assert!(caused_by(headers), "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_goes_by_its_address_localhost_and_the_names_it_is_given() {
+        let names = ["fairq.example.org".to_owned(), "192.0.2.7".to_owned()];
+        let asked = |host: &str| {
+            let known = |at: &str| is_known(host_of(host), at.parse().unwrap(), &names);
+            (known("10.0.0.1"), known("2001:db8::1"))
+        };
+        for host in [
+            "localhost",
+            "LOCALHOST:9809",
+            "localhost.",
+            "127.0.0.1:1",
+            "[::1]:9809",
+            "fairq.example.org:80",
+            "FAIRQ.example.org.",
+            "192.0.2.7",
+            "[::ffff:127.0.0.1]",
+        ] {
+            assert_eq!(asked(host), (true, true), "{host}");
+        }
+        assert_eq!(asked("10.0.0.1:9809"), (true, false));
+        assert_eq!(asked("[2001:db8::1]:9809"), (false, true));
+        for host in [
+            "",
+            ":9809",
+            "evil.example",
+            "localhost.evil.example",
+            "fairq.example.org.evil.example",
+            "10.0.0.2",
+            "10.0.0.1.evil.example",
+            "127.0.0.1.evil.example:9809",
+            "[::2]",
+        ] {
+            assert_eq!(asked(host), (false, false), "{host}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The scheduling contract: three verbs on a port, time always an argument.
+//! The scheduling contract: verbs on a port, time always an argument.
 //!
 //! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
 //! policy: everything a port owns is touched by its shard alone, everything shared is
@@ -12,11 +12,15 @@
 //!                                       ├──▶ Blocked               another verb will wake this port
 //!                                       └──▶ Idle                  nothing staged here
 //!   completion ── complete ──▶ charges the flow, frees the slot
+//!
+//!   staged ── cancel ───▶ gone, not charged
+//!   staged ── grow ─────▶ staged, longer, charged for both
+//!   issued ── requeue ──▶ staged again (direct policies: Issue again), charged once in all
 //! ```
 //!
 //! # What the caller owes
-//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted, has
-//!   completed, or was woken.
+//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted,
+//!   cancelled, requeued or completed a request, or was woken.
 //! - It makes one command of the requests that `next` gave as `Join` and of the one that it then
 //!   gives as `Issue`: they lie one after the other, in this order, and do the same. It calls
 //!   `next` again at once after a `Join`.
@@ -24,7 +28,8 @@
 //!   called on each of them soon, its own port included. A wake-up that is never delivered stalls
 //!   the device.
 //! - A [`Tag`] names one live request of one port, below the bound given when the policy was built;
-//!   it is free again after `complete`. Every issued tag is completed exactly once, failed or not.
+//!   it is free again after `complete` or `cancel`. Every issued tag is completed or requeued
+//!   exactly once, failed or not.
 //! - `now_ns` is any monotonic clock, in nanoseconds, the same for all ports.
 //! - [`Policy::tick`] is called at the deadline it returns, by any one thread.
 //!
@@ -151,6 +156,39 @@ pub enum SubmitError {
     /// The tag is not below the bound, or still in use.
     #[error("tag out of range or still in use")]
     BadTag,
+    /// The flow has its part of the port's tags in use; only [`Port::admit`] says this.
+    #[error("the flow has its part of the port's tags in use: complete some of its requests first")]
+    Full,
+}
+
+/// What a staged request grows by: its caller has merged another into it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Growth {
+    /// What the request does.
+    pub op: Op,
+    /// Where the added part begins, in bytes: where the request ends, or so that it begins where
+    /// the added part ends.
+    pub offset: u64,
+    /// The added part's length, in bytes.
+    pub length: u32,
+    /// What it adds to the request's cost, in bytes of service.
+    pub cost: u64,
+}
+
+/// What one port knows of one flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct FlowStats {
+    /// Requests that the port holds and has not issued.
+    pub staged: u32,
+    /// Requests that the port has issued and that have not completed.
+    pub in_flight: u32,
+    /// How far the flow's first staged request here is ahead of virtual time, in units; `None`
+    /// without one, or for a policy without virtual time.
+    pub lag: Option<u64>,
+    /// The flow's tokens that the port has in hand, in bytes, less than 0 if it owes some; `None`
+    /// for a policy without tokens.
+    pub tokens: Option<i64>,
 }
 
 /// One shard's exclusive handle into a policy. See the [module's text](self) for what each side
@@ -171,8 +209,58 @@ pub trait Port: Send {
     /// Says what this port may do next.
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
 
-    /// Takes back an issued request when the device has completed it.
+    /// Takes an issued request off the port when the device has completed it.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+
+    /// Says whether the flow may stage another request here, so that a caller can push back before
+    /// it has built one. [`Port::submit`] takes a request all the same.
+    ///
+    /// A flow may keep as many requests here as leave an equal part of the port's tags to each flow
+    /// that has requests here and to one flow more, and at least one. So no flow takes all tags; a
+    /// flow that is alone may have half of them.
+    fn admit(&self, _flow: FlowId) -> Result<(), SubmitError> {
+        Ok(())
+    }
+
+    /// Takes a staged request back: it is gone, its tag is free, and its flow is not charged for
+    /// it, unless it was issued before and [requeued](Port::requeue), or a policy behind one lock
+    /// has chosen it already. `false`: it is not staged here, or the policy has
+    /// [merged](crate::serial::merge) it with others, with which it goes.
+    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
+    /// is charged for it once in all: a staged policy gives it again before anything else, once
+    /// `next` is called. Answers what [`Port::submit`] does; `None`: it is not issued, or was
+    /// issued as one command with others.
+    fn requeue(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        None
+    }
+
+    /// A staged request has grown, since its caller has merged another into it; that one, if it
+    /// was staged, is then [cancelled](Port::cancel). `false`: it is not staged here, or the policy
+    /// merges by itself, and nothing has changed.
+    fn grow(&mut self, _now_ns: u64, _tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    /// Whether `next` may have something to give; changes nothing. `false`: `next` would give
+    /// nothing now, and whatever changes that wakes this port or is called on it.
+    fn has_work(&self) -> bool {
+        true
+    }
+
+    /// One of the flow's requests that are staged here: who removes a flow and wants what it has
+    /// staged [cancelled](Port::cancel) asks until there is none.
+    fn staged(&self, _flow: FlowId) -> Option<Tag> {
+        None
+    }
+
+    /// What the port knows of the flow. Reads only what is the port's own.
+    fn flow_stats(&self, _flow: FlowId) -> FlowStats {
+        FlowStats::default()
+    }
 
     /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
     /// with one that was submitted to it before. Requests that are neither reads nor writes do that
@@ -187,8 +275,8 @@ pub trait Port: Send {
     }
 }
 
-/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the policy
-/// does not have.
+/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the
+/// policy does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reason {
     /// Virtual time, as the port knew it.

@@ -9,12 +9,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
-use crate::contract::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{
-    Class, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag,
+    Class, FlowStats, Growth, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted,
+    Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::{FlowTable, PortFlows};
 
 /// The control side of `none`.
 pub struct NonePolicy<P: Platform = Native> {
@@ -25,7 +27,7 @@ pub struct NonePolicy<P: Platform = Native> {
 pub struct NonePort<P: Platform = Native> {
     flows: Arc<FlowTable<P>>,
     account: PortFlows,
-    /// The flow slot of each live tag, plus one; 0 where the tag is not in use.
+    /// The seat of each live tag's flow, plus one; 0 where the tag is not in use.
     live: Box<[u32]>,
 }
 
@@ -40,7 +42,7 @@ impl<P: Platform> NonePolicy<P> {
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
             flows: table.clone(),
-            account: PortFlows::new(PortId(index as u8), &table),
+            account: PortFlows::new(PortId(index as u8), &table, tags),
             live: (0..tags).map(|_| 0).collect(),
         };
         let ports = (0..ports).map(port).collect();
@@ -87,8 +89,9 @@ impl<P: Platform> Port for NonePort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(|live| **live == 0)
             .ok_or(SubmitError::BadTag)?;
-        self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        *live = request.flow.slot() as u32 + 1;
+        let (_, seat) =
+            self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        *live = seat as u32 + 1;
         Ok(Submitted::Issue { class: Class::Medium })
     }
 
@@ -105,5 +108,37 @@ impl<P: Platform> Port for NonePort<P> {
         };
         self.account.finish(&self.flows, *live as usize - 1);
         *live = 0;
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.account.has_room(&self.flows, flow)
+    }
+
+    /// Nothing is ever staged.
+    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        let live = *self.live.get(tag.0 as usize)?;
+        (live != 0).then_some(Submitted::Issue { class: Class::Medium })
+    }
+
+    /// Nothing is ever staged.
+    fn grow(&mut self, _now_ns: u64, _tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn staged(&self, _flow: FlowId) -> Option<Tag> {
+        None
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let in_flight = self.account.seat(flow).map_or(0, |seat| self.account.live(seat));
+        FlowStats { in_flight, ..FlowStats::default() }
     }
 }

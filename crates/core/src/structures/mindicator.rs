@@ -8,9 +8,9 @@
 //! it is virtual time itself and never goes down. The array scan that the paper compares with is
 //! the same tree without inner nodes (Section 4.3.1 calls it "a one-level mindicator").
 //!
-//! **Words.** A tag's lower 8 bits are free ([`crate::contract::vtime`]): bit 7 says that nothing waits below
-//! a node, bits 0 to 6 are its *stamp*, which counts its changes modulo 128. (The root is never
-//! empty; its stamp has the same place.)
+//! **Words.** A tag's lower 8 bits are free ([`crate::contract::vtime`]): bit 7 says that nothing
+//! waits below a node, bits 0 to 6 are its *stamp*, which counts its changes modulo 128. (The root
+//! is never empty; its stamp has the same place.)
 //!
 //! **Two operations.**
 //! - [`pin`](VirtualTime::pin) *lowers* a leaf, when a request comes to an empty port or before its

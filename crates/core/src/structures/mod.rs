@@ -1,9 +1,12 @@
 //! Structures that several policies build on: the least start tag over all ports ([`mindicator`]),
 //! which ports are near each other ([`topology`]), and the least of a port's own tags
-//! ([`tournament`]).
+//! ([`tournament`]), the flows there are and what a port keeps of them ([`flow_table`]), and
+//! queues threaded through one array ([`fifo`]).
 
 #[cfg(all(test, loom))]
 pub(crate) mod broken;
+pub mod fifo;
+pub(crate) mod flow_table;
 pub(crate) mod mindicator;
 pub(crate) mod topology;
 pub(crate) mod tournament;

@@ -8,6 +8,9 @@
 //! needs no table of its own: the nearest of several ports is the one found under the lowest node
 //! on the way up.
 //!
+//! A node has at most [`FAN_OUT`] children, so that looking through them is bounded whatever the
+//! number of ports is: where a machine has more at one level, neighbours share a node more.
+//!
 //! ```text
 //!   2 sockets, 2 cores each, 2 ports per core       1 socket, 1 port per core
 //!                 root                                       root
@@ -21,8 +24,12 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::contract::port_set::{PortId, PortSet};
+
+/// The most children of a node: the publisher of a lead looks at all children of a node.
+const FAN_OUT: usize = 64;
 
 /// Where each port runs: its socket and its core.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,7 +60,7 @@ impl Topology {
         let everyone: Vec<usize> = (0..self.ports()).collect();
         let levels: [&dyn Fn(usize) -> (u16, u16); 2] =
             [&|port| (self.places[port].0, 0), &|port| self.places[port]];
-        tree.grow(Tree::ROOT, &everyone, &levels);
+        tree.grow(Tree::ROOT, &everyone, &levels, FAN_OUT);
         tree
     }
 
@@ -61,7 +68,7 @@ impl Topology {
     pub(crate) fn scan(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
-        tree.grow(Tree::ROOT, &everyone, &[]);
+        tree.grow(Tree::ROOT, &everyone, &[], usize::MAX);
         tree
     }
 }
@@ -73,7 +80,7 @@ pub(crate) struct Tree {
     parents: Box<[u16]>,
     children: Box<[Box<[u16]>]>,
     /// The ports below each inner node.
-    members: Box<[u64]>,
+    members: Box<[PortSet]>,
     ports: usize,
 }
 
@@ -85,15 +92,22 @@ impl Tree {
         Tree {
             parents: Box::new([]),
             children: Box::new([]),
-            members: vec![PortSet::first(ports).bits()].into_boxed_slice(),
+            members: vec![PortSet::first(ports)].into_boxed_slice(),
             ports,
         }
     }
 
     /// Hangs `ports` below `node`, through one node for each distinct value of the first of
     /// `levels`, and so on.
-    fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
+    fn grow(
+        &mut self,
+        node: usize,
+        ports: &[usize],
+        levels: &[&dyn Fn(usize) -> (u16, u16)],
+        fan_out: usize,
+    ) {
         let mut builder = Builder {
+            fan_out,
             parents: vec![0],
             leaf_parents: vec![0; self.ports],
             members: vec![self.members[0]],
@@ -143,27 +157,24 @@ impl Tree {
 
     /// The ports below an inner node.
     #[inline]
-    pub(crate) fn members(&self, node: usize) -> u64 {
-        self.members.get(node).copied().unwrap_or(0)
+    pub(crate) fn members(&self, node: usize) -> PortSet {
+        self.members.get(node).copied().unwrap_or(PortSet::EMPTY)
     }
 
     /// The nearest to `port` of the ports in `candidates`, and the lowest node above both. Among
     /// equally near ones it is the next after `port` in cyclic order, so that none is always passed
     /// over.
-    pub(crate) fn nearest(&self, port: PortId, candidates: u64) -> Option<(PortId, usize)> {
-        let candidates = candidates & !PortSet::only(port).bits();
-        if candidates == 0 {
+    pub(crate) fn nearest(&self, port: PortId, mut candidates: PortSet) -> Option<(PortId, usize)> {
+        candidates.remove(port);
+        if candidates.is_empty() {
             return None;
         }
         let mut node = self.leaf(port);
         // A round a level.
         loop {
             node = self.parent(node);
-            let near = candidates & self.members(node);
-            if near != 0 {
-                let start = u32::from(port.0) & 63;
-                let found = near.rotate_right(start).trailing_zeros().wrapping_add(start) & 63;
-                return Some((PortId(found as u8), node));
+            if let Some(found) = candidates.and(self.members(node)).after(port) {
+                return Some((found, node));
             }
             if node == Self::ROOT {
                 return None;
@@ -174,36 +185,65 @@ impl Tree {
 
 /// The parents of inner nodes and of leaves while a tree grows.
 struct Builder {
+    /// The most children of a node.
+    fan_out: usize,
     parents: Vec<u16>,
     leaf_parents: Vec<u16>,
-    members: Vec<u64>,
+    members: Vec<PortSet>,
 }
 
 impl Builder {
     fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
-        let Some((level, lower)) = levels.split_first() else {
-            // The leaves' parents are given as inner node numbers, which do not change when leaves
-            // are appended.
-            ports.iter().for_each(|&port| self.leaf_parents[port] = node as u16);
-            return;
-        };
+        let Some((level, lower)) = levels.split_first() else { return self.hang(node, ports) };
         let mut places: Vec<(u16, u16)> = ports.iter().map(|&port| level(port)).collect();
         places.sort_unstable();
         places.dedup();
-        for &place in &places {
-            let here: Vec<usize> =
-                ports.iter().copied().filter(|&port| level(port) == place).collect();
-            if places.len() == 1 {
-                self.grow(node, &here, lower);
-            } else if let [port] = here[..] {
-                self.leaf_parents[port] = node as u16;
-            } else {
-                let new = self.parents.len();
-                self.parents.push(node as u16);
-                self.members.push(here.iter().fold(0, |set, port| set | 1 << port));
-                self.grow(new, &here, lower);
+        if let [_] = places[..] {
+            return self.grow(node, ports, lower);
+        }
+        let ports_of = |place: (u16, u16)| {
+            ports.iter().copied().filter(|&port| level(port) == place).collect::<Vec<usize>>()
+        };
+        for group in self.groups(places.len()) {
+            let here = places[group].iter().map(|&place| ports_of(place)).collect::<Vec<_>>();
+            // Without a node of its own, a group is all places there are.
+            let above = match here.len() == places.len() {
+                true => node,
+                false => self.node(node, &here.concat()),
+            };
+            for ports in here {
+                match ports[..] {
+                    [port] => self.leaf_parents[port] = above as u16,
+                    _ => {
+                        let new = self.node(above, &ports);
+                        self.grow(new, &ports, lower);
+                    }
+                }
             }
         }
+    }
+
+    /// Hangs the leaves of `ports` below `node`. Their parents are inner nodes, whose numbers do
+    /// not change when leaves are appended.
+    fn hang(&mut self, node: usize, ports: &[usize]) {
+        for group in self.groups(ports.len()) {
+            let here = &ports[group];
+            let above = if here.len() == ports.len() { node } else { self.node(node, here) };
+            here.iter().for_each(|&port| self.leaf_parents[port] = above as u16);
+        }
+    }
+
+    /// A new inner node above `ports` and below `parent`.
+    fn node(&mut self, parent: usize, ports: &[usize]) -> usize {
+        self.parents.push(parent as u16);
+        self.members.push(ports.iter().map(|&port| PortId(port as u8)).collect());
+        self.parents.len() - 1
+    }
+
+    /// Cuts `count` children into groups of at most `fan_out` neighbours, alike in size.
+    fn groups(&self, count: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let groups = count.div_ceil(self.fan_out).max(1);
+        (0..groups).map(move |group| group * count / groups..(group + 1) * count / groups)
     }
 }
 
@@ -216,17 +256,21 @@ mod tests {
         Topology::new((0..16).map(|port| (port / 8, port / 2)).collect()).tree()
     }
 
+    fn set(ports: &[u8]) -> PortSet {
+        ports.iter().map(|&port| PortId(port)).collect()
+    }
+
     #[test]
     fn the_papers_machine_has_three_levels() {
         let tree = paper_machine();
         assert_eq!(tree.nodes(), 1 + 2 + 8 + 16);
         let core = tree.parent(tree.leaf(PortId(7)));
         assert_eq!(core, tree.parent(tree.leaf(PortId(6))));
-        assert_eq!(tree.members(core), 0b1100_0000);
+        assert_eq!(tree.members(core), set(&[6, 7]));
         let socket = tree.parent(core);
-        assert_eq!(tree.members(socket), 0xff);
+        assert_eq!(tree.members(socket), PortSet::first(8));
         assert_eq!(tree.parent(socket), Tree::ROOT);
-        assert_eq!(tree.members(Tree::ROOT), 0xffff);
+        assert_eq!(tree.members(Tree::ROOT), PortSet::first(16));
         assert_eq!(tree.children(Tree::ROOT).count(), 2);
         assert_eq!(tree.children(socket).count(), 4);
         assert_eq!(
@@ -253,20 +297,43 @@ mod tests {
     #[test]
     fn the_nearest_is_on_the_same_core_then_socket_then_elsewhere() {
         let tree = paper_machine();
-        let nearest = |candidates: u64| tree.nearest(PortId(2), candidates);
+        let nearest = |candidates: &[u8]| tree.nearest(PortId(2), set(candidates));
         let core = tree.parent(tree.leaf(PortId(2)));
         let socket = tree.parent(core);
-        assert_eq!(nearest(1 << 3 | 1 << 5 | 1 << 9), Some((PortId(3), core)));
-        assert_eq!(nearest(1 << 5 | 1 << 9), Some((PortId(5), socket)));
-        assert_eq!(nearest(1 << 9), Some((PortId(9), Tree::ROOT)));
-        assert_eq!(
-            nearest(1 << 1 | 1 << 2),
-            Some((PortId(1), socket)),
-            "not itself; cyclic order wraps"
-        );
-        assert_eq!(nearest(1 << 2), None);
-        assert_eq!(nearest(0), None);
+        assert_eq!(nearest(&[3, 5, 9]), Some((PortId(3), core)));
+        assert_eq!(nearest(&[5, 9]), Some((PortId(5), socket)));
+        assert_eq!(nearest(&[9]), Some((PortId(9), Tree::ROOT)));
+        assert_eq!(nearest(&[1, 2]), Some((PortId(1), socket)), "not itself; cyclic order wraps");
+        assert_eq!(nearest(&[2]), None);
+        assert_eq!(nearest(&[]), None);
         let full = Topology::flat(64).tree();
-        assert_eq!(full.nearest(PortId(63), 1 << 5 | 1 << 60), Some((PortId(5), Tree::ROOT)));
+        assert_eq!(full.nearest(PortId(63), set(&[5, 60])), Some((PortId(5), Tree::ROOT)));
+    }
+
+    /// Whoever looks through a node's children has a bounded number of them, however many ports
+    /// there are, and finds each port below its ancestors.
+    #[test]
+    fn no_node_has_more_than_64_children() {
+        for places in [
+            (0..256).map(|port| (0, port)).collect::<Vec<(u16, u16)>>(),
+            (0..256).map(|port| (port / 128, port)).collect(),
+            (0..256).map(|port| (port / 128, port / 2)).collect(),
+            (0..65).map(|port| (0, port)).collect(),
+        ] {
+            let ports = places.len();
+            let tree = Topology::new(places.clone()).tree();
+            let inner = tree.nodes() - ports;
+            assert!((0..inner).all(|node| tree.children(node).count() <= FAN_OUT));
+            for port in (0..ports).map(|port| PortId(port as u8)) {
+                let mut node = tree.leaf(port);
+                while node != Tree::ROOT {
+                    node = tree.parent(node);
+                    assert!(tree.members(node).contains(port), "{port:?} below {node}");
+                }
+            }
+            assert_eq!(tree.members(Tree::ROOT), PortSet::first(ports));
+            let scan = Topology::new(places).scan();
+            assert_eq!(scan.children(Tree::ROOT).count(), ports, "the scan is of all ports");
+        }
     }
 }

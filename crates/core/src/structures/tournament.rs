@@ -12,7 +12,8 @@
 //!
 //! **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind
 //! the first, so that they compare as plain numbers. When they come near the end of the range, once
-//! in 2^54 units (hours at the least, see [`crate::contract::vtime`]), the origin is moved on in one pass.
+//! in 2^54 units (hours at the least, see [`crate::contract::vtime`]), the origin is moved on in
+//! one pass.
 
 use alloc::boxed::Box;
 

@@ -6,11 +6,11 @@ const TABLE: &str = include_str!("../../src/policy/d2fq/decisions.md");
 
 /// What stands before `::` in the table, and the file.
 const FILES: [(&str, &str); 11] = [
-    ("tests", "core/src/d2fq/tests.rs"),
-    ("models", "core/src/d2fq/models.rs"),
+    ("tests", "core/src/policy/d2fq/tests.rs"),
+    ("models", "core/src/policy/d2fq/models.rs"),
     ("convergence", "core/tests/d2fq/convergence.rs"),
-    ("vtime", "core/src/vtime.rs"),
-    ("cost", "core/src/cost.rs"),
+    ("vtime", "core/src/contract/vtime.rs"),
+    ("cost", "core/src/contract/cost.rs"),
     ("arbiter", "device/tests/arbiter/main.rs"),
     ("nvme_soft", "host/src/device/nvme_soft/tests.rs"),
     ("controller", "host/src/nvme/controller/tests.rs"),

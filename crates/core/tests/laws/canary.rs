@@ -10,8 +10,8 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
-    Class, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Stats,
-    SubmitError, Submitted, Tag, Weight,
+    Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -57,6 +57,8 @@ pub(crate) enum Fault {
     ForgetsTheWrap,
     /// What a request grows by costs nothing.
     GrowsForNothing,
+    /// What is cancelled is paid for.
+    ChargesForCancelled,
 }
 
 #[derive(Clone, Copy)]
@@ -113,6 +115,14 @@ impl SerialPolicy for Naive {
         for queued in of_the_flow.skip_while(|queued| queued.job != arrival.job) {
             queued.finish += units;
             queued.start += if queued.job == arrival.job { 0 } else { units };
+        }
+    }
+
+    fn cancel(&mut self, job: Job, flow: usize) {
+        let Some(at) = self.queue.iter().position(|queued| queued.job == job) else { return };
+        let Queued { start, finish, .. } = self.queue.remove(at);
+        if self.fault != Fault::ChargesForCancelled {
+            self.ends[flow] -= finish - start;
         }
     }
 
@@ -205,6 +215,12 @@ pub(crate) enum Misbehave {
     /// Nothing is issued while the last flow that came has been away for a time that is negative as
     /// a signed number of 16 bits, in ticks.
     AgeInSixteenBits,
+    /// Says that a request is cancelled, and serves it.
+    CancelOnlySays,
+    /// Says that it is not staged.
+    CancelForgets,
+    /// Says that a request will be issued again.
+    RequeueForgets,
 }
 
 /// SFQ(D) behind a shim that misbehaves.
@@ -373,6 +389,40 @@ impl Port for ShimPort {
         if !self.every(9, Misbehave::ForgetCompletions) {
             self.inner.complete(now_ns, tag, outcome, wake);
         }
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.admit(flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        if self.every(3, Misbehave::CancelOnlySays) {
+            return true;
+        }
+        !self.every(3, Misbehave::CancelForgets) && self.inner.cancel(now_ns, tag, wake)
+    }
+
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        if self.every(3, Misbehave::RequeueForgets) {
+            return Some(Submitted::Staged);
+        }
+        self.inner.requeue(now_ns, tag, wake)
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.inner.grow(now_ns, tag, growth, wake)
+    }
+
+    fn has_work(&self) -> bool {
+        self.last.is_some() || self.inner.has_work()
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.inner.staged(flow)
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        self.inner.flow_stats(flow)
     }
 }
 

@@ -109,6 +109,14 @@ impl<P: Policy> Plan<P> {
         }
     }
 
+    /// The tenant takes one of its staged requests back and asks for another in its place.
+    pub(crate) fn take_back(&mut self, tenant: usize, port: usize) {
+        if self.world.cancel_of(tenant, port) {
+            self.world.settle();
+            self.submit(tenant, port);
+        }
+    }
+
     fn complete(&mut self, position: usize) {
         let request = self.world.complete(position);
         let done = self.world.trace.requests[request];

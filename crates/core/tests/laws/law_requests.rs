@@ -1,6 +1,6 @@
 //! **Law: requests.** None is lost, none issued twice, each by the port that it was submitted to,
 //! and everything drains; a port says `Idle` or `Blocked` truthfully; refusals leave no trace; the
-//! slots of removed flows come back.
+//! slots of removed flows come back. What is taken back is not issued, or once more.
 
 use crate::canary::{self, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -8,6 +8,7 @@ use crate::world::{Event, Subject, Trace};
 
 pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     let mut issued = vec![0; trace.requests.len()];
+    let mut cancelled = vec![false; trace.requests.len()];
     for (at, event) in trace.events.iter().enumerate() {
         match event {
             Event::Issued { port, tag, request: None, .. } => {
@@ -24,6 +25,8 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
                     ));
                 }
             }
+            Event::Requeued(request) => issued[*request] -= 1,
+            Event::Cancelled(request) => cancelled[*request] = true,
             Event::SaidIdle { port, staged } if *staged > 0 => {
                 return Err(format!(
                     "event {at}: port {port} said Idle with {staged} requests staged"
@@ -36,9 +39,12 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
             _ => {}
         }
     }
-    match issued.iter().position(|&times| times != 1) {
+    let mut owed = issued.iter().zip(&cancelled).map(|(&times, &cancelled)| (times, cancelled));
+    match owed.position(|(times, cancelled)| times != i32::from(!cancelled)) {
         Some(request) => {
-            Err(format!("{:?} was issued {} times", trace.requests[request], issued[request]))
+            let (times, whose) = (issued[request], trace.requests[request]);
+            let fate = if cancelled[request] { "cancelled and " } else { "" };
+            Err(format!("{whose:?} was {fate}issued {times} times"))
         }
         None => Ok(()),
     }

@@ -19,6 +19,7 @@ mod law_rates;
 mod law_requests;
 mod law_shares;
 mod law_slots;
+mod law_take_back;
 mod law_virtual_time;
 mod law_work;
 mod reference;
@@ -74,12 +75,20 @@ macro_rules! law {
         law!(order_of_sfq, $of, $at);
     };
     // What every policy owes that has slots.
+    (taking_back_all, $of:expr, $at:expr) => {
+        law!(taking_back, $of, $at);
+        law!(taking_back_keeps_slots, $of, $at);
+        law!(taking_back_conserves_work, $of, $at);
+        law!(taking_back_is_free, $of, $at);
+    };
     (keeping, $of:expr, $at:expr) => {
         law!(requests, $of, $at);
         law!(slots, $of, $at);
         law!(virtual_time, $of, $at);
         law!(absence, $of, $at);
         law!(merging, $of, $at);
+        law!(taking_back, $of, $at);
+        law!(taking_back_keeps_slots, $of, $at);
     };
     ($law:ident, $of:expr, $at:expr) => {
         #[test]
@@ -124,6 +133,18 @@ mod checks {
     }
     pub(crate) fn work_conserving(of: &impl Subject, _at: &[u64]) {
         law_work::holds(of).unwrap();
+    }
+    pub(crate) fn taking_back(of: &impl Subject, _at: &[u64]) {
+        law_take_back::holds(of).unwrap();
+    }
+    pub(crate) fn taking_back_keeps_slots(of: &impl Subject, _at: &[u64]) {
+        law_take_back::keeps_slots(of).unwrap();
+    }
+    pub(crate) fn taking_back_conserves_work(of: &impl Subject, _at: &[u64]) {
+        law_take_back::is_work_conserving(of).unwrap();
+    }
+    pub(crate) fn taking_back_is_free(of: &impl Subject, _at: &[u64]) {
+        law_take_back::is_free(of).unwrap();
     }
     pub(crate) fn merging(of: &impl Subject, _at: &[u64]) {
         law_merge::holds(of).unwrap();
@@ -205,8 +226,9 @@ const T: [u64; 3] = [0, 16_384, 46_080];
 
 laws! {
     /// It stages nothing and promises no fairness.
-    none: None, [0] => requests absence work_conserving;
-    sfqd: SfqD, [0] => all order_of_sfq_at_any_depth merging merged_requests_are_paid_for;
+    none: None, [0] => requests absence work_conserving taking_back;
+    sfqd: SfqD, [0] => all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
+        taking_back_all;
     mqfq: Multi::Paper, T => all_of_mqfq;
     mqfq_array_scan: Multi::ArrayScan, T => all_of_mqfq;
     mqfq_atomic_counter: Multi::AtomicCounter, T => all_of_mqfq;
@@ -243,16 +265,18 @@ laws! {
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
-    fiops: ByIops, [0] => all_but_unfairness bounded_unfairness_of_one_length merging;
+    fiops: ByIops, [0] => all_but_unfairness bounded_unfairness_of_one_length merging taking_back_all;
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
     bfq_na: ByBudgets { idle_ns: 0 }, [0] => keeping shares_after_absence work_conserving
         bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
-        three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for;
+        three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
+        taking_back_conserves_work taking_back_is_free;
     /// Looked at with requests that cost their length.
-    flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => all merging merged_requests_are_paid_for;
+    flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => all merging merged_requests_are_paid_for
+        taking_back_all;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
     flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum

@@ -42,6 +42,19 @@ pub(crate) enum Step {
     Misuse {
         port: usize,
     },
+    /// Takes a staged request back.
+    Cancel {
+        pick: usize,
+    },
+    /// Takes one back that the device has not begun.
+    Requeue {
+        pick: usize,
+    },
+    /// Merges another into a staged one.
+    Grow {
+        pick: usize,
+        length: u32,
+    },
 }
 
 /// What scripts of a kind may contain.
@@ -60,6 +73,8 @@ pub(crate) struct Kind {
     /// Whether wake-ups may be late; if not, everything owed is paid after every step.
     pub(crate) late: bool,
     pub(crate) max_steps: usize,
+    /// Whether requests are taken back, and grow.
+    pub(crate) takes_back: bool,
     /// The most bytes that are merged to one command; if any, requests come in streams.
     pub(crate) merge_bytes: u32,
 }
@@ -74,6 +89,7 @@ pub(crate) const ANYTHING: Kind = Kind {
     control: true,
     late: true,
     max_steps: 300,
+    takes_back: false,
     merge_bytes: 0,
 };
 
@@ -88,13 +104,13 @@ pub(crate) struct Script {
 
 const MAX_FLOWS: usize = 5;
 
-fn step(kind: Kind, ports: usize) -> impl Strategy<Value = Step> {
+fn step(kind: Kind, ports: usize) -> BoxedStrategy<Step> {
     let weight = prop::sample::select(kind.weights);
     let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Flush), 1 => Just(Op::Discard)];
     let flow = 0..MAX_FLOWS;
     let length = prop::sample::select(kind.lengths);
     let control = u32::from(kind.control);
-    prop_oneof![
+    let steps = prop_oneof![
         30 => (0..ports, flow.clone(), op, length, 1u8..6)
             .prop_map(|(port, flow, op, length, count)| Step::Arrive { port, flow, op, length, count }),
         60 => any::<usize>().prop_map(|pick| Step::Complete { pick }),
@@ -106,7 +122,18 @@ fn step(kind: Kind, ports: usize) -> impl Strategy<Value = Step> {
         control => weight.prop_map(|weight| Step::Add { weight }),
         1 => (0u64..90_000_000_000).prop_map(|later_ns| Step::Tick { later_ns }),
         1 => (0..ports).prop_map(|port| Step::Misuse { port }),
+    ];
+    if !kind.takes_back {
+        return steps.boxed();
+    }
+    let longer = prop::sample::select(kind.lengths);
+    prop_oneof![
+        130 => steps,
+        20 => any::<usize>().prop_map(|pick| Step::Cancel { pick }),
+        10 => any::<usize>().prop_map(|pick| Step::Requeue { pick }),
+        10 => (any::<usize>(), longer).prop_map(|(pick, length)| Step::Grow { pick, length }),
     ]
+    .boxed()
 }
 
 pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
@@ -191,6 +218,9 @@ fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, l
             world.tick();
         }
         Step::Misuse { port } => world.misuse(port),
+        Step::Cancel { pick } => world.cancel(pick),
+        Step::Requeue { pick } => world.requeue(pick),
+        Step::Grow { pick, length } => world.grow(pick, length),
     }
 }
 

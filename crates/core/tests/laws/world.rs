@@ -7,8 +7,8 @@
 //! it is given and completes in any order.
 
 use fairq_core::{
-    CostModel, FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request,
-    SubmitError, Submitted, Tag, Weight,
+    CostModel, FlowError, FlowId, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
+    Request, SubmitError, Submitted, Tag, Weight,
 };
 
 /// The bounds and parameters a policy is built with.
@@ -101,6 +101,10 @@ pub(crate) enum Event {
         joined: bool,
     },
     Completed(usize),
+    /// A staged request was taken back.
+    Cancelled(usize),
+    /// An issued request was taken back, to be issued again.
+    Requeued(usize),
     /// After every verb.
     VirtualTime(u64),
     /// Nothing is owed to any port.
@@ -307,6 +311,108 @@ impl<P: Policy> World<P> {
             .flatten()
         {
             self.verb(port, |port, now, wake| port.complete(now, tag, Outcome::Done, wake));
+            if self.verb(port, |port, now, wake| port.requeue(now, tag, wake)).is_some() {
+                self.broken(format!("requeued {tag:?}, which is not issued"));
+            }
+        }
+        let unstaged = self.tags[port].iter().position(|tag| matches!(tag, Some((_, true)) | None));
+        for tag in [beyond, Tag(u32::MAX)].into_iter().chain(unstaged.map(|tag| Tag(tag as u32))) {
+            let growth = Growth { op: Op::Read, offset: 0, length: 4096, cost: 4096 };
+            if self.verb(port, |port, now, wake| port.cancel(now, tag, wake))
+                || self.verb(port, |port, now, wake| port.grow(now, tag, &growth, wake))
+            {
+                self.broken(format!("cancelled or grew {tag:?}, which is not staged"));
+            }
+        }
+    }
+
+    /// The staged request that a script's number stands for, if any is staged.
+    fn staged_request(&self, pick: usize) -> Option<usize> {
+        let staged: Vec<usize> = self
+            .tags
+            .iter()
+            .flatten()
+            .filter_map(|tag| tag.filter(|(_, issued)| !issued).map(|(index, _)| index))
+            .collect();
+        (!staged.is_empty()).then(|| staged[pick % staged.len()])
+    }
+
+    /// Takes a staged request back; then its port does not know it any more.
+    pub(crate) fn cancel(&mut self, pick: usize) {
+        let Some(index) = self.staged_request(pick) else { return };
+        let Req { port, tag, flow, .. } = self.trace.requests[index];
+        let id = self.trace.flows[flow].id;
+        if self.ports[port].staged(id).is_none() {
+            self.broken(format!("{tag:?} is staged, and the port says that its flow has nothing"));
+        }
+        let cancelled = self.verb(port, |port, now, wake| port.cancel(now, tag, wake));
+        if cancelled {
+            self.tags[port][tag.0 as usize] = None;
+            self.staged[port] -= 1;
+            self.trace.events.push(Event::Cancelled(index));
+        } else if self.trace.shape.merge_bytes == 0 {
+            self.broken(format!("{tag:?} is staged and cannot be cancelled"));
+        }
+        if cancelled && self.verb(port, |port, now, wake| port.cancel(now, tag, wake)) {
+            self.broken(format!("{tag:?} was cancelled twice"));
+        }
+    }
+
+    /// Takes back what the port names first of the flow's staged requests; false if there is none.
+    pub(crate) fn cancel_of(&mut self, flow: usize, port: usize) -> bool {
+        let Some(tag) = self.ports[port].staged(self.trace.flows[flow].id) else { return false };
+        let Some((index, false)) = self.tags[port][tag.0 as usize] else {
+            self.broken(format!("{tag:?} is not staged"));
+            return false;
+        };
+        if self.trace.requests[index].flow != flow {
+            self.broken(format!("{tag:?} is another flow's"));
+        }
+        let cancelled = self.verb(port, |port, now, wake| port.cancel(now, tag, wake));
+        if cancelled {
+            self.tags[port][tag.0 as usize] = None;
+            self.staged[port] -= 1;
+            self.trace.events.push(Event::Cancelled(index));
+        }
+        cancelled
+    }
+
+    /// Takes back a request that the device has not begun.
+    pub(crate) fn requeue(&mut self, pick: usize) {
+        let Some(position) = pick.checked_rem(self.device.len()) else { return };
+        let index = self.device[position];
+        let Req { port, tag, command, .. } = self.trace.requests[index];
+        let answer = self.verb(port, |port, now, wake| port.requeue(now, tag, wake));
+        match answer {
+            // One command with others, or else it must go.
+            None if self.trace.shape.merge_bytes > 0 => {}
+            None => self.broken(format!("{tag:?} is issued and cannot be requeued")),
+            Some(answer) => {
+                self.device.remove(position);
+                self.commands[command] -= 1;
+                self.outstanding -= 1;
+                self.tags[port][tag.0 as usize] = Some((index, false));
+                self.staged[port] += 1;
+                self.trace.events.push(Event::Requeued(index));
+                if let Submitted::Issue { .. } = answer {
+                    self.issue(port, tag, false);
+                }
+            }
+        }
+    }
+
+    /// Merges what lies behind a staged request into it.
+    pub(crate) fn grow(&mut self, pick: usize, length: u32) {
+        let Some(index) = self.staged_request(pick) else { return };
+        let Req { port, tag, op, offset, length: before, .. } = self.trace.requests[index];
+        let cost = self.trace.shape.cost.cost(op, length);
+        let growth = Growth { op, offset: offset + u64::from(before), length, cost };
+        if self.verb(port, |port, now, wake| port.grow(now, tag, &growth, wake)) {
+            let request = &mut self.trace.requests[index];
+            request.length = before.saturating_add(length);
+            request.cost += cost;
+        } else if self.trace.shape.merge_bytes == 0 {
+            self.broken(format!("{tag:?} is staged and cannot grow"));
         }
     }
 
@@ -314,8 +420,12 @@ impl<P: Policy> World<P> {
     pub(crate) fn next(&mut self, port: usize) -> Next {
         self.owed.remove(PortId(port as u8));
         self.timers[port] = None;
+        let has_work = self.ports[port].has_work();
         let next = self.verb_unowed(port, |port, now, wake| port.next(now, wake));
         let staged = self.staged[port];
+        if !has_work && matches!(next, Next::Issue { .. } | Next::Join { .. }) {
+            self.broken(format!("port {port} said that it has no work, and gave {next:?}"));
+        }
         match next {
             Next::Issue { tag, .. } => {
                 self.owed.insert(PortId(port as u8));
@@ -505,7 +615,7 @@ impl<P: Policy> World<P> {
 
     fn owe(&mut self, wake: PortSet) {
         self.owed.extend(wake);
-        if wake.bits() & !PortSet::first(self.trace.shape.ports).bits() != 0 {
+        if wake.and(PortSet::first(self.trace.shape.ports)) != wake {
             self.broken(format!("woke {wake:?}, of {} ports", self.trace.shape.ports));
             self.owed = PortSet::EMPTY;
         }

@@ -6,12 +6,12 @@ use std::io;
 use fairq_core::{ClassWeights, PortSet};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Source, Unsettled};
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Unsettled};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
-use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
+use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue};
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 
@@ -171,8 +171,20 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.extents(file, offset, length, most))
     }
 
-    fn sync(&self) -> io::Result<()> {
+    fn sync(&self) -> Vec<(u16, io::Error)> {
         each!(AnyDevice, self, device => device.sync())
+    }
+
+    fn write_back_failed(&self, file: u16) -> bool {
+        each!(AnyDevice, self, device => device.write_back_failed(file))
+    }
+
+    fn inspect(&self) {
+        each!(AnyDevice, self, device => device.inspect())
+    }
+
+    fn cut_off(&self) -> Vec<CutOff> {
+        each!(AnyDevice, self, device => device.cut_off())
     }
 
     fn take_memory(&self, file: u16, offset: u64, length: u64) -> io::Result<()> {
@@ -185,10 +197,6 @@ impl Device for AnyDevice {
 
     fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
         each!(AnyDevice, self, device => device.zeroes_by_map(file, no_hole))
-    }
-
-    fn source(&self, file: u16) -> Option<Source> {
-        each!(AnyDevice, self, device => device.source(file))
     }
 
     fn is_polled(&self) -> bool {

@@ -11,11 +11,11 @@
 //! belong to the device.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
 
-use crate::device::file::Source;
 use crate::memory::Memory;
 use crate::ring::{Event, Ring};
 use crate::wakers::Wakers;
@@ -73,8 +73,6 @@ pub struct Command {
     pub no_hole: bool,
     /// For writing zeroes: fail with `EOPNOTSUPP` rather than be slow.
     pub fast_only: bool,
-    /// For reads: the data may stay in the file ([`Completion::in_place`]).
-    pub in_place: bool,
     /// The data: at least `length` bytes for reads and writes, [`Memory::NONE`] otherwise.
     pub memory: Memory,
 }
@@ -86,16 +84,6 @@ pub struct Completion {
     pub tag: Tag,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// The data of a read have stayed in the file, whose cache has them: they can be sent from
-    /// there ([`Device::source`]). The command's memory is as it was.
-    pub in_place: bool,
-}
-
-impl Completion {
-    /// Of a command whose data, if it has any, are in its memory.
-    pub fn new(tag: Tag, errno: i32) -> Completion {
-        Completion { tag, errno, in_place: false }
-    }
 }
 
 /// A range of a file and whether it holds data.
@@ -105,6 +93,17 @@ pub struct Extent {
     pub length: u64,
     /// No storage is allocated and it reads as zeroes.
     pub is_hole: bool,
+}
+
+/// A file that has become shorter while it was served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CutOff {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes that it had when it was opened.
+    pub size: u64,
+    /// Bytes at its start that it has kept; commands that reach beyond them fail with `EIO`.
+    pub intact: u64,
 }
 
 /// Where a queue is opened: one shard of a run.
@@ -136,10 +135,25 @@ pub trait Device: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Puts everything written on stable storage; called once, at the end, when all queues are
-    /// closed.
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
+    /// Puts everything written on stable storage; called when no queue is open. Gives the files
+    /// with which that failed, and why.
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        Vec::new()
+    }
+
+    /// Whether the kernel has failed to write back data of a file since this was last asked. Does
+    /// not wait. Callers take turns at asking and at what they do about it.
+    fn write_back_failed(&self, _file: u16) -> bool {
+        false
+    }
+
+    /// Looks whether files have become shorter. Waits for their file systems, so it is called by
+    /// threads that nothing depends on.
+    fn inspect(&self) {}
+
+    /// The files that have been found to be shorter than when they were opened.
+    fn cut_off(&self) -> Vec<CutOff> {
+        Vec::new()
     }
 
     /// Takes the memory now that writing a range of a file would take, so that nobody who writes
@@ -165,11 +179,6 @@ pub trait Device: Send + Sync + 'static {
     /// writing.
     fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
         true
-    }
-
-    /// The file to send from what reads have left in place; none if they never do there.
-    fn source(&self, _file: u16) -> Option<Source> {
-        None
     }
 
     /// The allocation of a range of a file, in order, at least one extent, at most `most`; together

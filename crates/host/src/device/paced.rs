@@ -204,7 +204,7 @@ impl Queue for PacedQueue {
                 pending.memories.clear();
                 self.spare.push(pending.memories);
             }
-            done.push(Completion::new(pending.command.tag, errno));
+            done.push(Completion { tag: pending.command.tag, errno });
         }
     }
 
@@ -378,7 +378,7 @@ mod tests {
 
     fn command(tag: u32, op: Op, memory: Memory) -> Command {
         let (file, offset, length) = (0, 0, memory.length);
-        let (fua, no_hole, fast_only, in_place) = (false, false, false, false);
+        let (fua, no_hole, fast_only) = (false, false, false);
         Command {
             tag: Tag(tag),
             op,
@@ -389,7 +389,6 @@ mod tests {
             fua,
             no_hole,
             fast_only,
-            in_place,
             memory,
         }
     }
@@ -460,7 +459,7 @@ mod tests {
             queue.reap(deadline - 1, &mut ring, &mut done, &mut PortSet::default());
             assert_eq!(done, []);
             queue.reap(deadline, &mut ring, &mut done, &mut PortSet::default());
-            assert_eq!(std::mem::take(&mut done), [Completion::new(Tag(tag), 0)]);
+            assert_eq!(std::mem::take(&mut done), [Completion { tag: Tag(tag), errno: 0 }]);
         }
         assert_eq!(queue.deadline_ns(), None);
         assert_eq!(buffer.bytes_mut(), [7; 100]);

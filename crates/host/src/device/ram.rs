@@ -78,7 +78,7 @@ impl Queue for RamQueue {
     unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
         // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
         let errno = unsafe { self.store.execute(command) };
-        self.done.push(Completion::new(command.tag, errno));
+        self.done.push(Completion { tag: command.tag, errno });
     }
 
     unsafe fn issue_merged(
@@ -90,7 +90,7 @@ impl Queue for RamQueue {
     ) -> bool {
         // SAFETY: as for one.
         let errno = unsafe { self.store.execute_merged(command, memories) };
-        self.done.push(Completion::new(command.tag, errno));
+        self.done.push(Completion { tag: command.tag, errno });
         true
     }
 

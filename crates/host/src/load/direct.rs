@@ -119,7 +119,7 @@ impl<P: Port, D: Device> Client<P, D> {
             let stats = &mut self.stats[usize::from(job.tenant)];
             stats.in_flight -= 1;
             stats.count(op, job.block, errno, now_ns.saturating_sub(submitted_ns), 0);
-            self.front.finished(now_ns, Finished { cookie, errno, in_place: false });
+            self.front.finished(now_ns, Finished { cookie, errno });
         }
     }
 

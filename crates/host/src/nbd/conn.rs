@@ -16,39 +16,35 @@
 //! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
 //! payload that has come. A chunk's part of it is the socket's while a receive names it, the
 //! device's between submit and finish, the socket's again while the reply is sent; the op frees the
-//! buffer when the reply has left. Data that a read has left in the file (`device::file::in_place`)
-//! are sent from there by the outbox, and the buffer is where they go if that turns out not to be
-//! possible: so a read has a buffer in any case, and what a connection may have in flight is
-//! bounded as ever. Ops live in a boxed slice that never moves, because replies are sent from the
-//! headers inside them.
+//! buffer when the reply has left. So a reply is the server's own memory until it is the socket's,
+//! and shows nothing that is written to the file later. Ops live in a boxed slice that never moves,
+//! because replies are sent from the headers inside them.
 
 use std::collections::VecDeque;
-use std::io;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use fairq_core::{FlowId, Port};
 use io_uring::{opcode, types};
-use rustix::net::AddressFamily;
 
 use crate::device::Device;
-use crate::device::file::{LARGEST, Source};
+use crate::log_limit::STRANGERS;
 use crate::memory::Region;
 use crate::nbd::front::Connect;
 use crate::nbd::op::{CHUNK, CHUNKS, Op, Reply};
 use crate::nbd::pace::{PATIENCE, Pace};
-use crate::nbd::pipe::Pipe;
 use crate::nbd::proto::{
     Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
 };
 use crate::nbd::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::nbd::survey::{Answer, Question, SurveyDesk};
-use crate::nbd::wire::{Incoming, Outbox, Progress};
+use crate::nbd::wire::{Incoming, Outbox};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Ring, UserData};
 
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
+/// Pieces of memory in a reply: a header, and data.
+const REPLY_PIECES: usize = 2;
 /// A payload of at least this much is received straight into its buffer, and then just the header
 /// that follows it; a smaller one goes through `inbuf` with whatever follows it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
@@ -125,10 +121,6 @@ pub struct Conn {
     negotiated: Negotiated,
     style: ReplyStyle,
     volume: Volume,
-    source: Option<Source>,
-    /// Where in the file data may be left in place, in bytes.
-    in_place: Range<u64>,
-    is_detached: bool,
     region: Region,
     incoming: Incoming,
     intake: Intake,
@@ -144,8 +136,6 @@ pub struct Conn {
     /// Ops whose reply is ready.
     ready: VecDeque<u16>,
     outbox: Outbox,
-    /// Some of those that are ready have been so since an earlier turn.
-    are_late: bool,
     pace: Pace,
     state: State,
 }
@@ -172,37 +162,15 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 }
 
 impl Conn {
-    /// A connection that has finished its handshake. From `source`, if there is one, data that
-    /// reads have left in the file can be sent.
-    pub fn new(
-        index: u32,
-        connect: Connect,
-        source: Option<Source>,
-        region: Region,
-        limits: Limits,
-    ) -> Conn {
-        let Connect { fd, tls, negotiated, volume } = connect;
-        let source = source.filter(|_| tls.is_none() && is_unix(&fd));
-        let pipe = source.as_ref().and_then(|_| {
-            let failed = |error: &io::Error| {
-                tracing::debug!(connection = index, %error, "no pipe: \
-             reads are copied")
-            };
-            Pipe::new().inspect_err(failed).ok()
-        });
-        let source = source.filter(|_| pipe.is_some());
-        let in_place = source
-            .as_ref()
-            .map_or(0..0, |source| own_pages(volume.base, negotiated.size, source.size()));
+    /// A connection that has finished its handshake.
+    pub fn new(index: u32, connect: Connect, region: Region, limits: Limits) -> Conn {
+        let Connect { fd, tls, negotiated, volume, .. } = connect;
         Conn {
             index,
             fd,
             style: ReplyStyle::of(&negotiated),
             negotiated,
             volume,
-            source,
-            in_place,
-            is_detached: false,
             region,
             incoming: Incoming::new(tls),
             intake: Intake::Header,
@@ -213,8 +181,7 @@ impl Conn {
             to_ask: VecDeque::new(),
             is_asking: false,
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
-            outbox: Outbox::new(pipe),
-            are_late: false,
+            outbox: Outbox::default(),
             pace: Pace::default(),
             state: State::Open,
         }
@@ -247,8 +214,10 @@ impl Conn {
                         self.begin(request)
                     }
                     Err(error) => {
-                        tracing::warn!(connection = self.index, %error, "malformed request: \
-                         closing the connection");
+                        if STRANGERS.allows() {
+                            tracing::warn!(connection = self.index, %error, "malformed request: \
+                             closing the connection");
+                        }
                         self.hang_up();
                         false
                     }
@@ -408,7 +377,7 @@ impl Conn {
                 continue;
             }
             let cookie = cookie(self.index, index, op.submitted);
-            let order = op.next_order(&self.volume, &self.in_place, path.device(), cookie);
+            let order = op.next_order(&self.volume, path.device(), cookie);
             // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until
             // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
             // on).
@@ -421,18 +390,10 @@ impl Conn {
     }
 
     /// Takes a finished order.
-    pub fn finished(&mut self, Finished { cookie, errno, in_place }: Finished) {
+    pub fn finished(&mut self, Finished { cookie, errno }: Finished) {
         let index = cookie as u16;
         let op = &mut self.ops[usize::from(index)];
         op.outstanding -= 1;
-        if in_place {
-            let chunk = (cookie >> 16) as usize & (CHUNKS - 1);
-            op.in_place[chunk / 64] |= 1 << (chunk % 64);
-            if self.is_detached {
-                self.take_out_of_file();
-            }
-        }
-        let op = &mut self.ops[usize::from(index)];
         if errno != 0 && op.errno == 0 {
             op.errno = errno;
         }
@@ -490,18 +451,15 @@ impl Conn {
             }
             let has_output = !self.ready.is_empty() || self.incoming.has_output();
             if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
-                // What stays behind is ready for longer than since this turn.
-                self.are_late = has_output;
                 break;
             }
-            self.outbox.has_waited = self.are_late;
             while let Some(&index) = self.ready.front() {
                 let op = &self.ops[usize::from(index)];
-                if !self.outbox.has_room_for(op.pieces()) {
+                if !self.outbox.has_room_for(REPLY_PIECES) {
                     break;
                 }
                 self.ready.pop_front();
-                op.add_reply(&self.volume, &mut self.outbox, self.incoming.tls());
+                op.add_reply(&mut self.outbox, self.incoming.tls());
                 self.outbox.sending.push(index);
             }
             self.outbox.seal(self.incoming.tls());
@@ -522,16 +480,16 @@ impl Conn {
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
     fn send(&mut self, ring: &mut Ring) {
-        match self.outbox.send_now(&self.fd, self.source.as_ref()) {
-            Ok(Progress::Sent) => self.sent(),
-            Ok(Progress::Waits(pending)) => {
-                let entry = self.outbox.operation(pending, &self.fd, self.source.as_ref());
+        match self.outbox.send_now(&self.fd) {
+            Ok(true) => self.sent(),
+            Ok(false) => {
+                let entry = self.outbox.send_operation(&self.fd);
                 let value = event_value(self.index, SEND);
                 // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers,
                 // chunk buffers, its own bytes) in place until the event of this operation has been
-                // taken; the memory of data in place is nobody else's until then either.
+                // taken.
                 unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
-                self.outbox.in_ring = Some(pending);
+                self.outbox.in_ring = true;
             }
             Err(error) => {
                 tracing::debug!(connection = self.index, %error, "client is gone");
@@ -628,7 +586,10 @@ impl Conn {
                 }
                 let count = count as usize - payload;
                 if let Err(error) = self.incoming.received(count) {
-                    tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
+                    if STRANGERS.allows() {
+                        tracing::warn!(connection = self.index, %error, "TLS: closing the \
+                         connection");
+                    }
                     self.hang_up();
                 }
             }
@@ -640,45 +601,9 @@ impl Conn {
         self.volume.flow == flow
     }
 
-    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off; from the
-    /// file nothing is sent any more, since soon it may be another tenant's data that are there.
-    /// (What is in the pipe or in the socket is not touched by that: see `device::file::in_place`.)
+    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off.
     pub fn detach(&mut self, cut_off: bool) {
-        self.is_detached = true;
-        self.in_place = 0..0;
-        self.take_out_of_file();
         if cut_off { self.hang_up() } else { self.drain() }
-    }
-
-    /// Copies data that reads have left in the file into their buffers, and may wait for it, which
-    /// only a tenant's removal is worth.
-    #[cold]
-    fn take_out_of_file(&mut self) {
-        let Some(source) = self.source.clone() else { return };
-        let mut result = self.outbox.take_out_of_file(&source);
-        for (index, op) in self.ops.iter_mut().enumerate() {
-            let in_place = std::mem::take(&mut op.in_place);
-            if in_place == [0; CHUNKS / 64] || self.outbox.sending.contains(&(index as u16)) {
-                continue;
-            }
-            let chunks = (0..op.chunks())
-                .filter(|&chunk| in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0);
-            let chunks: Vec<_> = chunks.map(|chunk| op.chunk(chunk)).collect();
-            let Some(buffer) = &mut op.buffer else { continue };
-            for chunk in chunks {
-                let offset = self.volume.base + op.request.offset + u64::from(chunk.start);
-                result = result.and_then(|()| source.read(buffer.part_mut(chunk), offset));
-            }
-        }
-        // Nobody needs the file any more, which may be about to be closed.
-        if self.ops.iter().all(|op| op.outstanding == 0) {
-            self.source = None;
-        }
-        if let Err(error) = result {
-            tracing::warn!(connection = self.index, %error, "data of a removed tenant cannot be \
-             sent: closing its connection");
-            self.hang_up();
-        }
     }
 
     /// Takes no more requests, but answers those that are complete.
@@ -744,7 +669,7 @@ impl Conn {
         let unanswered = self.state == State::Draining
             && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
         let all_free = self.free.len() == self.ops.len();
-        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring.is_some() {
+        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
             return false;
         }
         if self.incoming.in_ring {
@@ -758,35 +683,4 @@ impl Conn {
 /// The name of an op's order: which connection, which chunk, which op.
 fn cookie(conn: u32, op: u16, chunk: u64) -> u64 {
     u64::from(conn) << 32 | (chunk & (CHUNKS as u64 - 1)) << 16 | u64::from(op)
-}
-
-/// Whether it is a socket that takes pages as they are, and gains by it. Over TCP the receiving end
-/// copies as much, on this host at least, and what it costs to give pages is as much as a copy.
-fn is_unix(fd: &OwnedFd) -> bool {
-    rustix::net::sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
-}
-
-/// Where in a file of so many bytes the data of a volume at `base` may be left in place: where the
-/// cache's pages, however large, have nobody else's data. See `device::file::in_place`.
-fn own_pages(base: u64, size: u64, file: u64) -> Range<u64> {
-    let end = base + size;
-    base.next_multiple_of(LARGEST)..if end >= file { end } else { end / LARGEST * LARGEST }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_of_two_tenants_do_not_stay_in_place() {
-        let mib = |mib: u64| mib << 20;
-        assert_eq!(own_pages(0, mib(64), mib(64)), 0..mib(64));
-        assert_eq!(own_pages(mib(3), mib(10), mib(64)), mib(4)..mib(12));
-        assert_eq!(
-            own_pages(mib(3), mib(10), mib(13)),
-            mib(4)..mib(13),
-            "nobody has what is behind the file's end"
-        );
-        assert!(own_pages(mib(3), mib(2), mib(64)).is_empty());
-    }
 }

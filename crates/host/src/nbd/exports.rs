@@ -1,13 +1,18 @@
 //! Exports: what clients may open, and who may open what.
 //!
-//! An export without an identity opens to anybody. One with an identity opens only over TLS, to a
-//! client whose certificate carries that name; to everybody else it does not exist, so that names
-//! cannot be guessed: the same answer is given for an export that is not yours and for one that is
-//! not there.
+//! An export without restrictions opens to anybody. One with an identity opens only over TLS, to a
+//! client whose certificate carries that name (or to any certificate, if it says so); one that
+//! names users opens only over a Unix socket, to them; one with both only where both hold. To
+//! everybody else it does not exist, so that names cannot be guessed: the same answer is given for
+//! an export that is not yours and for one that is not there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use thiserror::Error;
 
 use super::proto::{BlockSizes, MAX_PAYLOAD, MAX_STRING};
+use crate::users::{User, Users};
 
 /// Transmission flags (`NBD_FLAG_*`): what a client is told about an export.
 pub mod flag {
@@ -48,8 +53,35 @@ pub struct Export {
     pub read_only: bool,
     /// Block sizes, advertised to clients that ask and to all when they differ from the defaults.
     pub blocks: BlockSizes,
-    /// The only client that may open it, by a name in its certificate; `None` for all.
-    pub allowed_identity: Option<String>,
+    /// The certificate that a client has to show; `None` for none.
+    pub allowed_identity: Option<Identity>,
+    /// The users who may open it, over a Unix socket; anybody may if none is named.
+    pub allowed_users: Users,
+}
+
+/// Which certificates open an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Each that the authority has signed.
+    Any,
+    /// Those with this name.
+    Name(String),
+}
+
+impl From<&str> for Identity {
+    /// `any` is [`Identity::Any`].
+    fn from(text: &str) -> Identity {
+        if text == "any" { Identity::Any } else { Identity::Name(text.to_owned()) }
+    }
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Identity::Any => "any",
+            Identity::Name(name) => name,
+        })
+    }
 }
 
 impl Export {
@@ -62,6 +94,7 @@ impl Export {
             read_only: false,
             blocks: BlockSizes::default(),
             allowed_identity: None,
+            allowed_users: Users::default(),
         }
     }
 
@@ -164,8 +197,12 @@ pub enum Access {
 /// Who a client is, as far as that is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
+    /// Whether it has shown a certificate.
+    pub certified: bool,
     /// The names in its certificate.
     pub names: Vec<String>,
+    /// The user at the other end of a Unix socket.
+    pub user: Option<User>,
     /// Whether it can still start TLS.
     pub may_start_tls: bool,
 }
@@ -173,30 +210,31 @@ pub struct Client {
 /// The exports of a server, checked, and the one that clients without a wish get.
 #[derive(Clone, Debug)]
 pub struct Exports {
-    list: std::sync::Arc<[Export]>,
+    list: Arc<[Export]>,
+    /// Where each is, by its name: a client may ask for all of thousands, one after the other.
+    index: Arc<HashMap<String, usize>>,
     default: Option<usize>,
 }
 
 impl Exports {
     /// Checks the list; `default` is the index of the export that the empty name opens.
     pub fn new(
-        list: impl Into<std::sync::Arc<[Export]>>,
+        list: impl Into<Arc<[Export]>>,
         default: Option<usize>,
     ) -> Result<Self, ExportsError> {
         let list = list.into();
-        let mut names = std::collections::HashSet::new();
-        for export in list.iter() {
+        let mut index = HashMap::with_capacity(list.len());
+        for (number, export) in list.iter().enumerate() {
             export.check()?;
-            if !names.insert(export.name.as_str()) {
+            if index.insert(export.name.clone(), number).is_some() {
                 return Err(ExportsError::Twice { name: export.name.clone() });
             }
         }
-        drop(names);
         match default {
             Some(index) if index >= list.len() => {
                 Err(ExportsError::Default { index, count: list.len() })
             }
-            _ => Ok(Self { list, default }),
+            _ => Ok(Self { list, index: Arc::new(index), default }),
         }
     }
 
@@ -211,7 +249,8 @@ impl Exports {
     /// client: one that can still start TLS is sent there for unknown names too if there are
     /// exports it might then see.
     pub fn find(&self, name: &[u8], client: &Client) -> Result<usize, Access> {
-        let named = || self.list.iter().position(|export| export.name.as_bytes() == name);
+        let named =
+            || std::str::from_utf8(name).ok().and_then(|name| self.index.get(name).copied());
         let index = if name.is_empty() { self.default } else { named() };
         let access = match index {
             Some(index) => self.access(&self.list[index], client),
@@ -229,11 +268,15 @@ impl Exports {
     }
 
     fn access(&self, export: &Export, client: &Client) -> Access {
-        match &export.allowed_identity {
-            None => Access::Open,
-            Some(owner) if client.names.contains(owner) => Access::Open,
-            Some(_) => self.hidden(client),
-        }
+        let users = &export.allowed_users;
+        let user_may =
+            users.is_empty() || client.user.as_ref().is_some_and(|user| users.include(user));
+        let certificate_may = match &export.allowed_identity {
+            None => true,
+            Some(Identity::Any) => client.certified,
+            Some(Identity::Name(name)) => client.names.contains(name),
+        };
+        if user_may && certificate_may { Access::Open } else { self.hidden(client) }
     }
 
     fn hidden(&self, client: &Client) -> Access {
@@ -278,8 +321,12 @@ mod tests {
     fn an_export_opens_to_its_owner_only() {
         let of_alice = Export { allowed_identity: Some("alice".into()), ..Export::new("db", 1) };
         let exports = Exports::new(vec![Export::new("open", 1), of_alice], Some(1)).unwrap();
-        let alice = Client { names: vec!["host1".into(), "alice".into()], may_start_tls: false };
-        let bob = Client { names: vec!["bob".into()], may_start_tls: false };
+        let named = |names: &[&str]| Client {
+            certified: true,
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Client::default()
+        };
+        let (alice, bob) = (named(&["host1", "alice"]), named(&["bob"]));
         let nobody = Client::default();
         let unknown_yet = Client { may_start_tls: true, ..Client::default() };
         for (client, db, missing) in [
@@ -294,6 +341,33 @@ mod tests {
             assert_eq!(exports.find(b"missing", client), missing);
             assert_eq!(exports.visible(client).count(), if db.is_ok() { 2 } else { 1 });
         }
+    }
+
+    #[test]
+    fn users_and_certificates_have_to_be_right_both() {
+        let users = Users { uids: vec![7, 8], gids: vec![] };
+        let list = vec![
+            Export { allowed_identity: Some("any".into()), ..Export::new("certified", 1) },
+            Export { allowed_users: users.clone(), ..Export::new("local", 1) },
+            Export {
+                allowed_identity: Some("alice".into()),
+                allowed_users: users,
+                ..Export::new("both", 1)
+            },
+        ];
+        let exports = Exports::new(list, None).unwrap();
+        let seen = |client: Client| -> Vec<String> {
+            exports.visible(&client).map(|export| export.name.clone()).collect()
+        };
+        let user = |uid| Some(User { uid, gids: vec![uid] });
+        let alice = Client { certified: true, names: vec!["alice".into()], ..Client::default() };
+        assert_eq!(seen(Client::default()), [""; 0]);
+        assert_eq!(seen(Client { certified: true, ..Client::default() }), ["certified"]);
+        assert_eq!(seen(Client { user: user(8), ..Client::default() }), ["local"]);
+        assert_eq!(seen(Client { user: user(9), ..Client::default() }), [""; 0]);
+        assert_eq!(seen(alice.clone()), ["certified"]);
+        assert_eq!(seen(Client { user: user(9), ..alice.clone() }), ["certified"]);
+        assert_eq!(seen(Client { user: user(7), ..alice }), ["certified", "local", "both"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::nbd::survey::SurveyDesk;
 use crate::nbd::wipe::{Wipe, is_wipe};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Event, Ring};
+use crate::server::Place;
 use crate::shard::Front;
 
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
@@ -30,6 +31,17 @@ pub struct Connect {
     pub negotiated: Negotiated,
     /// What it serves.
     pub volume: Volume,
+    /// Under which conditions.
+    pub pass: Pass,
+}
+
+/// What a connection has from the side that accepted it, for as long as it lives.
+#[derive(Default)]
+pub struct Pass {
+    /// When its client's certificate ends, in seconds since 1970; the connection ends then.
+    pub until: Option<u64>,
+    /// Its place among its tenant's connections.
+    pub place: Option<Place>,
 }
 
 /// What an NBD front end can be told.
@@ -46,6 +58,9 @@ pub enum Message {
         /// Whatever they wait for.
         cut_off: bool,
     },
+    /// Give up the connections whose client's certificate ends at this time or before, in seconds
+    /// since 1970.
+    Expire(u64),
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
 }
@@ -53,6 +68,7 @@ pub enum Message {
 /// The connections of one shard.
 pub struct NbdFront {
     conns: Vec<Option<Conn>>,
+    passes: Vec<Pass>,
     /// Ranges that are being zeroed.
     wipes: Vec<Wipe>,
     /// Where connections ask what their ranges hold.
@@ -75,6 +91,7 @@ impl NbdFront {
     pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>, desk: SurveyDesk) -> NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
+            passes: (0..most).map(|_| Pass::default()).collect(),
             wipes: Vec::new(),
             desk,
             active: Vec::with_capacity(most),
@@ -86,7 +103,7 @@ impl NbdFront {
         }
     }
 
-    fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, connect: Connect) {
+    fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
         let Some(index) = self.conns.iter().position(Option::is_none) else {
             tracing::error!("no free connection slot on the shard");
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -108,8 +125,8 @@ impl NbdFront {
                 region.set_fixed(index as u32, length);
             }
         }
-        let source = device.source(connect.volume.file);
-        self.conns[index] = Some(Conn::new(index as u32, connect, source, region, self.limits));
+        self.passes[index] = std::mem::take(&mut connect.pass);
+        self.conns[index] = Some(Conn::new(index as u32, connect, region, self.limits));
         self.touch(index);
     }
 
@@ -145,6 +162,17 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.detach(cut_off);
+                    }
+                }
+            }
+            Message::Expire(now_s) => {
+                for index in 0..self.conns.len() {
+                    if self.passes[index].until.is_some_and(|until| until <= now_s)
+                        && let Some(conn) = self.touch(index)
+                    {
+                        conn.hang_up();
+                        self.passes[index].until = None;
+                        tracing::info!(connection = index, "the client's certificate has expired");
                     }
                 }
             }
@@ -200,7 +228,8 @@ impl Front for NbdFront {
 
     fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
         let mut busy = false;
-        let (conns, is_active, count) = (&mut self.conns, &mut self.is_active, &self.count);
+        let (conns, passes) = (&mut self.conns, &mut self.passes);
+        let (is_active, count) = (&mut self.is_active, &self.count);
         self.active.retain(|&active| {
             let index = active as usize;
             let Some(conn) = &mut conns[index] else { return false };
@@ -208,6 +237,7 @@ impl Front for NbdFront {
             if conn.is_closed() {
                 ring.clear_buffer(active);
                 conns[index] = None;
+                passes[index] = Pass::default();
                 is_active[index] = false;
                 count.fetch_sub(1, Ordering::Relaxed);
                 return false;

@@ -20,20 +20,24 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tracing::{debug, info as note};
 
-use super::exports::{Access, Client, Exports};
+use super::exports::{Access, Client, Exports, Identity};
 use super::option::{self, ContextRequest, InfoRequest, Invalid, greeting, info, opt, rep};
 use super::proto::{BlockSizes, MAX_STRING, Negotiated, magic};
 use super::tls::{Established, Stream, Tls, TlsMode};
+use crate::log_limit::STRANGERS;
+use crate::users::User;
 
-/// Most options on one connection. Clients need about ten; a listing with details takes one for
-/// each export.
-pub const MAX_OPTIONS: usize = 4096;
+/// Most options on one connection. Clients need about ten; a listing with details takes a few for
+/// each export, of which there may be ten thousand.
+pub const MAX_OPTIONS: usize = 1 << 16;
 /// Longest data of an option that is looked at, in bytes: a name and a hundred queries of usual
 /// length.
 pub const MAX_OPTION_DATA: u32 = 64 << 10;
 /// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is
 /// closed.
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
+/// How much of a list of exports is held at a time, in bytes; one entry may be longer.
+const LIST_PIECE: usize = 64 << 10;
 /// Longest part of a client's bytes that is written to the log.
 const MAX_SHOWN: usize = 64;
 
@@ -75,8 +79,11 @@ pub enum HandshakeError {
     #[error("handshake not finished within {0:?}")]
     Timeout(Duration),
     /// Not done, and its place was wanted.
-    #[error("handshake not finished within {0:?} while others waited for their turn")]
-    Crowded(Duration),
+    #[error(
+        "the client was silent for longest of the {0} whose handshakes were under way when another \
+         one came"
+    )]
+    Crowded(usize),
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
@@ -114,6 +121,16 @@ pub enum HandshakeError {
     },
 }
 
+/// What is known of a client before it says anything, and whether there is room for it.
+#[derive(Clone, Copy, Default)]
+pub struct Peer<'a> {
+    /// The user at the other end of a Unix socket.
+    pub user: Option<&'a User>,
+    /// Asked with the number of the export that the client is about to open; an error is what the
+    /// client is told.
+    pub admit: Option<&'a (dyn Fn(usize) -> Result<(), &'static str> + Sync)>,
+}
+
 /// Performs the server's side of the handshake on a fresh connection.
 ///
 /// The runtime needs its timer. Dropping the future closes the connection, which is how a server
@@ -123,12 +140,14 @@ pub async fn handshake<S>(
     stream: S,
     exports: &Exports,
     options: &HandshakeOptions,
+    peer: Peer<'_>,
 ) -> Result<Outcome<S>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let limit = options.timeout;
-    match tokio::time::timeout(limit, converse(Stream::Plain(stream), exports, options)).await {
+    let conversation = converse(Stream::Plain(stream), exports, options, peer);
+    match tokio::time::timeout(limit, conversation).await {
         Ok(result) => result,
         Err(_) => Err(HandshakeError::Timeout(limit)),
     }
@@ -139,12 +158,13 @@ async fn converse<S>(
     mut stream: Stream<S>,
     exports: &Exports,
     options: &HandshakeOptions,
+    peer: Peer<'_>,
 ) -> Result<Outcome<S>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Some(client_flags) = greet(&mut stream).await? else { return Ok(Outcome::Closed) };
-    let mut server = Server::new(exports, &options.tls, client_flags);
+    let mut server = Server::new(exports, &options.tls, peer, client_flags);
     for _ in 0..MAX_OPTIONS {
         let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
         if header.length > MAX_OPTION_DATA {
@@ -157,10 +177,23 @@ where
         stream.read_exact(&mut data).await.map_err(broken)?;
         match server.answer(header.option, &data)? {
             Next::Option => send(&mut stream, &mut server.out).await?,
+            Next::List => {
+                let Server { client, out, .. } = &mut server;
+                for export in exports.visible(client) {
+                    let (name, text) = (export.name.as_bytes(), export.description.as_bytes());
+                    let length = (name.len() as u32).to_be_bytes();
+                    option::put_reply(out, opt::LIST, rep::SERVER, &[&length, name, text]);
+                    if out.len() >= LIST_PIECE {
+                        send(&mut stream, out).await?;
+                    }
+                }
+                server.ack(opt::LIST);
+                send(&mut stream, &mut server.out).await?;
+            }
             Next::StartTls(tls) => {
                 send(&mut stream, &mut server.out).await?;
                 stream = stream.start_tls(tls).await.map_err(HandshakeError::Tls)?;
-                server.tls_started(stream.client_names());
+                server.tls_started(stream.is_certified(), stream.client_names());
             }
             Next::Transmission(negotiated) => {
                 send(&mut stream, &mut server.out).await?;
@@ -291,6 +324,8 @@ where
 enum Next<'a> {
     /// The next option.
     Option,
+    /// The list of exports, and then the next option.
+    List,
     /// TLS.
     StartTls(&'a Tls),
     /// The first request.
@@ -312,6 +347,7 @@ struct Agreed {
 struct Server<'a> {
     exports: &'a Exports,
     tls: &'a TlsMode,
+    peer: Peer<'a>,
     fixed_newstyle: bool,
     no_zeroes: bool,
     tls_running: bool,
@@ -322,26 +358,28 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn new(exports: &'a Exports, tls: &'a TlsMode, client_flags: u32) -> Self {
+    fn new(exports: &'a Exports, tls: &'a TlsMode, peer: Peer<'a>, client_flags: u32) -> Self {
         let has = |flag: u16| client_flags & u32::from(flag) != 0;
         let fixed_newstyle = has(greeting::FIXED_NEWSTYLE);
         let may_start_tls = matches!(tls, TlsMode::Optional(_)) && fixed_newstyle;
         Self {
             exports,
             tls,
+            peer,
             fixed_newstyle,
             no_zeroes: has(greeting::NO_ZEROES),
             tls_running: false,
-            client: Client { names: Vec::new(), may_start_tls },
+            client: Client { may_start_tls, user: peer.user.cloned(), ..Client::default() },
             agreed: Agreed::default(),
             out: Vec::new(),
         }
     }
 
-    fn tls_started(&mut self, names: Vec<String>) {
+    fn tls_started(&mut self, certified: bool, names: Vec<String>) {
         debug!(?names, "TLS started");
         self.tls_running = true;
-        self.client = Client { names, may_start_tls: false };
+        let user = self.client.user.take();
+        self.client = Client { certified, names, user, may_start_tls: false };
         self.agreed = Agreed::default();
     }
 
@@ -354,7 +392,8 @@ impl<'a> Server<'a> {
         match option {
             opt::EXPORT_NAME => return self.export_name(data),
             opt::STARTTLS => return Ok(self.start_tls(data)),
-            opt::LIST => self.list(data),
+            opt::LIST if data.is_empty() => return Ok(Next::List),
+            opt::LIST => self.error(option, rep::ERR_INVALID, "the option takes no data"),
             opt::INFO | opt::GO => return Ok(self.info_or_go(option, data)),
             opt::STRUCTURED_REPLY => self.structured_reply(data),
             opt::EXTENDED_HEADERS => self.extended_headers(data),
@@ -420,6 +459,9 @@ impl<'a> Server<'a> {
             Err(Access::NeedsTls) => return refused("no such export without TLS"),
             Err(_) => return refused("no such export"),
         };
+        if let Err(reason) = self.admit(index) {
+            return refused(reason);
+        }
         let export = self.exports.get(index);
         self.out.extend_from_slice(&export.size.to_be_bytes());
         self.out.extend_from_slice(&export.flags(self.agreed.structured).to_be_bytes());
@@ -447,19 +489,6 @@ impl<'a> Server<'a> {
         Next::Option
     }
 
-    fn list(&mut self, data: &[u8]) {
-        let option = opt::LIST;
-        if !data.is_empty() {
-            return self.error(option, rep::ERR_INVALID, "the option takes no data");
-        }
-        for export in self.exports.visible(&self.client) {
-            let (name, description) = (export.name.as_bytes(), export.description.as_bytes());
-            let length = (name.len() as u32).to_be_bytes();
-            option::put_reply(&mut self.out, option, rep::SERVER, &[&length, name, description]);
-        }
-        self.ack(option);
-    }
-
     fn info_or_go(&mut self, option: u32, data: &[u8]) -> Next<'a> {
         let request = match InfoRequest::parse(data) {
             Ok(request) => request,
@@ -472,6 +501,12 @@ impl<'a> Server<'a> {
                 return Next::Option;
             }
         };
+        if option == opt::GO
+            && let Err(reason) = self.admit(index)
+        {
+            self.error(option, rep::ERR_POLICY, reason);
+            return Next::Option;
+        }
         self.put_info(option, index, &request);
         self.ack(option);
         if option == opt::INFO {
@@ -565,8 +600,15 @@ impl<'a> Server<'a> {
     fn find(&self, name: &[u8]) -> Result<usize, Access> {
         self.exports.find(name, &self.client).inspect_err(|access| {
             let shown = String::from_utf8_lossy(&name[..name.len().min(MAX_SHOWN)]);
-            note!(export = ?shown, client = ?self.client.names, ?access, "export refused");
+            if STRANGERS.allows() {
+                note!(export = ?shown, client = ?self.client.names, ?access, "export refused");
+            }
         })
+    }
+
+    /// Whether there is room for one more client of an export.
+    fn admit(&self, index: usize) -> Result<(), &'static str> {
+        self.peer.admit.map_or(Ok(()), |admit| admit(index))
     }
 
     fn chunks(&self) -> bool {
@@ -575,7 +617,10 @@ impl<'a> Server<'a> {
 
     fn negotiated(&self, index: usize, blocks_agreed: bool) -> Negotiated {
         let export = self.exports.get(index);
-        let owner = export.allowed_identity.as_ref();
+        let owner = match &export.allowed_identity {
+            Some(Identity::Name(name)) => Some(name),
+            _ => None,
+        };
         Negotiated {
             export: index,
             size: export.size,

@@ -21,7 +21,6 @@ pub mod handshake;
 mod op;
 pub mod option;
 pub(crate) mod pace;
-mod pipe;
 pub mod proto;
 pub mod reply;
 pub mod survey;
@@ -30,5 +29,5 @@ pub mod wipe;
 mod wire;
 
 pub use exports::{Export, Exports};
-pub use handshake::{HandshakeError, HandshakeOptions, Outcome, handshake};
+pub use handshake::{HandshakeError, HandshakeOptions, Outcome, Peer, handshake};
 pub use tls::{Established, Tls, TlsMode};

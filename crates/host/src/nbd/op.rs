@@ -21,11 +21,6 @@ pub(super) const CHUNKS: usize = (MAX_PAYLOAD / CHUNK) as usize;
 /// The longest order made of a discard or zeroing, in bytes: what a device does at a time. Where
 /// zeroes are written it is [`CHUNK`].
 const DATALESS_CHUNK: u64 = 32 << 20;
-/// The shortest read whose data may stay in the file. To look for its pages and to give them to the
-/// socket takes as much as to copy 4 KiB twice, and a client that reads pages which nobody has just
-/// copied has to get them from farther away: measured, 4 KiB lose a fifth of their throughput, 8
-/// KiB a tenth, and from 16 KiB on it is all gain.
-const IN_PLACE: u64 = 16 << 10;
 
 /// What an op answers.
 pub(super) enum Reply {
@@ -48,10 +43,10 @@ pub(super) struct Op {
     pub(super) filled: u32,
     /// Chunks submitted (for requests without data: bytes submitted).
     pub(super) submitted: u64,
+    /// The flush that ends it has been submitted.
+    pub(super) is_flushed: bool,
     pub(super) outstanding: u32,
     pub(super) errno: i32,
-    /// Chunks of a read whose data have stayed in the file, one bit each.
-    pub(super) in_place: [u64; CHUNKS / 64],
     pub(super) reply: Reply,
     /// It stands in `to_submit`.
     pub(super) queued: bool,
@@ -71,9 +66,9 @@ impl Op {
             buffer: None,
             filled: 0,
             submitted: 0,
+            is_flushed: false,
             outstanding: 0,
             errno: 0,
-            in_place: [0; CHUNKS / 64],
             reply: Reply::Pending,
             queued: false,
         }
@@ -94,31 +89,6 @@ impl Op {
         start as u32..(start + u64::from(CHUNK)).min(self.request.length) as u32
     }
 
-    fn is_in_place(&self, chunk: u64) -> bool {
-        self.in_place[chunk as usize / 64] & 1 << (chunk % 64) != 0
-    }
-
-    /// Its data, in pieces that are as long as they can be: whether they are in the file.
-    pub(super) fn runs(&self) -> impl Iterator<Item = (Range<u32>, bool)> {
-        let mut next = 0;
-        std::iter::from_fn(move || {
-            let first = next;
-            if first == self.chunks() {
-                return None;
-            }
-            let in_place = self.is_in_place(first);
-            while next < self.chunks() && self.is_in_place(next) == in_place {
-                next += 1;
-            }
-            Some((self.chunk(first).start..self.chunk(next - 1).end, in_place))
-        })
-    }
-
-    /// How many pieces its reply has at most.
-    pub(super) fn pieces(&self) -> usize {
-        if self.has_data() { 1 + self.chunks() as usize } else { 1 }
-    }
-
     /// The data that are yet to come, which nobody else has.
     pub(super) fn unfilled(&mut self) -> &mut [u8] {
         let rest = self.filled..self.request.length as u32;
@@ -134,26 +104,37 @@ impl Op {
             Command::Read | Command::Write => {
                 self.submitted < self.chunks() && self.chunk(self.submitted).end <= self.filled
             }
-            Command::Flush => self.submitted == 0,
-            _ => self.outstanding == 0 && self.submitted < self.request.length,
+            Command::Flush => !self.is_flushed,
+            _ => self.outstanding == 0 && (self.has_pieces() || self.wants_flush()),
         }
+    }
+
+    /// Whether a piece of a discard or zeroing is still to be submitted.
+    fn has_pieces(&self) -> bool {
+        self.submitted < self.request.length
+    }
+
+    /// Whether it ends with a flush that is still to be submitted. A discard or zeroing that is to
+    /// be durable does: one flush is cheaper than a durable order for each piece, and a discard
+    /// changes only maps, for which devices have no flag.
+    fn wants_flush(&self) -> bool {
+        self.request.fua() && !self.is_flushed
     }
 
     /// Whether nothing more will happen to it.
     pub(super) fn is_finished(&self) -> bool {
         let all = match self.request.command {
             Command::Read | Command::Write => self.submitted == self.chunks(),
-            Command::Flush => self.submitted == 1,
-            _ => self.submitted == self.request.length,
+            Command::Flush => self.is_flushed,
+            _ => !self.has_pieces() && !self.wants_flush(),
         };
         self.outstanding == 0 && (all || self.errno != 0)
     }
 
-    /// Makes its next order, if it is submittable; data in `own_pages` of the file may stay there.
+    /// Makes its next order, if it is submittable.
     pub(super) fn next_order<D: Device>(
         &mut self,
         volume: &Volume,
-        own_pages: &Range<u64>,
         device: &D,
         cookie: u64,
     ) -> Order {
@@ -168,8 +149,8 @@ impl Op {
                 self.submitted += 1;
                 (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
             }
-            Command::Flush => {
-                self.submitted = 1;
+            _ if request.command == Command::Flush || !self.has_pieces() => {
+                self.is_flushed = true;
                 (CoreOp::Flush, 0, 0, Memory::NONE)
             }
             _ => {
@@ -191,10 +172,6 @@ impl Op {
             }
         };
         let offset = volume.base + request.offset + at;
-        let in_place = core_op == CoreOp::Read
-            && request.length >= IN_PLACE
-            && own_pages.start <= offset
-            && offset + u64::from(length) <= own_pages.end;
         Order {
             tenant: volume.tenant,
             flow: volume.flow,
@@ -202,10 +179,9 @@ impl Op {
             file: volume.file,
             offset,
             length,
-            fua: request.fua() && core_op != CoreOp::Read,
+            fua: request.fua() && core_op == CoreOp::Write,
             no_hole: request.flags.contains(CommandFlags::NO_HOLE),
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
-            in_place,
             memory,
             cookie,
         }
@@ -214,7 +190,6 @@ impl Op {
     /// Puts its reply in the outbox.
     pub(super) fn add_reply(
         &self,
-        volume: &Volume,
         outbox: &mut Outbox,
         mut tls: Option<&mut rustls::ServerConnection>,
     ) {
@@ -226,20 +201,7 @@ impl Op {
             Reply::Data(header) => {
                 outbox.add(header.as_bytes(), tls);
                 let Some(buffer) = &self.buffer else { return };
-                if self.in_place == [0; CHUNKS / 64] {
-                    return outbox.add(buffer.bytes(), tls);
-                }
-                for (run, in_place) in self.runs() {
-                    match in_place {
-                        true => {
-                            let offset = volume.base + self.request.offset + u64::from(run.start);
-                            outbox.add_in_file(buffer.memory_of(&run), offset);
-                        }
-                        false => {
-                            outbox.add(&buffer.bytes()[run.start as usize..run.end as usize], tls)
-                        }
-                    }
-                }
+                outbox.add(buffer.bytes(), tls);
             }
         }
     }
@@ -248,20 +210,37 @@ impl Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::null::NullDevice;
 
+    /// What is submitted for a request, as the device gets it.
+    fn orders(command: Command, flags: CommandFlags, length: u64) -> Vec<(CoreOp, u32, bool)> {
+        use fairq_core::{Native, Policy, Weight, none::NonePolicy};
+        let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let volume = Volume { tenant: 0, flow, file: 0, base: 0 };
+        let request = Request { flags, command, cookie: 0, offset: 0, length };
+        let mut op = Op { request, ..Op::idle() };
+        let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
+        while op.is_submittable() {
+            let order = op.next_order(&volume, &device, 0);
+            orders.push((order.op, order.length, order.fua));
+        }
+        assert!(op.is_finished());
+        orders
+    }
+
+    /// Discards and zeroes go by pieces; those that are to be durable end with one flush.
     #[test]
-    fn runs_are_as_long_as_they_can_be() {
-        let mut op = Op::idle();
-        (op.request.command, op.request.length) = (Command::Read, 70 * u64::from(CHUNK) - 5);
-        op.in_place = [1 << 1 | 1 << 2 | 1 << 63, 0b11, 0, 0, 0, 0, 0, 0];
-        let runs: Vec<_> = op
-            .runs()
-            .map(|(run, in_place)| (run.start / CHUNK, run.end.div_ceil(CHUNK), in_place))
-            .collect();
-        assert_eq!(
-            runs,
-            [(0, 1, false), (1, 3, true), (3, 63, false), (63, 66, true), (66, 70, false)]
-        );
-        assert_eq!(op.runs().last().unwrap().0.end, 70 * CHUNK - 5);
+    fn durable_discards_and_zeroes_end_with_a_flush() {
+        let flush = (CoreOp::Flush, 0, false);
+        for (command, op) in
+            [(Command::Trim, CoreOp::Discard), (Command::WriteZeroes, CoreOp::WriteZeroes)]
+        {
+            let pieces = [(op, 32 << 20, false), (op, 8 << 20, false)];
+            assert_eq!(orders(command, CommandFlags(0), 40 << 20), pieces);
+            let durable = orders(command, CommandFlags::FUA, 40 << 20);
+            assert_eq!(durable, [&pieces[..], &[flush]].concat());
+        }
+        assert_eq!(orders(Command::Flush, CommandFlags::FUA, 0), [flush]);
     }
 }

@@ -11,21 +11,30 @@
 //! vouched for by the authority that the operator configured. A name counts as it stands, without
 //! wildcards.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::{fmt, io};
 
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName, RootCertStore,
+    ServerConfig, ServerConnection, SignatureScheme,
+};
 use rustls_pki_types::pem::{self, PemObject};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls_pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::public_key::PublicKey;
 
 /// Why TLS cannot be set up; each message names the file and what to do.
 #[derive(Debug, Error)]
@@ -77,6 +86,19 @@ pub enum TlsError {
         /// What rustls says.
         reason: String,
     },
+    /// The server's own key is RSA of a length that it cannot sign with.
+    #[error(
+        "the certificate {} is for an RSA key of {bits} bits, and this server signs with 2048, \
+         2560, 3072, 3584 or 4096 only: make it for a key of such a length, or for ECDSA (P-256, \
+         P-384) or Ed25519",
+        path.display()
+    )]
+    OwnKey {
+        /// The certificate.
+        path: PathBuf,
+        /// The key's length.
+        bits: usize,
+    },
     /// The authority for the other side's certificates is refused.
     #[error("{} cannot be the authority for the other side's certificates: \
      {reason}", path.display())]
@@ -127,15 +149,20 @@ impl TlsMode {
 
 impl Tls {
     /// Reads the certificate chain (the server's own first), its key, and the authority that client
-    /// certificates have to be signed by; with an authority, clients without a certificate are
-    /// turned away.
+    /// certificates have to be signed by, with its lists of revoked ones; with an authority,
+    /// clients without a certificate are turned away, and with lists those whose certificate is in
+    /// one, or whose authority has none.
     pub fn load(
         certificate: &Path,
         key: &Path,
         client_ca: Option<&Path>,
+        client_crl: Option<&Path>,
     ) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates("certificate", certificate)?;
+        if let Some(bits) = rsa_bits(&chain[0]).filter(|bits| !RSA_OWN.contains(bits)) {
+            return Err(TlsError::OwnKey { path: certificate.to_owned(), bits });
+        }
         let secret = PrivateKeyDer::from_pem_file(key)
             .map_err(|error| pem_error(error, "private key", "PRIVATE KEY", key))?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -148,13 +175,16 @@ impl Tls {
                     |reason: String| TlsError::Authority { path: path.to_owned(), reason };
                 let mut roots = RootCertStore::empty();
                 for authority in certificates("client authority", path)? {
+                    check_length(&authority).map_err(refused)?;
                     roots.add(authority).map_err(|error| refused(error.to_string()))?;
                 }
+                let lists = client_crl.map(revocations).transpose()?.unwrap_or_default();
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                        .with_crls(lists)
                         .build()
                         .map_err(|error| refused(error.to_string()))?;
-                builder.with_client_cert_verifier(verifier)
+                builder.with_client_cert_verifier(Arc::new(Verifier(verifier)))
             }
         };
         let mut config =
@@ -206,6 +236,97 @@ pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnectio
     ClientConnection::new(Arc::new(config), host).map_err(|error| refused(error.to_string()))
 }
 
+/// The bits of RSA keys that this server signs with, and that it takes from clients.
+const RSA_OWN: [usize; 5] = [2048, 2560, 3072, 3584, 4096];
+const RSA_CLIENTS: RangeInclusive<usize> = 2048..=8192;
+
+/// The length of a certificate's key if that is an RSA key, in bits.
+fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    match certificate.public_key().parsed().ok()? {
+        // The modulus may begin with a byte of zero, which is its sign.
+        PublicKey::RSA(key) => {
+            let modulus: &[u8] = key.modulus;
+            let modulus = &modulus[modulus.iter().take_while(|byte| **byte == 0).count()..];
+            let first = modulus.first()?;
+            Some(modulus.len() * 8 - first.leading_zeros() as usize)
+        }
+        _ => None,
+    }
+}
+
+/// Refuses a key of a length that signatures cannot be checked with; the check itself would call
+/// the signature bad.
+fn check_length(certificate: &CertificateDer<'_>) -> Result<(), String> {
+    match rsa_bits(certificate) {
+        Some(bits) if !RSA_CLIENTS.contains(&bits) => Err(format!(
+            "it has an RSA key of {bits} bits, and {} to {} are taken: make it for a longer key, or \
+             for ECDSA (P-256, P-384) or Ed25519",
+            RSA_CLIENTS.start(),
+            RSA_CLIENTS.end()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Checks clients' certificates, the lengths of their keys first.
+#[derive(Debug)]
+struct Verifier(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        for certificate in std::iter::once(end_entity).chain(intermediates) {
+            check_length(certificate).map_err(|reason| {
+                rustls::Error::General(format!("the client's certificate is refused: {reason}"))
+            })?;
+        }
+        self.0.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// The lists of revoked certificates in a file.
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let (what, section) = ("list of revoked certificates", "X509 CRL");
+    let read = |error| pem_error(error, what, section, path);
+    let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(read)?;
+    let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(read)?;
+    if lists.is_empty() {
+        return Err(TlsError::Missing { what, section, path: path.to_owned() });
+    }
+    Ok(lists)
+}
+
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let section = "CERTIFICATE";
     let read = |error| pem_error(error, what, section, path);
@@ -248,6 +369,17 @@ fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
         }
     }
     names
+}
+
+/// When the client's certificate ends, or one of those that vouch for it if that is sooner, in
+/// seconds since 1970; `None` if the client has shown none.
+pub fn certificate_end_s(session: &ServerConnection) -> Option<u64> {
+    let chain = session.peer_certificates()?.iter();
+    let end = |certificate: &CertificateDer<'_>| {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        Some(certificate.validity().not_after.timestamp().max(0) as u64)
+    };
+    chain.filter_map(end).min()
 }
 
 /// A connection during the handshake: plain first, encrypted once the client has asked for it.
@@ -293,6 +425,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
     /// Whether the stream is encrypted.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::Tls(_))
+    }
+
+    /// Whether the client has shown a certificate.
+    pub fn is_certified(&self) -> bool {
+        let Self::Tls(stream) = self else { return false };
+        stream.get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty())
     }
 
     /// The names in the client's certificate; none without TLS or without a certificate.

@@ -5,43 +5,76 @@
 //! device than that tenant's weight gives it: a piece at a time, and at the end a flush, so that
 //! old data do not come back after a power cut.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use fairq_core::{FlowId, Op, Port};
 
 use crate::device::Device;
-use crate::device::file::LARGEST;
 use crate::memory::Memory;
 use crate::nbd::conn::Volume;
 use crate::path::{DataPath, Order};
 use crate::ring::Ring;
 
 /// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds.
-/// Pieces end at multiples of it in the file, so that each of the cache's pages, however large,
-/// goes as a whole with whatever the removed tenant may still see of it.
-const PIECE: u64 = LARGEST;
+/// Pieces end at multiples of it in the file, so that no block is cut.
+const PIECE: u64 = 2 << 20;
 /// Marks cookies that are no connection's.
 const COOKIE: u64 = 1 << 63;
 /// Not over.
 const RUNS: i32 = -1;
 
-/// How far it is; shared with whoever waits for it.
+/// How far a new tenant's range is prepared: first it waits until nothing of removed tenants can
+/// arrive there any more, then it is zeroed. Shared by the control thread and a shard.
 #[derive(Debug)]
 pub struct Wiping {
     size: u64,
+    since: Instant,
+    /// The removed tenants whose requests are still under way.
+    waits_for: Mutex<Vec<String>>,
     done: AtomicU64,
     /// [`RUNS`], 0, or the errno that ended it.
     outcome: AtomicI32,
 }
 
 impl Wiping {
-    /// Of a range of so many bytes, not begun.
+    /// Of a range in which so many bytes are to be zeroed (0: it is kept as it is), not begun.
     pub fn new(size: u64) -> Wiping {
-        Wiping { size, done: AtomicU64::new(0), outcome: AtomicI32::new(RUNS) }
+        Wiping {
+            size,
+            since: Instant::now(),
+            waits_for: Mutex::default(),
+            done: AtomicU64::new(0),
+            outcome: AtomicI32::new(RUNS),
+        }
     }
 
-    /// The range's size, in bytes.
+    /// The removed tenants for whose requests it waits; none if it has begun.
+    pub fn waits_for(&self) -> Vec<String> {
+        self.names().clone()
+    }
+
+    /// For how long it has waited for requests of removed tenants, if it still does.
+    pub fn waited(&self) -> Option<Duration> {
+        (!self.names().is_empty()).then(|| self.since.elapsed())
+    }
+
+    /// It waits for these; or may begin, if there are none.
+    pub(crate) fn wait_for(&self, names: Vec<String>) {
+        *self.names() = names;
+    }
+
+    /// There is nothing to be zeroed.
+    pub(crate) fn skip(&self) {
+        self.outcome.store(0, Ordering::Release);
+    }
+
+    fn names(&self) -> MutexGuard<'_, Vec<String>> {
+        self.waits_for.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes to be zeroed.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -126,7 +159,6 @@ impl Wipe {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: Memory::NONE,
             cookie: self.cookie(),
         };

@@ -1,33 +1,32 @@
 //! From a connection that is accepted to one that a shard serves: handshakes, and how many.
 //!
-//! **Floods.** Handshakes under way are bounded. Clients that connect and say nothing would hold
-//! all places for as long as a handshake may take: so when all are taken, the one that has been at
-//! it longest, beyond `UNHURRIED`, loses its place to whoever waits. Handshakes that fail are told
-//! of once a second, however many they are.
+//! **Floods.** Connections are accepted at once, and handshakes under way are bounded by the seats
+//! of a [`Crowd`](super::crowd::Crowd). A connection for which no descriptor is left takes that of
+//! the handshake that was silent for longest, too. Handshakes that fail are told of once a second,
+//! however many they are.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use crate::log_limit::STRANGERS;
 use crate::nbd::conn::Volume;
-use crate::nbd::front::{Connect, Message as NbdMessage};
-use crate::nbd::handshake::{HandshakeError, Outcome, handshake};
+use crate::nbd::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::handshake::{HandshakeError, Outcome, Peer, handshake};
 use crate::nbd::pace::SEND_BUFFER;
-use crate::nbd::tls::Established;
+use crate::nbd::tls::{Established, Tls, certificate_end_s};
+use crate::server::crowd::{Seat, Watched};
 use crate::server::desk::Desk;
 use crate::server::listen::{self, Listener, Stream};
-use crate::server::{AdminError, Listen, Member, Server, ServerError, asks};
+use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::Message;
-
-/// What a handshake may take even if others wait for its place.
-const UNHURRIED: Duration = Duration::from_secs(1);
+use crate::users::User;
 
 /// Handshakes that have failed since they were last told of.
 #[derive(Default)]
@@ -87,8 +86,7 @@ impl Desk<'_> {
         let stream = listen::stdio()?;
         let server = self.server.clone();
         tokio::spawn(async move {
-            let permit = server.handshakes.clone().acquire_owned().await.expect("never closed");
-            server.welcome(stream, permit, "standard input".into()).await;
+            server.welcome(stream, None, "standard input".into()).await;
             // The shard has it: the server ends when the shard has it no more.
             while !server.is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -152,19 +150,21 @@ impl Desk<'_> {
 /// Accepts connections for ever.
 async fn accept(server: Arc<Server>, listener: Listener) {
     loop {
-        let permit = match server.handshakes.clone().try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                server.crowded.notify_one();
-                server.handshakes.clone().acquire_owned().await.expect("never closed")
-            }
-        };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                let (seat, must_leave) = server.handshakes.enter();
                 let server = server.clone();
-                tokio::spawn(async move { server.welcome(stream, permit, peer).await });
+                tokio::spawn(async move {
+                    tokio::select! {
+                        biased;
+                        () = server.welcome(stream, Some(seat), peer.clone()) => {}
+                        Ok(()) = must_leave => {
+                            server.failed(peer, &HandshakeError::Crowded(MAX_HANDSHAKES));
+                        }
+                    }
+                });
             }
-            Err(error) => asks::pause(&error).await,
+            Err(error) => asks::make_room(&error, &server.handshakes).await,
         }
     }
 }
@@ -193,64 +193,78 @@ impl IntoFd for TcpStream {
 }
 
 impl Server {
-    async fn welcome(&self, stream: Stream, permit: OwnedSemaphorePermit, peer: String) {
+    async fn welcome(&self, stream: Stream, seat: Option<Seat>, peer: String) {
         match stream {
-            Stream::Unix(stream) => self.negotiate(stream, permit, peer).await,
-            Stream::Tcp(stream) => self.negotiate(stream, permit, peer).await,
+            Stream::Unix(stream) => match User::of_peer(&stream) {
+                Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
+                Err(error) => tracing::debug!(%error, "cannot tell who has connected"),
+            },
+            Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }
     }
 
-    /// Performs a connection's handshake and hands it to a shard. Holds `permit` meanwhile.
-    async fn negotiate<S: IntoFd>(&self, stream: S, permit: OwnedSemaphorePermit, peer: String) {
+    /// Performs a connection's handshake and hands it to a shard. Dropping the future closes it.
+    async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, user: Option<User>, peer: String) {
         let roster = self.roster();
-        let crowded_out = async {
-            tokio::time::sleep(UNHURRIED).await;
-            self.crowded.notified().await;
+        let place = Mutex::new(None);
+        let admit = |export| {
+            let member = roster.member_of(export);
+            let found = self.place(member).inspect_err(|reason| {
+                if STRANGERS.allows() {
+                    tracing::warn!(peer, tenant = member.tenant.name, reason, "refused a client");
+                }
+            })?;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+            Ok(())
         };
-        let outcome = tokio::select! {
-            biased;
-            outcome = handshake(stream, roster.exports(), &self.config.handshake) => outcome,
-            () = crowded_out => Err(HandshakeError::Crowded(UNHURRIED)),
-        };
+        let client = Peer { user: user.as_ref(), admit: Some(&admit) };
+        let options = self.handshake();
+        let outcome = handshake(stream, roster.exports(), &options, client).await;
         let (negotiated, stream) = match outcome {
             Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
             Ok(Outcome::Closed) => return,
             Err(error) => return self.failed(peer, &error),
         };
-        drop(permit);
         let (stream, tls) = match stream {
             Established::Plain(stream) => (stream, None),
             Established::Tls { stream, session } => (stream, Some(session)),
         };
-        let fd = match stream.into_fd() {
+        let until = tls.as_ref().and_then(|session| certificate_end_s(session));
+        let fd = match stream.into_inner().into_fd() {
             Ok(fd) => fd,
             Err(error) => {
-                return tracing::warn!(peer, %error, "lost a connection after its handshake");
+                if STRANGERS.allows() {
+                    tracing::warn!(peer, %error, "lost a connection after its handshake");
+                }
+                return;
             }
         };
+        // A client that has shown who it is has a name in the log; the others share a limit.
+        let is_told = negotiated.identity.is_some() || STRANGERS.allows();
         let Member { tenant, flow, .. } = roster.member_of(negotiated.export);
         if self.roster().members().iter().all(|member| member.flow != *flow) {
-            return tracing::info!(
-                peer,
-                tenant = tenant.name,
-                "the tenant was removed during the handshake"
-            );
+            if is_told {
+                tracing::info!(
+                    peer,
+                    tenant = tenant.name,
+                    "the tenant was removed during the handshake"
+                );
+            }
+            return;
         }
-        let Some(shard) = self.choose_shard() else {
-            return tracing::warn!(
-                peer,
-                most = self.config.connections,
-                "too many connections: closing this one"
-            );
-        };
-        tracing::info!(peer, tenant = tenant.name, shard, "connected");
+        let place = place.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (shard, place) = place.expect("no export is opened without a place");
+        if is_told {
+            tracing::info!(peer, tenant = tenant.name, shard, "connected");
+        }
         let volume = Volume {
             tenant: flow.slot() as u16,
             flow: *flow,
             file: tenant.file,
             base: tenant.base,
         };
-        let connect = Connect { fd, tls, negotiated, volume };
+        let pass = Pass { until, place: Some(place.handed_over()) };
+        let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }
 
@@ -262,23 +276,25 @@ impl Server {
         failures.last = Some((peer, error.to_string()));
     }
 
-    /// Tells of the handshakes that have failed since the last call.
+    /// Tells of the handshakes that have failed since the last call, and of suppressed lines.
     pub(super) fn tell_failures(&self) {
         let failures =
             std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some((peer, error)) = failures.last {
             tracing::warn!(count = failures.count, peer, error, "handshake failed");
         }
+        STRANGERS.tell();
     }
 
-    /// The shard with the fewest connections, which has one more now; `None` if all are full.
-    fn choose_shard(&self) -> Option<usize> {
-        let load = |shard: &usize| self.counts[*shard].load(Ordering::Relaxed);
-        let shard = (0..self.counts.len()).min_by_key(load)?;
-        if load(&shard) >= self.config.connections {
-            return None;
+    /// Ends the connections of clients whose certificates have expired. The certificate was looked
+    /// at in the handshake; a connection may last for months.
+    pub(super) fn end_expired(&self) {
+        if !self.handshake().tls.tls().is_some_and(Tls::clients_certified) {
+            return;
         }
-        self.counts[shard].fetch_add(1, Ordering::Relaxed);
-        Some(shard)
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        for shard in 0..self.shards.count() {
+            self.shards.send(shard, Message::Front(NbdMessage::Expire(now.as_secs())));
+        }
     }
 }

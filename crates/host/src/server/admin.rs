@@ -6,11 +6,13 @@ use std::time::Duration;
 use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
 
 use crate::control::ControlError;
+use crate::device::CutOff;
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::nbd::exports::ExportsError;
+use crate::nbd::tls::TlsMode;
 use crate::record::Recording;
-use crate::server::{BuiltPolicy, Listen, Roster, Tenant};
+use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
 use crate::stats::Totals;
 
 /// What the server is doing.
@@ -31,6 +33,19 @@ pub struct Status {
     pub classes: Option<ClassWeights>,
     /// It takes no more connections and ends with the last.
     pub is_draining: bool,
+    /// Files that have become shorter while they were served.
+    pub cut_off: Vec<CutOff>,
+    /// Tenants whose data may be lost since a write-back failed, by their
+    /// [`Member::number`](crate::server::Member::number), and the error.
+    pub write_back_errors: Vec<(u16, i32)>,
+}
+
+impl Status {
+    /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
+    pub fn write_back_errno(&self, member: &Member) -> Option<i32> {
+        let errors = self.write_back_errors.iter();
+        errors.copied().find_map(|(tenant, errno)| (tenant == member.number()).then_some(errno))
+    }
 }
 
 /// Why a change was not made; nothing has changed then.
@@ -101,20 +116,26 @@ pub trait Admin {
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.
     fn close_file(&mut self, file: u16);
-    /// Adds a tenant; its range must be its own. If it is to be wiped, it reads as zeroes before
-    /// anybody may open it.
+    /// Adds a tenant; no other may have its range. Nobody may open it before all requests of
+    /// removed tenants that had the range have ended, and, if it is to be wiped, before it reads as
+    /// zeroes ([`Member::preparing`]).
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
     /// Removes a tenant: its connections are ended when what they have in flight is answered, and
     /// cut off after five seconds.
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
+    /// if there was one.
+    fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
     /// Goes on with this policy when the one in force has finished all its requests; those that
     /// come meanwhile wait for it. It must have been built for as many shards, tenants and tags.
     /// [`Status::changing`] says whether it is over.
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
+    /// Handshakes that begin from now on use this.
+    fn set_tls(&mut self, tls: TlsMode);
     /// Listens somewhere else too; gives where.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
     /// Listens there no more; connections made there go on.

@@ -9,33 +9,47 @@
 //! and the peer's credentials are looked at again. Over TCP everybody may ask; what may be changed
 //! that way is for the operator to guard.
 //!
-//! **Bounds.** So many connections of each kind, lines of at most [`LINE`] bytes, bodies of
-//! [`BODY`], and a client that takes longer than [`PATIENCE`] to take an answer or to finish a line
-//! is cut off; one that is silent between lines is not.
+//! **Bounds.** [`CONNECTIONS`] of the control socket, [`HTTP_CONNECTIONS`] of HTTP, lines of at
+//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than [`PATIENCE`] to
+//! take an answer or to finish a line is cut off; one that is silent between lines is not.
+//! Strangers reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
+//!
+//! **Descriptors.** When none are left, an HTTP connection takes that of the one that was silent
+//! for longest, and one of the control socket a descriptor that was kept back for it ([`Reserve`]):
+//! over that socket the operator finds and ends the connections that use descriptors up.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::io::Errno;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::crowd::{Crowd, Seat, Watched};
 use super::listen::{Listener, Stream};
+use crate::log_limit::STRANGERS;
 
 /// The longest line.
 const LINE: u64 = 1 << 20;
 /// The longest body of an HTTP request.
 const BODY: usize = 1 << 16;
-/// Connections of each kind at a time.
+/// Connections of the control socket at a time.
 const CONNECTIONS: usize = 32;
+/// HTTP connections at a time.
+const HTTP_CONNECTIONS: usize = 128;
+/// Descriptors kept back for the control socket.
+const RESERVE: usize = 4;
 /// How long a client may take to take an answer, or from a line's first byte to its last.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -47,10 +61,14 @@ pub(super) enum Ask {
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
 
-/// An HTTP request, whole.
+/// An HTTP request, whole; one that came over TCP has its [`Door`] among its extensions.
 pub type HttpRequest = Request<Vec<u8>>;
 /// Its answer.
 pub type HttpResponse = Response<Cow<'static, [u8]>>;
+
+/// The address of this machine at which a client reached an HTTP address.
+#[derive(Clone, Copy, Debug)]
+pub struct Door(pub SocketAddr);
 
 /// Where they go.
 pub(super) type Asks = mpsc::Sender<Ask>;
@@ -58,30 +76,69 @@ pub(super) type Asks = mpsc::Sender<Ask>;
 /// Serves the control socket for ever.
 pub(super) async fn serve_control(listener: Listener, asks: Asks) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let reserve = Arc::new(Reserve::new());
     loop {
         let permit = permits.clone().acquire_owned().await.expect("never closed");
         match listener.accept().await {
-            Ok((Stream::Unix(stream), _)) => {
-                let asks = asks.clone();
+            Ok((Stream::Unix(mut stream), _)) => {
+                let (asks, reserve) = (asks.clone(), reserve.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = control(stream, asks).await {
+                    if let Err(error) = control(&mut stream, asks).await {
                         tracing::debug!(%error, "a control connection ended");
                     }
+                    reserve.take_back(stream);
                     drop(permit);
                 });
             }
             Ok(_) => unreachable!("the control socket is a Unix socket"),
+            Err(error) if is_out_of_descriptors(&error) && reserve.give() => {}
             Err(error) => pause(&error).await,
         }
     }
 }
 
+/// Descriptors that stand for nothing: each can be given up for a connection, and a connection that
+/// ends becomes one again without being free in between.
+struct Reserve(Mutex<Vec<OwnedFd>>);
+
+impl Reserve {
+    fn new() -> Reserve {
+        // A few less are no reason not to start.
+        let spare = |_| std::fs::File::open("/dev/null").map(OwnedFd::from).ok();
+        Reserve(Mutex::new((0..=RESERVE).filter_map(spare).collect()))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees a descriptor; false if the reserve is used up.
+    fn give(&self) -> bool {
+        let mut spare = self.lock();
+        // The last is what the others are copied from.
+        spare.len() > 1 && spare.pop().is_some()
+    }
+
+    /// Closes a connection; its descriptor belongs to the reserve if that is not full.
+    fn take_back(&self, stream: UnixStream) {
+        let mut spare = self.lock();
+        let Ok(mut fd) = stream.into_std().map(OwnedFd::from) else { return };
+        if (1..=RESERVE).contains(&spare.len()) && rustix::io::dup2(&spare[0], &mut fd).is_ok() {
+            spare.push(fd);
+        }
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// One connection of the control socket.
-async fn control(stream: UnixStream, asks: Asks) -> io::Result<()> {
-    if !is_ours(&stream)? {
+async fn control(stream: &mut UnixStream, asks: Asks) -> io::Result<()> {
+    if !is_ours(stream)? {
         return Ok(());
     }
-    let (reader, mut writer) = stream.into_split();
+    let (reader, mut writer) = stream.split();
     let mut reader = BufReader::new(reader);
     loop {
         if reader.fill_buf().await?.is_empty() {
@@ -112,7 +169,7 @@ async fn control(stream: UnixStream, asks: Asks) -> io::Result<()> {
 /// Whether the peer is the server's user or root.
 fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     let (ours, theirs) = (rustix::process::geteuid().as_raw(), stream.peer_cred()?.uid());
-    if theirs != ours && theirs != 0 {
+    if theirs != ours && theirs != 0 && STRANGERS.allows() {
         tracing::warn!(
             uid = theirs,
             "refused a connection: only the server's user and root may use this socket"
@@ -123,35 +180,48 @@ fn is_ours(stream: &UnixStream) -> io::Result<bool> {
 
 /// Serves HTTP for ever.
 pub(super) async fn serve_http(listener: Listener, asks: Asks) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let crowd = Crowd::new(HTTP_CONNECTIONS);
     loop {
-        let permit = permits.clone().acquire_owned().await.expect("never closed");
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                pause(&error).await;
+                make_room(&error, &crowd).await;
                 continue;
             }
         };
-        let asks = asks.clone();
+        let (asks, (seat, must_leave)) = (asks.clone(), crowd.enter());
         tokio::spawn(async move {
-            match stream {
-                Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
-                    http(stream, asks).await
+            tokio::select! {
+                () = welcome(stream, seat, asks) => {}
+                Ok(()) = must_leave => {
+                    tracing::debug!("an HTTP connection was silent for longest and had to go");
                 }
-                Stream::Unix(_) => {}
-                Stream::Tcp(stream) => http(stream, asks).await,
             }
-            drop(permit);
         });
     }
 }
 
+/// Serves HTTP on a connection if its client may ask.
+async fn welcome(stream: Stream, seat: Seat, asks: Asks) {
+    match stream {
+        Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
+            http(Watched::new(stream, Some(seat)), None, asks).await;
+        }
+        Stream::Unix(_) => {}
+        // Without an address its client has gone.
+        Stream::Tcp(stream) => {
+            if let Ok(at) = stream.local_addr() {
+                http(Watched::new(stream, Some(seat)), Some(Door(at)), asks).await;
+            }
+        }
+    }
+}
+
 /// One HTTP connection.
-async fn http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, asks: Asks) {
+async fn http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, door: Option<Door>, asks: Asks) {
     let service = hyper::service::service_fn(move |request| {
         let asks = asks.clone();
-        async move { Ok::<_, Infallible>(answer(request, &asks).await) }
+        async move { Ok::<_, Infallible>(answer(request, door, &asks).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -163,7 +233,11 @@ async fn http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, asks: Asks) {
     }
 }
 
-async fn answer(request: Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>> {
+async fn answer(
+    request: Request<Incoming>,
+    door: Option<Door>,
+    asks: &Asks,
+) -> Response<Full<Bytes>> {
     let refuse = |status: StatusCode, text: &'static str| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
@@ -177,7 +251,10 @@ async fn answer(request: Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>
         );
     };
     let (reply, answer) = oneshot::channel();
-    let request = Request::from_parts(head, body.to_bytes().to_vec());
+    let mut request = Request::from_parts(head, body.to_bytes().to_vec());
+    if let Some(door) = door {
+        request.extensions_mut().insert(door);
+    }
     if asks.send(Ask::Http(Box::new(request), reply)).await.is_ok()
         && let Ok(answer) = answer.await
     {
@@ -189,8 +266,20 @@ async fn answer(request: Request<Incoming>, asks: &Asks) -> Response<Full<Bytes>
     refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")
 }
 
-/// Out of descriptors, most likely: existing connections go on, new ones wait a moment.
-pub(super) async fn pause(error: &io::Error) {
-    tracing::warn!(%error, "cannot accept a connection");
+/// A connection could not be accepted. If that is for want of a descriptor, one of this crowd gives
+/// its own up.
+pub(super) async fn make_room(error: &io::Error, crowd: &Crowd) {
+    if is_out_of_descriptors(error) && crowd.send_one_away() {
+        // It closes its connection in a task of its own.
+        return tokio::task::yield_now().await;
+    }
+    pause(error).await;
+}
+
+/// Existing connections go on, new ones wait a moment.
+async fn pause(error: &io::Error) {
+    if STRANGERS.allows() {
+        tracing::warn!(%error, "cannot accept a connection");
+    }
     tokio::time::sleep(Duration::from_millis(100)).await;
 }

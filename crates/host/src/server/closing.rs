@@ -2,7 +2,7 @@
 //! it wrote is put on stable storage, by a thread that may wait, and every shard gives the file up;
 //! then it is closed and may be opened again, by anybody.
 //!
-//! A tenant that is added with the file before that gets it as it is.
+//! A tenant that is added with the file before that gets it as it is, when nothing is under way.
 
 use fairq_core::PortSet;
 

@@ -11,10 +11,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
+use tokio::task::JoinHandle;
 
 use crate::control::Control;
+use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
+use crate::nbd::tls::TlsMode;
 use crate::record::Recording;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
@@ -24,6 +27,7 @@ use crate::server::{
 };
 use crate::shard::Meeting;
 use crate::wakers::Wakers;
+use crate::write_back::WriteBack;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,8 +43,11 @@ pub(super) enum Drain {
 /// What the control thread itself holds: all that can be changed.
 pub(super) struct Desk<'a> {
     pub(super) server: Arc<Server>,
-    pub(super) device: &'a AnyDevice,
+    pub(super) device: &'a Arc<AnyDevice>,
+    /// A look at the files that is under way.
+    pub(super) inspection: Option<JoinHandle<()>>,
     pub(super) wakers: Arc<Wakers>,
+    pub(super) write_back: Arc<WriteBack>,
     pub(super) control: Control<'a, Arc<dyn Policy>, AnyDevice>,
     /// The policy before, as long as a shard holds requests of it.
     pub(super) leaving: Option<Leaving<'a>>,
@@ -82,6 +89,8 @@ impl Admin for Desk<'_> {
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.control.class_weights(),
             is_draining: self.drain != Drain::No,
+            cut_off: self.device.cut_off(),
+            write_back_errors: self.write_back.failed(),
         }
     }
 
@@ -117,6 +126,12 @@ impl Admin for Desk<'_> {
         self.set_tenant_weight(name, weight)
     }
 
+    fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError> {
+        let roster = self.server.roster();
+        let member = roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        Ok(self.write_back.clear(member.number()))
+    }
+
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError> {
         let mut wake = PortSet::EMPTY;
         let result = self.policy().tune(tuning, &mut wake);
@@ -126,6 +141,10 @@ impl Admin for Desk<'_> {
 
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError> {
         self.exchange_policy(next)
+    }
+
+    fn set_tls(&mut self, tls: TlsMode) {
+        self.server.set_tls(tls);
     }
 
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError> {
@@ -179,7 +198,7 @@ impl Desk<'_> {
                 }
             }
         }
-        let control = Control::start(policy, self.device, self.wakers.clone())?;
+        let control = Control::start(policy, &**self.device, self.wakers.clone())?;
         let control = std::mem::replace(&mut self.control, control);
         let meeting = self.server.shards.change(ports);
         self.leaving = Some(Leaving { control, meeting, since: Instant::now() });
@@ -204,6 +223,15 @@ impl Desk<'_> {
                 );
                 self.leaving = None;
             }
+        }
+    }
+
+    /// Begins to look whether files have become shorter, unless the last look still waits for a
+    /// file system: it has a thread of its own.
+    pub(super) fn inspect_files(&mut self) {
+        if self.inspection.as_ref().is_none_or(JoinHandle::is_finished) {
+            let device = self.device.clone();
+            self.inspection = Some(tokio::task::spawn_blocking(move || device.inspect()));
         }
     }
 

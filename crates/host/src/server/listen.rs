@@ -6,8 +6,13 @@ use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// How long a TCP client may be silent on the wire, keepalive probes and acknowledgements included.
+const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +75,7 @@ impl Listener {
                 let (stream, peer) = listener.accept().await?;
                 // Requests are small and waited for.
                 let _ = stream.set_nodelay(true);
+                notice_death(&stream);
                 Ok((Stream::Tcp(stream), peer.to_string()))
             }
         }
@@ -100,6 +106,17 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
         Listen::Inherited => inherited().map_err(|error| error.to_string()),
         Listen::Stdio => Err("standard input is no address to listen on".into()),
     }
+}
+
+/// Has the kernel end a connection whose peer has not been heard of for [`PEER_TIMEOUT`]: a machine
+/// that has lost its power or its network says no good-bye. That holds for one that does not take
+/// its replies, too. A socket without these options is served all the same.
+fn notice_death(stream: &TcpStream) {
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, PEER_TIMEOUT / 3);
+    let _ = sockopt::set_tcp_keepintvl(stream, PEER_TIMEOUT / 6);
+    let _ = sockopt::set_tcp_keepcnt(stream, 4);
+    let _ = sockopt::set_tcp_user_timeout(stream, PEER_TIMEOUT.as_millis() as u32);
 }
 
 /// Listens on a Unix socket that only the same user may use.

@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairq_core::{Policy, Weight};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use crate::common::{Clock, Common};
 use crate::control::{Control, ControlError};
@@ -31,37 +32,48 @@ use crate::device::any::AnyDevice;
 use crate::interference::Served;
 use crate::memory;
 use crate::nbd::conn::Limits;
-use crate::nbd::exports::ExportsError;
+use crate::nbd::exports::{ExportsError, Identity};
 use crate::nbd::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::handshake::HandshakeOptions;
 use crate::nbd::survey::Surveyor;
+use crate::nbd::tls::TlsMode;
 use crate::shard::Message;
 use crate::shards::{Regimes, Shards, regimes};
+use crate::users::Users;
 use crate::wakers::Wakers;
+use crate::write_back::WriteBack;
 
 mod accept;
 mod admin;
 mod asks;
 mod closing;
+mod crowd;
 mod desk;
 mod listen;
+mod places;
 mod roster;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status};
-pub use asks::{HttpRequest, HttpResponse};
+pub use asks::{Door, HttpRequest, HttpResponse};
 pub use listen::Listen;
+pub use places::Place;
 pub use roster::{Member, Roster};
 
 use accept::Failures;
 use asks::Ask;
+use crowd::Crowd;
 use desk::{Desk, Drain};
 use tenants::add_flows;
 
 /// How long clients may take to accept their last answers.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// Handshakes under way at a time; further connections wait to be accepted.
-const MAX_HANDSHAKES: usize = 256;
+/// Handshakes under way at a time. In a crowd that comes as fast as it can, a client has the time
+/// in which so many connect to say something: some 50 ms.
+const MAX_HANDSHAKES: usize = 1024;
+/// Descriptors that a server has for what is not a connection of a shard: handshakes, HTTP and
+/// control connections, files and shards.
+const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
 /// What the control socket and scrapers have asked for and has not been looked at.
 const MAX_ASKS: usize = 16;
 /// How often a server that drains looks whether its last client has gone.
@@ -90,8 +102,12 @@ pub struct Tenant {
     pub read_only: bool,
     /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
-    /// The only client that may open it, by its certificate's name.
-    pub identity: Option<String>,
+    /// The certificate that a client has to show to open it.
+    pub identity: Option<Identity>,
+    /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
+    pub users: Users,
+    /// The most connections that it may have; half of all if not said.
+    pub connections: Option<u32>,
 }
 
 /// A policy, built for the server's shards.
@@ -139,7 +155,7 @@ pub struct Config {
 pub trait Operator {
     /// It accepts connections; `listening` is where, with the port that was chosen if it was left
     /// open.
-    fn ready(&mut self, listening: &[Listen]);
+    fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket; gives the answer, if there is to be one.
@@ -210,17 +226,20 @@ pub fn serve(
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     ignore_file_size_signal();
+    raise_descriptor_limit(config.connections as u64 * ports.len() as u64);
     memory::give_back_large_pieces();
     let preferred = device.info().preferred_size;
     let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
     let flows = roster.members().iter().map(|member| member.flow).collect();
+    let most = config.most_tenants.max(config.tenants.len());
     let common = Common {
         device: device.clone(),
         wakers: Arc::new(Wakers::new(ports.len()).map_err(system("cannot make eventfds"))?),
         clock: Clock::default(),
         tags: config.tags,
-        tenants: config.most_tenants.max(config.tenants.len()),
+        tenants: most,
         served: Arc::new(Served::new(ports.len())),
+        write_back: Arc::new(WriteBack::new(ports.len(), most)),
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
@@ -233,6 +252,13 @@ pub fn serve(
             surveyor.desk(shard),
         ))
     };
+    for Member { flow, tenant, .. } in roster.members() {
+        common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
+    }
+    // What a server before this one wrote and did not flush may be lost, and nobody has heard.
+    for (file, error) in device.sync() {
+        common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
+    }
     let control = Control::start(policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front)
         .map_err(system("cannot start the shards"))?;
@@ -241,13 +267,16 @@ pub fn serve(
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let roster = Mutex::new(Arc::new(roster));
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
-    let (crowded, failures) = (Notify::new(), Mutex::default());
-    let server = Arc::new(Server { config, roster, counts, shards, handshakes, crowded, failures });
+    let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
+    let handshake = Mutex::new(Arc::new(config.handshake.clone()));
+    let server =
+        Arc::new(Server { config, roster, counts, shards, handshake, handshakes, failures });
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
+        inspection: None,
         wakers: common.wakers,
+        write_back: common.write_back,
         control,
         leaving: None,
         flows,
@@ -267,8 +296,29 @@ pub fn serve(
         None => unreachable!("the runtime and its tasks are gone"),
     }
     surveyor.end();
-    device.sync().map_err(system("cannot flush the device at the end"))?;
-    result
+    let unsynced = device.sync().into_iter().next();
+    unsynced.map_or(result, |(_, error)| Err(system("cannot flush the device at the end")(error)))
+}
+
+/// Raises the soft limit of open files to the hard one: programs that use `select` want it low,
+/// and there is none here. Tells if even that is too few for `connections` descriptors of
+/// connections.
+fn raise_descriptor_limit(connections: u64) {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+    let needed = connections + OTHER_DESCRIPTORS;
+    if let Some(most) = maximum.filter(|most| *most < needed) {
+        tracing::warn!(
+            most,
+            needed,
+            "the limit of open files is below what the connections may need: raise LimitNOFILE= \
+             (ulimit -Hn), or lower limits.connections"
+        );
+    }
 }
 
 /// Makes a write beyond a file size limit an error of that write, instead of the end of the
@@ -285,9 +335,9 @@ struct Server {
     roster: Mutex<Arc<Roster>>,
     counts: Vec<Arc<AtomicUsize>>,
     shards: Shards<AnyDevice, NbdFront>,
-    handshakes: Arc<Semaphore>,
-    /// Told when a handshake has to make room.
-    crowded: Notify,
+    /// What handshakes that begin now go by.
+    handshake: Mutex<Arc<HandshakeOptions>>,
+    handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
 }
 
@@ -298,6 +348,15 @@ impl Server {
 
     fn set_roster(&self, roster: Roster) {
         *self.roster.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
+    }
+
+    fn handshake(&self) -> Arc<HandshakeOptions> {
+        self.handshake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_tls(&self, tls: TlsMode) {
+        let mut options = self.handshake.lock().unwrap_or_else(PoisonError::into_inner);
+        *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
     }
 
     /// Whether there is no connection.
@@ -339,7 +398,7 @@ async fn run(
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
     let places = desk.open(&over, &asks)?;
-    operator.ready(&places);
+    operator.ready(desk, &places);
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
     while !desk.is_over() {
@@ -360,7 +419,9 @@ async fn run(
             () = tick => desk.tick(clock.now_ns()),
             _ = seconds.tick() => {
                 operator.second(desk);
+                desk.inspect_files();
                 desk.server.tell_failures();
+                desk.server.end_expired();
             }
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.

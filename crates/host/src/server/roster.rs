@@ -7,6 +7,7 @@
 //! be counted for the new one.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use fairq_core::FlowId;
 
@@ -23,8 +24,10 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
-    /// As long as nobody may open it: its range is being zeroed.
+    /// As long as nobody may open it: its range is still another's, or is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
+    /// Its connections, those included whose handshake is about to end.
+    pub connections: Arc<AtomicUsize>,
 }
 
 impl Member {
@@ -50,6 +53,7 @@ impl Roster {
             description: tenant.description.clone(),
             read_only: tenant.read_only,
             allowed_identity: tenant.identity.clone(),
+            allowed_users: tenant.users.clone(),
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };

@@ -34,7 +34,10 @@ pub(super) fn add_flows(
     tenants: &[Tenant],
 ) -> Result<Vec<Member>, ServerError> {
     let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
-        Ok(flow) => Ok(Member { tenant: tenant.clone(), flow, preparing: None }),
+        Ok(flow) => {
+            let tenant = tenant.clone();
+            Ok(Member { tenant, flow, preparing: None, connections: Arc::default() })
+        }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
     tenants.iter().map(add).collect()
@@ -56,9 +59,17 @@ impl Desk<'_> {
         let flow = add_flow(self.policy(), None, &tenant)
             .map_err(|error| AdminError::Flow { name, error })?;
         self.note(flow);
+        self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         let mut members = roster.members().to_vec();
-        let preparing = wipe.then(|| Arc::new(Wiping::new(tenant.size)));
-        members.push(Member { tenant, flow, preparing });
+        // A range or a file has a new owner only when nothing of the old one can arrive there.
+        if self.has_leftovers(&tenant) {
+            self.forget_leftovers();
+        }
+        let is_left = self.has_leftovers(&tenant);
+        let zeroes = if wipe { tenant.size } else { 0 };
+        let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
+        let waits = preparing.is_some();
+        members.push(Member { tenant, flow, preparing, connections: Arc::default() });
         let roster =
             Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
@@ -66,7 +77,9 @@ impl Desk<'_> {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
         }
         self.server.set_roster(roster);
-        self.waiting.extend(wipe.then_some(flow));
+        self.waiting.extend(waits.then_some(flow));
+        // Its answer tells for whom it waits, if it does.
+        self.prepare();
         Ok(())
     }
 
@@ -149,7 +162,7 @@ impl Desk<'_> {
         })
     }
 
-    /// Begins to zero the ranges on which nobody writes any more, and opens those that are zero.
+    /// Begins to zero the ranges on which nobody writes any more, and opens those that are ready.
     fn prepare(&mut self) {
         if !self.waiting.is_empty() {
             self.begin_wipes();
@@ -159,7 +172,7 @@ impl Desk<'_> {
         let mut is_changed = false;
         for member in &mut members {
             if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
-                tracing::info!(tenant = member.tenant.name, "its range reads as zeroes: open");
+                tracing::info!(tenant = member.tenant.name, "its range is its own: open");
                 member.preparing = None;
                 is_changed = true;
             }
@@ -172,19 +185,30 @@ impl Desk<'_> {
         }
     }
 
+    /// Whether requests of a removed tenant may be under way in a tenant's range.
+    fn has_leftovers(&self, tenant: &Tenant) -> bool {
+        self.leftovers.iter().any(|(old, _)| overlap(old, tenant))
+    }
+
     /// Looks who of those that were removed has nothing under way any more, and will not: shards
     /// that answer have heard of the removal.
     fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
-        // A slot is another flow's only when no shard holds a request of the one before.
+        // A slot is another flow's only when no shard holds a request of the one before. What is
+        // staged counts as well as what is on the device.
         self.leftovers.retain(|(_, flow)| {
-            flows[flow.slot()] == *flow && totals.tenants[flow.slot()].in_flight > 0
+            let is_last = flows[flow.slot()] == *flow;
+            let is_left = is_last && totals.tenants[flow.slot()].in_flight > 0;
+            if is_last && !is_left {
+                self.write_back.assign(flow.slot() as u16, None);
+            }
+            is_left
         });
     }
 
     /// What was submitted for a tenant that has been removed is still carried out: a range is
-    /// zeroed after that.
+    /// zeroed, or opened as it is, after that.
     fn begin_wipes(&mut self) {
         let roster = self.server.roster();
         let (server, leftovers) = (&self.server, &self.leftovers);
@@ -194,8 +218,16 @@ impl Desk<'_> {
             else {
                 return false;
             };
-            if leftovers.iter().any(|(old, _)| overlap(old, tenant)) {
+            let others = leftovers.iter().filter(|(old, _)| overlap(old, tenant));
+            let names: Vec<String> = others.map(|(old, _)| old.name.clone()).collect();
+            let waits = !names.is_empty();
+            wiping.wait_for(names);
+            if waits {
                 return true;
+            }
+            if wiping.size() == 0 {
+                wiping.skip();
+                return false;
             }
             let volume = Volume {
                 tenant: flow.slot() as u16,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use fairq_host::nbd::option::{opt, rep};
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, TlsMode, handshake,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode,
+    handshake,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
@@ -144,7 +145,7 @@ pub(crate) async fn play(exports: &Exports, options: &HandshakeOptions, script: 
     let (mut client, server) = tokio::io::duplex(PIPE);
     client.write_all(script).await.unwrap();
     client.shutdown().await.unwrap();
-    let mut result = handshake(server, exports, options).await;
+    let mut result = handshake(server, exports, options, Peer::default()).await;
     let mut left = Vec::new();
     if let Ok(Outcome::Transmission { stream: Established::Plain(stream), .. }) = &mut result {
         stream.read_to_end(&mut left).await.unwrap();

@@ -6,7 +6,9 @@ use fairq_host::nbd::exports::flag;
 use fairq_host::nbd::handshake::{MAX_OPTION_DATA, MAX_OPTION_SKIP, MAX_OPTIONS};
 use fairq_host::nbd::option::{info, opt, rep};
 use fairq_host::nbd::proto::{MAX_PAYLOAD, MAX_STRING};
-use fairq_host::nbd::{Exports, HandshakeError, HandshakeOptions, Outcome, TlsMode, handshake};
+use fairq_host::nbd::{
+    Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode, handshake,
+};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
@@ -199,7 +201,10 @@ async fn abort_is_acknowledged_and_closes() {
 async fn abort_without_waiting() {
     let (mut client, server) = tokio::io::duplex(20);
     client.write_all(&[hello(FIXED), option(opt::ABORT, b"")].concat()).await.unwrap();
-    let server = tokio::spawn(async move { handshake(server, &two_exports(), &plain()).await });
+    let server =
+        tokio::spawn(
+            async move { handshake(server, &two_exports(), &plain(), Peer::default()).await },
+        );
     tokio::task::yield_now().await;
     assert!(!server.is_finished(), "the answer is waiting for room");
     drop(client);
@@ -475,7 +480,7 @@ async fn idle_clients_time_out() {
         let (mut client, server) = tokio::io::duplex(pipe);
         client.write_all(script).await.unwrap();
         let before = tokio::time::Instant::now();
-        let result = handshake(server, &two_exports(), &options).await;
+        let result = handshake(server, &two_exports(), &options, Peer::default()).await;
         assert!(matches!(result, Err(HandshakeError::Timeout(_))), "{what}");
         assert_eq!(before.elapsed().as_secs(), limit.as_secs(), "{what}");
     }

@@ -9,7 +9,7 @@ use fairq_host::nbd::option::{info, opt, rep};
 use fairq_host::nbd::proto::Negotiated;
 use fairq_host::nbd::tls::TlsError;
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Tls, TlsMode,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, Tls, TlsMode,
     handshake,
 };
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -31,7 +31,7 @@ struct Authority {
 }
 
 /// A certificate and its key, as files.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Issued {
     certificate: PathBuf,
     key: PathBuf,
@@ -86,8 +86,9 @@ impl Authority {
     fn server(&self, ask_clients: bool) -> Tls {
         let server = self.issue(Some("server"), &["localhost"]);
         let ca = self.path("ca.pem");
-        let tls = Tls::load(&server.certificate, &server.key, ask_clients.then_some(ca.as_path()))
-            .unwrap();
+        let tls =
+            Tls::load(&server.certificate, &server.key, ask_clients.then_some(ca.as_path()), None)
+                .unwrap();
         assert_eq!(tls.clients_certified(), ask_clients);
         tls
     }
@@ -141,7 +142,8 @@ type Server = JoinHandle<Result<Outcome<DuplexStream>, HandshakeError>>;
 async fn connect(tls: TlsMode) -> (DuplexStream, Server) {
     let (mut client, server) = tokio::io::duplex(PIPE);
     let options = HandshakeOptions { tls, timeout: Duration::from_secs(60) };
-    let server = tokio::spawn(async move { handshake(server, &tenants(), &options).await });
+    let server =
+        tokio::spawn(async move { handshake(server, &tenants(), &options, Peer::default()).await });
     greet(&mut client, FIXED | NO_ZEROES).await;
     (client, server)
 }
@@ -419,9 +421,51 @@ async fn tls_is_within_the_time_limit() {
         .unwrap();
     let options = HandshakeOptions { tls: TlsMode::Optional(authority.server(false)), ..plain() };
     assert!(matches!(
-        handshake(server, &tenants(), &options).await,
+        handshake(server, &tenants(), &options, Peer::default()).await,
         Err(HandshakeError::Timeout(_))
     ));
+}
+
+/// A certificate that its authority has revoked opens nothing; one of an authority without a list
+/// neither, once there are lists.
+#[tokio::test]
+async fn revoked_certificates_are_refused() {
+    let authority = Authority::new();
+    let alice = authority.issue(Some("alice"), &[]);
+    let revoked = authority
+        .issue_with(Some("revoked"), &[], |params| params.serial_number = Some(77_u64.into()));
+    let time = |year| rcgen::date_time_ymd(year, 1, 1);
+    let list = rcgen::CertificateRevocationListParams {
+        this_update: time(2020),
+        next_update: time(2090),
+        crl_number: 1_u64.into(),
+        issuing_distribution_point: None,
+        revoked_certs: vec![rcgen::RevokedCertParams {
+            serial_number: 77_u64.into(),
+            revocation_time: time(2021),
+            reason_code: None,
+            invalidity_date: None,
+        }],
+        key_identifier_method: rcgen::KeyIdMethod::Sha256,
+    };
+    let crl = authority.path("revoked.crl");
+    std::fs::write(&crl, list.signed_by(&authority.issuer).unwrap().pem().unwrap()).unwrap();
+    let server = authority.issue(Some("server"), &["localhost"]);
+    let ca = authority.path("ca.pem");
+    let tls = Tls::load(&server.certificate, &server.key, Some(&ca), Some(&crl)).unwrap();
+    for (identity, welcome) in [(&alice, true), (&revoked, false)] {
+        let (client, server) = connect(TlsMode::Required(tls.clone())).await;
+        let connector = authority.connector(Some(identity), &rustls::version::TLS12);
+        let client = start_tls(client, &connector).await;
+        assert_eq!(client.is_ok(), welcome, "{identity:?}");
+        drop(client);
+        match server.await.unwrap() {
+            Ok(_) => assert!(welcome),
+            Err(error) => assert!(!welcome && error.to_string().contains("Revoked"), "{error}"),
+        }
+    }
+    let none = Tls::load(&server.certificate, &server.key, Some(&ca), Some(&ca)).unwrap_err();
+    assert!(none.to_string().contains("BEGIN X509 CRL"), "{none}");
 }
 
 /// Each message names the file that is at fault.
@@ -443,7 +487,7 @@ fn unusable_files() {
     )
     .unwrap();
     let load = |certificate, key, ca: Option<&PathBuf>| {
-        let error = Tls::load(certificate, key, ca.map(PathBuf::as_path)).unwrap_err();
+        let error = Tls::load(certificate, key, ca.map(PathBuf::as_path), None).unwrap_err();
         (error.to_string(), error)
     };
     let cases = [

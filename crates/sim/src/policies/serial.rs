@@ -171,6 +171,10 @@ impl SerialPolicy for Stepwise {
         self.step().grow(now_ns, arrival);
     }
 
+    fn cancel(&mut self, job: Job, flow: usize) {
+        self.step().cancel(job, flow);
+    }
+
     fn set_lane(&mut self, flow: usize, lane: Lane) {
         self.step().set_lane(flow, lane);
     }

@@ -20,6 +20,9 @@ impl SerialPolicy for FirstIn {
         self.queue.push_back((arrival.job, arrival.flow));
     }
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+    fn cancel(&mut self, job: Job, _flow: usize) {
+        self.queue.retain(|queued| queued.0 != job);
+    }
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
@@ -49,6 +52,9 @@ impl SerialPolicy for ByWeight {
         self.queue.push((arrival.weight, arrival.job, arrival.flow));
     }
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+    fn cancel(&mut self, job: Job, _flow: usize) {
+        self.queue.retain(|queued| queued.1 != job);
+    }
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {

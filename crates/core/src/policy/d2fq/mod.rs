@@ -6,10 +6,11 @@
 //!
 //! **Model.** An NVMe controller with weighted round robin serves three classes of submission
 //! queues at three speeds. A flow's *virtual time* is what it has been served, divided by its
-//! weight; one unit is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time* (gvt) is the
-//! least of all active flows. Whoever is behind or near it uses the high class, whoever is ahead by
-//! tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch, nothing is
-//! staged, nobody waits for another port. Virtual time is charged at completion.
+//! weight; one unit is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time*
+//! (gvt) is the least of all active flows. Whoever is behind or near it uses the high class,
+//! whoever is ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is
+//! dispatch, nothing is staged, nobody waits for another port. Virtual time is charged at
+//! completion.
 //!
 //! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what
 //! the flows need (`ratio`); [`Policy::class_weights`] tells the weights that the device is to
@@ -107,11 +108,12 @@ pub use port::D2fqPort;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{ClassWeights, Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{LIFT_PERIOD_NS, VTime};
+use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
 use port::{Usage, units};

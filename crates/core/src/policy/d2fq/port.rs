@@ -11,13 +11,14 @@ use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
 use super::tracker::{Leads, Tracker};
 use super::{DEPTHS, Shared};
-use crate::contract::flow::{FlowId, PortFlows, Weight};
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
     Class, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, VTime};
+use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of D2FQ.
 pub struct D2fqPort<P: Platform = Native> {
@@ -80,7 +81,7 @@ impl<P: Platform> D2fqPort<P> {
         let flows = shared.flows.capacity();
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows),
+            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
             live: (0..tags).map(|_| 0).collect(),
             flows: (0..flows).map(|_| UNUSED).collect(),
             leads: matches!(*shared.tracker, Tracker::Mindicator(_))
@@ -139,7 +140,7 @@ impl Local {
         if self.live.get(tag).is_none_or(|&live| live != 0) {
             return Err(SubmitError::BadTag);
         }
-        let weight =
+        let (weight, _) =
             self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.account.live(slot);
         if live == 1 {

@@ -31,7 +31,7 @@ use crossbeam_utils::CachePadded;
 
 use super::domain::{DOMAINS, Domain};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortBits, PortId, PortSet};
 
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {
@@ -44,14 +44,14 @@ struct Tokens<P: Platform> {
     /// Depth (upper half) and tokens in use (lower half).
     word: P::U64,
     /// A bit for each port that found none.
-    waiting: P::U64,
+    waiting: PortBits<P>,
 }
 
 /// How often in a row a port may keep a token that comes back to it.
 pub(super) const KEEPS: u32 = 7;
 
 const IN_USE: u64 = u32::MAX as u64;
-const LAST: PortId = PortId(PortSet::MAX_PORTS as u8 - 1);
+const LAST: PortId = PortId(u8::MAX);
 
 #[inline]
 fn has_room(word: u64) -> bool {
@@ -61,8 +61,10 @@ fn has_room(word: u64) -> bool {
 impl<P: Platform> Depths<P> {
     /// Tokens as many as `depths` says, none in use.
     pub(super) fn new(ports: usize, depths: [u32; DOMAINS]) -> Self {
-        let tokens =
-            |depth| Tokens { word: P::U64::new(u64::from(depth) << 32), waiting: P::U64::new(0) };
+        let tokens = |depth| Tokens {
+            word: P::U64::new(u64::from(depth) << 32),
+            waiting: PortBits::new(ports),
+        };
         let none = || CachePadded::new(core::array::from_fn(|_| P::U64::new(0)));
         let grants = (0..ports).map(|_| none()).collect();
         Depths { domains: depths.map(|depth| CachePadded::new(tokens(depth))), grants }
@@ -116,10 +118,9 @@ impl<P: Platform> Depths<P> {
     /// Marks the port as waiting. The caller tries again afterwards.
     #[inline]
     pub(super) fn enlist(&self, domain: Domain, port: PortId) {
-        let waiting = &self.tokens(domain).waiting;
-        let bit = PortSet::only(port).bits();
-        if waiting.load(Ordering::SeqCst) & bit == 0 {
-            waiting.fetch_or(bit, Ordering::SeqCst);
+        let waiting = self.tokens(domain).waiting.set();
+        if !waiting.contains(port, Ordering::SeqCst) {
+            waiting.insert(port, Ordering::SeqCst);
         }
         P::fence();
     }
@@ -128,8 +129,8 @@ impl<P: Platform> Depths<P> {
     /// port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
-        let before = PortId(port.0.wrapping_sub(1) & LAST.0);
-        self.pass(domain, if keeps { before } else { port }, PortSet::MAX_PORTS)
+        let before = PortId(port.0.wrapping_sub(1));
+        self.pass(domain, if keeps { before } else { port }, None)
     }
 
     /// `port` stops, and wants tokens of the domains only for which it `has` requests: gives the
@@ -139,8 +140,7 @@ impl<P: Platform> Depths<P> {
         let mut wake = PortSet::EMPTY;
         for domain in Domain::ALL {
             while !has(domain) && self.take_grant(domain, port) {
-                // Not to itself.
-                wake.extend(self.pass(domain, port, PortSet::MAX_PORTS - 1));
+                wake.extend(self.pass(domain, port, Some(port)));
             }
         }
         wake
@@ -162,7 +162,7 @@ impl<P: Platform> Depths<P> {
         let mut wake = PortSet::EMPTY;
         loop {
             // From the first port on.
-            let woken = self.offer(domain, LAST, PortSet::MAX_PORTS);
+            let woken = self.offer(domain, LAST, None);
             if woken.is_empty() {
                 return wake;
             }
@@ -176,14 +176,14 @@ impl<P: Platform> Depths<P> {
         (word >> 32, word & IN_USE)
     }
 
-    /// Passes on a token that `port` had to one of the next `ports`, or frees it.
+    /// Passes on a token to the next port after `port`, but not to the one `except`, or frees it.
     #[inline]
-    fn pass(&self, domain: Domain, port: PortId, ports: usize) -> PortSet {
+    fn pass(&self, domain: Domain, port: PortId, except: Option<PortId>) -> PortSet {
         let tokens = self.tokens(domain);
         // Beyond the depth there are too many.
         let word = tokens.word.load(Ordering::SeqCst);
         if word & IN_USE <= word >> 32 {
-            while let Some(chosen) = self.waiting_after(domain, port, ports) {
+            while let Some(chosen) = self.waiting_after(domain, port, except) {
                 if self.grant(domain, chosen) {
                     return PortSet::only(chosen);
                 }
@@ -191,13 +191,13 @@ impl<P: Platform> Depths<P> {
         }
         tokens.word.fetch_sub(1, Ordering::SeqCst);
         P::fence();
-        self.offer(domain, port, ports)
+        self.offer(domain, port, except)
     }
 
     /// Grants a free token to a waiting port, if there are both.
     #[inline]
-    fn offer(&self, domain: Domain, port: PortId, ports: usize) -> PortSet {
-        while let Some(chosen) = self.waiting_after(domain, port, ports) {
+    fn offer(&self, domain: Domain, port: PortId, except: Option<PortId>) -> PortSet {
+        while let Some(chosen) = self.waiting_after(domain, port, except) {
             if !self.take_free(domain) {
                 break;
             }
@@ -210,22 +210,26 @@ impl<P: Platform> Depths<P> {
         PortSet::EMPTY
     }
 
-    /// The first port that waits after `port`, among the next `ports`.
+    /// The first port that waits after `port`, in cyclic order, but for `except`.
     #[inline]
-    fn waiting_after(&self, domain: Domain, port: PortId, ports: usize) -> Option<PortId> {
-        let after =
-            self.tokens(domain).waiting.load(Ordering::SeqCst).rotate_right(u32::from(port.0) + 1);
-        let next = after.trailing_zeros();
-        let chosen = (u32::from(port.0) + 1 + next) % PortSet::MAX_PORTS as u32;
-        ((next as usize) < ports).then_some(PortId(chosen as u8))
+    fn waiting_after(
+        &self,
+        domain: Domain,
+        port: PortId,
+        except: Option<PortId>,
+    ) -> Option<PortId> {
+        let mut waiting = self.tokens(domain).waiting.set().load(Ordering::SeqCst);
+        if let Some(port) = except {
+            waiting.remove(port);
+        }
+        waiting.after(port)
     }
 
     /// Grants a token, which the caller has in hand, to a port that waits; `false`: it does not any
     /// more.
     #[inline]
     fn grant(&self, domain: Domain, port: PortId) -> bool {
-        let bit = PortSet::only(port).bits();
-        let waits = self.tokens(domain).waiting.fetch_and(!bit, Ordering::SeqCst) & bit != 0;
+        let waits = self.tokens(domain).waiting.set().remove(port, Ordering::SeqCst);
         if waits && let Some(grants) = self.grants(domain, port) {
             grants.fetch_add(1, Ordering::SeqCst);
         }

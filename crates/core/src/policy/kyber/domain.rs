@@ -5,7 +5,7 @@
 //! of all sets of a port are threaded through one array of links, by tag.
 
 use crate::contract::port::Op;
-use crate::policy::serial::fifo::{Fifo, Links};
+use crate::structures::fifo::{Fifo, Links};
 
 /// What kind of request it is: each kind has its own depth and queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,8 +14,8 @@
 //! the depth.
 //!
 //! **What it does not do.** It knows no flows beyond counting them: whoever sends more gets more.
-//! Weights mean nothing here; [`kyber_fair`](super::kyber_fair) adds them. It is work-conserving within the depths, and
-//! holds back what exceeds them on purpose.
+//! Weights mean nothing here; [`kyber_fair`](super::kyber_fair) adds them. It is work-conserving
+//! within the depths, and holds back what exceeds them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
@@ -51,10 +51,11 @@ pub use domain::Domain;
 pub use port::KyberPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::FlowTable;
 use depths::Depths;
 use domain::DOMAINS;
 use latency::{Adjuster, Latencies, TIMED};
@@ -80,8 +81,9 @@ pub struct KyberConfig {
     pub write_target_ns: u64,
     /// The latency that discards should have, in nanoseconds; default 5 s.
     pub discard_target_ns: u64,
-    /// The most bytes of a flow's adjacent requests that a port [merges](crate::policy::serial::merge) to
-    /// one command, which then takes one token; default 0, which merges none.
+    /// The most bytes of a flow's adjacent requests that a port
+    /// [merges](crate::policy::serial::merge) to one command, which then takes one token; default
+    /// 0, which merges none.
     pub merge_bytes: u32,
 }
 

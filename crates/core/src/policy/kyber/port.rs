@@ -7,12 +7,13 @@ use super::depths::KEEPS;
 use super::domain::{DOMAINS, Domain, QueueSet, State};
 use super::units::{Units, next_of};
 use super::{KyberConfig, Shared};
-use crate::contract::flow::{FlowId, PortFlows};
+use crate::contract::flow::FlowId;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::policy::serial::fifo::Links;
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::fifo::Links;
+use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of Kyber.
 pub struct KyberPort<P: Platform = Native> {
@@ -46,7 +47,7 @@ impl<P: Platform> KyberPort<P> {
             domain: Domain::Other,
             state: State::Free,
         };
-        let account = PortFlows::new(id, &shared.flows);
+        let account = PortFlows::new(id, &shared.flows, shared.flows.capacity());
         let entries = (0..config.tags).map(|_| free).collect();
         let units = Units::new(config.flows, config.tags, config.merge_bytes);
         KyberPort {
@@ -100,7 +101,7 @@ impl<P: Platform> Port for KyberPort<P> {
         let free = |entry: &&mut Entry| entry.state == State::Free;
         let entry =
             self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let weight =
+        let (weight, _) =
             self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let domain = Domain::of(request.op);
         let flow = request.flow.slot() as u32;
@@ -340,6 +341,6 @@ mod tests {
             refused(KyberConfig { discard_target_ns: u64::MAX, ..config }),
             Some(ConfigError::Target(u64::MAX))
         );
-        assert_eq!(refused(KyberConfig { ports: 65, ..config }), Some(ConfigError::Ports(65)));
+        assert_eq!(refused(KyberConfig { ports: 257, ..config }), Some(ConfigError::Ports(257)));
     }
 }

@@ -93,10 +93,11 @@ pub use predict::Totals;
 
 use crate::contract::bounds::{ConfigError, check};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::FlowTable;
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
 
@@ -125,9 +126,9 @@ pub struct KyberFairConfig {
     pub patience: u32,
     /// How many tokens a period may have.
     pub tokens: Totals,
-    /// The most bytes of a flow's adjacent requests that a port [merges](crate::policy::serial::merge) to
-    /// one command; default 0, which merges none. A command costs its flow what one request of its
-    /// length does.
+    /// The most bytes of a flow's adjacent requests that a port
+    /// [merges](crate::policy::serial::merge) to one command; default 0, which merges none. A
+    /// command costs its flow what one request of its length does.
     pub merge_bytes: u32,
 }
 

@@ -1,6 +1,7 @@
-//! Pots, periods and sleepers under the model checker, as in [`crate::policy::mqfq`]'s models; each law is
-//! also checked on a broken machine: [`NoOrder`] has no total order between writing one word and
-//! reading another, [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two steps.
+//! Pots, periods and sleepers under the model checker, as in [`crate::policy::mqfq`]'s models; each
+//! law is also checked on a broken machine: [`NoOrder`] has no total order between writing one word
+//! and reading another, [`Unordered`] has no order at all, [`Torn`]'s compare-and-swap is two
+//! steps.
 
 use std::sync::Arc;
 use std::vec::Vec;

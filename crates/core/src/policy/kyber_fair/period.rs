@@ -77,7 +77,7 @@ use super::predict::MAX_TOKENS;
 use super::{Latency, Line, Planner, Shared};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortBits, PortId, PortSet};
 
 /// The period word: a port is about to begin the next period.
 const CLAIMED: u64 = 1;
@@ -236,7 +236,7 @@ pub(super) struct Periods<P: Platform> {
     clock: CachePadded<Clock<P>>,
     /// Number of the period, and how many active flows have tokens left in their pots.
     unspent: CachePadded<P::U64>,
-    sleepers: CachePadded<P::U64>,
+    sleepers: CachePadded<PortBits<P>>,
     /// Since when too few requests have been seen outstanding in this period; 0 if they are not.
     short_ns: CachePadded<P::U64>,
     end_ns: P::U64,
@@ -268,7 +268,7 @@ impl<P: Platform> Periods<P> {
         Periods {
             clock: CachePadded::new(clock),
             unspent: word(number << COUNT_BITS),
-            sleepers: word(0),
+            sleepers: CachePadded::new(PortBits::new(ports)),
             short_ns: word(0),
             end_ns: P::U64::new(0),
             length_ns,
@@ -308,7 +308,7 @@ impl<P: Platform> Periods<P> {
         self.clock.per_weight.store(next.per_weight, Ordering::Relaxed);
         self.clock.word.store(next.number << 1, Ordering::SeqCst);
         P::fence();
-        PortSet::from_bits(self.sleepers.swap(0, Ordering::SeqCst))
+        self.sleepers.set().take(Ordering::SeqCst)
     }
 
     /// When it ends at the latest.
@@ -323,9 +323,8 @@ impl<P: Platform> Periods<P> {
 
     /// Marks the port as asleep. The caller looks once more afterwards whether it has to be.
     pub(super) fn enlist(&self, port: PortId) {
-        let bit = PortSet::only(port).bits();
-        if self.sleepers.load(Ordering::SeqCst) & bit == 0 {
-            self.sleepers.fetch_or(bit, Ordering::SeqCst);
+        if !self.sleepers.set().contains(port, Ordering::SeqCst) {
+            self.sleepers.set().insert(port, Ordering::SeqCst);
         }
         P::fence();
     }
@@ -368,8 +367,9 @@ impl<P: Platform> Periods<P> {
     #[inline]
     pub(super) fn a_sleeper_beside(&self, port: PortId) -> Option<PortId> {
         P::fence();
-        let others = self.sleepers.load(Ordering::SeqCst) & !PortSet::only(port).bits();
-        PortSet::from_bits(others).next()
+        let mut others = self.sleepers.set().load(Ordering::SeqCst);
+        others.remove(port);
+        others.next()
     }
 
     /// A flow has run out of tokens in this period: gives whether it was the last that counted.
@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn ports_that_take_a_batch_each_leave_half() {
-        for (ports, batches) in [(1, 32), (16, 32), (17, 64), (32, 64), (64, 128)] {
+        for (ports, batches) in [(1, 32), (16, 32), (17, 64), (64, 128), (256, 512)] {
             let pot = Pot::<Native>::new();
             let (periods, period) = seventh(ports, 1 << 20, 100);
             let batch = (1 << 20) / batches;

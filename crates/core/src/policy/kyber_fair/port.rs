@@ -19,14 +19,15 @@ use alloc::sync::Arc;
 use super::period::{Period, Taken};
 use super::predict::Ratio;
 use super::{KyberFairConfig, Latency, Line, Shared};
-use crate::contract::flow::{FlowId, PortFlows, Weight};
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::kyber::domain::{Domain, QueueSet, State};
 use crate::policy::kyber::units::{Units, next_of};
-use crate::policy::serial::fifo::{Fifo, Links};
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::fifo::{Fifo, Links};
+use crate::structures::flow_table::PortFlows;
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;
@@ -109,7 +110,7 @@ impl<P: Platform> KyberFairPort<P> {
         let period = shared.periods.now();
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows),
+            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
             entries: (0..tags).map(|_| free).collect(),
             links: Links::new(units.bound()),
             units,
@@ -144,7 +145,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(free)
             .ok_or(SubmitError::BadTag)?;
-        let weight =
+        let (weight, _) =
             local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let slot = request.flow.slot();
         let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;

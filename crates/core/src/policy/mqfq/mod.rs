@@ -8,9 +8,9 @@
 //! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the
 //! later of virtual time and the end tag of the flow's request before. Its *end tag* is its start
 //! tag plus its cost divided by the flow's weight. One unit is a byte at weight 100
-//! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait, on any port
-//! (Section 2.1), and never decreases. A flow that does not use its share forfeits it: when it
-//! comes back it starts at virtual time.
+//! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait,
+//! on any port (Section 2.1), and never decreases. A flow that does not use its share forfeits it:
+//! when it comes back it starts at virtual time.
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
@@ -57,7 +57,7 @@
 //! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
 //! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
 //! | flows' control words | none: written when flows are added, changed or removed |
-//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::contract::flow::PortFlows)) |
+//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::structures::flow_table::PortFlows)) |
 //!
 //! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
 //! half a line a request for end tags, and for virtual time a few lines every 320 requests.
@@ -109,11 +109,12 @@ pub use port::MqfqPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::LIFT_PERIOD_NS;
+use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
 use end_tags::EndTags;
 use follow::{Count, Follow};
@@ -183,7 +184,7 @@ impl<P: Platform> Mqfq<P> {
             flows: FlowTable::new(config.flows, ports),
             ends,
             time: VirtualTime::new(time),
-            wheel: Wheel::new(window),
+            wheel: Wheel::new(window, ports),
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
             cost: config.cost,

@@ -418,11 +418,11 @@ fn without_atomic_additions_slots_are_lost() {
 // The wheel.
 
 /// A port goes to sleep while others move virtual time to where it may go on: it notices, or is
-/// woken.
-fn a_sleeper_is_woken<P: Platform>(turners: u8) {
+/// woken. Its bit may lie in another word than the turners'.
+fn a_sleeper_is_woken<P: Platform>(sleeper: PortId, turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
-        let wheel = Arc::new(Wheel::<P>::new(2));
+        let wheel = Arc::new(Wheel::<P>::new(2, 1 + usize::from(sleeper.0.max(turners))));
         for turner in 0..turners {
             time.pin(PortId(1 + turner), VTime::ZERO);
         }
@@ -439,30 +439,35 @@ fn a_sleeper_is_woken<P: Platform>(turners: u8) {
         let now = time.now();
         let window = wheel.window();
         let lead = at(7);
-        let asleep =
-            window.holds_back(lead, now) && wheel.enter(A, lead, window, now, &time).is_some();
+        let asleep = window.holds_back(lead, now)
+            && wheel.enter(sleeper, lead, window, now, &time).is_some();
         let woken = turning.into_iter().fold(PortSet::EMPTY, |mut woken, turner| {
             woken.extend(turner.join().unwrap());
             woken
         });
-        assert!(!asleep || woken.contains(A), "a port sleeps on");
+        assert!(!asleep || woken.contains(sleeper), "a port sleeps on");
     });
 }
 
 #[test]
 fn a_sleeper_is_woken_by_one() {
-    a_sleeper_is_woken::<Loom>(1);
+    a_sleeper_is_woken::<Loom>(A, 1);
+}
+
+#[test]
+fn a_sleeper_beyond_the_first_word_is_woken() {
+    a_sleeper_is_woken::<Loom>(PortId(200), 1);
 }
 
 #[test]
 fn a_sleeper_is_woken_by_one_of_two() {
-    a_sleeper_is_woken::<Loom>(2);
+    a_sleeper_is_woken::<Loom>(A, 2);
 }
 
 #[test]
 #[should_panic(expected = "a port sleeps on")]
 fn without_a_total_order_a_sleeper_sleeps_on() {
-    a_sleeper_is_woken::<NoOrder>(1);
+    a_sleeper_is_woken::<NoOrder>(A, 1);
 }
 
 /// T is raised while a port goes to sleep.
@@ -470,7 +475,7 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
 fn a_sleeper_notices_a_new_window() {
     check(6, || {
         let time = Arc::new(VirtualTime::<Loom>::new(Topology::flat(2).tree()));
-        let wheel = Arc::new(Wheel::<Loom>::new(2));
+        let wheel = Arc::new(Wheel::<Loom>::new(2, 2));
         let other = wheel.clone();
         let setter = thread::spawn(move || other.set_window(10));
         let window = wheel.window();

@@ -5,13 +5,14 @@ use alloc::sync::Arc;
 use super::Shared;
 use super::queue::Queue;
 use super::wheel::Place;
-use crate::contract::flow::{FlowId, PortFlows, Weight};
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
     Class, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::VTime;
+use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of MQFQ.
 pub struct MqfqPort<P: Platform = Native> {
@@ -51,7 +52,7 @@ impl<P: Platform> MqfqPort<P> {
     pub(super) fn new(port: PortId, flows: usize, tags: usize, shared: Arc<Shared<P>>) -> Self {
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows),
+            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
             queue: Queue::new(flows, tags),
             published: None,
             time: VTime::ZERO,
@@ -127,7 +128,7 @@ impl Local {
         if !self.queue.is_free(request.tag) {
             return Err(SubmitError::BadTag);
         }
-        let weight =
+        let (weight, _) =
             self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let cost = shared.cost.cost(request.op, request.length);
         let start =

@@ -171,7 +171,8 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::Native;
-    use crate::contract::flow::{FlowTable, Weight};
+    use crate::contract::flow::Weight;
+    use crate::structures::flow_table::FlowTable;
     use proptest::prelude::*;
     use std::vec::Vec;
 
@@ -236,7 +237,8 @@ mod tests {
         let mut queue = Queue::new(1, 1);
         assert_eq!(queue.local(old).unwrap().normalizer.units(199, Weight::MAX), 1);
         table.close(old).unwrap();
-        crate::contract::flow::PortFlows::new(crate::PortId(0), &table).poll(&table);
+        crate::structures::flow_table::PortFlows::<()>::new(crate::PortId(0), &table, 1)
+            .poll(&table);
         let new = table.add(None, Weight::MAX, |_| ()).unwrap();
         assert_eq!((new.slot(), new == old), (0, false));
         assert_eq!(queue.local(new).unwrap().normalizer.units(1, Weight::MAX), 0);

@@ -52,13 +52,13 @@ use crossbeam_utils::CachePadded;
 
 use super::config::SlotKind;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 use crate::structures::topology::Tree;
 
 /// Slots and ready ports.
 pub(super) struct Slots<P: Platform> {
     tree: Tree,
-    ready: CachePadded<P::U64>,
+    ready: CachePadded<PortBits<P>>,
     kind: Kind<P>,
     /// Tokens that are to vanish.
     debt: CachePadded<P::U64>,
@@ -88,7 +88,8 @@ impl<P: Platform> Slots<P> {
             SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
         };
         let zero = || CachePadded::new(P::U64::new(0));
-        Slots { tree, ready: zero(), kind, debt: zero(), total: P::Mutex::new(slots) }
+        let ready = CachePadded::new(PortBits::new(tree.ports()));
+        Slots { tree, ready, kind, debt: zero(), total: P::Mutex::new(slots) }
     }
 
     /// D.
@@ -141,7 +142,7 @@ impl<P: Platform> Slots<P> {
         root.fetch_add(tokens, Ordering::SeqCst);
         // Who becomes ready changes the same word: before this and is woken, or after it and finds
         // the tokens.
-        PortSet::from_bits(self.ready.swap(0, Ordering::SeqCst))
+        self.ready().take(Ordering::SeqCst)
     }
 
     /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to
@@ -187,19 +188,19 @@ impl<P: Platform> Slots<P> {
 
     /// Marks the port as ready. The caller looks for a slot again afterwards.
     pub(super) fn enlist(&self, port: PortId) {
-        self.ready.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        self.ready().insert(port, Ordering::SeqCst);
         P::fence();
     }
 
     /// Whether the port is marked as ready and nobody has claimed it.
     #[inline]
     pub(super) fn is_enlisted(&self, port: PortId) -> bool {
-        self.ready.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0
+        self.ready().contains(port, Ordering::SeqCst)
     }
 
     /// Takes the port's mark away. A claimer may have been faster: then a wake-up is on its way.
     pub(super) fn delist(&self, port: PortId) {
-        self.ready.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
+        self.ready().remove(port, Ordering::SeqCst);
     }
 
     /// Gives back the slot of a completed request of `port`, which is about to call `next`: it
@@ -239,7 +240,7 @@ impl<P: Platform> Slots<P> {
         match &self.kind {
             Kind::Tree(words) => self.percolate(words, port),
             Kind::Counter(_) | Kind::Bitmap(_) => {
-                if self.ready.load(Ordering::SeqCst) == 0 {
+                if self.ready().is_empty(Ordering::SeqCst) {
                     return PortSet::EMPTY;
                 }
                 self.claim_up_to(self.free(), port, self.tree.members(Tree::ROOT))
@@ -285,6 +286,12 @@ impl<P: Platform> Slots<P> {
         }
     }
 
+    /// The ports that wait for a slot.
+    #[inline]
+    fn ready(&self) -> SharedPorts<'_, P::U64> {
+        self.ready.set()
+    }
+
     /// Slots not in use, and not owed. Exact when nothing moves.
     pub(super) fn free(&self) -> u64 {
         let free: u64 = match &self.kind {
@@ -306,21 +313,22 @@ impl<P: Platform> Slots<P> {
         claimed.map_or(PortSet::EMPTY, |(target, _)| PortSet::only(target))
     }
 
-    /// Claims the nearest ready port of `among`; gives it and the lowest node above both.
+    /// Claims the nearest ready port of `among`; gives it and the lowest node above both. Each
+    /// round after the first has lost a port to another claimer, so there are at most as many
+    /// rounds as ports.
     #[inline]
-    fn claim(&self, port: PortId, among: u64) -> Option<(PortId, usize)> {
-        let mut ready = self.ready.load(Ordering::SeqCst);
-        while let Some((target, node)) = self.tree.nearest(port, ready & among) {
-            let bit = PortSet::only(target).bits();
-            ready = self.ready.fetch_and(!bit, Ordering::SeqCst);
-            if ready & bit != 0 {
+    fn claim(&self, port: PortId, among: PortSet) -> Option<(PortId, usize)> {
+        let mut ready = self.ready().load(Ordering::SeqCst);
+        while let Some((target, node)) = self.tree.nearest(port, ready.and(among)) {
+            if self.ready().remove(target, Ordering::SeqCst) {
                 return Some((target, node));
             }
+            ready = self.ready().load(Ordering::SeqCst);
         }
         None
     }
 
-    fn claim_up_to(&self, count: u64, port: PortId, among: u64) -> PortSet {
+    fn claim_up_to(&self, count: u64, port: PortId, among: PortSet) -> PortSet {
         let mut claimed = PortSet::EMPTY;
         while (claimed.len() as u64) < count {
             let Some((target, _)) = self.claim(port, among) else { break };
@@ -551,7 +559,7 @@ mod tests {
                     "{kind:?}"
                 );
             }
-            bench.wake = PortSet::from_bits(1 << 1 | 1 << 3);
+            bench.wake = [PortId(1), PortId(3)].into_iter().collect();
             bench.deliver();
             assert_eq!((bench.wanted[1], bench.wanted[3], bench.wanted[7]), (0, 0, 1));
         }

@@ -410,8 +410,8 @@ fn wrong_configurations_are_refused() {
         Some(ConfigError::Ports(0))
     );
     assert_eq!(
-        refused(MqfqConfig { ports: Topology::flat(65), ..good() }),
-        Some(ConfigError::Ports(65))
+        refused(MqfqConfig { ports: Topology::flat(257), ..good() }),
+        Some(ConfigError::Ports(257))
     );
     assert_eq!(refused(MqfqConfig { slots: 0, ..good() }), Some(ConfigError::Slots(0)));
     assert_eq!(refused(MqfqConfig { flows: 0, ..good() }), Some(ConfigError::Flows(0)));

@@ -41,7 +41,7 @@ use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port_set::{PortId, PortSet};
+use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::mindicator::VirtualTime;
 
@@ -125,7 +125,9 @@ pub(super) struct Wheel<P: Platform> {
     window: CachePadded<P::U64>,
     /// Virtual time up to which buckets have been emptied, or are being emptied.
     turned: CachePadded<P::U64>,
+    /// The ports that sleep in each bucket, `words` words a bucket.
     buckets: Box<[P::U64]>,
+    words: usize,
 }
 
 /// A port's place in the wheel; private to the port.
@@ -137,11 +139,12 @@ pub(super) struct Place {
 
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
-    pub(super) fn new(window: u64) -> Self {
+    pub(super) fn new(window: u64, ports: usize) -> Self {
         Wheel {
             window: CachePadded::new(P::U64::new(Window::new(window).word)),
             turned: CachePadded::new(P::U64::new(0)),
-            buckets: (0..BUCKETS).map(|_| P::U64::new(0)).collect(),
+            buckets: SharedPorts::empty::<P>(BUCKETS as usize * words(ports)),
+            words: words(ports),
         }
     }
 
@@ -155,9 +158,9 @@ impl<P: Platform> Wheel<P> {
     pub(super) fn set_window(&self, units: u64) -> PortSet {
         self.window.store(Window::new(units).word, Ordering::SeqCst);
         P::fence();
-        PortSet::from_bits(
-            self.buckets.iter().fold(0, |ports, bucket| ports | bucket.swap(0, Ordering::SeqCst)),
-        )
+        let mut ports = PortSet::EMPTY;
+        (0..BUCKETS).for_each(|bucket| ports.extend(self.bucket(bucket).take(Ordering::SeqCst)));
+        ports
     }
 
     /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
@@ -171,7 +174,7 @@ impl<P: Platform> Wheel<P> {
         time: &VirtualTime<P>,
     ) -> Option<Place> {
         let place = Place { lead, bucket: window.bucket_for(lead, now) };
-        self.bucket(place.bucket)?.fetch_or(PortSet::only(port).bits(), Ordering::SeqCst);
+        self.bucket(place.bucket).insert(port, Ordering::SeqCst);
         P::fence();
         let now = time.now();
         let begun = window.has_begun(place.bucket, now);
@@ -185,16 +188,12 @@ impl<P: Platform> Wheel<P> {
     /// Whether the port still sleeps in `place` for that lead: nobody has woken it.
     #[inline]
     pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
-        let here =
-            |bucket: &P::U64| bucket.load(Ordering::SeqCst) & PortSet::only(port).bits() != 0;
-        place.lead == lead && self.bucket(place.bucket).is_some_and(here)
+        place.lead == lead && self.bucket(place.bucket).contains(port, Ordering::SeqCst)
     }
 
     /// Takes the port out, if nobody did.
     pub(super) fn leave(&self, port: PortId, place: Place) {
-        if let Some(bucket) = self.bucket(place.bucket) {
-            bucket.fetch_and(!PortSet::only(port).bits(), Ordering::SeqCst);
-        }
+        self.bucket(place.bucket).remove(port, Ordering::SeqCst);
     }
 
     /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called
@@ -228,18 +227,19 @@ impl<P: Platform> Wheel<P> {
     fn empty(&self, last: u64, count: u64) -> PortSet {
         let mut ports = PortSet::EMPTY;
         for step in 1..=count.min(BUCKETS) {
-            let Some(bucket) = self.bucket(last.wrapping_add(step)) else { continue };
+            let bucket = self.bucket(last.wrapping_add(step));
             // Most are empty, and reading is cheaper than swapping.
-            if bucket.load(Ordering::SeqCst) != 0 {
-                ports.extend(PortSet::from_bits(bucket.swap(0, Ordering::SeqCst)));
+            if !bucket.is_empty(Ordering::SeqCst) {
+                ports.extend(bucket.take(Ordering::SeqCst));
             }
         }
         ports
     }
 
     #[inline]
-    fn bucket(&self, number: u64) -> Option<&P::U64> {
-        self.buckets.get((number % BUCKETS) as usize)
+    fn bucket(&self, number: u64) -> SharedPorts<'_, P::U64> {
+        let first = (number % BUCKETS) as usize * self.words;
+        SharedPorts::of(self.buckets.get(first..first + self.words).unwrap_or(&[]))
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
             let mut now = VTime::from_units(origin);
             let lead = now.plus(units).plus(ahead);
             let time = time_at(now);
-            let wheel = Wheel::<Native>::new(units);
+            let wheel = Wheel::<Native>::new(units, 2);
             wheel.turn(VTime::from_units(origin / 2));
             wheel.turn(now);
             let window = wheel.window();
@@ -316,7 +316,7 @@ mod tests {
     fn the_worked_example() {
         let now = VTime::from_units(100_000);
         let time = time_at(now);
-        let wheel = Wheel::<Native>::new(45 * 1024);
+        let wheel = Wheel::<Native>::new(45 * 1024, 2);
         wheel.turn(now);
         let lead = VTime::from_units(150_000);
         assert!(wheel.enter(PortId(0), lead, wheel.window(), now, &time).is_some());
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn who_enters_too_late_looks_again() {
         let time = time_at(VTime::from_units(500));
-        let wheel = Wheel::<Native>::new(100);
+        let wheel = Wheel::<Native>::new(100, 2);
         // It read virtual time 0 and entered when virtual time was 500 already.
         assert!(
             wheel
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn a_new_window_wakes_everybody() {
         let time = time_at(VTime::ZERO);
-        let wheel = Wheel::<Native>::new(100);
+        let wheel = Wheel::<Native>::new(100, 2);
         for (port, lead) in [(0, 150), (1, 5_000)] {
             let lead = VTime::from_units(lead);
             assert!(wheel.enter(PortId(port), lead, wheel.window(), VTime::ZERO, &time).is_some());

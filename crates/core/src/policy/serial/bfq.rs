@@ -454,6 +454,22 @@ impl SerialPolicy for Budgets {
         }
     }
 
+    /// Nothing was charged: a flow is charged when it is served.
+    fn cancel(&mut self, job: Job, slot: usize) {
+        self.staged.remove(slot, job);
+        let is_served = self.in_service.is_some_and(|turn| turn.flow == slot);
+        if !self.staged.is_empty(slot) || is_served {
+            return;
+        }
+        if self.ready.remove(slot).or_else(|| self.ahead.remove(slot)).is_some()
+            && let Some(flow) = self.flows.get_mut(slot)
+        {
+            let beside = core::mem::take(&mut flow.beside);
+            flow.start = flow.start.plus(flow.normalizer.units(beside, flow.weight));
+            self.busy.remove(flow.weight);
+        }
+    }
+
     #[inline]
     fn set_lane(&mut self, flow: usize, lane: Lane) {
         self.ahead.set_lane(flow, lane);

@@ -397,6 +397,16 @@ impl SerialPolicy for TimeSlices {
     #[inline]
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
+    /// Nothing was charged: a flow is charged for its slices.
+    fn cancel(&mut self, job: Job, slot: usize) {
+        self.staged.remove(slot, job);
+        let is_active = self.active.is_some_and(|slice| slice.flow == slot);
+        if self.staged.is_empty(slot) && !is_active && self.heap.remove(slot).is_some() {
+            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
+            self.busy_weight = self.busy_weight.saturating_sub(weight.into());
+        }
+    }
+
     #[inline]
     fn set_lane(&mut self, flow: usize, lane: Lane) {
         self.heap.set_lane(flow, lane);

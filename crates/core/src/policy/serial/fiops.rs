@@ -141,6 +141,14 @@ impl SerialPolicy for VirtualIops {
     #[inline]
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
+    /// Nothing was charged: a flow is charged when it is served.
+    fn cancel(&mut self, job: Job, slot: usize) {
+        self.staged.remove(slot, job);
+        if self.staged.is_empty(slot) {
+            self.heap.remove(slot);
+        }
+    }
+
     #[inline]
     fn set_lane(&mut self, flow: usize, lane: Lane) {
         self.heap.set_lane(flow, lane);

@@ -5,10 +5,10 @@
 //! with every request. Slices of time cure that by keeping the whole device for one flow at a time,
 //! and waste what an SSD does in parallel.
 //!
-//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::policy::serial::sfqd) and go in the order of
-//! start tags. Virtual time is the least tag among the flows that have requests staged *or are
-//! [expected][anticipation] to*: an expected flow holds it at its last finish tag, which is where
-//! its next request will start.
+//! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::policy::serial::sfqd) and go
+//! in the order of start tags. Virtual time is the least tag among the flows that have requests
+//! staged *or are [expected][anticipation] to*: an expected flow holds it at its last finish tag,
+//! which is where its next request will start.
 //!
 //! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes` after virtual time.
 //!   So while a flow is expected the others go on, in parallel, but only so far.
@@ -120,6 +120,8 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     start: VTime,
+    /// What it cost when it was tagged, in units.
+    units: u64,
     /// What it has grown by since it was tagged, in units.
     grown: u64,
     arrival: u64,
@@ -200,7 +202,8 @@ impl SerialPolicy for Throttled {
         let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
         flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
         let read = arrival.op == Op::Read;
-        let kept = JobState { start, grown: 0, arrival: self.arrivals, read };
+        let units = flow.end.since(start).unsigned_abs();
+        let kept = JobState { start, units, grown: 0, arrival: self.arrivals, read };
         self.staged.push(slot, arrival.job, kept);
         if alone {
             self.absent.remove(slot);
@@ -219,6 +222,25 @@ impl SerialPolicy for Throttled {
         if let Some(kept) = self.staged.kept_mut(arrival.job) {
             kept.grown =
                 kept.grown.saturating_add(flow.normalizer.units(arrival.cost, arrival.weight));
+        }
+    }
+
+    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// tags.
+    fn cancel(&mut self, job: Job, slot: usize) {
+        let was_first = self.staged.first_job(slot) == Some(job);
+        let Some(kept) = self.staged.remove(slot, job) else { return };
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        flow.end = flow.end.minus(kept.units);
+        let (following, shift) = (self.staged.first(slot), flow.shift);
+        if following.is_none() {
+            flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
+        }
+        if was_first {
+            self.heap.remove(slot);
+            if let Some(JobState { start, arrival, .. }) = following {
+                self.heap.push(Entry { tag: start.plus(shift), arrival, flow: slot as u32 });
+            }
         }
     }
 

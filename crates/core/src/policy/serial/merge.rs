@@ -268,6 +268,13 @@ impl Merger {
         Some(Piece { job, goes_on: part.after != NONE })
     }
 
+    /// The unit of a request that is alone in it.
+    pub(crate) fn unit_alone(&self, job: Job) -> Option<Job> {
+        let at = self.parts.get(job.0 as usize)?.unit;
+        let unit = self.units.get(at as usize)?;
+        (unit.first == job.0 && unit.last == job.0).then_some(Job(at))
+    }
+
     /// A part has completed; its unit, and how that ended, if it was the last.
     #[inline]
     pub(crate) fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {

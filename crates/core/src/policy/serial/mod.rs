@@ -32,7 +32,6 @@
 pub mod anticipation;
 pub mod bfq;
 pub mod cfq;
-pub mod fifo;
 pub mod fiops;
 pub mod flashfq;
 pub mod heap;
@@ -51,15 +50,16 @@ use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
 use crate::contract::cost::CostModel;
-use crate::contract::flow::{FlowError, FlowId, FlowTable, PortFlows, Weight};
-use crate::contract::platform::{Lock, Native, Platform};
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted,
-    Tag, TuneError, Tuning,
+    Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
+    SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::flow_table::{FlowTable, PortFlows};
 
-use fifo::{Fifo, Links};
+use crate::structures::fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
@@ -145,7 +145,11 @@ pub trait SerialPolicy: Send + 'static {
     /// slot for it.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
 
-    /// A selected request, of the flow in this slot, has been served.
+    /// A staged request of the flow in this slot is taken back: it is gone, and the flow owes
+    /// nothing for it.
+    fn cancel(&mut self, job: Job, flow: usize);
+
+    /// A selected request, of the flow in this slot, has been served, or is taken back.
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome);
 
     /// Does periodic work and returns the time of the next, if there is any.
@@ -184,6 +188,10 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         (**self).select(now_ns, lanes)
+    }
+
+    fn cancel(&mut self, job: Job, flow: usize) {
+        (**self).cancel(job, flow);
     }
 
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
@@ -254,20 +262,29 @@ pub struct Serial<S: SerialPolicy, P: Platform = Native> {
 /// One shard's port of a serial policy.
 pub struct SerialPort<S: SerialPolicy, P: Platform = Native> {
     shared: Arc<Shared<S, P>>,
-    account: PortFlows,
+    /// Of each flow what it has staged here.
+    account: PortFlows<StagedHere>,
+    staged_links: Links,
     id: PortId,
     live: Box<[Live]>,
     /// Requests of this port that it has not issued yet, in the policy or in its outbox.
     staged: u32,
 }
 
+/// What a flow has staged on a port.
+#[derive(Default)]
+struct StagedHere {
+    tags: Fifo,
+    count: u32,
+}
+
 /// What a port knows of one of its tags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Live {
     Free,
-    /// Of this flow slot, not issued.
+    /// Of the flow in this seat, not issued.
     Staged(u32),
-    /// Of this flow slot, on the device.
+    /// Of the flow in this seat, on the device.
     Issued(u32),
 }
 
@@ -276,6 +293,36 @@ struct Shared<S: SerialPolicy, P: Platform> {
     cost: CostModel,
     tag_bits: u32,
     core: CachePadded<P::Mutex<Core<S>>>,
+    shown: CachePadded<Shown<P>>,
+}
+
+/// What statistics tell, written under the lock whenever it changes: statistics are read without
+/// the lock, since verbs may hold it where the reader may not wait for them.
+struct Shown<P: Platform> {
+    /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
+    virtual_time: P::U64,
+    slots: P::U64,
+    free: P::U64,
+    throttles: P::U64,
+    blocks: P::U64,
+    wakes: P::U64,
+}
+
+/// More units than virtual time has.
+const NO_VIRTUAL_TIME: u64 = u64::MAX;
+
+impl<P: Platform> Shown<P> {
+    fn new() -> Self {
+        let zero = || P::U64::new(0);
+        Shown {
+            virtual_time: zero(),
+            slots: zero(),
+            free: zero(),
+            throttles: zero(),
+            blocks: zero(),
+            wakes: zero(),
+        }
+    }
 }
 
 /// What the lock protects.
@@ -290,9 +337,13 @@ struct Core<S> {
     merger: Option<Merger>,
     links: Links,
     outboxes: Box<[Fifo]>,
+    /// Which requests are in an outbox: chosen, or requeued.
+    chosen: Box<[bool]>,
     throttles: u64,
     blocks: u64,
     wakes: u64,
+    /// What statistics were told last, in the order of [`Shown`].
+    told: [u64; 6],
 }
 
 /// What a port may do, from the lock's side.
@@ -321,19 +372,24 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
             links: Links::new(config.jobs()),
             outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
+            chosen: (0..config.jobs()).map(|_| false).collect(),
             throttles: 0,
             blocks: 0,
             wakes: 0,
+            told: [0; 6],
         };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             cost: config.cost,
             tag_bits: config.tag_bits(),
             core: CachePadded::new(P::Mutex::new(core)),
+            shown: CachePadded::new(Shown::new()),
         });
+        shared.with(|_| ());
         let port = |index: usize| SerialPort {
             shared: shared.clone(),
-            account: PortFlows::new(PortId(index as u8), &shared.flows),
+            account: PortFlows::new(PortId(index as u8), &shared.flows, config.tags),
+            staged_links: Links::new(config.tags),
             id: PortId(index as u8),
             live: (0..config.tags).map(|_| Live::Free).collect(),
             staged: 0,
@@ -349,13 +405,12 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let shared = &*self.shared;
         shared
-            .core
             .with(|core| shared.flows.add(known, weight, |slot| core.policy.add_flow(slot, weight)))
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| {
+        shared.with(|core| {
             shared.flows.set_weight(flow, weight)?;
             core.policy.set_weight(flow.slot(), weight);
             Ok(())
@@ -368,14 +423,14 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             return Err(ConfigError::Slots(slots).into());
         }
         let shared = &*self.shared;
-        shared.core.with(|core| core.resize(slots));
+        shared.with(|core| core.resize(slots));
         wake.extend(shared.flows.ports());
         Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         let shared = &*self.shared;
-        shared.core.with(|core| {
+        shared.with(|core| {
             let ports = shared.flows.close(flow)?;
             core.policy.remove_flow(flow.slot());
             Ok(ports)
@@ -383,20 +438,22 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     }
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        self.shared.core.with(|core| core.policy.tick(now_ns))
+        self.shared.with(|core| core.policy.tick(now_ns))
     }
 
     fn stats(&self) -> Stats {
-        self.shared.core.with(|core| Stats {
-            virtual_time: core.policy.virtual_time(),
+        let Shown { virtual_time, slots, free, throttles, blocks, wakes } = &*self.shared.shown;
+        let read = |word: &P::U64| word.load(Ordering::Relaxed);
+        Stats {
+            virtual_time: Some(read(virtual_time)).filter(|&units| units != NO_VIRTUAL_TIME),
             spread: None,
-            slots: Some(u64::from(core.slots)),
-            free_slots: Some(u64::from(core.free)),
-            throttles: core.throttles,
-            blocks: core.blocks,
-            wakes: core.wakes,
+            slots: Some(read(slots)),
+            free_slots: Some(read(free)),
+            throttles: read(throttles),
+            blocks: read(blocks),
+            wakes: read(wakes),
             tokens: None,
-        })
+        }
     }
 }
 
@@ -412,7 +469,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let live =
             self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let shared = &*self.shared;
-        let weight =
+        let (weight, seat) =
             self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let arrival = Arrival {
             job: shared.job(self.id, request.tag),
@@ -423,8 +480,12 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             length: request.length,
             cost: shared.cost.cost(request.op, request.length),
         };
-        shared.core.with(|core| core.insert(now_ns, &arrival, &shared.cost));
-        *live = Live::Staged(request.flow.slot() as u32);
+        shared.with(|core| core.insert(now_ns, &arrival, &shared.cost));
+        *live = Live::Staged(seat as u32);
+        if let Some(staged) = self.account.kept_mut(seat) {
+            self.staged_links.push(&mut staged.tags, request.tag.0);
+            staged.count += 1;
+        }
         self.staged += 1;
         Ok(Submitted::Staged)
     }
@@ -434,7 +495,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let shared = &*self.shared;
         self.account.poll(&shared.flows);
         let staged = self.staged;
-        match shared.core.with(|core| core.turn(now_ns, self.id, staged, wake)) {
+        match shared.with(|core| core.turn(now_ns, self.id, staged, wake)) {
             Turn::Issue(tag) => {
                 self.leaves(tag);
                 Next::Issue { tag, class: Class::Medium }
@@ -452,17 +513,70 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) {
         let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
-        let Live::Issued(slot) = *live else { return };
+        let Live::Issued(seat) = *live else { return };
         *live = Live::Free;
         let shared = &*self.shared;
-        let job = shared.job(self.id, tag);
-        shared.core.with(|core| core.completed(now_ns, job, slot as usize, outcome));
+        let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
+        shared.with(|core| core.completed(now_ns, job, slot, outcome));
         // Last, because it may give the flow's slot to its next life.
-        self.account.finish(&shared.flows, slot as usize);
+        self.account.finish(&shared.flows, seat as usize);
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.account.has_room(&self.shared.flows, flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
+        let shared = &*self.shared;
+        let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
+        if !shared.with(|core| core.cancel(now_ns, self.id, job, slot)) {
+            return false;
+        }
+        self.unstage(tag, Live::Free);
+        self.account.finish(&self.shared.flows, seat as usize);
+        true
+    }
+
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        let live = self.live.get_mut(tag.0 as usize)?;
+        let Live::Issued(seat) = *live else { return None };
+        let job = self.shared.job(self.id, tag);
+        self.shared.with(|core| core.requeue(self.id, job)).then(|| {
+            *live = Live::Staged(seat);
+            if let Some(staged) = self.account.kept_mut(seat as usize) {
+                self.staged_links.push_front(&mut staged.tags, tag.0);
+                staged.count += 1;
+            }
+            self.staged += 1;
+            Submitted::Staged
+        })
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, _wake: &mut PortSet) -> bool {
+        let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
+        let (job, slot) = (self.shared.job(self.id, tag), self.slot(seat));
+        let weight = self.shared.flows.weight_in(slot);
+        self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth))
+    }
+
+    fn has_work(&self) -> bool {
+        self.staged > 0
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.account.kept(self.account.seat(flow)?)?.tags.first().map(Tag)
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let Some(seat) = self.account.seat(flow) else { return FlowStats::default() };
+        let staged = self.account.kept(seat).map_or(0, |here| here.count);
+        let in_flight = self.account.live(seat).saturating_sub(staged);
+        FlowStats { staged, in_flight, ..FlowStats::default() }
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        self.shared.core.with(|core| Reason {
+        self.shared.with(|core| Reason {
             virtual_time: core.policy.virtual_time(),
             free_slots: Some(core.free),
             held: Some(Held::NoSlot).filter(|_| tag.is_none() && core.free == 0),
@@ -472,7 +586,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        self.shared.core.with(|core| {
+        self.shared.with(|core| {
             if let Some(merger) = &mut core.merger {
                 merger.barrier(flow.slot());
             }
@@ -484,16 +598,41 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
     /// A request of this port goes to the device.
     #[inline]
     fn leaves(&mut self, tag: Tag) {
-        if let Some(live) = self.live.get_mut(tag.0 as usize)
-            && let Live::Staged(slot) = *live
-        {
-            *live = Live::Issued(slot);
+        if let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) {
+            self.unstage(tag, Live::Issued(seat));
+        }
+    }
+
+    /// A staged request of this port is now `what`.
+    #[inline]
+    fn unstage(&mut self, tag: Tag, what: Live) {
+        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+        let Live::Staged(seat) = core::mem::replace(live, what) else { return };
+        if let Some(staged) = self.account.kept_mut(seat as usize) {
+            self.staged_links.remove(&mut staged.tags, tag.0);
+            staged.count = staged.count.saturating_sub(1);
         }
         self.staged = self.staged.saturating_sub(1);
+    }
+
+    /// The slot of the flow in this seat.
+    #[inline]
+    fn slot(&self, seat: u32) -> usize {
+        self.account.owner(seat as usize).map_or(usize::MAX, FlowId::slot)
     }
 }
 
 impl<S: SerialPolicy, P: Platform> Shared<S, P> {
+    /// Does something under the lock, and shows what has come of it.
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut Core<S>) -> R) -> R {
+        self.core.with(|core| {
+            let result = f(core);
+            core.show(&self.shown);
+            result
+        })
+    }
+
     #[inline]
     fn job(&self, port: PortId, tag: Tag) -> Job {
         Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
@@ -501,6 +640,27 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
+    /// Shows statistics what has changed.
+    #[inline]
+    fn show<P: Platform>(&mut self, shown: &Shown<P>) {
+        let Shown { virtual_time, slots, free, throttles, blocks, wakes } = shown;
+        let now = [
+            self.policy.virtual_time().unwrap_or(NO_VIRTUAL_TIME),
+            self.slots.into(),
+            self.free.into(),
+            self.throttles,
+            self.blocks,
+            self.wakes,
+        ];
+        let words = [virtual_time, slots, free, throttles, blocks, wakes];
+        for ((word, now), told) in words.into_iter().zip(now).zip(&mut self.told) {
+            if now != *told {
+                *told = now;
+                word.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// A request arrives, as a part of another if that is possible.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
@@ -525,6 +685,76 @@ impl<S: SerialPolicy> Core<S> {
         if let Some((job, outcome)) = ended {
             self.policy.completed(now_ns, job, flow, outcome);
             self.free_slot();
+        }
+    }
+
+    /// A request that its port has not issued is taken back; `false`: it is one command with
+    /// others. One that was chosen has taken its slot and been charged.
+    fn cancel(&mut self, now_ns: u64, port: PortId, job: Job, flow: usize) -> bool {
+        let Some(unit) = self.alone(job) else { return false };
+        let is_chosen = self.is_chosen(unit);
+        if let Some(merger) = &mut self.merger {
+            merger.leave(unit);
+            merger.completed(job, Outcome::Done);
+        }
+        if !is_chosen {
+            self.policy.cancel(unit, flow);
+            return true;
+        }
+        self.choose(unit.0, false);
+        if let Some(outbox) = self.outboxes.get_mut(usize::from(port.0)) {
+            self.links.remove(outbox, unit.0);
+        }
+        self.policy.completed(now_ns, unit, flow, Outcome::Done);
+        self.free_slot();
+        true
+    }
+
+    /// An issued request is to be issued again: its port finds it before anything else. `false`: it
+    /// was one command with others.
+    fn requeue(&mut self, port: PortId, job: Job) -> bool {
+        let Some(unit) = self.alone(job) else { return false };
+        let Some(outbox) = self.outboxes.get_mut(usize::from(port.0)) else { return false };
+        self.links.push_front(outbox, unit.0);
+        self.choose(unit.0, true);
+        true
+    }
+
+    /// A request that its port has not issued has grown. One that was chosen is charged for what it
+    /// was then.
+    fn grow(
+        &mut self,
+        now_ns: u64,
+        job: Job,
+        flow: usize,
+        weight: Weight,
+        growth: &Growth,
+    ) -> bool {
+        if self.merger.is_some() {
+            return false;
+        }
+        if !self.is_chosen(job) {
+            let Growth { op, offset, length, cost } = *growth;
+            self.policy.grow(now_ns, &Arrival { job, flow, weight, op, offset, length, cost });
+        }
+        true
+    }
+
+    /// What the policy knows a request as that is no part of a command with others.
+    fn alone(&self, job: Job) -> Option<Job> {
+        match &self.merger {
+            None => Some(job),
+            Some(merger) => merger.unit_alone(job),
+        }
+    }
+
+    fn is_chosen(&self, unit: Job) -> bool {
+        self.chosen.get(unit.0 as usize).is_some_and(|chosen| *chosen)
+    }
+
+    fn choose(&mut self, job: u32, chosen: bool) {
+        if let Some(place) = self.chosen.get_mut(job as usize) {
+            *place = chosen;
         }
     }
 
@@ -556,6 +786,7 @@ impl<S: SerialPolicy> Core<S> {
         if let Some(job) =
             self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox))
         {
+            self.choose(job, false);
             return self.issue(port, job);
         }
         while self.free > 0 {
@@ -577,6 +808,7 @@ impl<S: SerialPolicy> Core<S> {
             }
             if let Some(outbox) = self.outboxes.get_mut(owner as usize) {
                 self.links.push(outbox, job.0);
+                self.choose(job.0, true);
                 wake.insert(PortId(owner as u8));
                 self.wakes = self.wakes.wrapping_add(1);
             }

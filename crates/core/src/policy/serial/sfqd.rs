@@ -33,11 +33,11 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::policy::serial::fifo::{Fifo, Links};
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::fifo::{Fifo, Links};
 
 /// SFQ(D) behind the port contract.
 pub type Sfqd<P = Native> = Serial<StartTime, P>;
@@ -180,6 +180,27 @@ impl SerialPolicy for StartTime {
         }
         self.in_service = self.in_service.wrapping_add(1);
         Selection::Serve(Job(job), slot as usize)
+    }
+
+    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// tags.
+    fn cancel(&mut self, job: Job, slot: usize) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        let was_first = flow.staged.first() == Some(job.0);
+        self.links.remove(&mut flow.staged, job.0);
+        if let Some(state) = self.jobs.get(job.0 as usize) {
+            flow.end = flow.end.minus(state.finish.since(state.start).unsigned_abs());
+        }
+        let (following, shift) = (flow.staged.first(), flow.shift);
+        if following.is_none() {
+            flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
+        }
+        if was_first {
+            self.heap.remove(slot);
+            if let Some(entry) = self.entry(slot as u32, following, shift) {
+                self.heap.push(entry);
+            }
+        }
     }
 
     #[inline]

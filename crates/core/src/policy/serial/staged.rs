@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use super::Job;
-use super::fifo::{Fifo, Links};
+use crate::structures::fifo::{Fifo, Links};
 
 /// The queues of all flows. What was kept of a request stays until its number is used again.
 pub struct Staged<T> {
@@ -36,6 +36,19 @@ impl<T: Copy + Default> Staged<T> {
     pub fn pop(&mut self, flow: usize) -> Option<(Job, T)> {
         let job = self.links.pop(self.queues.get_mut(flow)?)?;
         Some((Job(job), *self.jobs.get(job as usize)?))
+    }
+
+    /// Takes a request out of its flow's queue, wherever it is.
+    #[inline]
+    pub fn remove(&mut self, flow: usize, job: Job) -> Option<T> {
+        self.links.remove(self.queues.get_mut(flow)?, job.0);
+        self.kept(job)
+    }
+
+    /// The flow's first request.
+    #[inline]
+    pub fn first_job(&self, flow: usize) -> Option<Job> {
+        self.queues.get(flow)?.first().map(Job)
     }
 
     /// What is kept of the flow's first request.

@@ -73,7 +73,7 @@ fn bounds_that_make_no_sense_are_refused() {
     let refused = |config: SerialConfig| Sfqd::<Native>::new(&config).err();
     assert_eq!(refused(config()), None);
     assert_eq!(refused(SerialConfig { ports: 0, ..config() }), Some(ConfigError::Ports(0)));
-    assert_eq!(refused(SerialConfig { ports: 65, ..config() }), Some(ConfigError::Ports(65)));
+    assert_eq!(refused(SerialConfig { ports: 257, ..config() }), Some(ConfigError::Ports(257)));
     assert_eq!(refused(SerialConfig { flows: 0, ..config() }), Some(ConfigError::Flows(0)));
     assert_eq!(refused(SerialConfig { tags: 0, ..config() }), Some(ConfigError::Tags(0)));
     assert_eq!(

@@ -98,6 +98,13 @@ impl Files {
         self.slots().get(usize::from(number))?.backing().cloned()
     }
 
+    /// All that are there, with their numbers.
+    pub(super) fn numbered(&self) -> Vec<(u16, Arc<Backing>)> {
+        let slots = self.slots();
+        let slots = (0..).zip(slots.iter());
+        slots.filter_map(|(number, slot)| Some((number, slot.backing()?.clone()))).collect()
+    }
+
     /// All that are there.
     pub(super) fn all(&self) -> Vec<Arc<Backing>> {
         self.slots().iter().filter_map(Slot::backing).cloned().collect()

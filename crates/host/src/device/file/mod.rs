@@ -9,8 +9,7 @@
 //! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
 //! around the range; writes read the block, change it and write it back, under the guard of
 //! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
-//! done on the spot where that takes no waiting (`at_once`), or not done at all where the data can
-//! be had from the cache (`in_place`). Discards shrink to whole blocks.
+//! done on the spot where that takes no waiting (`at_once`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
 //! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
@@ -20,10 +19,12 @@
 //! they are acknowledged: those, too, survive a kill, but not a power cut.)
 //!
 //! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
-//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. What a file
-//! has lost at its end reads as zeroes. A discard that is not supported succeeds, being advice.
-//! Zeroing that is not supported is done by writing zeroes, unless the command wants to be fast or
-//! fail.
+//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. A file that
+//! is found to be shorter than when it was opened has lost data: from then on commands that reach
+//! beyond what it has kept fail with `EIO`, also if it grows again, since zeroes would be in the
+//! lost data's place. A read finds that out, and a look at each file once a second. A discard that
+//! is not supported succeeds, being advice. Zeroing that is not supported is done by writing
+//! zeroes, unless the command wants to be fast or fail.
 //!
 //! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line,
 //! in order. A queue has as many operations as the shard has commands on their way, and at most one
@@ -33,19 +34,17 @@ use std::io;
 use std::sync::Arc;
 
 use crate::device::error::DeviceError;
-use crate::device::{Device, Extent, Info, Place};
+use crate::device::{CutOff, Device, Extent, Info, Place};
 use crate::ring::Ring;
 
 mod at_once;
 mod files;
-mod in_place;
 mod open;
 mod part;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use in_place::{LARGEST, Source};
 pub use open::{Direct, FileSpec};
 pub(super) use part::{around, inside};
 pub use queue::FileQueue;
@@ -186,16 +185,36 @@ impl Device for FileDevice {
         self.shared.files.get(file).is_some_and(|backing| backing.zeroes_by_map(no_hole))
     }
 
-    fn source(&self, file: u16) -> Option<Source> {
-        self.shared.files.get(file).filter(|backing| backing.gives_pages).map(Source::of)
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        let mut failed = Vec::new();
+        for (number, backing) in self.shared.files.numbered() {
+            if let Err(error) = rustix::fs::fdatasync(&backing.file) {
+                let path = backing.path.display();
+                tracing::error!(%path, %error, "a file cannot be put on stable storage: what was \
+                 written to it last may be lost");
+                failed.push((number, error.into()));
+            }
+        }
+        failed
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.shared
-            .files
-            .all()
-            .iter()
-            .try_for_each(|backing| Ok(rustix::fs::fdatasync(&backing.file)?))
+    fn write_back_failed(&self, file: u16) -> bool {
+        self.shared.files.get(file).is_some_and(|backing| backing.write_back_failed())
+    }
+
+    fn inspect(&self) {
+        for backing in self.shared.files.all() {
+            // The end of a block device is not told in this way: only reading finds it.
+            if !backing.is_block_device
+                && let Ok(metadata) = backing.file.metadata()
+            {
+                backing.note_end(metadata.len());
+            }
+        }
+    }
+
+    fn cut_off(&self) -> Vec<CutOff> {
+        self.shared.files.all().iter().filter_map(|backing| backing.cut_off()).collect()
     }
 
     /// Direct I/O pins the pages of every other buffer on every command. The page cache only

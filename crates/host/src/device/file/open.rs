@@ -10,15 +10,16 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
+use crate::device::CutOff;
 use crate::device::error::DeviceError;
-use crate::device::file::in_place;
 use crate::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
@@ -60,8 +61,12 @@ pub enum Direct {
 
 /// An opened file.
 pub(super) struct Backing {
+    pub(super) path: PathBuf,
     pub(super) file: File,
+    /// Bytes when it was opened.
     pub(super) size: u64,
+    /// Bytes at its start that it has been found to have kept.
+    intact: AtomicU64,
     pub(super) is_block_device: bool,
     /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
     pub(super) block: u32,
@@ -71,8 +76,9 @@ pub(super) struct Backing {
     /// Addresses of I/O are multiples of this; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
-    /// Reads may leave data in place; see `in_place`.
-    pub(super) gives_pages: bool,
+    /// The same file, opened once more, where the page cache is used: the kernel tells each that
+    /// has opened a file of a failed write-back once, and this one is asked at any time.
+    witness: Option<File>,
     /// Whether holes can be punched.
     pub(super) punch: Support,
     /// Whether a range can be zeroed that stays allocated.
@@ -127,6 +133,54 @@ impl Backing {
         } else {
             self.zero_range.works() && (punches || !self.is_block_device)
         }
+    }
+
+    /// Bytes at its start that commands may reach. (What is lost stays lost, and a command that
+    /// comes a moment early is told by its read.)
+    #[inline]
+    pub(super) fn intact(&self) -> u64 {
+        self.intact.load(Ordering::Relaxed)
+    }
+
+    /// It ends at `end` now.
+    pub(super) fn note_end(&self, end: u64) {
+        let before = self.intact.fetch_min(end, Ordering::Relaxed);
+        if end < before {
+            tracing::error!(
+                path = %self.path.display(),
+                size = self.size,
+                intact = end,
+                "a file became shorter while it was served: what was behind its end is lost, and \
+                 requests there fail with EIO; restore the file from a backup and restart fairq"
+            );
+        }
+    }
+
+    /// Whether a write-back has failed since this was last asked.
+    pub(super) fn write_back_failed(&self) -> bool {
+        /// Behind the end of any file, where nothing is being written that would be waited for.
+        const BEYOND: i64 = 1 << 62;
+        let Some(witness) = &self.witness else { return false };
+        // SAFETY: a question about an open file.
+        let result = unsafe {
+            libc::sync_file_range(
+                witness.as_raw_fd(),
+                BEYOND,
+                PAGE as i64,
+                libc::SYNC_FILE_RANGE_WAIT_BEFORE,
+            )
+        };
+        result != 0
+            && matches!(
+                io::Error::last_os_error().raw_os_error(),
+                Some(libc::EIO | libc::ENOSPC | libc::EDQUOT)
+            )
+    }
+
+    /// What it has lost.
+    pub(super) fn cut_off(&self) -> Option<CutOff> {
+        let (size, intact) = (self.size, self.intact());
+        (intact < size).then(|| CutOff { path: self.path.clone(), size, intact })
     }
 
     /// Whether it is what one finds under this path now.
@@ -233,21 +287,30 @@ impl Backing {
             1
         };
         Ok(Backing {
+            path: path.into(),
             size,
+            intact: AtomicU64::new(size),
             is_block_device,
             block,
             zero_block: block.max(sector),
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
-            gives_pages: block == 1
-                && memory_align == 1
-                && !is_block_device
-                && in_place::is_possible(&file, size),
+            witness: if block == 1 { open_again(path, &file) } else { None },
             punch: Support::default(),
             zero_range: Support::default(),
             file,
         })
     }
+}
+
+/// Another opening of the same file.
+fn open_again(path: &Path, file: &File) -> Option<File> {
+    let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let failed = |error: &io::Error| {
+        tracing::warn!(path = %path.display(), %error, "cannot open the file once more by /proc: \
+         a failed write-back is known only to the tenant whose flush the kernel tells");
+    };
+    opened.inspect_err(failed).ok()
 }
 
 fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> DeviceError {

@@ -4,7 +4,7 @@
 //! operations. It is always in one of these states:
 //!
 //! ```text
-//! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part ... -> done
+//! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part -> done
 //!                                                                 |   ^
 //!                                                                 v   |
 //!                                                       [again: EAGAIN, EINTR]
@@ -34,7 +34,6 @@ use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
 use crate::device::file::at_once::{self, Waits};
-use crate::device::file::in_place;
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
@@ -103,8 +102,6 @@ struct Operation {
     moved: u32,
     stalls: u8,
     is_synced: bool,
-    /// Its data have stayed in the file.
-    in_place: bool,
     bounce: Option<Buffer>,
     access: Access,
     /// Where a merged command's data is.
@@ -194,7 +191,6 @@ impl FileQueue {
             moved: 0,
             stalls: 0,
             is_synced: false,
-            in_place: false,
             bounce: None,
             access: Access::NONE,
             vectors,
@@ -214,8 +210,7 @@ impl FileQueue {
                 operation.vectors.clear();
                 self.spare.push(operation.vectors);
             }
-            let Operation { command, in_place, .. } = operation;
-            self.done.push(Completion { tag: command.tag, errno, in_place });
+            self.done.push(Completion { tag: operation.command.tag, errno });
             self.free.push(slot);
         }
     }
@@ -419,12 +414,14 @@ fn of(files: &[Option<Open>], number: u16) -> &Open {
 impl Queue for FileQueue {
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
         let Some(backing) = self.file(ring, command.file) else {
-            self.done.push(Completion::new(command.tag, libc::EINVAL));
+            self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
             return;
         };
         let end = command.offset.checked_add(u64::from(command.length));
-        if command.op != Op::Flush && end.is_none_or(|end| end > backing.size) {
-            self.done.push(Completion::new(command.tag, libc::EINVAL));
+        if command.op != Op::Flush && end.is_none_or(|end| end > backing.intact()) {
+            let is_lost = end.is_some_and(|end| end <= backing.size);
+            let errno = if is_lost { libc::EIO } else { libc::EINVAL };
+            self.done.push(Completion { tag: command.tag, errno });
             return;
         }
         let mut command = *command;
@@ -452,7 +449,7 @@ impl Queue for FileQueue {
             memory.length.is_multiple_of(backing.block)
                 && (memory.address as usize).is_multiple_of(backing.memory_align as usize)
         };
-        let is_one = end.is_some_and(|end| end <= backing.size)
+        let is_one = end.is_some_and(|end| end <= backing.intact())
             && command.offset.is_multiple_of(backing.block.into())
             && memories.iter().all(is_straight);
         if !is_one {
@@ -691,23 +688,12 @@ impl Operation {
         (offset | u64::from(length)) % PAGE as u64 == 0
     }
 
-    /// The read, done on the spot or found to need no doing, and its result; `None` if it is none,
-    /// or might wait.
-    fn read_at_once(&mut self, backing: &Backing) -> Option<i32> {
+    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
+    fn read_at_once(&self, backing: &Backing) -> Option<i32> {
         if !self.is_read() || !self.is_cached(backing) {
             return None;
         }
         let (offset, length, address) = self.left();
-        if self.command.in_place
-            && backing.gives_pages
-            && self.vectors.is_empty()
-            && self.moved == 0
-        {
-            self.in_place = in_place::is_ready(&backing.file, offset, length);
-            if self.in_place {
-                return Some(length as i32);
-            }
-        }
         let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
@@ -758,21 +744,15 @@ impl Operation {
     }
 
     fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (_, length, memory) = self.transfer(backing.block);
+        let (offset, length, _) = self.transfer(backing.block);
         self.moved += count.min(length - self.moved);
         if self.moved < length {
             // Direct reads end inside a block only at the end of the file.
             if count > 0 && count.is_multiple_of(backing.block) {
                 return Verdict::More;
             }
-            // SAFETY: the memory is the operation's, the kernel has given it back, and it is
-            // `length` bytes long.
-            unsafe {
-                memory
-                    .address
-                    .add(self.moved as usize)
-                    .write_bytes(0, (length - self.moved) as usize)
-            };
+            backing.note_end(offset + u64::from(self.moved));
+            return Verdict::Failed(libc::EIO);
         }
         match self.step {
             Step::Fetch => {

@@ -224,26 +224,42 @@ fn a_file_stays_as_long_as_an_operation_names_it() {
     assert_eq!(std::fs::read(path("later")).unwrap()[7..107], [7; 100]);
 }
 
+/// A file that is cut off has lost data, and zeroes are not what was there: whatever reaches beyond
+/// the end fails, whether a read or a look at the file has found it out, and though the file grows
+/// again.
 #[test]
-fn what_a_file_has_lost_reads_as_zeroes_and_can_be_written_again() {
+fn what_a_file_has_lost_is_an_error() {
     for direct in [Direct::Auto, Direct::Off] {
-        for keep in [0, 512, 4096, 5000, 65_536] {
+        for (keep, is_inspected) in
+            [(0, false), (512, true), (4096, false), (5000, true), (65_536, false)]
+        {
             let scratch = scratch();
             let path = scratch.path().join("disk");
             let (device, mut driver) = open(&path, 1 << 20, direct);
             driver.write(0, &vec![7; 1 << 20]);
-            std::fs::File::options().write(true).open(&path).unwrap().set_len(keep).unwrap();
-            for (offset, length) in [(0, 1 << 20), (4096, 8192), (4999, 100), (100, 300_000)] {
-                let data = driver.read(offset, length);
-                let kept = keep.saturating_sub(offset).min(u64::from(length)) as usize;
-                assert!(
-                    data[..kept].iter().all(|&byte| byte == 7)
-                        && data[kept..].iter().all(|&byte| byte == 0)
-                );
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            file.set_len(keep).unwrap();
+            if is_inspected {
+                device.inspect();
             }
-            assert!(device.extents(0, keep, 1000, 9).unwrap().iter().all(|extent| extent.is_hole));
-            driver.write(100_001, b"again");
-            assert_eq!(driver.read(100_000, 7), b"\0again\0");
+            for (offset, length) in [(0, 1 << 20), (4096, 8192), (4999, 100), (100, 300_000)] {
+                let ended = driver.run(command(Op::Read, offset, length), &[]);
+                let is_there = offset + u64::from(length) <= keep;
+                assert_eq!(ended.errno, if is_there { 0 } else { libc::EIO }, "{offset} {keep}");
+                assert!(!is_there || ended.data.iter().all(|&byte| byte == 7));
+            }
+            let told = device.cut_off();
+            assert_eq!((told.len(), told[0].size, told[0].intact), (1, 1 << 20, keep));
+            assert_eq!(told[0].path, path);
+            file.set_len(1 << 20).unwrap();
+            device.inspect();
+            for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard] {
+                let ended = driver.run(command(op, 100_001, 5), b"again");
+                assert_eq!(ended.errno, libc::EIO, "{op:?}: what was there is lost");
+            }
+            assert_eq!(driver.run(command(Op::Flush, 0, 0), &[]).errno, 0);
+            assert_eq!(device.cut_off()[0].intact, keep);
+            assert_eq!(driver.run(command(Op::Read, 1 << 20, 1), &[]).errno, libc::EINVAL);
         }
     }
 }

@@ -97,7 +97,7 @@ mod tests {
                 let mut seen = PortSet::EMPTY;
                 for set in 0..layout.sets() {
                     let members = layout.members(set);
-                    assert!(!members.is_empty() && seen.bits() & members.bits() == 0);
+                    assert!(!members.is_empty() && seen.and(members).is_empty());
                     seen.extend(members);
                     for (member, port) in members.enumerate() {
                         assert_eq!(layout.place(port), (set, member));

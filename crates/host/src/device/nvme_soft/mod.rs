@@ -36,7 +36,7 @@ use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES, Unsettled};
 use crate::device::guard::Guard;
 use crate::device::store::Store;
-use crate::device::{Device, Extent, Info, Place};
+use crate::device::{CutOff, Device, Extent, Info, Place};
 use crate::nvme::controller::{Controller, Options, QUEUES_MAX};
 use crate::nvme::namespaces::Namespaces;
 use crate::nvme::spec::LBA;
@@ -298,8 +298,22 @@ impl Device for NvmeSoft {
         self.shared.driver().set_weights(&self.shared, weights)
     }
 
-    fn sync(&self) -> io::Result<()> {
-        if let Backing::File(device) = &self.shared.backing { device.sync() } else { Ok(()) }
+    fn sync(&self) -> Vec<(u16, io::Error)> {
+        if let Backing::File(device) = &self.shared.backing { device.sync() } else { Vec::new() }
+    }
+
+    fn write_back_failed(&self, file: u16) -> bool {
+        matches!(&self.shared.backing, Backing::File(device) if device.write_back_failed(file))
+    }
+
+    fn inspect(&self) {
+        if let Backing::File(device) = &self.shared.backing {
+            device.inspect();
+        }
+    }
+
+    fn cut_off(&self) -> Vec<CutOff> {
+        if let Backing::File(device) = &self.shared.backing { device.cut_off() } else { Vec::new() }
     }
 
     fn take_memory(&self, _file: u16, offset: u64, length: u64) -> io::Result<()> {

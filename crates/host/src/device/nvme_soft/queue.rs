@@ -171,7 +171,7 @@ impl NvmeQueue {
                 self.push(&piece, owner);
             }
             NextPart::Wait => {}
-            NextPart::End(tag, errno) => self.done.push(Completion::new(tag, errno)),
+            NextPart::End(tag, errno) => self.done.push(Completion { tag, errno }),
         }
     }
 
@@ -182,7 +182,7 @@ impl NvmeQueue {
         match owner.part() {
             Part::Whole(tag) => {
                 self.shared.guard.leave_shared(owner.held);
-                self.done.push(Completion::new(tag, errno));
+                self.done.push(Completion { tag, errno });
             }
             Part::Piece(id) => {
                 self.jobs.finished(&self.shared.guard, id, errno);
@@ -216,7 +216,7 @@ impl Queue for NvmeQueue {
         let is_inside =
             size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
         if !is_inside {
-            return self.done.push(Completion::new(command.tag, libc::EINVAL));
+            return self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
         }
         let blocks;
         let command = if command.op == Op::Discard {
@@ -227,7 +227,7 @@ impl Queue for NvmeQueue {
             command
         };
         if command.length == 0 && command.op != Op::Flush {
-            return self.done.push(Completion::new(command.tag, 0));
+            return self.done.push(Completion { tag: command.tag, errno: 0 });
         }
         let is_aligned = (command.offset | u64::from(command.length)).is_multiple_of(LBA.into());
         let is_whole = match command.op {
@@ -330,7 +330,7 @@ impl Queue for NvmeQueue {
                 Part::Whole(tag) => {
                     self.in_flight -= 1;
                     self.shared.guard.leave_shared(one.owner.held);
-                    done.push(Completion::new(tag, one.errno));
+                    done.push(Completion { tag, errno: one.errno });
                 }
                 Part::Piece(_) => ended.push(one),
             }

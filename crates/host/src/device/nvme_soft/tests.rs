@@ -18,6 +18,7 @@ use crate::device::{Command, Queue};
 use crate::interference::Served;
 use crate::load::{self, Job, Path, Threads, Times};
 use crate::nvme::spec::{Sqe, admin, feature};
+use crate::write_back::WriteBack;
 
 const SIZE: u64 = 16 << 20;
 
@@ -153,6 +154,7 @@ fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
         tags: 256,
         tenants: 1,
         served,
+        write_back: Arc::new(WriteBack::new(shards, 1)),
         fixed_buffers: 0,
     }
 }

@@ -54,7 +54,6 @@ impl Slot {
             length: 0,
             fua: sqe.cdw12 & nvm::FUA != 0 && matches!(op, Op::Write | Op::WriteZeroes),
             no_hole: sqe.cdw12 & nvm::DEALLOCATE == 0,
-            in_place: false,
             fast_only: sqe.cdw12 & nvm::LIMITED_RETRY != 0 && op == Op::WriteZeroes,
             memory: Memory::NONE,
             ..self.command

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use fairq_core::{Native, Op, PortSet, Tag};
+use fairq_core::{Native, Op, PortBits, PortSet, Tag};
 use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{
     Arbiter, Arbitration, Gate, Mechanism, Profile, QueueIndex, Setup, Ssd, Window, profile,
@@ -114,7 +114,7 @@ pub struct Controller<M> {
     /// Completion queues before which commands wait for room.
     crowded: CachePadded<AtomicU64>,
     /// The ports that each vector interrupts.
-    vectors: Box<[AtomicU64]>,
+    vectors: Box<[PortBits<Native>]>,
     gate: Gate<Native>,
     /// When the next event of the timing model is due.
     next_ns: CachePadded<AtomicU64>,
@@ -221,7 +221,7 @@ impl<M: Dma> Controller<M> {
             registers: Registers::default(),
             doorbells: (0..QUEUES).map(|_| Doorbells::default()).collect(),
             crowded: CachePadded::default(),
-            vectors: (0..VECTORS).map(|_| AtomicU64::default()).collect(),
+            vectors: (0..VECTORS).map(|_| PortBits::new(PortSet::MAX_PORTS)).collect(),
             gate: Gate::default(),
             next_ns: CachePadded::new(AtomicU64::new(NEVER)),
             state: UnsafeCell::new(State::new(options)),
@@ -332,7 +332,7 @@ impl<M: Dma> Controller<M> {
 
     /// Sets whom a vector interrupts.
     pub fn set_vector(&self, vector: u16, ports: PortSet) {
-        self.vectors[usize::from(vector)].store(ports.bits(), Ordering::Release);
+        self.vectors[usize::from(vector)].set().store(ports, Ordering::Release);
     }
 
     /// Whether [`poll`](Self::poll) would find something to do.
@@ -388,9 +388,8 @@ impl<M: Dma> Controller<M> {
         }
         if self.gate.rung() & !CONTROL != 0 {
             // Left above, or rung by somebody who then found the gate closed.
-            let bits =
-                self.vectors.iter().fold(0, |bits, vector| bits | vector.load(Ordering::Acquire));
-            wake.extend(PortSet::from_bits(bits));
+            let vectors = self.vectors.iter().map(|ports| ports.set().load(Ordering::Acquire));
+            vectors.for_each(|ports| wake.extend(ports));
         }
     }
 
@@ -418,8 +417,8 @@ impl<M: Dma> Controller<M> {
     }
 
     fn ports_of(&self, cq: &CqTail) -> PortSet {
-        let bits = |vector: u16| self.vectors[usize::from(vector)].load(Ordering::Acquire);
-        PortSet::from_bits(cq.vector.map_or(0, bits))
+        let ports = |vector: u16| self.vectors[usize::from(vector)].set().load(Ordering::Acquire);
+        cq.vector.map_or(PortSet::EMPTY, ports)
     }
 }
 
@@ -752,7 +751,6 @@ impl Slot {
             fua: false,
             no_hole: false,
             fast_only: false,
-            in_place: false,
             memory: Memory::NONE,
         };
         let (transfer, ranges) = (Transfer::NONE, Vec::new());

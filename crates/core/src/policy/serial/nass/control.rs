@@ -180,17 +180,33 @@ impl Control {
     /// A request arrives and is merged with a staged one: the same, but nothing more is staged.
     #[inline]
     pub(super) fn grown<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
-        let Some(length) = self.lengths.get_mut(arrival.job.0 as usize) else { return };
-        *length = length.saturating_add(arrival.length);
-        if let Some(channels) = self.channels.get_mut(arrival.job.0 as usize) {
-            *channels = channels_of(&self.config, arrival.op, *length);
-        }
+        let Some(channels) = self.channels.get_mut(arrival.job.0 as usize) else { return };
+        *channels = match self.lengths.get_mut(arrival.job.0 as usize) {
+            Some(length) => {
+                *length = length.saturating_add(arrival.length);
+                channels_of(&self.config, arrival.op, *length)
+            }
+            // Merged by the caller, whose lengths are not kept.
+            None => {
+                let more = channels_of(&self.config, arrival.op, arrival.length);
+                channels.saturating_add(more).min(self.config.channels)
+            }
+        };
         let number = self.remember(arrival.flow, inner);
         if let Some(flow) = self.flows.get_mut(arrival.flow) {
             flow.arrival = number;
         }
         if self.config.sequentiality {
             self.perceive(now_ns, true, arrival.flow, inner);
+        }
+    }
+
+    /// A staged request is taken back.
+    pub(super) fn cancelled(&mut self, slot: usize) {
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        flow.staged = flow.staged.saturating_sub(1);
+        if flow.staged == 0 && flow.lane == Lane::Reserved {
+            self.reserved.staged = self.reserved.staged.wrapping_sub(1);
         }
     }
 

@@ -30,9 +30,9 @@
 //! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
 //! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
 //! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
-//! [`crate::policy::serial::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops the least start
-//! tag). The limits count what is on the device per flow over all ports, which is just what MQFQ
-//! does without: they have no lock-free form here.
+//! [`crate::policy::serial::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops
+//! the least start tag). The limits count what is on the device per flow over all ports, which is
+//! just what MQFQ does without: they have no lock-free form here.
 //!
 //! **Work conserving** it is not: places are kept free on purpose.
 //!
@@ -197,6 +197,11 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
     fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
         self.control.grown(now_ns, arrival, &mut self.inner);
         self.inner.grow(now_ns, arrival);
+    }
+
+    fn cancel(&mut self, job: Job, flow: usize) {
+        self.inner.cancel(job, flow);
+        self.control.cancelled(flow);
     }
 
     /// Nothing to do: lanes are this one's own, and nobody is around it.

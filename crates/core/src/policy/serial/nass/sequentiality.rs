@@ -7,8 +7,8 @@
 //!
 //! # What the paper leaves open
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
-//! - *What can be merged* is what [was merged](crate::policy::serial::merge): NASS hears of it as the
-//!   scheduler inside does. Where requests are not merged (`merge_bytes` is 0) no flow is
+//! - *What can be merged* is what [was merged](crate::policy::serial::merge): NASS hears of it as
+//!   the scheduler inside does. Where requests are not merged (`merge_bytes` is 0) no flow is
 //!   sequential, and there is nothing to keep.
 
 /// The unit of time in which sequentiality decays, in nanoseconds.

@@ -1,0 +1,63 @@
+//! What the operator is told of the storage behind the tenants, and does about it.
+
+use std::time::Duration;
+
+use fairq_host::server::{Admin, Roster, Status};
+use serde_json::{Value, json};
+
+use super::Console;
+use super::rpc::Fault;
+
+/// How long a tenant that is added waits for requests of removed ones that had its range.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The names of tenants whose flushes fail, since data that they wrote may be lost.
+pub(super) fn write_back_errors(roster: &Roster, now: &Status) -> Value {
+    let failed = roster.members().iter().filter(|member| now.write_back_errno(member).is_some());
+    failed.map(|member| json!(member.tenant.name)).collect()
+}
+
+/// The files that became shorter while they were served.
+pub(super) fn cut_off_files(now: &Status) -> Value {
+    let files = now.cut_off.iter();
+    files
+        .map(|file| json!({ "path": file.path, "size": file.size, "intact": file.intact }))
+        .collect()
+}
+
+/// Lets a tenant's flushes succeed again.
+pub(super) fn clear_error(admin: &mut dyn Admin, tenant: &str) -> Result<Value, Fault> {
+    let errno = admin.clear_error(tenant).map_err(Fault::refused)?;
+    Ok(json!({ "tenant": tenant, "errno": errno }))
+}
+
+impl Console {
+    /// Bytes of the device's files that are in no tenant's range.
+    pub(super) fn unassigned(&self, roster: &Roster) -> u64 {
+        let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
+        let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
+        all.saturating_sub(roster.members().iter().map(|member| member.tenant.size).sum())
+    }
+
+    /// Removes tenants again that have waited too long for requests of others that were removed:
+    /// what is on a device can be waited for only.
+    pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
+        for member in admin.roster().members() {
+            let Some(wiping) = &member.preparing else { continue };
+            if wiping.waited().is_none_or(|waited| waited < WAIT_MAX) {
+                continue;
+            }
+            let (tenant, waits_for) = (&member.tenant.name, wiping.waits_for().join(", "));
+            tracing::error!(
+                tenant,
+                waits_for,
+                "not added: requests of removed tenants that had its range or file are still \
+                 under way after {} s; see to the device, then add it again",
+                WAIT_MAX.as_secs()
+            );
+            if let Err(fault) = self.remove(admin, tenant) {
+                tracing::error!(tenant, "cannot be removed again: {}", fault.message());
+            }
+        }
+    }
+}

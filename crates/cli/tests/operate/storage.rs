@@ -1,0 +1,218 @@
+//! What becomes of tenants' data: through the program, its sockets and files that misbehave.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, Request};
+
+use super::*;
+
+/// An NBD client that does one thing after the other.
+struct Client {
+    stream: UnixStream,
+    size: u64,
+}
+
+/// Socket and pages of a client whose export may be opened; `None` if the server refuses it.
+fn open(server: &Server, export: &str) -> Option<Client> {
+    let mut stream = UnixStream::connect(server.path("sock")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    let mut hello = 3u32.to_be_bytes().to_vec();
+    hello.extend(b"IHAVEOPT");
+    hello.extend(1u32.to_be_bytes());
+    hello.extend((export.len() as u32).to_be_bytes());
+    hello.extend(export.as_bytes());
+    stream.write_all(&hello).unwrap();
+    let mut answer = [0; 10];
+    stream.read_exact(&mut answer).ok()?;
+    let size = u64::from_be_bytes(answer[..8].try_into().unwrap());
+    Some(Client { stream, size })
+}
+
+impl Client {
+    fn of(server: &Server, export: &str) -> Client {
+        until("the export can be opened", || open(server, export))
+    }
+
+    fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
+        let request = Request { flags, command, cookie: 7, offset, length };
+        let mut bytes = [0; EXTENDED_REQUEST_LEN];
+        let count = request.encode(false, &mut bytes);
+        self.stream.write_all(&bytes[..count]).unwrap();
+    }
+
+    /// The error of a reply: 0, or as NBD has it.
+    fn answer(&mut self) -> u32 {
+        let mut bytes = [0; 16];
+        self.stream.read_exact(&mut bytes).unwrap();
+        u32::from_be_bytes(bytes[4..8].try_into().unwrap())
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
+        self.ask(Command::Read, CommandFlags(0), offset, length as u64);
+        match self.answer() {
+            0 => {
+                let mut data = vec![0; length];
+                self.stream.read_exact(&mut data).unwrap();
+                Ok(data)
+            }
+            error => Err(error),
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
+        self.stream.write_all(data).unwrap();
+        self.answer()
+    }
+}
+
+/// Takes `length` bytes out of a socket without reading them: they stay what they are, in pipes.
+fn take(stream: &UnixStream, length: usize) -> Vec<OwnedFd> {
+    let (mut pipes, mut left) = (Vec::new(), length);
+    while left > 0 {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        // A piece for each page, and one for each place where a message of the socket's ends.
+        let flags = rustix::pipe::SpliceFlags::empty();
+        let most = left.min(32 << 10);
+        left -= rustix::pipe::splice(stream, None, &writer, None, most, flags).unwrap();
+        pipes.push(reader);
+    }
+    pipes
+}
+
+/// A client may keep a reply unread for as long as it likes, in its socket or in pipes that it has
+/// moved the socket's memory to. What is there must be what was read, whatever the range holds by
+/// then: here those that have it next write to all of it, once after it was zeroed, at ends that no
+/// page of the cache has, and once as it was.
+#[test]
+fn a_reply_shows_nothing_that_was_written_after_it() {
+    const SIZE: usize = 1_331_712 + 512;
+    for next in [&["left=1331712", "right=512"][..], &["all=1332224,keep-data"]] {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join("disk");
+        std::fs::write(&path, vec![b'o'; SIZE]).unwrap();
+        let config = format!(
+            "device = \"file,path={},direct=off\"\n[[tenant]]\nname = \"old\"\nsize = {SIZE}\n",
+            path.display()
+        );
+        let server = Server::start(&config, &[]);
+        let mut old = Client::of(&server, "old");
+        assert_eq!(old.size, SIZE as u64);
+        old.ask(Command::Read, CommandFlags(0), 0, SIZE as u64);
+        assert_eq!(old.answer(), 0);
+        let in_pipes = take(&old.stream, SIZE - 131_072);
+        server.said(&["remove", "old"]);
+        for tenant in next {
+            server.said(&["add", tenant]);
+            let mut new = Client::of(&server, tenant.split('=').next().unwrap());
+            let data = vec![b'n'; new.size as usize];
+            assert_eq!(new.write(0, &data), 0);
+        }
+        let mut got = Vec::new();
+        for pipe in in_pipes {
+            std::fs::File::from(pipe).read_to_end(&mut got).unwrap();
+        }
+        let at = got.len();
+        got.resize(SIZE, 0);
+        old.stream.read_exact(&mut got[at..]).unwrap();
+        let strange = got.iter().filter(|&&byte| byte == b'n').count();
+        assert_eq!(strange, 0, "bytes of {next:?} in a reply to another tenant");
+        assert!(got.iter().all(|&byte| byte == b'o'), "the reply is what was read");
+    }
+}
+
+fn status(server: &Server) -> Value {
+    serde_json::from_str(&server.said(&["status", "--json"])).unwrap()
+}
+
+/// Zeroes in the place of lost data, and success, are the worst answer: the client takes them for
+/// what it wrote.
+#[test]
+fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
+    for direct in ["auto", "off"] {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join("disk");
+        std::fs::write(&path, vec![b'd'; 4 << 20]).unwrap();
+        let config = format!("device = \"file,path={},direct={direct}\"", path.display());
+        let tenants = "\n[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n";
+        let server = Server::start(&(config + tenants), &[]);
+        let mut clients = ["a", "b"].map(|name| Client::of(&server, name));
+        assert_eq!(status(&server)["cut_off_files"], json!([]));
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+        // Nobody reads there: the file is looked at.
+        let told = until("it is told", || {
+            Some(status(&server)["cut_off_files"][0].clone()).filter(|told| !told.is_null())
+        });
+        assert_eq!(told, json!({ "path": path, "size": 4 << 20, "intact": 3 << 20 }));
+        assert!(server.said(&["status"]).contains("has kept 3M of 4M"));
+        assert_eq!(clients[0].read(0, 1 << 20), Ok(vec![b'd'; 1 << 20]));
+        assert_eq!(clients[1].read(0, 1 << 20), Ok(vec![b'd'; 1 << 20]));
+        assert_eq!(clients[1].read(1 << 20, 4096), Err(5));
+        assert_eq!(clients[1].write((2 << 20) - 4096, &[1; 4096]), 5, "it would hide the loss");
+    }
+}
+
+/// A disk's image ends with what may not be lost, such as the copy of its partition table.
+#[test]
+fn the_end_of_an_image_is_served() {
+    let disk = tempfile::tempdir().unwrap();
+    let path = disk.path().join("disk");
+    std::fs::write(&path, vec![b'd'; 1_574_400]).unwrap();
+    let tenants = |names: &[&str]| -> String {
+        names.iter().map(|name| format!("\n[[tenant]]\nname = \"{name}\"\n")).collect()
+    };
+    let device = format!("device = \"file,path={}\"", path.display());
+    let mut server = Server::start(&(device.clone() + &tenants(&["a"])), &[]);
+    let mut client = Client::of(&server, "a");
+    assert_eq!(client.size, 1_574_400);
+    assert_eq!(client.write(1_574_400 - 512, &[b'e'; 512]), 0);
+    assert_eq!(status(&server)["unassigned"], 0);
+    let dump = server.said(&["config", "dump"]);
+    drop(client);
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    assert_eq!(std::fs::read(&path).unwrap()[1_574_400 - 512..], [b'e'; 512]);
+    // What is in force can be given to another server, odd sizes and all.
+    let dump = dump.replace(&*server.path("").to_string_lossy(), "/nowhere/");
+    let mut server = Server::start(&dump, &[]);
+    assert_eq!(Client::of(&server, "a").size, 1_574_400);
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    // Less than a sector is no client's, and told.
+    std::fs::write(&path, vec![b'd'; 1_574_401]).unwrap();
+    let server = Server::start(&(device + &tenants(&["a"])), &[]);
+    assert_eq!(status(&server)["unassigned"], 1);
+    assert!(server.said(&["status"]).contains("unassigned   1 of the device"));
+}
+
+/// A removed tenant's requests that wait in the scheduler, or on the device, are carried out still:
+/// the next owner of its range can be opened when they have ended, so that none of them overwrites
+/// what that one has flushed.
+#[test]
+fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
+    const BLOCKS: u64 = 200;
+    let tenant = "\n[[tenant]]\nname = \"old\"\nsize = \"1M\"\n";
+    let device = "policy = \"mqfq:D=4\"\ndevice = \"paced,size=1M,iops=400\"";
+    let server = Server::start(&(device.to_owned() + tenant), &[]);
+    let mut old = Client::of(&server, "old");
+    for block in 0..BLOCKS {
+        old.ask(Command::Write, CommandFlags(0), block * 512, 512);
+        old.stream.write_all(&[b'o'; 512]).unwrap();
+    }
+    // One is done, so the others are with the scheduler.
+    assert_eq!(old.answer(), 0);
+    server.said(&["remove", "old"]);
+    server.said(&["add", "new=1M,keep-data"]);
+    let mut new = Client::of(&server, "new");
+    for block in (0..BLOCKS).rev() {
+        assert_eq!(new.write(block * 512, &[b'n'; 512]), 0);
+    }
+    // Its connection ends when all that it has asked for has been answered.
+    old.stream.read_to_end(&mut Vec::new()).unwrap();
+    let data = new.read(0, BLOCKS as usize * 512).unwrap();
+    let overwritten = data.chunks(512).filter(|block| block[0] != b'n').count();
+    assert_eq!(overwritten, 0, "blocks of the next owner with the old one's data");
+}

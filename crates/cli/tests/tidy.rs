@@ -1,0 +1,237 @@
+//! What keeps the house in order: columns, lengths of files, circles of imports, and documents that
+//! name only what is there. Reads the sources of the whole workspace; runs nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The widest line, in characters.
+const COLUMNS: usize = 100;
+/// Lines that are wider, in macros that rustfmt does not look into. The number may only fall.
+const WIDE_IN_MACROS: usize = 100;
+/// The longest source file, in lines, and the longest file of tests.
+const LINES: usize = 900;
+const LINES_OF_TESTS: usize = 1000;
+/// Modules at the top of a crate that import each other. A circle that is resolved leaves the list.
+const KNOWN_CIRCLES: [(&str, &[&str]); 7] = [
+    ("device", &["closed", "profile", "ssd"]),
+    ("sim", &["policies", "world"]),
+    (
+        "host",
+        &[
+            "common",
+            "control",
+            "device",
+            "direct",
+            "load",
+            "nvme",
+            "path",
+            "shard",
+            "shards",
+            "stats",
+            "write_back",
+        ],
+    ),
+    ("host", &["nbd", "server"]),
+    ("cli", &["args", "bench", "lab"]),
+    ("cli", &["config", "engine"]),
+    ("cli", &["operate", "serve"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+/// All files below `folder` with one of the endings, but for build folders, with their text.
+fn files(folder: &Path, endings: &[&str]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the workspace") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            if path.is_dir() {
+                if name != "target" && !name.starts_with('.') {
+                    folders.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending))
+                && let Ok(text) = std::fs::read_to_string(&path)
+            {
+                let name = path.strip_prefix(root()).expect("below the workspace");
+                found.push((name.to_string_lossy().into_owned(), text));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn sources() -> Vec<(String, String)> {
+    ["crates", "checks", "fuzz"]
+        .iter()
+        .flat_map(|folder| files(&root().join(folder), &[".rs"]))
+        .collect()
+}
+
+/// Tables and drawings cannot be broken, nor can texts, without changing what they say.
+fn may_be_wide(line: &str) -> bool {
+    let line = line.trim_start();
+    let is_comment = line.starts_with("//");
+    let is_drawn = line.starts_with("//! |") || line.contains("  ") || line.contains('▶');
+    line.contains('"') || line.ends_with('\\') || (is_comment && is_drawn)
+}
+
+#[test]
+fn lines_have_at_most_100_columns() {
+    let sources = sources();
+    let wide: Vec<String> = sources
+        .iter()
+        .flat_map(|(name, text)| text.lines().enumerate().map(move |line| (name, line)))
+        .filter(|(_, (_, line))| line.chars().count() > COLUMNS && !may_be_wide(line))
+        .map(|(name, (at, line))| format!("{name}:{}: {line}", at + 1))
+        .collect();
+    let comments: Vec<&String> =
+        wide.iter().filter(|line| line.contains(": //") || line.contains(":  //")).collect();
+    assert!(comments.is_empty(), "comments wider than {COLUMNS} columns: {comments:#?}");
+    assert!(
+        wide.len() <= WIDE_IN_MACROS,
+        "{} lines of code are wider than {COLUMNS} columns, {WIDE_IN_MACROS} are known: {wide:#?}",
+        wide.len()
+    );
+}
+
+#[test]
+fn files_are_rooms_that_can_be_looked_over() {
+    for (name, text) in sources() {
+        let most = if name.contains("/tests/") { LINES_OF_TESTS } else { LINES };
+        let lines = text.lines().count();
+        assert!(lines <= most, "{name} has {lines} lines, at most {most} are allowed: split it");
+    }
+}
+
+/// The modules at the top of a crate, and which of the others each imports outside of its tests.
+fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let folder = format!("crates/{name}/src/");
+    let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (file, text) in sources {
+        let Some(place) = file.strip_prefix(&folder) else { continue };
+        let module = place.split('/').next().unwrap_or(place).trim_end_matches(".rs");
+        if ["lib", "main"].contains(&module) {
+            continue;
+        }
+        let text = text.split("#[cfg(test)]").next().unwrap_or(text);
+        let text = text.split("#[cfg(all(test").next().unwrap_or(text);
+        let others = text.split("crate::").skip(1).map(|rest| {
+            rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or("").to_owned()
+        });
+        imports
+            .entry(module.to_owned())
+            .or_default()
+            .extend(others.filter(|other| other != module));
+    }
+    let modules: BTreeSet<String> = imports.keys().cloned().collect();
+    imports.values_mut().for_each(|others| others.retain(|other| modules.contains(other)));
+    imports
+}
+
+/// Groups of modules each of which imports, by way of others, each other.
+fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
+    let reachable = |from: &String| {
+        let mut seen: BTreeSet<&String> = BTreeSet::new();
+        let mut next: Vec<&String> = imports[from].iter().collect();
+        while let Some(module) = next.pop() {
+            if seen.insert(module) {
+                next.extend(&imports[module]);
+            }
+        }
+        seen
+    };
+    let reach: BTreeMap<&String, BTreeSet<&String>> =
+        imports.keys().map(|module| (module, reachable(module))).collect();
+    let circle_of = |module: &String| {
+        let both = |other: &&String| reach[module].contains(other) && reach[other].contains(module);
+        imports.keys().filter(both).cloned().collect::<Vec<String>>()
+    };
+    imports.keys().map(circle_of).filter(|circle| circle.len() > 1).collect()
+}
+
+#[test]
+fn modules_import_each_other_in_no_more_circles_than_are_known() {
+    let sources = sources();
+    for name in ["core", "device", "sim", "host", "cli"] {
+        let found = circles(&imports(&sources, name));
+        let known: BTreeSet<Vec<String>> = KNOWN_CIRCLES
+            .iter()
+            .filter(|(of, _)| *of == name)
+            .map(|(_, modules)| modules.iter().map(|module| (*module).to_owned()).collect())
+            .collect();
+        assert_eq!(found, known, "circles of imports in the crate `{name}`");
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let of = |pairs: &[(&str, &[&str])]| {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        pairs.iter().map(|(from, to)| ((*from).to_owned(), set(to))).collect()
+    };
+    let found = circles(&of(&[("a", &["b"]), ("b", &["c"]), ("c", &["a", "d"]), ("d", &[])]));
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [["a", "b", "c"]]);
+    assert!(circles(&of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])])).is_empty());
+}
+
+/// Words between backticks.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// Documents of how things are; results and decisions speak of their own day.
+fn documents() -> Vec<(String, String)> {
+    let mut documents = files(&root().join("docs"), &[".md"]);
+    documents.retain(|(name, _)| !name.contains("RESULTS") && !name.contains("decisions/"));
+    for name in ["README.md", "CONTRIBUTING.md"] {
+        if let Ok(text) = std::fs::read_to_string(root().join(name)) {
+            documents.push((name.to_owned(), text));
+        }
+    }
+    documents
+}
+
+#[test]
+fn documents_name_files_that_are_there() {
+    let roots = ["crates/", "docs/", "tests/", "bench/", "contrib/", "checks/", "fuzz/"];
+    for (document, text) in documents() {
+        for word in code(&text) {
+            let path = word.split_whitespace().next().unwrap_or("").trim_end_matches('/');
+            let is_path = roots.iter().any(|root| path.starts_with(root));
+            let is_pattern = path.contains(['{', '*', '<', 'N']);
+            if is_path && !is_pattern {
+                assert!(
+                    root().join(path).exists(),
+                    "{document} names `{path}`, which is not there"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn documents_name_items_that_are_there() {
+    let mut all = sources();
+    all.extend(files(&root().join("tests"), &[""]));
+    all.extend(files(&root().join("bench"), &[""]));
+    let words: BTreeSet<&str> = all
+        .iter()
+        .flat_map(|(_, text)| text.split(|c: char| !(c.is_alphanumeric() || c == '_')))
+        .collect();
+    for (document, text) in documents() {
+        for item in code(&text).filter(|word| word.contains("::") && !word.contains(' ')) {
+            let parts = item.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            for part in parts.filter(|part| !part.is_empty()) {
+                assert!(
+                    words.contains(part),
+                    "{document} names `{item}`, and there is no `{part}`"
+                );
+            }
+        }
+    }
+}

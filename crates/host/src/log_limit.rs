@@ -1,0 +1,116 @@
+//! How much of the log strangers may fill.
+//!
+//! Problem: a peer that has not shown who it is can cause log lines as fast as it connects or asks
+//! for exports, and would fill the disk and hide what matters. Model: one token bucket for all
+//! lines that such peers cause, wherever in the server: a burst of `BURST` lines, then
+//! `PER_SECOND`. It is the process's, as the log is. Lines that find no token are counted; once a
+//! second a line says how many, and `fairq_log_lines_suppressed_total` has their sum.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lines at once after a quiet time; a host that comes back with all its disks is logged in full.
+const BURST: u32 = 256;
+/// Lines a second in the long run.
+const PER_SECOND: u32 = 10;
+
+/// The limit that all lines share which unauthenticated peers cause.
+pub static STRANGERS: LogLimit = LogLimit::new();
+
+/// A limit on lines of the log.
+#[derive(Debug)]
+pub struct LogLimit(Mutex<Bucket>);
+
+#[derive(Debug)]
+struct Bucket {
+    tokens: u32,
+    /// When the tokens were last added to; `None` until the first line.
+    filled: Option<Instant>,
+    /// Lines that were not written.
+    suppressed: u64,
+    /// Those of them that have been told.
+    told: u64,
+}
+
+impl LogLimit {
+    /// A full bucket.
+    pub const fn new() -> LogLimit {
+        LogLimit(Mutex::new(Bucket { tokens: BURST, filled: None, suppressed: 0, told: 0 }))
+    }
+
+    /// Whether a line may be written now; one that may not is counted.
+    pub fn allows(&self) -> bool {
+        self.allows_at(Instant::now())
+    }
+
+    fn allows_at(&self, now: Instant) -> bool {
+        let mut bucket = self.lock();
+        let filled = *bucket.filled.get_or_insert(now);
+        let period = Duration::from_secs(1) / PER_SECOND;
+        let come = now.saturating_duration_since(filled).as_nanos() / period.as_nanos();
+        let come = u32::try_from(come).unwrap_or(u32::MAX);
+        bucket.tokens = bucket.tokens.saturating_add(come).min(BURST);
+        // What is left of a period counts for the next token. A full bucket begins anew.
+        bucket.filled =
+            if bucket.tokens == BURST { Some(now) } else { Some(filled + period * come) };
+        let allowed = bucket.tokens > 0;
+        if allowed {
+            bucket.tokens -= 1;
+        } else {
+            bucket.suppressed += 1;
+        }
+        allowed
+    }
+
+    /// Lines that were not written so far.
+    pub fn suppressed(&self) -> u64 {
+        self.lock().suppressed
+    }
+
+    /// Writes how many lines were suppressed since the last call, if any were.
+    pub fn tell(&self) {
+        let mut bucket = self.lock();
+        let count = bucket.suppressed - bucket.told;
+        bucket.told = bucket.suppressed;
+        drop(bucket);
+        if count > 0 {
+            tracing::warn!(
+                count,
+                "log lines about unauthenticated clients were suppressed: at most {PER_SECOND} a \
+                 second are written"
+            );
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Bucket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for LogLimit {
+    fn default() -> LogLimit {
+        LogLimit::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_written_and_then_so_many_a_second() {
+        let (limit, start) = (LogLimit::new(), Instant::now());
+        let written = |at_ms: u64, lines: u32| {
+            let now = start + Duration::from_millis(at_ms);
+            (0..lines).filter(|_| limit.allows_at(now)).count() as u32
+        };
+        assert_eq!(written(0, 1000), BURST);
+        assert_eq!(written(99, 5), 0);
+        assert_eq!(written(100, 5), 1);
+        // 250 ms are two tokens and a half; the half is not lost.
+        assert_eq!(written(350, 5), 2);
+        assert_eq!(written(400, 5), 1);
+        assert_eq!(limit.suppressed(), u64::from(1000 - BURST + 5 + 4 + 3 + 4));
+        assert_eq!(written(1_000_000, 1000), BURST, "a quiet time gives a burst, and no more");
+    }
+}

@@ -1,0 +1,187 @@
+//! Connections of strangers: as many as are talked to at a time, and which of them goes when
+//! another comes.
+//!
+//! Problem: a crowd that connects and says nothing must not keep an honest client waiting, whatever
+//! its size, and must not hold more memory and descriptors than a bound. Model: every connection is
+//! accepted at once and takes a [`Seat`]. When all seats are taken, the connection that has been
+//! silent for longest loses its own. An honest client answers within a round trip, so in a crowd of
+//! silent ones it is never that one as long as fewer than `most` connections come in that time.
+//!
+//! A connection that moves bytes is not silent ([`Watched`]). A crowd that trickles bytes therefore
+//! keeps its seats for as long as a handshake may take, and an honest client keeps its own as long
+//! as its round trip is shorter than the crowd's pauses.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
+
+/// The seats of one kind of connection.
+pub(super) struct Crowd {
+    most: usize,
+    seats: Mutex<Seats>,
+}
+
+#[derive(Default)]
+struct Seats {
+    /// The connections that have a seat, by the time of their last bytes: the first was silent for
+    /// longest.
+    taken: BTreeMap<u64, oneshot::Sender<()>>,
+    /// The time: moves so far.
+    moves: u64,
+}
+
+/// A connection's seat; free again when it is dropped.
+pub(super) struct Seat {
+    crowd: Arc<Crowd>,
+    /// Its key in [`Seats::taken`].
+    moved: AtomicU64,
+}
+
+impl Crowd {
+    /// `most` seats.
+    pub(super) fn new(most: usize) -> Arc<Crowd> {
+        Arc::new(Crowd { most, seats: Mutex::default() })
+    }
+
+    /// Takes a seat, if need be of the connection that was silent for longest. The receiver hears
+    /// when this one has to go.
+    pub(super) fn enter(self: &Arc<Crowd>) -> (Seat, oneshot::Receiver<()>) {
+        let (leave, must_leave) = oneshot::channel();
+        let mut seats = self.lock();
+        while seats.taken.len() >= self.most {
+            seats.send_away();
+        }
+        let moved = seats.next();
+        seats.taken.insert(moved, leave);
+        (Seat { crowd: self.clone(), moved: AtomicU64::new(moved) }, must_leave)
+    }
+
+    /// Sends the connection away that was silent for longest; false if there is none.
+    pub(super) fn send_one_away(&self) -> bool {
+        self.lock().send_away()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Seats> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seats {
+    fn next(&mut self) -> u64 {
+        self.moves += 1;
+        self.moves
+    }
+
+    fn send_away(&mut self) -> bool {
+        // A connection that has ended meanwhile does not hear it, and need not.
+        self.taken.pop_first().map(|(_, leave)| leave.send(())).is_some()
+    }
+}
+
+impl Seat {
+    /// Bytes have moved: of all seats this one is the last to go.
+    fn touch(&self) {
+        let mut seats = self.crowd.lock();
+        // Only this seat's own connection changes its key, under the lock.
+        if let Some(leave) = seats.taken.remove(&self.moved.load(Ordering::Relaxed)) {
+            let moved = seats.next();
+            self.moved.store(moved, Ordering::Relaxed);
+            seats.taken.insert(moved, leave);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.crowd.lock().taken.remove(&self.moved.load(Ordering::Relaxed));
+    }
+}
+
+/// A stream that keeps its seat as long as it moves bytes.
+pub(super) struct Watched<S> {
+    stream: S,
+    /// None for a connection that nothing can send away.
+    seat: Option<Seat>,
+}
+
+impl<S> Watched<S> {
+    pub(super) fn new(stream: S, seat: Option<Seat>) -> Watched<S> {
+        Watched { stream, seat }
+    }
+
+    /// Gives up the seat.
+    pub(super) fn into_inner(self) -> S {
+        self.stream
+    }
+
+    fn note(&self, moved: bool) {
+        if let Some(seat) = self.seat.as_ref().filter(|_| moved) {
+            seat.touch();
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.note(buf.filled().len() > before);
+        result
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.note(matches!(result, Poll::Ready(Ok(count)) if count > 0));
+        result
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_that_was_silent_for_longest_goes() {
+        let crowd = Crowd::new(3);
+        let mut seats: Vec<_> = (0..3).map(|_| crowd.enter()).collect();
+        seats[0].0.touch();
+        let (fourth, mut fourth_leaves) = crowd.enter();
+        let gone: Vec<bool> = seats.iter_mut().map(|(_, leave)| leave.try_recv().is_ok()).collect();
+        assert_eq!(gone, [false, true, false]);
+        // One that has lost its seat has none to give back, and does not get another by moving.
+        seats[1].0.touch();
+        drop(seats.remove(1));
+        assert_eq!(crowd.lock().taken.len(), 3);
+        drop(fourth);
+        assert!(fourth_leaves.try_recv().is_err(), "it went by itself");
+        let _fifth = crowd.enter();
+        assert!(seats.iter_mut().all(|(_, leave)| leave.try_recv().is_err()), "there was a seat");
+        assert!(crowd.send_one_away() && seats[1].1.try_recv().is_ok());
+        drop(seats);
+        assert!(crowd.send_one_away() && !crowd.send_one_away());
+    }
+}

@@ -1,0 +1,95 @@
+//! How many connections there may be, and of whom.
+//!
+//! Problem: one tenant's clients must not take all connections and keep the others out. Model: a
+//! tenant has at most its own bound, half of all unless its configuration says otherwise; and a
+//! place is kept for each tenant that has no connection, so that its first client always gets in.
+//! Where there are more such tenants than half of all places, half are kept.
+//!
+//! A client is told in the handshake, by the protocol's error, that there is no place for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::server::{Member, Server};
+
+/// A connection's place; another may have it when it is dropped.
+pub struct Place {
+    tenant: Arc<AtomicUsize>,
+    /// As long as no shard counts the connection.
+    shard: Option<Arc<AtomicUsize>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.tenant.fetch_sub(1, Ordering::Relaxed);
+        if let Some(shard) = &self.shard {
+            shard.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Place {
+    /// The shard counts the connection from now on.
+    pub(super) fn handed_over(mut self) -> Place {
+        self.shard = None;
+        self
+    }
+}
+
+/// Why a tenant of `own` connections out of `all` gets no other one, if so. `most` is its bound;
+/// `without` other tenants have none.
+fn refusal(
+    own: usize,
+    most: usize,
+    all: usize,
+    places: usize,
+    without: usize,
+) -> Option<&'static str> {
+    let kept = if own == 0 { 0 } else { without.min(places / 2) };
+    if own >= most {
+        Some("this tenant has as many connections as it may: close one, or try again later")
+    } else if all + kept >= places {
+        Some("too many connections: try again later")
+    } else {
+        None
+    }
+}
+
+impl Server {
+    /// A place for one more connection of a tenant, and the shard that will serve it.
+    pub(super) fn place(&self, member: &Member) -> Result<(usize, Place), &'static str> {
+        let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
+        let places = self.config.connections * self.counts.len();
+        let roster = self.roster();
+        let of = |member: &Member| member.connections.load(Ordering::Relaxed);
+        let others = roster.members().iter().filter(|other| other.flow != member.flow);
+        let without = others.filter(|other| of(other) == 0).count();
+        let usual = if roster.members().len() > 1 { places.div_ceil(2) } else { places };
+        let most = member.tenant.connections.map_or(usual, |most| most as usize);
+        let all = (0..self.counts.len()).map(load).sum();
+        if let Some(reason) = refusal(of(member), most, all, places, without) {
+            return Err(reason);
+        }
+        let shard = (0..self.counts.len()).min_by_key(|shard| load(*shard)).unwrap_or(0);
+        // Shards count down on their own; only this thread counts up.
+        self.counts[shard].fetch_add(1, Ordering::Relaxed);
+        member.connections.fetch_add(1, Ordering::Relaxed);
+        let counted = Some(self.counts[shard].clone());
+        Ok((shard, Place { tenant: member.connections.clone(), shard: counted }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tenant_has_a_bound_and_a_first_connection() {
+        let may = |own, most, all, without| refusal(own, most, all, 8, without).is_none();
+        assert!(may(3, 4, 3, 0) && !may(4, 4, 4, 0), "its bound");
+        assert!(may(7, 8, 7, 0) && !may(7, 8, 8, 0), "all places");
+        assert!(may(5, 8, 5, 2) && !may(6, 8, 6, 2), "two are kept for two that have none");
+        assert!(may(0, 4, 7, 1), "and each of the two gets one");
+        assert!(may(1, 4, 3, 100) && !may(1, 4, 4, 100) && may(0, 4, 4, 100), "half are kept");
+    }
+}

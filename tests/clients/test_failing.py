@@ -1,0 +1,105 @@
+"""Storage that fails: a block device that takes more than it has room for, which shows when the kernel writes it back."""
+
+import contextlib
+import os
+import tempfile
+
+import nbd
+import rig
+from rig import MI, Server, Skip, check, run, serve, until
+
+EIO = 5
+
+
+@contextlib.contextmanager
+def overfull(size_mi, room_mi):
+    """A block device of `size_mi` MiB of which only `room_mi` can be kept: writes are taken by the page cache, and lost."""
+    with tempfile.TemporaryDirectory(prefix="fairq-failing-") as folder:
+        if run("mount", "-t", "tmpfs", "-o", f"size={room_mi}m", "none", folder, ok=False).returncode:
+            raise Skip("cannot mount anything here: needs root")
+        try:
+            image = os.path.join(folder, "image")
+            with open(image, "wb") as f:
+                f.truncate(size_mi * MI)
+            made = run("losetup", "--find", "--show", image, ok=False)
+            if made.returncode:
+                raise Skip(f"no loop device: {made.stderr.strip()}")
+            try:
+                yield made.stdout.strip()
+            finally:
+                run("losetup", "-d", made.stdout.strip())
+        finally:
+            run("umount", "-l", folder)
+
+
+def test_failing_trim():
+    """A TRIM with FUA is answered when it is durable, and so it hears that the device is not."""
+    for device in ("file,path={},direct=off", "nvme-soft,backing={},direct=off"):
+        with overfull(32, 4) as disk, serve("--device", device.format(disk), "--tenant", "a=32M") as server:
+            client = nbd.Client(server.socket, "a")
+            check(client.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
+            check(client.ask(nbd.TRIM, 24 * MI, MI)[0] == 0, "a TRIM without FUA promises nothing")
+            check(client.ask(nbd.TRIM, 24 * MI, MI, flags=nbd.FUA)[0] == EIO, f"{device}: a durable TRIM heard of no error")
+
+
+TENANTS = ("--tenant", "a=24M", "--tenant", "b=8M")
+
+
+def ctl(control, *words):
+    return run(rig.fairq(), "ctl", "--control", control, *words).stdout
+
+
+def test_failing_flush():
+    """Lost data are told to the tenant that wrote them, whoever flushes first, until the operator clears the error."""
+    for device in ("file,path={},direct=off", "nvme-soft,backing={},direct=off"):
+        with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
+            control, metrics = os.path.join(folder, "ctl"), os.path.join(folder, "metrics")
+            flags = ("--control", control, "--metrics", f"unix:{metrics}")
+            with serve("--device", device.format(disk), *TENANTS, *flags) as server:
+                a, b = (nbd.Client(server.socket, name) for name in "ab")
+                second = nbd.Client(server.socket, "a")
+                check(a.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
+                check(b.ask(nbd.FLUSH)[0] == 0, f"{device}: b wrote nothing, so nothing of it is lost")
+                for client in (a, second, a):
+                    check(client.ask(nbd.FLUSH)[0] == EIO, f"{device}: a's flush says that all is well")
+                check(a.ask(nbd.WRITE, 0, data=b"x" * 4096, flags=nbd.FUA)[0] == EIO, "a's FUA writes fail, too")
+                check(a.ask(nbd.TRIM, 0, 24 * MI)[0] == 0, "what was lost is given up, and there is room")
+                check(b.ask(nbd.WRITE, 0, data=b"y" * 4096)[0] == 0 and b.ask(nbd.FLUSH)[0] == 0, "b is not concerned")
+                check(a.ask(nbd.FLUSH)[0] == EIO, "a still is")
+                until(lambda: "clear-error" in server.said(), 10, "the log says what to do")
+                check("lost data    a: " in ctl(control, "status"), ctl(control, "status"))
+                check("Input/output error" in ctl(control, "clear-error", "a"), "it says what was cleared")
+                check("no error" in ctl(control, "clear-error", "a"), "there is nothing left to clear")
+                check(second.ask(nbd.FLUSH)[0] == 0, "the operator has cleared it")
+
+
+def test_failing_durable_write():
+    """A FUA write that fails is followed by flushes that fail: its data are gone from the cache's point of view."""
+    with overfull(32, 4) as disk, serve("--device", f"file,path={disk},direct=off", *TENANTS) as server:
+        a, b = (nbd.Client(server.socket, name) for name in "ab")
+        check(a.ask(nbd.WRITE, 0, data=b"x" * 16 * MI, flags=nbd.FUA)[0] != 0, "it does not fit")
+        for _ in range(2):
+            check(a.ask(nbd.FLUSH)[0] == EIO, "a flush after a FUA write that failed")
+        check(b.ask(nbd.FLUSH)[0] == 0, "b wrote nothing")
+
+
+def test_failing_restart():
+    """What a killed server had written is flushed before the next one serves; what cannot be is told to all its tenants."""
+    with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
+        # As long as somebody has the device open, closing it writes nothing back.
+        held = os.open(disk, os.O_RDONLY)
+        try:
+            args = ("--device", f"file,path={disk},direct=off", *TENANTS)
+            first = Server(folder, *args)
+            check(nbd.Client(first.socket, "a").ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the cache takes it")
+            first.kill()
+            os.remove(first.socket)
+            second = Server(folder, *args)
+            try:
+                check("cannot be put on stable storage" in second.said(), f"the log: {second.said()}")
+                for name in "ab":
+                    check(nbd.Client(second.socket, name).ask(nbd.FLUSH)[0] == EIO, f"{name} may have lost data")
+            finally:
+                second.kill()
+        finally:
+            os.close(held)
