@@ -41,6 +41,10 @@
 //!    real lead afterwards; stopping there is right.
 //! 4. *The root never decreases*, since it is only swapped for later values or for itself.
 //!
+//! *Bounds of loops.* Both operations visit each node of the path to the root once. A swap fails
+//! only when another port has changed the node meanwhile, so each retry is another verb's progress;
+//! a raise that finds the new minimum in place stops.
+//!
 //! *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple
 //! of 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
 //! than some lead, by no more than the distance to the other leads that were read. Nothing is lost

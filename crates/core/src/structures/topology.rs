@@ -170,6 +170,7 @@ impl Tree {
             return None;
         }
         let mut node = self.leaf(port);
+        // A round a level.
         loop {
             node = self.parent(node);
             if let Some(found) = candidates.and(self.members(node)).after(port) {

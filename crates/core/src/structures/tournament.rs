@@ -7,6 +7,9 @@
 //! its loads overlap, and a step is one 128-bit comparison and a conditional move: log2(slots in
 //! use) steps. Nothing is allocated after construction.
 //!
+//! **Bounds of loops.** To play is one step a level. The top rises a level at a time and never
+//! falls: log2(flows) steps in all.
+//!
 //! **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind
 //! the first, so that they compare as plain numbers. When they come near the end of the range, once
 //! in 2^54 units (hours at the least, see [`crate::contract::vtime`]), the origin is moved on in

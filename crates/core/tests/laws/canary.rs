@@ -213,6 +213,9 @@ pub(crate) enum Misbehave {
     SayBlocked,
     TakeBadTags,
     KeepRemovedFlows,
+    /// Nothing is issued while the last flow that came has been away for a time that is negative as
+    /// a signed number of 16 bits, in ticks.
+    AgeInSixteenBits,
     /// Says that a request is cancelled, and serves it.
     CancelOnlySays,
     /// Says that it is not staged.
@@ -229,6 +232,7 @@ pub(crate) struct Shim {
     fault: Misbehave,
     ports: usize,
     count: AtomicU64,
+    ticks: Arc<AtomicU64>,
 }
 
 pub(crate) struct ShimPort {
@@ -238,6 +242,11 @@ pub(crate) struct ShimPort {
     ports: usize,
     count: u64,
     last: Option<Next>,
+    ticks: Arc<AtomicU64>,
+    /// The tick in which each flow, by slot, was last served.
+    seen: Vec<u64>,
+    /// How long the flow that came last had been away, in ticks.
+    age: u64,
     /// What another port was to issue.
     stolen: Arc<Mutex<Option<(usize, Next)>>>,
 }
@@ -254,6 +263,7 @@ impl Subject for Wrapped {
         }
         let (inner, ports) = Sfqd::new(&config).expect("the shape is legal");
         let stolen = Arc::new(Mutex::new(None));
+        let ticks = Arc::new(AtomicU64::new(0));
         let shim = |(index, inner)| ShimPort {
             inner,
             fault: self.0,
@@ -261,10 +271,14 @@ impl Subject for Wrapped {
             ports: shape.ports,
             count: 0,
             last: None,
+            ticks: ticks.clone(),
+            seen: vec![0; shape.flows],
+            age: 0,
             stolen: stolen.clone(),
         };
         let ports = ports.into_iter().enumerate().map(shim).collect();
-        (Shim { inner, fault: self.0, ports: shape.ports, count: AtomicU64::new(0) }, ports)
+        let count = AtomicU64::new(0);
+        (Shim { inner, fault: self.0, ports: shape.ports, count, ticks }, ports)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -290,6 +304,7 @@ impl Policy for Shim {
         self.inner.remove_flow(flow)
     }
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.ticks.fetch_add(1, Ordering::Relaxed);
         self.inner.tick(now_ns, wake)
     }
     fn stats(&self) -> Stats {
@@ -334,6 +349,10 @@ impl Port for ShimPort {
         if self.every(11, Misbehave::LoseRequests) {
             return Ok(Submitted::Staged);
         }
+        if let Some(seen) = self.seen.get_mut(request.flow.slot()) {
+            self.age = self.ticks.load(Ordering::Relaxed) - *seen;
+            *seen += self.age;
+        }
         let result = self.inner.submit(now_ns, request, wake);
         match result {
             Err(SubmitError::BadTag) if self.fault == Misbehave::TakeBadTags => {
@@ -348,6 +367,9 @@ impl Port for ShimPort {
             && let Some(last) = self.last.take()
         {
             return last;
+        }
+        if self.fault == Misbehave::AgeInSixteenBits && (self.age as i16) < 0 {
+            return Next::Blocked;
         }
         let mut next = self.inner.next(now_ns, wake);
         match self.fault {

@@ -7,12 +7,15 @@
 //! policy: bounds in virtual time say nothing of one without.
 
 mod canary;
+mod clocked;
 mod closed;
+mod law_absence;
 mod law_fairness;
 mod law_idle;
 mod law_merge;
 mod law_order;
 mod law_periods;
+mod law_rates;
 mod law_requests;
 mod law_scale;
 mod law_shares;
@@ -28,6 +31,7 @@ mod world;
 use fairq_core::cfq::CfqConfig;
 use fairq_core::d2fq::TrackerKind;
 
+use clocked::MS;
 use script::Kind;
 use subjects::*;
 
@@ -57,6 +61,7 @@ macro_rules! law {
         law!(slots, $of, $at);
         law!(virtual_time, $of, $at);
         law!(the_wrap, $of, $at);
+        law!(shares_after_absence, $of, $at);
         law!(work_conserving, $of, $at);
         law!(returning_starves_nobody, $of, $at);
         law!(one_at_a_time_beside_a_flood, $of, $at);
@@ -86,6 +91,7 @@ macro_rules! law {
         law!(requests, $of, $at);
         law!(slots, $of, $at);
         law!(virtual_time, $of, $at);
+        law!(absence, $of, $at);
         law!(merging, $of, $at);
         law!(taking_back, $of, $at);
         law!(taking_back_keeps_slots, $of, $at);
@@ -114,6 +120,19 @@ mod checks {
     }
     pub(crate) fn the_wrap(of: &impl Subject, _at: &[u64]) {
         law_virtual_time::survives_the_wrap(of).unwrap();
+    }
+    pub(crate) fn absence(of: &impl Subject, at: &[u64]) {
+        each(at, |threshold| law_absence::holds(of, threshold, Option::None));
+    }
+    pub(crate) fn shares_after_absence(of: &impl Subject, at: &[u64]) {
+        each(at, |threshold| law_absence::holds(of, threshold, Some(40 * MS)));
+    }
+    /// Where a flow counts from the next period on.
+    pub(crate) fn shares_some_periods_after_absence(of: &impl Subject, at: &[u64]) {
+        each(at, |threshold| law_absence::holds(of, threshold, Some(250 * MS)));
+    }
+    pub(crate) fn shares_at_any_rate(of: &impl Subject, _at: &[u64]) {
+        law_rates::holds(of).unwrap();
     }
     pub(crate) fn never_idle(of: &impl Subject, _at: &[u64]) {
         law_work::is_never_idle(of).unwrap();
@@ -220,7 +239,7 @@ const T: [u64; 3] = [0, 16_384, 46_080];
 
 laws! {
     /// It stages nothing and promises no fairness.
-    none: None, [0] => requests work_conserving taking_back;
+    none: None, [0] => requests absence work_conserving taking_back;
     sfqd: SfqD, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
         taking_back_all;
     mqfq: Multi::Paper, T => scale all_of_mqfq;
@@ -232,27 +251,30 @@ laws! {
     mqfq_sockets: Multi::Sockets, T => scale all_of_mqfq;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
-    d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests work_conserving;
-    d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests work_conserving;
-    d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests work_conserving;
-    d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests work_conserving;
-    d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests work_conserving;
-    d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests work_conserving;
+    d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests absence work_conserving;
+    d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests absence work_conserving;
+    d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests absence work_conserving;
+    d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests absence work_conserving;
+    d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests absence work_conserving;
+    d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests absence work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
-    kyber: Depths, [0] => requests work_conserving two_shards_at_depth_one merging_without_slots;
+    kyber: Depths, [0] => requests absence work_conserving two_shards_at_depth_one
+        merging_without_slots;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
     /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
     /// keeps the device busy.
-    kyber_fair: FEW, [0] => requests work_conserving two_shards_at_depth_one five_to_one_over_two_ports
-        three_to_one_whatever_the_sum merging_without_slots;
+    kyber_fair: FEW, [0] => requests shares_after_absence work_conserving two_shards_at_depth_one
+        five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots;
     /// The same with fewer tokens and with more.
-    kyber_fair_one_token: Tokens(1), [0] => requests work_conserving;
+    kyber_fair_one_token: Tokens(1), [0] => requests absence work_conserving;
     kyber_fair_short: Tokens(10_000), [0] => requests work_conserving merging_without_slots;
-    kyber_fair_rich: Tokens(1 << 38), [0] => requests work_conserving;
+    kyber_fair_rich: Tokens(1 << 38), [0] => requests absence work_conserving;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
+    /// With as many tokens as it predicts.
+    kyber_fair_predicting: Predicting, [0] => requests shares_some_periods_after_absence shares_at_any_rate;
     /// Shares do not change with the scale; waits are whole periods, and which one a request is in
     /// hangs on single tokens.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
@@ -263,7 +285,8 @@ laws! {
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
-    bfq_na: ByBudgets { idle_ns: 0 }, [0] => scale keeping work_conserving bounded_unfairness_of_steady_flows
+    bfq_na: ByBudgets { idle_ns: 0 }, [0] => scale keeping shares_after_absence work_conserving
+        bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
         taking_back_conserves_work taking_back_is_free;
@@ -271,7 +294,7 @@ laws! {
     flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
         taking_back_all;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
-    flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping the_wrap bounded_unfairness returning_starves_nobody
+    flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
     /// With room to run ahead of a flow that it waits for.

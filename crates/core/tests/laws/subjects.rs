@@ -205,6 +205,29 @@ impl Subject for Patient {
     }
 }
 
+/// Kyber-fairness as it is without being asked: tokens follow the rate of service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Predicting;
+
+impl Subject for Predicting {
+    type Policy = KyberFair;
+    fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
+        let config = KyberFairConfig {
+            busy: shape.slots,
+            cost: shape.cost,
+            merge_bytes: shape.merge_bytes,
+            ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
+        };
+        KyberFair::new(&config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
 /// A budget smaller than some requests.
 pub(crate) const BUDGET: u64 = 64 << 10;
 

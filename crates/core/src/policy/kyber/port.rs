@@ -144,7 +144,8 @@ impl<P: Platform> Port for KyberPort<P> {
         }
         let Some(kept) = self.kept.get_mut(domain as usize) else { return };
         let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
-        *kept = if woken.contains(self.id) { *kept + 1 } else { 0 };
+        // Beyond `KEEPS` it makes no difference how often.
+        *kept = if woken.contains(self.id) { (*kept + 1).min(KEEPS) } else { 0 };
         wake.extend(woken);
     }
 

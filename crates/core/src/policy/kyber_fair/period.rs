@@ -1,18 +1,33 @@
 //! Periods: how one begins, who has run out of tokens, and who sleeps until the next.
 //!
-//! **Words.** The *period* word holds the period's number (16 bits, wrapping), the tokens per unit
-//! of weight and a bit that says that somebody is about to begin the next one. All ports read it
-//! with each `next`; it changes once a period. A flow's *pot* holds the number of the period whose
-//! tokens are in it, and how many are left. It is filled by whoever finds it filled for an earlier
-//! period: `tokens per weight x weight`, by the same compare-and-swap that takes from it. So to
-//! begin a period is to write one word, however many flows there are, and no token is handed out
-//! twice: of all ports that find an old number, one succeeds. What was left of an earlier period is
-//! forgotten by that.
+//! **Words.** The *period* word holds the period's number (63 bits: it never wraps) and a bit that
+//! says that a port is about to begin the next one. All ports read it with each `next`; it changes
+//! once a period. Beside it are the tokens per unit of weight. A flow's *pot* holds the *tag* of the
+//! period whose tokens are in it (the low bits of the number), and how many are left. The first port
+//! that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and what was
+//! left of the period before, up to as much again, by the same compare-and-swap that takes from it.
+//! So to begin a period is to write two words, however many flows there are, and no token is handed
+//! out twice: of all ports that find an old tag, one succeeds.
 //!
-//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap;
-//! whoever fails leaves it to the winner. The winner counts the active flows (whose `seen` word
-//! says this period), marks them as `counted` for the next, sets `unspent` to their number,
-//! publishes the new word, and wakes all who sleep.
+//! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
+//! not the port's own is of an earlier period, unless the port is behind. That the port finds out by
+//! reading the number again *after* the pot: the port that filled the pot had read the later number
+//! (acquire) and published the pot after that (release), so a port that sees the pot (acquire) sees
+//! that number as well, takes nothing, and follows. A tag that is the port's own is of this period
+//! and no other with the same low bits: the port that begins a period looks at the pots of all
+//! flows, whose lines it reads anyway, and empties those of another period than the one that ends,
+//! so no pot keeps its tag, or its tokens, for two periods. (A verb that is suspended for 65,536
+//! periods in the midst of its compare-and-swap may write a tag that old; its tokens are good for
+//! one period at most.)
+//!
+//! **The tokens per weight** are written while the bit is set, before the number that they belong
+//! to. A port that reads the number and then the tokens has those of that number or of the next: a
+//! port that is just being overtaken may fill a pot by the next period's measure.
+//!
+//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a port
+//! that fails leaves it to the winner. The winner counts the active flows (seen in this period, or
+//! so lately that they may have all their requests in the device), marks them as `counted` for the
+//! next, sets `unspent` to their number, publishes the new words, and wakes all who sleep.
 //!
 //! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
 //! `unspent`. At 0 all active flows have run out.
@@ -45,52 +60,78 @@
 //! word orders nothing: taken back too late, a period ends early, as it would without patience; and
 //! if nobody acts when it is over, the next completion wakes one who will.
 //!
-//! *The number wraps* after 65,536 periods. A flow that slept for exactly that long finds its pot
-//! as it left it: it has what it had not used then instead of a period's tokens, until the next
-//! period. As harmless are marks of that age.
+//! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch, of
+//! which a pot has as many as said below and one for each port, or when a period begins, which ends
+//! the loop. One of `unspent` fails when another flow has run out: once a flow and period. A period
+//! is claimed by one attempt. `port` bounds how many periods a call of `next` follows.
+//!
+//! **Batches.** A port takes a 32nd of a flow's tokens at a time, and with more than 16 ports less:
+//! one part in twice the ports (rounded up to a power of two). All ports together hold no more than
+//! half of the tokens without using them, so that none finds the pot empty while most of what was
+//! in it lies idle elsewhere. The price is that the pot's line moves up to twice (rounded: four
+//! times) the number of ports a period: 128 times with 64 ports, 512 times with 256.
 
 use crossbeam_utils::CachePadded;
 
-use super::Shared;
 use super::predict::MAX_TOKENS;
+use super::{Latency, Line, Planner, Shared};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet};
 
-const NUMBER_SHIFT: u32 = 48;
-const LOW: u64 = (1 << NUMBER_SHIFT) - 1;
+/// The period word: a port is about to begin the next period.
 const CLAIMED: u64 = 1;
-/// Tokens per weight have so many fractional bits.
-const FRACTION: u32 = 8;
-/// Each port takes so little of a flow's tokens at a time: 1/32.
-const BATCH_SHIFT: u32 = 5;
+/// A pot: there is a tag above its tokens, of so many bits.
+const FILLED: u64 = 1 << 63;
+const TAG_SHIFT: u32 = 47;
+const LEFT: u64 = (1 << TAG_SHIFT) - 1;
+/// No flow gets more tokens in a period; a pot has room for twice as many.
+const MOST_SHARE: u64 = LEFT / 2;
+/// Tokens per weight have so many fractional bits. Tokens are at most 2^38, so times the largest
+/// weight they are below 2^64.
+const FRACTION: u32 = 12;
+/// Of `unspent`: flows, of which there are at most 2^24. 39 bits of the number are above them, and
+/// only ports that are in the midst of a verb compare them.
+const COUNT_BITS: u32 = 25;
+/// Each port takes at most so little of a flow's tokens at a time: 1/32.
+const LEAST_BATCHES: usize = 32;
 
-/// The period word.
+/// A period, as a port knows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Period(u64);
+pub(super) struct Period {
+    /// From 1; 0 stands for none.
+    number: u64,
+    /// Tokens per unit of weight, times 2^[`FRACTION`].
+    per_weight: u64,
+}
 
 impl Period {
-    pub(super) fn new(number: u16, tokens: u64, weights: u64) -> Period {
-        // Tokens are at most 2^38: with the fraction 2^46.
-        let per_weight = ((tokens << FRACTION) / weights.max(1)).clamp(1, MAX_TOKENS << FRACTION);
-        Period(u64::from(number) << NUMBER_SHIFT | per_weight << 1)
+    pub(super) fn new(number: u64, tokens: u64, weights: u64) -> Period {
+        let most = MAX_TOKENS << FRACTION;
+        let per_weight = ((tokens << FRACTION) / weights.max(1)).clamp(1, most);
+        Period { number, per_weight }
     }
 
     /// Its number.
     #[inline]
-    pub(super) fn number(self) -> u16 {
-        (self.0 >> NUMBER_SHIFT) as u16
+    pub(super) fn number(self) -> u64 {
+        self.number
     }
 
-    fn is_claimed(self) -> bool {
-        self.0 & CLAIMED != 0
+    /// What is above the tokens in a pot of this period.
+    #[inline]
+    fn tag(self) -> u64 {
+        FILLED | self.number << TAG_SHIFT & !FILLED
     }
 
-    /// The tokens of a flow: at least 1, and 2^47 at most.
+    /// The tokens of a flow: at least 1, and less than 2^46. Fractions of a token are handed out in
+    /// turn: while nothing else changes, `n` periods hand out `n` times the exact share, to within
+    /// one token.
     #[inline]
     fn share(self, weight: Weight) -> u64 {
-        let per_weight = (self.0 & LOW) >> 1;
-        ((per_weight * u64::from(weight.get())) >> FRACTION).clamp(1, 1 << 47)
+        let exact = self.per_weight * u64::from(weight.get());
+        let handed = self.number.wrapping_mul(exact) & ((1 << FRACTION) - 1);
+        (exact.saturating_add(handed) >> FRACTION).clamp(1, MOST_SHARE)
     }
 }
 
@@ -98,10 +139,12 @@ impl Period {
 /// processors fetch as one.
 #[repr(align(128))]
 pub(super) struct Pot<P: Platform> {
-    /// Number of the period, and tokens left.
+    /// The tag of a period and the tokens left of it; 0: of no period.
     tokens: P::U64,
     /// The last period in which the flow sent, or waited to.
     seen: P::U64,
+    /// When it was first seen in that period by the last port to see it, in nanoseconds.
+    seen_ns: P::U64,
     /// The last period in which it counted as active.
     counted: P::U64,
 }
@@ -113,69 +156,84 @@ pub(super) enum Taken {
     Some(u64),
     /// So many, and those were the last.
     Last(u64),
-    /// None: the flow is throttled.
+    /// None: the flow is throttled, or there is a later period than the port knows.
     None,
-    /// None: the port does not know yet that there is another period.
-    Stale,
 }
 
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
-        // As if last used half a round ago.
-        let old = 1 << 15;
-        Pot {
-            tokens: P::U64::new(old << NUMBER_SHIFT),
-            seen: P::U64::new(old),
-            counted: P::U64::new(old),
-        }
+        let [tokens, seen, seen_ns, counted] = [(); 4].map(|()| P::U64::new(0));
+        Pot { tokens, seen, seen_ns, counted }
     }
 
-    /// For a new flow in the slot: full, and not counted.
-    pub(super) fn reset(&self, now: Period) {
-        let old = u64::from(now.number().wrapping_sub(1));
-        self.tokens.store(old << NUMBER_SHIFT, Ordering::Relaxed);
-        self.seen.store(old, Ordering::Relaxed);
-        self.counted.store(old, Ordering::Relaxed);
+    /// For a new flow in the slot: its first port fills it, and it does not count yet.
+    pub(super) fn reset(&self) {
+        for word in [&self.tokens, &self.seen, &self.seen_ns, &self.counted] {
+            word.store(0, Ordering::Relaxed);
+        }
     }
 
     /// The flow sent in this period, or waits to.
     #[inline]
-    pub(super) fn see(&self, period: Period) {
-        self.seen.store(u64::from(period.number()), Ordering::Relaxed);
+    pub(super) fn see(&self, period: Period, now_ns: u64) {
+        self.seen.store(period.number, Ordering::Relaxed);
+        self.seen_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// Whether the flow is active: it was seen in this period, or after this time.
+    fn is_active(&self, period: Period, since_ns: u64) -> bool {
+        self.seen.load(Ordering::Relaxed) == period.number
+            || self.seen_ns.load(Ordering::Relaxed) > since_ns
     }
 
     /// Takes a batch beyond what is `owed`, or what there is.
     #[inline]
-    pub(super) fn take(&self, period: Period, weight: Weight, owed: u64) -> Taken {
-        let share = period.share(weight);
-        let want = owed + (share >> BATCH_SHIFT).max(1);
-        let number = period.number();
-        let mut old = self.tokens.load(Ordering::Relaxed);
+    pub(super) fn take(
+        &self,
+        periods: &Periods<P>,
+        period: Period,
+        weight: Weight,
+        owed: u64,
+    ) -> Taken {
+        let (tag, share) = (period.tag(), period.share(weight));
+        let want = owed + (share >> periods.batch_shift).max(1);
+        // Acquire and release: see the module's text.
+        let mut old = self.tokens.load(Ordering::Acquire);
         loop {
-            let age = number.wrapping_sub((old >> NUMBER_SHIFT) as u16) as i16;
-            let left = match age {
-                0 => old & LOW,
-                1.. => share,
-                _ => return Taken::Stale,
+            let left = if old & !LEFT == tag {
+                old & LEFT
+            } else if periods.number() == period.number {
+                share + (old & LEFT).min(share)
+            } else {
+                return Taken::None;
             };
             let take = left.min(want);
             if take == 0 {
                 return Taken::None;
             }
-            let new = u64::from(number) << NUMBER_SHIFT | (left - take);
-            // Tokens guard no data: each taker's tokens follow from this one word.
-            match self.tokens.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            let new = tag | (left - take);
+            match self.tokens.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) if take == left => return Taken::Last(take),
                 Ok(_) => return Taken::Some(take),
                 Err(now) => old = now,
             }
         }
     }
+
+    /// Empties the pot, unless it is of this period, which ends. If a port is faster, it has filled
+    /// it for this period.
+    pub(super) fn expire(&self, period: Period) {
+        let old = self.tokens.load(Ordering::Relaxed);
+        if old != 0 && old & !LEFT != period.tag() {
+            // It guards nothing: an empty pot is filled by whoever reads the number after it.
+            _ = self.tokens.compare_exchange(old, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What all ports know of periods.
 pub(super) struct Periods<P: Platform> {
-    word: CachePadded<P::U64>,
+    clock: CachePadded<Clock<P>>,
     /// Number of the period, and how many active flows have tokens left in their pots.
     unspent: CachePadded<P::U64>,
     sleepers: CachePadded<PortBits<P>>,
@@ -185,6 +243,15 @@ pub(super) struct Periods<P: Platform> {
     length_ns: u64,
     /// Patience lasts for one part in so many of what has passed of the period; 0: there is none.
     patience: u64,
+    /// A batch is one part in two to the power of this of a flow's tokens.
+    batch_shift: u32,
+}
+
+/// Which period it is.
+struct Clock<P: Platform> {
+    /// Its number, and whether the next is claimed.
+    word: P::U64,
+    per_weight: P::U64,
 }
 
 /// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as
@@ -196,21 +263,52 @@ impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
+        let Period { number, per_weight } = Period::new(1, tokens, NOBODY);
+        let clock = Clock { word: P::U64::new(number << 1), per_weight: P::U64::new(per_weight) };
         Periods {
-            word: word(Period::new(0, tokens, NOBODY).0),
-            unspent: word(0),
+            clock: CachePadded::new(clock),
+            unspent: word(number << COUNT_BITS),
             sleepers: CachePadded::new(PortBits::new(ports)),
             short_ns: word(0),
             end_ns: P::U64::new(0),
             length_ns,
             patience: patience.into(),
+            batch_shift: (2 * ports).max(LEAST_BATCHES).next_power_of_two().trailing_zeros(),
         }
     }
 
-    /// The period that it is.
+    /// The number of the period that it is.
     #[inline]
+    pub(super) fn number(&self) -> u64 {
+        self.clock.word.load(Ordering::SeqCst) >> 1
+    }
+
+    /// The period that it is.
     pub(super) fn now(&self) -> Period {
-        Period(self.word.load(Ordering::SeqCst))
+        let number = self.number();
+        // Not before the number: what is read is as new as that, or newer.
+        Period { number, per_weight: self.clock.per_weight.load(Ordering::Relaxed) }
+    }
+
+    /// The port that does so may begin the next period; false: another does, or has.
+    fn claim(&self, period: Period) -> bool {
+        let free = period.number << 1;
+        let claim = free | CLAIMED;
+        self.clock.word.compare_exchange(free, claim, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Whether the next period is claimed, or has begun.
+    fn is_ending(&self, period: Period) -> bool {
+        self.clock.word.load(Ordering::SeqCst) != period.number << 1
+    }
+
+    /// Ends a period that is claimed; gives the ports to wake. Whoever reads the new number reads
+    /// all that was written before.
+    pub(super) fn publish(&self, next: Period) -> PortSet {
+        self.clock.per_weight.store(next.per_weight, Ordering::Relaxed);
+        self.clock.word.store(next.number << 1, Ordering::SeqCst);
+        P::fence();
+        self.sleepers.set().take(Ordering::SeqCst)
     }
 
     /// When it ends at the latest.
@@ -276,14 +374,15 @@ impl<P: Platform> Periods<P> {
 
     /// A flow has run out of tokens in this period: gives whether it was the last that counted.
     pub(super) fn run_out(&self, pot: &Pot<P>, period: Period) -> bool {
-        let number = u64::from(period.number());
-        if pot.counted.load(Ordering::Relaxed) != number {
+        if pot.counted.load(Ordering::Relaxed) != period.number {
             return false;
         }
+        let none = period.number << COUNT_BITS;
+        let counts = |old: u64| old.wrapping_sub(none).wrapping_sub(1) >> COUNT_BITS == 0;
         let mut old = self.unspent.load(Ordering::SeqCst);
-        while old >> NUMBER_SHIFT == number && old & LOW != 0 {
+        while counts(old) {
             match self.unspent.compare_exchange(old, old - 1, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return old & LOW == 1,
+                Ok(_) => return old - 1 == none,
                 Err(now) => old = now,
             }
         }
@@ -292,7 +391,7 @@ impl<P: Platform> Periods<P> {
 
     /// Whether all that counted have run out.
     pub(super) fn all_ran_out(&self, period: Period) -> bool {
-        self.unspent.load(Ordering::SeqCst) == u64::from(period.number()) << NUMBER_SHIFT
+        self.unspent.load(Ordering::SeqCst) == period.number << COUNT_BITS
     }
 }
 
@@ -301,7 +400,7 @@ impl<P: Platform> Shared<P> {
     /// something happens.
     pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
         let Shared { periods, .. } = self;
-        if period.is_claimed() {
+        if periods.is_ending(period) {
             return None;
         }
         match self.outstanding() {
@@ -318,54 +417,60 @@ impl<P: Platform> Shared<P> {
     /// Begins the period after `period`; gives the ports to wake. `None`: another does so, or has.
     pub(super) fn begin_period(&self, period: Period, now_ns: u64) -> Option<PortSet> {
         let Shared { flows, pots, periods, .. } = self;
-        let Period(word) = period;
-        if period.is_claimed() {
+        if !periods.claim(period) {
             return None;
         }
-        periods
-            .word
-            .compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst)
-            .ok()?;
-        let tokens = self.plan(period, now_ns);
-        let (number, next) = (u64::from(period.number()), period.number().wrapping_add(1));
+        let (tokens, since_ns) = self.plan(period, now_ns);
+        let next = period.number + 1;
         let (mut weights, mut active) = (0, 0u64);
         for (slot, weight) in flows.open_weights() {
             let Some(pot) = pots.get(slot) else { continue };
-            if pot.seen.load(Ordering::Relaxed) == number {
-                pot.counted.store(u64::from(next), Ordering::Relaxed);
+            pot.expire(period);
+            if pot.is_active(period, since_ns) {
+                pot.counted.store(next, Ordering::Relaxed);
                 weights += u64::from(weight.get());
                 active += 1;
             }
         }
-        periods.unspent.store(u64::from(next) << NUMBER_SHIFT | active, Ordering::SeqCst);
+        periods.unspent.store(next << COUNT_BITS | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);
         periods.is_supplied();
         let weights = if active == 0 { NOBODY } else { weights };
-        // Whoever reads the new number reads all that was written before.
-        periods.word.store(Period::new(next, tokens, weights).0, Ordering::SeqCst);
-        P::fence();
-        Some(periods.sleepers.set().take(Ordering::SeqCst))
+        Some(periods.publish(Period::new(next, tokens, weights)))
     }
 
-    /// The tokens of the next period; and what writes are to cost.
-    fn plan(&self, period: Period, now_ns: u64) -> u64 {
+    /// The tokens of the next period, and since when a flow must have been seen to be active; also
+    /// what writes are to cost.
+    fn plan(&self, period: Period, now_ns: u64) -> (u64, u64) {
         // At the end of its time it says nothing: perhaps nobody was active.
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
             // However early periods end.
-            if self.measured_writes
-                && now_ns.saturating_sub(planner.measured_ns) >= self.periods.length_ns
-            {
+            let elapsed_ns = now_ns.saturating_sub(planner.measured_ns);
+            if elapsed_ns >= self.periods.length_ns {
                 planner.measured_ns = now_ns;
-                let [reads, writes] = [
-                    [self.sum(|line| &line.reads.sum_ns), self.sum(|line| &line.reads.count)],
-                    [self.sum(|line| &line.writes.sum_ns), self.sum(|line| &line.writes.count)],
-                ];
-                self.write_ratio.store(planner.ratio.update(reads, writes), Ordering::Relaxed);
+                self.measure(planner, elapsed_ns);
             }
-            planner.predictor.next(now_ns, used, ran_out_early)
+            // A device that has too little to do is lent to those who wait.
+            let is_short = self.outstanding() < self.busy;
+            let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
+            let since_ns = now_ns.saturating_sub(horizon_ns);
+            (planner.predictor.next(now_ns, used, ran_out_early), since_ns)
         })
+    }
+
+    /// Looks at how long requests have taken.
+    fn measure(&self, planner: &mut Planner, elapsed_ns: u64) {
+        let total = |kind: fn(&Line<P>) -> &Latency<P>| {
+            [self.sum(|line| &kind(line).sum_ns), self.sum(|line| &kind(line).count)]
+        };
+        let (reads, writes) = (total(|line| &line.reads), total(|line| &line.writes));
+        let others = total(|line| &line.others);
+        planner.stay.update([reads, writes, others], elapsed_ns, self.outstanding() > 0);
+        if self.measured_writes {
+            self.write_ratio.store(planner.ratio.update(reads, writes), Ordering::Relaxed);
+        }
     }
 }
 
@@ -376,32 +481,84 @@ mod tests {
 
     const WEIGHT: Weight = Weight::DEFAULT;
 
+    /// Period 7 of so many tokens, on so many ports.
+    fn seventh(ports: usize, tokens: u64, weights: u64) -> (Periods<Native>, Period) {
+        let periods = Periods::new(ports, 1, 1, 0);
+        let period = Period::new(7, tokens, weights);
+        periods.publish(period);
+        (periods, period)
+    }
+
     #[test]
     fn a_pot_is_filled_once_a_period_and_never_overdrawn() {
         let pot = Pot::<Native>::new();
-        let first = Period::new(7, 3200, 100);
-        pot.reset(first);
-        assert_eq!(pot.take(first, WEIGHT, 0), Taken::Some(100));
-        assert_eq!(pot.take(first, WEIGHT, 2900), Taken::Some(3000));
-        assert_eq!(pot.take(first, WEIGHT, 2900), Taken::Last(100));
-        assert_eq!(pot.take(first, WEIGHT, 0), Taken::None);
-        // What is left is forgotten; a port that is behind has to look again.
+        let (periods, first) = seventh(2, 3200, 100);
+        let take = |period, weight, owed| pot.take(&periods, period, weight, owed);
+        assert_eq!(take(first, WEIGHT, 0), Taken::Some(100));
+        assert_eq!(take(first, WEIGHT, 2900), Taken::Some(3000));
+        assert_eq!(take(first, WEIGHT, 2900), Taken::Last(100));
+        assert_eq!(take(first, WEIGHT, 0), Taken::None);
+        // A port that is behind has to look again.
         let second = Period::new(8, 6400, 200);
-        assert_eq!(pot.take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
-        assert_eq!(pot.take(first, WEIGHT, 0), Taken::Stale);
+        periods.publish(second);
+        assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
+        assert_eq!(take(first, WEIGHT, 1), Taken::None);
+        // What is left is good for one more period, up to as much again.
         let third = Period::new(9, 6400, 200);
-        assert_eq!(pot.take(third, WEIGHT, 1 << 40), Taken::Last(3200));
+        periods.publish(third);
+        assert_eq!(take(third, WEIGHT, 1 << 40), Taken::Last(6400));
+    }
+
+    /// Tags come round after 65,536 periods; a pot that was not touched is empty by then.
+    #[test]
+    fn a_pot_is_of_no_other_period_than_its_own() {
+        let pot = Pot::<Native>::new();
+        let (periods, first) = seventh(2, 3200, 100);
+        assert_eq!(pot.take(&periods, first, WEIGHT, 3000), Taken::Some(3100));
+        pot.expire(first);
+        let left = pot.take(&periods, first, WEIGHT, 0);
+        assert_eq!(left, Taken::Last(100), "the pot is of the period that ends");
+        pot.expire(Period::new(8, 3200, 100));
+        let later = Period::new(7 + (1 << 16), 3200, 100);
+        assert_eq!(later.tag(), first.tag());
+        periods.publish(later);
+        assert_eq!(pot.take(&periods, later, WEIGHT, 3000), Taken::Some(3100), "a pot of its own");
+    }
+
+    #[test]
+    fn ports_that_take_a_batch_each_leave_half() {
+        for (ports, batches) in [(1, 32), (16, 32), (17, 64), (64, 128), (256, 512)] {
+            let pot = Pot::<Native>::new();
+            let (periods, period) = seventh(ports, 1 << 20, 100);
+            let batch = (1 << 20) / batches;
+            for _ in 0..ports {
+                assert_eq!(pot.take(&periods, period, WEIGHT, 0), Taken::Some(batch));
+            }
+            let rest = pot.take(&periods, period, WEIGHT, 1 << 30);
+            assert_eq!(rest, Taken::Last((1 << 20) - batch * ports as u64), "{ports} ports");
+        }
     }
 
     #[test]
     fn tokens_follow_the_weight_whatever_the_numbers() {
         let share = |tokens, weights, weight| {
-            Period::new(u16::MAX, tokens, weights).share(Weight::new(weight).unwrap())
+            Period::new(1 << FRACTION, tokens, weights).share(Weight::new(weight).unwrap())
         };
         assert_eq!(share(1000, 100, 25), 250);
         assert_eq!(share(1, 1_000_000, 1), 1, "never none");
-        assert_eq!(share(MAX_TOKENS, 1, 10_000), 1 << 47, "a weight that did not count");
+        assert_eq!(share(MAX_TOKENS, 1, 10_000), MOST_SHARE, "a weight that did not count");
         assert_eq!(share(10_001, 10_001, 10_000), 10_000);
-        assert_eq!(Period::new(u16::MAX, MAX_TOKENS, 1).number(), u16::MAX);
+    }
+
+    #[test]
+    fn fractions_of_tokens_are_handed_out_in_turn() {
+        for (tokens, weights, weight, handed) in
+            [(30_000, 20_000, 1, 1500), (1500, 10_003, 10, 1499), (7, 4, 3, 5250)]
+        {
+            let share =
+                |number| Period::new(number, tokens, weights).share(Weight::new(weight).unwrap());
+            let sum = (1..=1000).map(share).sum::<u64>();
+            assert!(sum.abs_diff(handed) <= 1, "{sum} instead of {handed}");
+        }
     }
 }

@@ -5,6 +5,13 @@
 //! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
 //! *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
 //! they were taken in by one; debts outlive any.
+//!
+//! **Bounds of loops.** In one period `next` looks at each flow of the ready list once at most: a
+//! flow sends, or goes to the throttled list. Each further round follows another period, begun here
+//! or elsewhere. The port begins several in a row only where all flows owe for large requests;
+//! their tokens double each time (`predict`), so that is some 40 times at most before one can send,
+//! or 64 periods for each flow if a request cost 16 TiB. Others may begin periods meanwhile. So one
+//! call follows [`MOST_PERIODS`] and then asks to be called again.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -24,6 +31,9 @@ use crate::structures::flow_table::PortFlows;
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;
+/// The most periods that one call of `next` goes through; more than there are in a row while all
+/// pay for what they owe, in all but absurd cases.
+const MOST_PERIODS: u32 = 64;
 
 /// One shard's port of Kyber-fairness.
 pub struct KyberFairPort<P: Platform = Native> {
@@ -67,20 +77,27 @@ struct Entry {
 struct LocalFlow {
     queues: QueueSet,
     tokens: i64,
-    owner: Option<FlowId>,
+    /// The period in which the flow last took tokens or ran out of them here; 0: none.
+    number: u64,
+    /// Of the flow that has the slot. What is said of a slot that had none is right for any.
+    generation: u32,
     weight: Weight,
-    /// The period in which the flow last took tokens or ran out of them here.
-    number: u16,
     /// Whether it is in one of the lists.
     listed: bool,
 }
 
+const _: () = assert!(size_of::<LocalFlow>() == 64);
+
 impl LocalFlow {
-    fn new(owner: Option<FlowId>, now: Period) -> Self {
-        let queues = QueueSet::default();
-        // It has not been seen in this period.
-        let number = now.number().wrapping_sub(1);
-        LocalFlow { queues, tokens: 0, owner, weight: Weight::DEFAULT, number, listed: false }
+    fn new(generation: u32) -> Self {
+        LocalFlow {
+            queues: QueueSet::default(),
+            tokens: 0,
+            number: 0,
+            generation,
+            weight: Weight::DEFAULT,
+            listed: false,
+        }
     }
 }
 
@@ -97,7 +114,7 @@ impl<P: Platform> KyberFairPort<P> {
             entries: (0..tags).map(|_| free).collect(),
             links: Links::new(units.bound()),
             units,
-            flows: (0..flows).map(|_| LocalFlow::new(None, period)).collect(),
+            flows: (0..flows).map(|_| LocalFlow::new(0)).collect(),
             ring: Links::new(flows),
             ready: Fifo::default(),
             throttled: Fifo::default(),
@@ -132,9 +149,10 @@ impl<P: Platform> Port for KyberFairPort<P> {
             local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let slot = request.flow.slot();
         let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;
-        if flow.owner != Some(request.flow) {
-            // The slot's old flow has nothing here any more.
-            *flow = LocalFlow::new(Some(request.flow), local.period);
+        if flow.generation != request.flow.generation() {
+            // The slot's old flow has nothing here: its last request completed before the slot was
+            // free.
+            *flow = LocalFlow::new(request.flow.generation());
         }
         flow.weight = weight;
         let domain = Domain::of(request.op);
@@ -161,10 +179,10 @@ impl<P: Platform> Port for KyberFairPort<P> {
             return local.send(shared, &piece, now_ns);
         }
         local.account.poll(&shared.flows);
-        local.follow(shared, shared.periods.now());
-        loop {
+        local.follow(shared);
+        for _ in 0..MOST_PERIODS {
             while let Some(slot) = local.ready.first() {
-                if !local.has_tokens(shared, slot, wake) {
+                if !local.has_tokens(shared, slot, now_ns, wake) {
                     local.ring.pop(&mut local.ready);
                     local.ring.push(&mut local.throttled, slot);
                     local.throttles += 1;
@@ -179,6 +197,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
                 return waits;
             }
         }
+        Next::WaitUntil(now_ns)
     }
 
     #[inline]
@@ -193,9 +212,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
             return;
         }
         let Some(line) = shared.lines.get(usize::from(local.port.0)) else { return };
-        if shared.measured_writes {
-            measure(line, domain, now_ns.saturating_sub(issued_ns));
-        }
+        measure(line, domain, now_ns.saturating_sub(issued_ns));
         local.outstanding = local.outstanding.wrapping_sub(1);
         if local.outstanding >= shared.busy {
             line.outstanding.store(local.outstanding, Ordering::Relaxed);
@@ -219,12 +236,12 @@ impl<P: Platform> Port for KyberFairPort<P> {
 impl Local {
     /// Goes over to another period, if there is one: all may send again.
     #[inline]
-    fn follow<P: Platform>(&mut self, shared: &Shared<P>, period: Period) {
-        if period.number() != self.period.number() {
+    fn follow<P: Platform>(&mut self, shared: &Shared<P>) {
+        if shared.periods.number() != self.period.number() {
+            self.period = shared.periods.now();
             self.write_ratio = shared.write_ratio.load(Ordering::Relaxed);
             self.ring.append(&mut self.ready, &mut self.throttled);
         }
-        self.period = period;
     }
 
     /// Whether the flow has a token in hand, or can take some from its pot.
@@ -233,49 +250,47 @@ impl Local {
         &mut self,
         shared: &Shared<P>,
         slot: u32,
+        now_ns: u64,
         wake: &mut PortSet,
     ) -> bool {
         let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
-        flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, slot, wake)
+        flow.tokens > 0 && flow.number == self.period.number()
+            || self.take(shared, slot, now_ns, wake)
     }
 
     /// Takes tokens from the flow's pot; whether there is one in hand then.
-    fn take<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, wake: &mut PortSet) -> bool {
+    fn take<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        slot: u32,
+        now_ns: u64,
+        wake: &mut PortSet,
+    ) -> bool {
         let Some(pot) = shared.pots.get(slot as usize) else { return false };
-        loop {
-            let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
-            let number = self.period.number();
-            if flow.number != number {
-                // What was taken in the last period is still good.
-                if flow.number.wrapping_add(1) != number {
-                    flow.tokens = flow.tokens.min(0);
-                }
-                flow.number = number;
-                pot.see(self.period);
+        let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
+        let (periods, number) = (&shared.periods, self.period.number());
+        if flow.number != number {
+            // What was taken in the last period is still good.
+            if flow.number + 1 != number {
+                flow.tokens = flow.tokens.min(0);
             }
-            if flow.tokens > 0 {
-                return true;
-            }
-            let taken = pot.take(self.period, flow.weight, flow.tokens.unsigned_abs());
-            match taken {
-                Taken::Some(tokens) | Taken::Last(tokens) => {
-                    flow.tokens = flow.tokens.wrapping_add_unsigned(tokens)
-                }
-                Taken::None => return false,
-                Taken::Stale => {
-                    self.follow(shared, shared.periods.now());
-                    continue;
-                }
-            }
-            let has_tokens = flow.tokens > 0;
-            if matches!(taken, Taken::Last(_))
-                && shared.periods.run_out(pot, self.period)
-                && let Some(sleeper) = shared.periods.a_sleeper_beside(self.port)
-            {
-                self.wake(shared, PortSet::only(sleeper), wake);
-            }
-            return has_tokens;
+            flow.number = number;
+            pot.see(self.period, now_ns);
         }
+        if flow.tokens > 0 {
+            return true;
+        }
+        let taken = pot.take(periods, self.period, flow.weight, flow.tokens.unsigned_abs());
+        let (Taken::Some(tokens) | Taken::Last(tokens)) = taken else { return false };
+        flow.tokens = flow.tokens.saturating_add_unsigned(tokens);
+        let has_tokens = flow.tokens > 0;
+        if matches!(taken, Taken::Last(_))
+            && periods.run_out(pot, self.period)
+            && let Some(sleeper) = periods.a_sleeper_beside(self.port)
+        {
+            self.wake(shared, PortSet::only(sleeper), wake);
+        }
+        has_tokens
     }
 
     /// What the first flow in the ready list sends next.
@@ -334,12 +349,12 @@ impl Local {
         now_ns: u64,
         wake: &mut PortSet,
     ) -> Option<Next> {
+        let period = self.period;
         shared.periods.enlist(self.port);
-        let now = shared.periods.now();
-        if now.number() == self.period.number() {
-            let due_ns = shared.due_ns(now, now_ns);
+        if shared.periods.number() == period.number() {
+            let due_ns = shared.due_ns(period, now_ns);
             let begun = if due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
-                shared.begin_period(now, now_ns)
+                shared.begin_period(period, now_ns)
             } else {
                 None
             };
@@ -353,7 +368,7 @@ impl Local {
             sleepers.remove(self.port);
             self.wake(shared, sleepers, wake);
         }
-        self.follow(shared, shared.periods.now());
+        self.follow(shared);
         None
     }
 
@@ -375,13 +390,13 @@ impl Local {
     }
 }
 
-/// Counts a read's or write's time in the device.
+/// Counts a request's time in the device.
 #[inline]
 fn measure<P: Platform>(line: &Line<P>, domain: Domain, latency_ns: u64) {
     let Latency { sum_ns, count } = match domain {
         Domain::Read => &line.reads,
         Domain::Write => &line.writes,
-        Domain::Discard | Domain::Other => return,
+        Domain::Discard | Domain::Other => &line.others,
     };
     sum_ns.store(sum_ns.load(Ordering::Relaxed).wrapping_add(latency_ns), Ordering::Relaxed);
     count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

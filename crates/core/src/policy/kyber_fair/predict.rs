@@ -42,7 +42,7 @@ pub(super) const MAX_TOKENS: u64 = 1 << 38;
 pub struct Totals {
     /// The first period. Default 16 MiB.
     pub first: u64,
-    /// At least. Default 1 MiB.
+    /// At least. Default 4 KiB, one request: no device is so slow that the bound matters.
     pub least: u64,
     /// At most. Default 256 GiB.
     pub most: u64,
@@ -50,7 +50,7 @@ pub struct Totals {
 
 impl Default for Totals {
     fn default() -> Self {
-        Totals { first: 16 << 20, least: 1 << 20, most: MAX_TOKENS }
+        Totals { first: 16 << 20, least: 1 << 12, most: MAX_TOKENS }
     }
 }
 
@@ -124,7 +124,7 @@ impl Predictor {
                 self.learn(now_ns.saturating_sub(began_ns), used, ran_out_early);
             }
         }
-        (self.tokens << self.barren.min(24)).min(MAX_TOKENS)
+        self.tokens.saturating_mul(1 << self.barren.min(38)).min(MAX_TOKENS)
     }
 
     fn learn(&mut self, length_ns: u64, used: u64, ran_out_early: bool) {
@@ -145,6 +145,38 @@ impl Predictor {
         // Not `clamp`, which panics if the bounds are the wrong way round.
         let bounded = tokens.max(self.tokens / 2).min(self.tokens.saturating_mul(2));
         self.tokens = bounded.max(self.totals.least).min(self.totals.most);
+    }
+}
+
+/// Measures how long requests stay in the device.
+#[derive(Default)]
+pub(super) struct Stay {
+    /// Latency and number of all requests when last looked at.
+    before: [u64; 2],
+    mean_ns: u64,
+}
+
+impl Stay {
+    /// A flow that was seen longer ago than this has nothing in the device, in nanoseconds. Twice
+    /// the mean: while a queue builds up, what completes has waited for half of what is to come.
+    pub(super) fn horizon_ns(&self) -> u64 {
+        self.mean_ns.saturating_mul(2)
+    }
+
+    /// Given latency (nanoseconds) and number of requests since the start, of each kind; how long
+    /// ago that was last given; and whether any is in the device.
+    pub(super) fn update(&mut self, kinds: [[u64; 2]; 3], elapsed_ns: u64, is_busy: bool) {
+        let now = kinds.into_iter().fold([0u64; 2], |[ns, count], [more_ns, more]| {
+            [ns.wrapping_add(more_ns), count.wrapping_add(more)]
+        });
+        let [ns, count] = [0, 1].map(|of| now[of].wrapping_sub(self.before[of]));
+        self.before = now;
+        self.mean_ns = match ns.checked_div(count) {
+            _ if !is_busy => 0,
+            Some(mean_ns) => mean_ns,
+            // What is there has been there all the time.
+            None => self.mean_ns.saturating_add(elapsed_ns),
+        };
     }
 }
 
@@ -256,7 +288,7 @@ mod tests {
         assert_eq!([(); 4].map(|()| predictor.next(5, 0, true)), [2000, 4000, 8000, 16_000]);
         assert_eq!(predictor.next(6, 5000, true), 1000);
         (0..100).for_each(|_| assert!(predictor.next(5, 5000, true) > 1000));
-        assert_eq!(predictor.next(6, 5000, true), 1000 << 24);
+        assert_eq!(predictor.next(6, 5000, true), MAX_TOKENS);
         let mut large = Predictor::new(Totals::fixed(MAX_TOKENS), PERIOD);
         assert_eq!(large.next(0, 0, true), MAX_TOKENS);
         assert_eq!(large.next(u64::MAX, u64::MAX, true), MAX_TOKENS);
@@ -275,6 +307,20 @@ mod tests {
         );
         assert_eq!(Ratio::default().update([1, 100], [u64::MAX, 100]), Ratio::MAX);
         assert_eq!(Ratio::default().update([u64::MAX, 100], [1, 100]), Ratio::ONE);
+    }
+
+    #[test]
+    fn requests_stay_for_the_mean_and_what_does_not_come_back_for_longer() {
+        let mut stay = Stay::default();
+        let mut horizon_ms = |reads, others, is_busy| {
+            stay.update([reads, [0; 2], others], 100 * MS, is_busy);
+            stay.horizon_ns() / MS
+        };
+        assert_eq!(horizon_ms([0; 2], [0; 2], true), 200, "in the device since the last look");
+        assert_eq!(horizon_ms([0; 2], [0; 2], true), 400);
+        assert_eq!(horizon_ms([30 * MS, 2], [10 * MS, 2], true), 20, "10 ms each");
+        assert_eq!(horizon_ms([30 * MS, 2], [40 * MS, 3], true), 60);
+        assert_eq!(horizon_ms([30 * MS, 2], [90 * MS, 4], false), 0, "nothing is in the device");
     }
 
     #[test]

@@ -40,12 +40,15 @@ fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
     issued
 }
 
-/// Lets both flows send once in one period, so that they count in the next, which begins at
-/// `now_ns`.
+/// Lets the flows use up what they have in one period, so that they count in the next, which begins
+/// at `now_ns`, and bring nothing into it.
 fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
-        submit(port, 0, flow, Op::Read, 1).unwrap();
+        let weight = policy.shared.flows.weight(flow).unwrap();
+        // Nobody was active: it has what it would have beside the largest weight.
+        let share = tokens(policy).tokens * u64::from(weight.get()) / 10_000;
+        submit(port, 0, flow, Op::Read, share as u32).unwrap();
         assert_eq!(issue_all(port, 0), [0]);
         port.complete(0, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
     }
@@ -74,15 +77,11 @@ fn tokens_follow_weights_and_a_period_ends_when_all_have_run_out() {
     }
     assert_eq!(issue_all(port, 100 * MS), (100..114).collect::<Vec<_>>());
     assert_eq!(tokens(&policy).periods, periods);
-    // b has 202 tokens left, two of them from the warm-up. With these gone a new period begins at
-    // once, for both.
+    // b has 200 tokens left. With these gone a new period begins at once, for both.
     (114..117).for_each(|tag| assert!(submit(port, tag, b, Op::Read, 200).is_ok()));
     let issued = issue_all(port, 100 * MS);
     assert_eq!(tokens(&policy).periods, periods + 1);
-    assert!(
-        issued.starts_with(&[114, 115]) && issued.contains(&116) && issued.len() >= 6,
-        "{issued:?}"
-    );
+    assert!(issued.starts_with(&[114]) && issued.contains(&115) && issued.len() >= 6, "{issued:?}");
 }
 
 #[test]
@@ -256,10 +255,11 @@ fn writes_cost_the_measured_ratio() {
         now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
     }
     assert_eq!(tokens(&policy).write_percent, 350);
-    // 2000 tokens are 20 reads of 100 bytes, or 6 writes; b still has its own.
+    // 2000 tokens are 20 reads of 100 bytes, or 6 writes, and as many are left of the last period,
+    // in which a wanted less; b still has its own.
     (0..50).for_each(|tag| assert!(submit(port, tag, a, Op::Write, 100).is_ok()));
     let issued = issue_all(port, began_ns);
-    assert!((5..=7).contains(&issued.len()), "{issued:?}");
+    assert!((11..=13).contains(&issued.len()), "{issued:?}");
 }
 
 /// Where all always want more than they have no period ever lasts its time: each ends as the last
@@ -297,6 +297,29 @@ fn the_ratio_is_measured_however_early_periods_end() {
     assert_eq!(write_percent, 350);
 }
 
+/// a has 1000 tokens a period beside b and uses one of them; then it sends nothing for some periods
+/// in which b does. Back, it has 1333, what its weight is worth beside b alone.
+#[test]
+fn what_is_left_is_good_for_one_more_period() {
+    for (absence, issued) in [(0, 10), (1, 7), (5, 7)] {
+        let (policy, mut ports, [a, b]) = setup([100, 300]);
+        let port = &mut ports[0];
+        warm_up(&policy, port, &[a, b], 100 * MS);
+        let mut now_ns = 100 * MS;
+        for period in 0..=absence {
+            for flow in [a, b].into_iter().skip(usize::from(period > 0)) {
+                submit(port, 0, flow, Op::Read, 1).unwrap();
+                assert_eq!(issue_all(port, now_ns), [0]);
+                port.complete(now_ns, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+            }
+            now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
+            policy.tick(now_ns, &mut { PortSet::EMPTY });
+        }
+        (0..50).for_each(|tag| assert!(submit(port, tag, a, Op::Read, 200).is_ok()));
+        assert_eq!(issue_all(port, now_ns).len(), issued, "after {absence} periods");
+    }
+}
+
 #[test]
 fn idle_time_saves_up_no_tokens() {
     let (policy, mut ports, [a, b]) = setup([100, 300]);
@@ -306,4 +329,55 @@ fn idle_time_saves_up_no_tokens() {
     warm_up(&policy, &mut ports[0], &[a, b], 5000 * MS);
     (0..50).for_each(|tag| assert!(submit(&mut ports[0], tag, a, Op::Read, 200).is_ok()));
     assert_eq!(issue_all(&mut ports[0], 5000 * MS).len(), 5);
+}
+
+/// Two flows on one port, and one of them sends nothing for so many ticks of 100 ms. It may find
+/// itself served or throttled, as any other, and `next` says which.
+#[test]
+fn a_flow_returns_after_any_number_of_periods() {
+    for absence in [1, 2, 32_767, 32_769, 65_535, 65_536, 65_537, 65_600, 140_000] {
+        let (policy, mut ports, [a, b]) = setup([100, 300]);
+        let port = &mut ports[0];
+        warm_up(&policy, port, &[a, b], 100 * MS);
+        // a uses up its tokens: those of its last period are no longer there when it is back.
+        (0..10).for_each(|tag| assert!(submit(port, tag, a, Op::Read, 200).is_ok()));
+        let mut live = issue_all(port, 100 * MS);
+        assert_eq!(live.len(), 5);
+        let mut now_ns = 100 * MS;
+        while live.len() < 10 {
+            now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
+            live.extend(issue_all(port, now_ns));
+        }
+        for tag in live {
+            port.complete(now_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
+        }
+        for _ in 0..absence {
+            now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
+            submit(port, 0, b, Op::Read, 10).unwrap();
+            assert_eq!(issue_all(port, now_ns), [0]);
+            port.complete(now_ns, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+        }
+        submit(port, 0, a, Op::Read, 200).unwrap();
+        assert_eq!(issue_all(port, now_ns), [0], "after {absence} periods");
+    }
+}
+
+/// Each of 64 ports may take tokens for one small request, and the flow has 500 times as many as
+/// these need: no port goes without because others have taken more than they use.
+#[test]
+fn ports_leave_tokens_for_each_other() {
+    let config = KyberFairConfig {
+        busy: 1,
+        tokens: Totals::fixed(1 << 20),
+        cost: CostModel { min_bytes: 1, ..CostModel::default() },
+        ..KyberFairConfig::new(64, 2, 4)
+    };
+    let (policy, mut ports) = KyberFair::<Native>::new(&config).unwrap();
+    let flows = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+    warm_up(&policy, &mut ports[0], &flows, 100 * MS);
+    for (number, port) in ports.iter_mut().enumerate() {
+        submit(port, 0, flows[0], Op::Read, 16).unwrap();
+        assert_eq!(issue_all(port, 100 * MS), [0], "port {number}");
+    }
+    assert_eq!(tokens(&policy).periods, 2, "in one period");
 }

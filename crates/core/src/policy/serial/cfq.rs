@@ -226,7 +226,8 @@ impl TimeSlices {
         }
     }
 
-    /// One that has paid for more than a tick since it got its place gets another first.
+    /// One that has paid for more than a tick since it got its place gets another first: each flow
+    /// once at most, since there it has paid for nothing yet.
     #[cold]
     fn first_anew(&mut self, lanes: Lanes) -> Option<usize> {
         loop {

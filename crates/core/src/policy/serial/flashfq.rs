@@ -170,7 +170,7 @@ impl Throttled {
     }
 
     /// The first of the flows that are expected, when those before it that are not any more have
-    /// made way.
+    /// made way: each was put in by a request that was served, so this is one round a request.
     #[inline]
     fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
         loop {

@@ -6,6 +6,8 @@
 //! passes over it. So whatever flows may not be served, to ask costs nothing, and to serve, or to
 //! change a flow's lane, at most the logarithm of the number of flows.
 //!
+//! The loops go from a place to its parent or to a child: no more rounds than the heap has levels.
+//!
 //! What was put in last stays outside its heap, and goes in when something else is put in: a flow
 //! that was served and comes first again, or is let in again as the first, as under a limit it does
 //! all the time, never moves anything.

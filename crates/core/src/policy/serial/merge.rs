@@ -61,7 +61,7 @@ pub(crate) struct Merger {
     starts: Box<[u32]>,
     table_bits: u32,
     /// Per flow, how many barriers it has had.
-    barriers: Box<[u32]>,
+    barriers: Box<[u64]>,
     /// Per port, the part that it issues next, of a unit that it is in the midst of.
     cursors: Box<[u32]>,
 }
@@ -72,7 +72,7 @@ struct Unit {
     length: u32,
     flow: u32,
     port: u32,
-    barrier: u32,
+    barrier: u64,
     op: Op,
     is_staged: bool,
     failed: bool,

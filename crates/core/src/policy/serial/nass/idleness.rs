@@ -34,8 +34,8 @@ use super::control::FlowState;
 pub(super) struct History {
     flows: Box<[u32]>,
     newest: usize,
-    /// The number of the last arrival. It wraps: a flow that sends nothing for 2^32 arrivals of
-    /// others may be expected once in vain.
+    /// The number of the last arrival. It wraps: numbers are compared only while the request that
+    /// has one is in the ring, staged or on the device, and none is for 2^32 arrivals of others.
     arrivals: u32,
 }
 

@@ -35,7 +35,9 @@ pub(super) struct Limits {
     present_weight: u64,
     /// The part of the queue that a weight of 1 has, of 2^32.
     per_weight: u64,
-    /// Raised when all limits are set.
+    /// Raised when all limits are set. It wraps: a flow of which nothing is sent or answered for
+    /// 2^32 rounds, each of them two queues of completions, goes by its limit of then until the
+    /// next round.
     round: u32,
     /// Whether one was halved since, and how many requests have been completed.
     halved: bool,

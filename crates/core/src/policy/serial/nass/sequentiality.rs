@@ -32,6 +32,7 @@ impl Sequentiality {
         let now = now_ns / DECAY_UNIT_NS;
         let mut units = now.saturating_sub(self.decayed);
         self.decayed = now;
+        // The factor is at least 2: after 63 rounds nothing is left, however long it has been.
         while units > 0 && self.value != 0 {
             self.value = self.value.checked_div(decay.into()).unwrap_or(0);
             units -= 1;
