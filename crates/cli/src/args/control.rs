@@ -40,21 +40,20 @@ pub(crate) struct TopArgs {
 /// What to ask or change.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CtlCommand {
-    /// What the server is, and what it does now
+    /// Show what the server serves, and what it does now
     Status,
-    /// The tenants, and what each got in the last second
+    /// Show the tenants, and what each got in the last second
     Tenants,
-    /// Add a tenant, in a part of the device that nobody has now, or with a file of its own
-    /// (path=FILE)
+    /// Add a tenant, in a free part of the device or with a file of its own (path=FILE)
     ///
-    /// What others left in that part is zeroed before the tenant can be opened, unless keep-data
-    /// says that it is the tenant's.
+    /// The part is zeroed before the tenant can be opened, since it may hold data of a tenant that
+    /// was removed. keep-data leaves what is there.
     Add {
-        /// As --tenant of serve
+        /// Name, size and keys, as for serve --tenant
         #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
         tenant: String,
     },
-    /// Remove a tenant: its connections end when what they have in flight is answered
+    /// Remove a tenant: its requests in flight are answered, then its connections end
     ///
     /// Its data stay until another tenant is placed there; a file of its own is closed.
     Remove {
@@ -81,35 +80,38 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "NAME")]
         tenant: String,
     },
-    /// How the device is shared; with a name, share it by another policy from now on
+    /// Show how the device is shared; with a name, share it by another policy from now on
     ///
-    /// The policy in force finishes the requests it has, those that come meanwhile wait, and no
-    /// connection is dropped.
+    /// The policy in force finishes the requests that it has, and requests that come meanwhile
+    /// wait. No connection is dropped.
     Policy {
-        /// As --policy of serve, with the keys behind a colon or as further arguments
+        /// As for serve --policy: keys stand behind a colon, or as further arguments
         #[arg(value_name = "NAME[:KEY=VALUE…]")]
         name: Option<String>,
         /// Its parameters
         #[arg(value_name = "KEY=VALUE", requires = "name")]
         keys: Vec<String>,
     },
-    /// The policy's parameters, what they are and what they take; or change some, all or none
+    /// Show the policy's parameters, with values and ranges; or change some of them
+    ///
+    /// If one of the values is refused, none is changed.
     Params {
-        /// As behind --policy NAME:
+        /// As behind the colon of serve --policy
         #[arg(value_name = "KEY=VALUE,…")]
         params: Option<String>,
     },
-    /// Listen somewhere else too
+    /// Listen at another address, too
     Listen {
         /// unix:PATH or tcp:ADDRESS:PORT
         address: String,
     },
-    /// Listen there no more; connections made there go on
+    /// Stop listening at an address; connections that were made there go on
     Unlisten {
-        /// As it stands in the status
+        /// As `fairq ctl status` shows it
         address: String,
     },
-    /// Who hurts whom: what each tenant's requests waited for in the last ten seconds
+    /// Show who hurts whom: whose requests were served while each tenant's own waited, in the last
+    /// ten seconds
     Interference,
     /// The configuration
     Config {
@@ -119,15 +121,15 @@ pub(crate) enum CtlCommand {
     },
     /// Take no more connections, and end when the last client has gone
     Drain {
-        /// End at once: finish what is in flight and cut off who stays
+        /// End at once: finish what is in flight, and disconnect the clients that are left
         #[arg(long)]
         now: bool,
     },
     /// Record the scheduler's decisions for a while, with the numbers that caused them
     ///
-    /// Each shard keeps its last decisions in memory meanwhile: when requests arrive, go to the
-    /// device (virtual time, start tag, class, free slots), are held back (and why) and complete.
-    /// Without a recording none of this is done.
+    /// Meanwhile each shard keeps its last decisions in memory: when a request arrives, goes to the
+    /// device (virtual time, start tag, class, free slots), is held back (and why) and completes.
+    /// Recording takes CPU; a server records nothing unless it is told to.
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
     Call {
@@ -145,7 +147,7 @@ pub(crate) struct TraceArgs {
     /// How long to record, up to 600; a number alone is seconds
     #[arg(long, value_name = "TIME", default_value = "1", value_parser = parse_time)]
     pub(crate) seconds: Nanos,
-    /// How many decisions each shard keeps, the last ones, up to 1048576
+    /// How many of its last decisions each shard keeps, up to 1048576 [default: 262144]
     #[arg(long, value_name = "N")]
     pub(crate) events: Option<u64>,
     /// How to write them
@@ -172,6 +174,6 @@ pub(crate) enum TraceFormat {
 pub(crate) enum ConfigCommand {
     /// Print the configuration in force, as a file that could be given to serve
     Dump,
-    /// Read the file again and make the server so; a bad file changes nothing
+    /// Read the file again and change the server accordingly; a bad file changes nothing
     Reload,
 }

@@ -96,17 +96,17 @@ pub(crate) struct CalibrateArgs {
     /// The device, as for serve [default: paced]
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
-    /// Sizes of requests to try; the one that needs most decides
+    /// Sizes of requests to try; the size that needs the largest D decides
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4k,64k")]
     pub(crate) bs: Vec<Size>,
     /// The most outstanding requests to try
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) most: u32,
-    /// How long to measure each point: seconds, or a duration; it is done in three rounds, of which
-    /// the best counts
+    /// How long to measure each point: seconds, or a duration; each is measured in three rounds,
+    /// and the best counts
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     pub(crate) seconds: Nanos,
-    /// How much of the most throughput is enough
+    /// D is the smallest number that reaches this part of the most throughput
     #[arg(long, value_name = "PERCENT", default_value_t = 98, value_parser = clap::value_parser!(u32).range(50..=100))]
     pub(crate) enough: u32,
     /// Write instead of reading: what is on the device is lost
@@ -150,7 +150,7 @@ pub(crate) struct ShowArgs {
     /// Print JSON instead of text
     #[arg(long, conflicts_with = "toml")]
     pub(crate) json: bool,
-    /// Print the profile as it is written, with its comments: to begin one's own with
+    /// Print the profile's file, with its comments, to begin your own with
     #[arg(long)]
     pub(crate) toml: bool,
 }

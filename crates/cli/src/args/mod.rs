@@ -28,8 +28,8 @@ use texts::{
 
 /// Share one fast SSD between tenants by weight.
 ///
-/// Every tenant gets its part of the device whenever it wants it, and the others use what it
-/// leaves: the device is never idle while somebody wants it.
+/// Every tenant gets its share of the device whenever it wants it; the others use what it leaves,
+/// so the device is not idle while a request waits.
 #[derive(Debug, Parser)]
 #[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
 pub(crate) struct Cli {
@@ -60,9 +60,9 @@ pub(crate) enum Command {
     Ctl(CtlArgs),
     /// Watch a running server: who gets what, who hurts whom
     ///
-    /// Once a second, on the whole terminal. Bars are what a tenant got, the mark in them is what
-    /// it is entitled to; `hurt by` says whose requests were served while its own waited. s sorts,
-    /// w changes a weight, space pauses, q ends.
+    /// Fills the terminal, once a second. A bar is what a tenant got, the mark in it what the
+    /// tenant is entitled to; `hurt by` names the tenants whose requests were served while its own
+    /// waited. s sorts, w changes a weight, space pauses, q ends.
     #[command(after_help = top_examples())]
     Top(TopArgs),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
@@ -78,10 +78,9 @@ pub(crate) enum Command {
     /// requests lose nothing.
     #[command(after_help = calibrate_examples())]
     Calibrate(CalibrateArgs),
-    /// Show the profiles of devices, or find out what a real one is like
+    /// Show the profiles of devices, or measure a real one
     ///
-    /// A profile says what a device is like: its queues, times and bandwidths, and what is known of
-    /// it.
+    /// A profile describes a device: its queues, times and bandwidths, and what is known of it.
     #[command(after_help = device_examples())]
     Device {
         /// What to do with them.

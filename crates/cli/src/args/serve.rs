@@ -23,8 +23,9 @@ pub(crate) struct ServeArgs {
     pub(crate) config: Option<PathBuf>,
     /// The store: null | ram | paced | file | nvme-soft, then keys
     ///
-    /// Keys: size (null, ram, paced: 4G); iops, bandwidth, latency, parallelism (paced); path,
-    /// create (with a size, if it is not there), direct=auto|on|off (file). A path alone is a file.
+    /// Keys: size (null, ram, paced; 4G); iops, bandwidth, latency, parallelism (paced); path,
+    /// create (make the file, with its size, if it is not there), direct=auto|on|off (file). A path
+    /// alone is a file.
     /// nvme-soft, a software controller with weighted round robin: backing=ram|null|PATH, size,
     /// profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
     /// poller=inline|core.
@@ -33,11 +34,11 @@ pub(crate) struct ServeArgs {
     /// A tenant; may be given many times
     ///
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or
-    /// cgroup:/NAME, offset, path=FILE (a file of its own), create (that file), keep-data (when
-    /// added live: do not zero), read-only, urgent (d2fq), identity=NAME (of the client's
-    /// certificate) or any, uid=N, user=NAME and group=NAME (who may open it, over a Unix socket;
-    /// several as in a+b), connections (at most; half of all), description. A comma in a value is
-    /// written twice.
+    /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), keep-data (do
+    /// not zero the range of a tenant that is added to a running server), read-only, urgent (d2fq),
+    /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
+    /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
+    /// (the most; default: half of all), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
@@ -67,8 +68,8 @@ pub(crate) struct ServeArgs {
     /// be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
-    /// A name under which the HTTP addresses are reached, beside their own and localhost; may be
-    /// given many times
+    /// A name by which clients may reach the HTTP addresses, beside the addresses and localhost;
+    /// may be given many times
     #[arg(long, value_name = "NAME")]
     pub(crate) metrics_host: Vec<String>,
     /// Serve the one connection on standard input, then end (inetd)
@@ -86,19 +87,19 @@ pub(crate) struct ServeArgs {
     /// The certificate's private key, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Who signs clients' certificates, PEM; clients must then show one
+    /// The authority that signs clients' certificates, PEM; clients must then show one
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
-    /// Which of them that authority has revoked, PEM (X509 CRL)
+    /// Certificates that the authority has revoked, PEM (X509 CRL)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_crl: Option<PathBuf>,
-    /// The most connections at a time
+    /// The most connections at a time [default: 256]
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<u32>,
-    /// The most memory for requests and replies of one connection
+    /// The most memory for requests and replies of one connection [default: 40M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_per_connection: Option<Size>,
-    /// The most requests of one connection in flight
+    /// The most requests in flight of one connection [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) depth_per_connection: Option<u32>,
     /// Print the status each second even if standard output is not a terminal

@@ -1,9 +1,9 @@
 //! The metrics, in the Prometheus text format.
 //!
 //! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device`
-//! and `shard`, and never two of the first and last together, so the number of series is so many
-//! per tenant plus so many per shard. At most [`MOST_TENANTS`] tenants have series of their own;
-//! what the others got is told together.
+//! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
+//! of both, not with their product. At most [`MOST_TENANTS`] tenants have series of their own;
+//! those of the others are added up under one name.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -152,7 +152,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
     text.one(
         "fairq_draining",
         "gauge",
-        "1 while no more connections are taken.",
+        "1 while the server drains: it takes no more connections.",
         f64::from(u8::from(now.is_draining)),
     );
     let name = "fairq_tenant_write_back_error";
@@ -178,8 +178,7 @@ fn log(text: &mut Text) {
     text.one(
         "fairq_log_lines_suppressed_total",
         "counter",
-        "Log lines about unauthenticated clients that were not written, because there were too \
-         many.",
+        "Log lines about unauthenticated clients that were left out, because they came too fast.",
         STRANGERS.suppressed() as f64,
     );
 }
@@ -192,7 +191,11 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
         ("other", |stats| stats.others),
     ];
     let name = "fairq_tenant_operations_total";
-    text.family(name, "counter", "Requests completed; long ones count by the piece.");
+    text.family(
+        name,
+        "counter",
+        "Requests completed; a read or write beyond 64 KiB counts once for each piece of 64 KiB.",
+    );
     for subject in subjects {
         for (op, value) in ops {
             let labels = [("tenant", subject.name.as_str()), ("device", device), ("op", op)];
@@ -210,25 +213,25 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
         ),
         (
             "fairq_tenant_staged_seconds_total",
-            "Time requests waited in the scheduler.",
+            "Time that requests waited in the scheduler, added up over requests.",
             |stats| stats.staged_ns,
             1e-9,
         ),
         (
             "fairq_tenant_device_seconds_total",
-            "Time requests were on the device.",
+            "Time that requests were on the device, added up over requests.",
             |stats| stats.device_ns,
             1e-9,
         ),
         (
             "fairq_tenant_starved_seconds_total",
-            "Time during which requests waited in the scheduler and none was on the device.",
+            "Time in which the tenant had requests waiting in the scheduler and none on the device.",
             |stats| stats.starved_ns,
             1e-9,
         ),
         (
             "fairq_tenant_in_flight",
-            "Requests taken in and not yet completed.",
+            "Requests that the server has taken in and not completed.",
             |stats| stats.in_flight,
             1.0,
         ),
@@ -258,13 +261,13 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
         ("fairq_tenant_weight", "The tenant's weight.", |subject| subject.weight.map(f64::from)),
         (
             "fairq_tenant_entitled_ratio",
-            "What its weight is of the weights of all who wanted something in the last second; 0 \
-             while idle.",
+            "The tenant's weight divided by those of all tenants that wanted something in the last \
+             second; 0 if this one did not.",
             |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.entitled)),
         ),
         (
             "fairq_tenant_received_ratio",
-            "What it got of all bytes in the last second.",
+            "The tenant's part of all bytes served in the last second.",
             |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.share)),
         ),
     ];
@@ -322,9 +325,11 @@ fn shards(text: &mut Text, now: &Status) {
     let counters: [(&str, &str, Value); 5] = [
         ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
         ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),
-        ("fairq_shard_joined_total", "Requests that were part of another's command.", |shard| {
-            shard.joined
-        }),
+        (
+            "fairq_shard_joined_total",
+            "Requests that were merged into another request's command.",
+            |shard| shard.joined,
+        ),
         ("fairq_shard_turns_total", "Turns of the shard's loop.", |shard| shard.turns),
         (
             "fairq_shard_sleeps_total",
@@ -343,7 +348,7 @@ fn shards(text: &mut Text, now: &Status) {
         ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |cpu| cpu.ran_ns),
         (
             "fairq_shard_cpu_wait_seconds_total",
-            "Time it was ready to run and others had its CPU.",
+            "Time the shard was ready to run while other programs had its CPU.",
             |cpu| cpu.waited_ns,
         ),
     ];
@@ -390,7 +395,7 @@ fn policy(text: &mut Text, now: &Status) {
         text.one(
             "fairq_policy_virtual_time_spread_bytes",
             "gauge",
-            "How far who is foremost is ahead of virtual time, in bytes at weight 100.",
+            "How far the foremost request or tenant is ahead of virtual time, in bytes at weight 100.",
             spread as f64,
         );
     }
@@ -402,31 +407,41 @@ fn policy(text: &mut Text, now: &Status) {
             slots as f64,
         );
         let used = slots.saturating_sub(free) as f64;
-        text.one("fairq_policy_slots_in_use", "gauge", "Slots that requests or shards hold.", used);
+        text.one(
+            "fairq_policy_slots_in_use",
+            "gauge",
+            "Slots that outstanding requests take, or that shards keep at hand.",
+            used,
+        );
     }
-    let help = "Times a shard stopped because its next request was too far ahead.";
+    let help = "Times a shard stopped because its next request was too far ahead of virtual time.";
     text.one("fairq_policy_throttles_total", "counter", help, throttles as f64);
     text.one(
         "fairq_policy_blocks_total",
         "counter",
-        "Times a shard stopped for want of a slot.",
+        "Times a shard stopped because no slot of the device was free.",
         blocks as f64,
     );
     text.one(
         "fairq_policy_wakes_total",
         "counter",
-        "Wake-ups given to other shards.",
+        "Wake-ups that shards gave each other.",
         wakes as f64,
     );
     if let Some(TokenStats { periods, tokens, write_percent }) = tokens {
-        text.one("fairq_policy_periods_total", "counter", "Periods begun.", periods as f64);
+        text.one(
+            "fairq_policy_periods_total",
+            "counter",
+            "Periods that have begun.",
+            periods as f64,
+        );
         text.one(
             "fairq_policy_tokens",
             "gauge",
-            "Tokens of this period for all tenants, in bytes read.",
+            "Tokens of this period for all tenants together; reading a byte takes one.",
             tokens as f64,
         );
-        let help = "What a written byte costs, in tokens.";
+        let help = "Tokens that writing a byte takes.";
         text.one("fairq_policy_write_cost", "gauge", help, write_percent as f64 / 100.0);
     }
     if let Some(weights) = now.classes {
@@ -441,7 +456,7 @@ fn policy(text: &mut Text, now: &Status) {
         text.one(
             "fairq_policy_hl_ratio",
             "gauge",
-            "How much faster the high class is than the low one.",
+            "The weight of the high class divided by that of the low one.",
             ratio,
         );
     }
@@ -452,7 +467,8 @@ fn interference(text: &mut Text, now: &Status, roster: &Roster) {
     text.family(
         name,
         "counter",
-        "Delay of sampled requests of a tenant while requests of another (by) were served.",
+        "Latency of sampled requests of a tenant, divided among the tenants (by) that were served \
+         meanwhile.",
     );
     let mut names = vec![None; GROUPS];
     for member in roster.members() {

@@ -1,5 +1,5 @@
-//! T in units of virtual time, of a run in which flows come and go: policies mean it in bytes at the
-//! reference weight.
+//! T in units of virtual time, of a run in which flows come and go: policies mean it in bytes at
+//! the reference weight.
 
 use fairq_core::{ReferenceWeight, Weight};
 

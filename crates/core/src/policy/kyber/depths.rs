@@ -14,11 +14,11 @@
 //! port does not keep is granted either to it or to a port nearer to it in the round. What a port
 //! was granted and does not want any more, it gives back when it stops ([`Depths::give_back`]).
 //!
-//! **Bounds of loops.** A swap of a domain's word fails when another port has taken a token or given
-//! one back: each failure is another verb's progress. A grant that fails was given to the port by
-//! another, which cleared its bit: no call grants more tokens, or finds more bits, than there are
-//! ports that went to wait in the meantime and before. A port gives back at most what it was
-//! granted, which is bounded by the depth.
+//! **Bounds of loops.** A swap of a domain's word fails when another port has taken a token or
+//! given one back: each failure is another verb's progress. A grant that fails was given to the
+//! port by another, which cleared its bit: no call grants more tokens, or finds more bits, than
+//! there are ports that went to wait in the meantime and before. A port gives back at most what it
+//! was granted, which is bounded by the depth.
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
 //! and *then* tries again; whoever makes a token free (or raises the depth) *then* reads `waiting`.

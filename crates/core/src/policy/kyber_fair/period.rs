@@ -2,32 +2,33 @@
 //!
 //! **Words.** The *period* word holds the period's number (63 bits: it never wraps) and a bit that
 //! says that a port is about to begin the next one. All ports read it with each `next`; it changes
-//! once a period. Beside it are the tokens per unit of weight. A flow's *pot* holds the *tag* of the
-//! period whose tokens are in it (the low bits of the number), and how many are left. The first port
-//! that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and what was
-//! left of the period before, up to as much again, by the same compare-and-swap that takes from it.
-//! So to begin a period is to write two words, however many flows there are, and no token is handed
-//! out twice: of all ports that find an old tag, one succeeds.
+//! once a period. Beside it are the tokens per unit of weight. A flow's *pot* holds the *tag* of
+//! the period whose tokens are in it (the low bits of the number), and how many are left. The first
+//! port that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and
+//! what was left of the period before, up to as much again, by the same compare-and-swap that takes
+//! from it. So to begin a period is to write two words, however many flows there are, and no token
+//! is handed out twice: of all ports that find an old tag, one succeeds.
 //!
-//! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
-//! not the port's own is of an earlier period, unless the port is behind. That the port finds out by
-//! reading the number again *after* the pot: the port that filled the pot had read the later number
-//! (acquire) and published the pot after that (release), so a port that sees the pot (acquire) sees
-//! that number as well, takes nothing, and follows. A tag that is the port's own is of this period
-//! and no other with the same low bits: the port that begins a period looks at the pots of all
-//! flows, whose lines it reads anyway, and empties those of another period than the one that ends,
-//! so no pot keeps its tag, or its tokens, for two periods. (A verb that is suspended for 65,536
-//! periods in the midst of its compare-and-swap may write a tag that old; its tokens are good for
-//! one period at most.)
+//! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that
+//! is not the port's own is of an earlier period, unless the port is behind. That the port finds
+//! out by reading the number again *after* the pot: the port that filled the pot had read the later
+//! number (acquire) and published the pot after that (release), so a port that sees the pot
+//! (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
+//! of this period and no other with the same low bits: the port that begins a period looks at the
+//! pots of all flows, whose lines it reads anyway, and empties those of another period than the one
+//! that ends, so no pot keeps its tag, or its tokens, for two periods. (A verb that is suspended
+//! for 65,536 periods in the midst of its compare-and-swap may write a tag that old; its tokens are
+//! good for one period at most.)
 //!
 //! **The tokens per weight** are written while the bit is set, before the number that they belong
 //! to. A port that reads the number and then the tokens has those of that number or of the next: a
 //! port that is just being overtaken may fill a pot by the next period's measure.
 //!
-//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a port
-//! that fails leaves it to the winner. The winner counts the active flows (seen in this period, or
-//! so lately that they may have all their requests in the device), marks them as `counted` for the
-//! next, sets `unspent` to their number, publishes the new words, and wakes all who sleep.
+//! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
+//! port that fails leaves it to the winner. The winner counts the active flows (seen in this
+//! period, or so lately that they may have all their requests in the device), marks them as
+//! `counted` for the next, sets `unspent` to their number, publishes the new words, and wakes all
+//! who sleep.
 //!
 //! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
 //! `unspent`. At 0 all active flows have run out.

@@ -343,8 +343,8 @@ impl Local {
         Some(())
     }
 
-    /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next request
-    /// does not start before those that are staged here: the rest waits until more are.
+    /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next
+    /// request does not start before those that are staged here: the rest waits until more are.
     #[cold]
     fn give_back<P: Platform>(&mut self, shared: &Shared<P>, seat: usize) {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };

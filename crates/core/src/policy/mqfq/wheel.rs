@@ -169,8 +169,8 @@ impl<P: Platform> Wheel<P> {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Says what W is to be; whether it is another. If so the caller lets a thread adopt it; if not,
-    /// one that is just adopting an earlier wish will find this one.
+    /// Says what W is to be; whether it is another. If so the caller lets a thread adopt it; if
+    /// not, one that is just adopting an earlier wish will find this one.
     pub(super) fn want(&self, window: Window) -> bool {
         self.wanted.store(window.word, Ordering::SeqCst);
         P::fence();

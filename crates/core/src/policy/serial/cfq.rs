@@ -38,8 +38,8 @@
 //! neighbouring requests), classes of priority, and the one shared queue for writes that nobody
 //! waits for: here every write has a flow.
 //!
-//! **Knobs.** `slice_ns` (100 ms at the reference weight), `target_ns` (300 ms), `quantum` (8 requests),
-//! `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
+//! **Knobs.** `slice_ns` (100 ms at the reference weight), `target_ns` (300 ms), `quantum` (8
+//! requests), `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
 //!
 //! **Sources.** Linux 3.10, Documentation/block/cfq-iosched.txt and cgroups/blkio-controller.txt;
 //! the NASS paper, MSST 2020, Table I. [Anticipation][anticipation] has its own.
