@@ -259,19 +259,19 @@ laws! {
     d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests absence work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
-    kyber: Depths, [0] => requests absence work_conserving two_shards_at_depth_one
+    kyber: Depths, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
         merging_without_slots;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
     /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
     /// keeps the device busy.
-    kyber_fair: FEW, [0] => requests shares_after_absence work_conserving two_shards_at_depth_one
+    kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving two_shards_at_depth_one
         five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots;
     /// The same with fewer tokens and with more.
-    kyber_fair_one_token: Tokens(1), [0] => requests absence work_conserving;
-    kyber_fair_short: Tokens(10_000), [0] => requests work_conserving merging_without_slots;
+    kyber_fair_one_token: Tokens(1), [0] => requests taking_back absence work_conserving;
+    kyber_fair_short: Tokens(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
     kyber_fair_rich: Tokens(1 << 38), [0] => requests absence work_conserving;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
-    kyber_fair_patient: PATIENT, [0] => requests never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
+    kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
     /// With as many tokens as it predicts.
     kyber_fair_predicting: Predicting, [0] => requests shares_some_periods_after_absence shares_at_any_rate;

@@ -26,6 +26,43 @@ pub(in crate::policy) enum State {
     Free,
     Staged,
     Issued,
+    /// It was issued, and is to be issued again.
+    Again,
+}
+
+/// What a port is to issue again before anything else.
+pub(in crate::policy) struct Again {
+    tags: Fifo,
+    links: Links,
+}
+
+impl Again {
+    /// Nothing, of the tags `0..tags`.
+    pub(in crate::policy) fn new(tags: usize) -> Self {
+        Again { tags: Fifo::default(), links: Links::new(tags) }
+    }
+
+    #[inline]
+    pub(in crate::policy) fn is_empty(&self) -> bool {
+        self.tags.is_empty()
+    }
+
+    pub(in crate::policy) fn push(&mut self, tag: u32) {
+        self.links.push(&mut self.tags, tag);
+    }
+
+    pub(in crate::policy) fn pop(&mut self) -> Option<u32> {
+        self.links.pop(&mut self.tags)
+    }
+
+    pub(in crate::policy) fn remove(&mut self, tag: u32) {
+        self.links.remove(&mut self.tags, tag);
+    }
+
+    /// All, in order.
+    pub(in crate::policy) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        core::iter::successors(self.tags.first(), |&tag| self.links.after(tag))
+    }
 }
 
 /// How many domains there are.
@@ -93,6 +130,22 @@ impl QueueSet {
         if let Some(queue) = self.queues.get_mut(domain as usize) {
             links.push(queue, tag);
         }
+    }
+
+    /// Takes a tag out, wherever it is in its domain's queue.
+    pub(in crate::policy) fn remove(&mut self, links: &mut Links, domain: Domain, tag: u32) {
+        if let Some(queue) = self.queues.get_mut(domain as usize) {
+            links.remove(queue, tag);
+        }
+    }
+
+    /// All tags, domain by domain.
+    pub(in crate::policy) fn iter<'a>(
+        &'a self,
+        links: &'a Links,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let of = |queue: &Fifo| core::iter::successors(queue.first(), |&tag| links.after(tag));
+        self.queues.iter().flat_map(of)
     }
 
     /// Takes out the tag to go next, of a domain that `may` go. Each domain that has requests is

@@ -4,12 +4,14 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::depths::KEEPS;
-use super::domain::{DOMAINS, Domain, QueueSet, State};
+use super::domain::{Again, DOMAINS, Domain, QueueSet, State};
 use super::units::{Units, next_of};
 use super::{KyberConfig, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{Native, Platform};
-use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::port::{
+    Class, FlowStats, Growth, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
+};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::fifo::Links;
@@ -24,6 +26,7 @@ pub struct KyberPort<P: Platform = Native> {
     units: Units,
     links: Links,
     queues: QueueSet,
+    again: Again,
     /// How often in a row it has kept what came back, by domain.
     kept: [u32; DOMAINS],
 }
@@ -58,6 +61,7 @@ impl<P: Platform> KyberPort<P> {
             links: Links::new(units.bound()),
             units,
             queues: QueueSet::default(),
+            again: Again::new(config.tags),
             kept: [0; DOMAINS],
         }
     }
@@ -77,6 +81,24 @@ impl<P: Platform> KyberPort<P> {
             }
         }
         self.pick()
+    }
+
+    /// What the flow has staged, the first part of each command.
+    fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
+        let owned = self.account.seat(flow).is_some();
+        let units = self.queues.iter(&self.links).filter_map(|unit| self.units.first(unit));
+        self.again.iter().map(Tag).chain(units).filter(move |tag| {
+            let entry = self.entries.get(tag.0 as usize);
+            owned && entry.is_some_and(|entry| entry.flow as usize == flow.slot())
+        })
+    }
+
+    /// What is to be issued again.
+    #[inline]
+    fn issue_again(&mut self) -> Option<Next> {
+        let tag = Tag(self.again.pop()?);
+        self.entries.get_mut(tag.0 as usize)?.state = State::Issued;
+        Some(Next::Issue { tag, class: Class::Medium })
     }
 
     /// A request goes to the device.
@@ -117,6 +139,9 @@ impl<P: Platform> Port for KyberPort<P> {
         if let Some(piece) = self.units.piece() {
             return self.issue(now_ns, &piece);
         }
+        if let Some(next) = self.issue_again() {
+            return next;
+        }
         self.account.poll(&self.shared.flows);
         let mut picked = self.pick();
         if picked.is_none() && !self.queues.is_empty() {
@@ -147,6 +172,62 @@ impl<P: Platform> Port for KyberPort<P> {
         // Beyond `KEEPS` it makes no difference how often.
         *kept = if woken.contains(self.id) { (*kept + 1).min(KEEPS) } else { 0 };
         wake.extend(woken);
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.account.has_room(&self.shared.flows, flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let Some(entry) = self.entries.get_mut(tag.0 as usize) else { return false };
+        match entry.state {
+            State::Staged => {
+                let Some(unit) = self.units.alone(tag) else { return false };
+                entry.state = State::Free;
+                self.queues.remove(&mut self.links, entry.domain, unit);
+                self.units.cancel(tag, unit);
+                let flow = entry.flow as usize;
+                self.account.finish(&self.shared.flows, flow);
+            }
+            State::Again => {
+                entry.state = State::Issued;
+                self.again.remove(tag.0);
+                self.complete(now_ns, tag, Outcome::Done, wake);
+            }
+            State::Free | State::Issued => return false,
+        }
+        true
+    }
+
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        let issued = |entry: &&mut Entry| entry.state == State::Issued;
+        let entry = self.entries.get_mut(tag.0 as usize).filter(issued)?;
+        self.units.alone(tag)?;
+        entry.state = State::Again;
+        self.again.push(tag.0);
+        Some(Submitted::Staged)
+    }
+
+    /// It charges nothing.
+    fn grow(&mut self, _now_ns: u64, tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
+        let state = self.entries.get(tag.0 as usize).map(|entry| entry.state);
+        !self.units.merges() && matches!(state, Some(State::Staged | State::Again))
+    }
+
+    fn has_work(&self) -> bool {
+        self.units.is_in_command() || !self.again.is_empty() || !self.queues.is_empty()
+    }
+
+    /// Looks through what is staged: its queues are not by flow.
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.staged_of(flow).next()
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let Some(seat) = self.account.seat(flow) else { return FlowStats::default() };
+        let staged = self.staged_of(flow).count() as u32;
+        let in_flight = self.account.live(seat).saturating_sub(staged);
+        FlowStats { staged, in_flight, ..FlowStats::default() }
     }
 
     #[inline]

@@ -68,6 +68,40 @@ impl Units {
         self.merger.as_mut().is_none_or(|merger| merger.completed(Job(tag.0), outcome).is_some())
     }
 
+    /// The number of the unit that a request is alone in.
+    pub(in crate::policy) fn alone(&self, tag: Tag) -> Option<u32> {
+        match &self.merger {
+            None => Some(tag.0),
+            Some(merger) => merger.unit_alone(Job(tag.0)).map(|unit| unit.0),
+        }
+    }
+
+    /// A staged unit of one request is taken back; the caller takes it out of its queue.
+    pub(in crate::policy) fn cancel(&mut self, tag: Tag, unit: u32) {
+        if let Some(merger) = &mut self.merger {
+            merger.leave(Job(unit));
+            merger.completed(Job(tag.0), Outcome::Done);
+        }
+    }
+
+    /// The first request of a unit.
+    pub(in crate::policy) fn first(&self, unit: u32) -> Option<Tag> {
+        match &self.merger {
+            None => Some(Tag(unit)),
+            Some(merger) => merger.first(Job(unit)).map(|job| Tag(job.0)),
+        }
+    }
+
+    /// Whether the port is in the midst of a command.
+    pub(in crate::policy) fn is_in_command(&self) -> bool {
+        self.merger.as_ref().is_some_and(|merger| merger.is_in_unit(0))
+    }
+
+    /// Whether requests are merged here.
+    pub(in crate::policy) fn merges(&self) -> bool {
+        self.merger.is_some()
+    }
+
     #[inline]
     pub(in crate::policy) fn barrier(&mut self, flow: FlowId) {
         if let Some(merger) = &mut self.merger {

@@ -21,9 +21,11 @@ use super::predict::Ratio;
 use super::{KyberFairConfig, Latency, Line, Shared};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
-use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::port::{
+    Class, FlowStats, Growth, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
+};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::policy::kyber::domain::{Domain, QueueSet, State};
+use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
 use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::fifo::{Fifo, Links};
@@ -49,6 +51,7 @@ struct Local {
     units: Units,
     links: Links,
     flows: Box<[LocalFlow]>,
+    again: Again,
     ring: Links,
     ready: Fifo,
     throttled: Fifo,
@@ -82,8 +85,16 @@ struct LocalFlow {
     /// Of the flow that has the slot. What is said of a slot that had none is right for any.
     generation: u32,
     weight: Weight,
-    /// Whether it is in one of the lists.
-    listed: bool,
+    list: List,
+}
+
+/// Which list a flow is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum List {
+    None,
+    Ready,
+    /// Out of tokens in the period of its `number`: with another period it is ready.
+    Throttled,
 }
 
 const _: () = assert!(size_of::<LocalFlow>() == 64);
@@ -96,7 +107,7 @@ impl LocalFlow {
             number: 0,
             generation,
             weight: Weight::DEFAULT,
-            listed: false,
+            list: List::None,
         }
     }
 }
@@ -115,6 +126,7 @@ impl<P: Platform> KyberFairPort<P> {
             links: Links::new(units.bound()),
             units,
             flows: (0..flows).map(|_| LocalFlow::new(0)).collect(),
+            again: Again::new(tags),
             ring: Links::new(flows),
             ready: Fifo::default(),
             throttled: Fifo::default(),
@@ -165,8 +177,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
             Placed::Into { before, length, .. } => cost_of(length).saturating_sub(cost_of(before)),
         };
         *entry = Entry { cost, issued_ns: 0, flow: slot as u32, domain, state: State::Staged };
-        if !flow.listed {
-            flow.listed = true;
+        if flow.list == List::None {
+            flow.list = List::Ready;
             local.ring.push(&mut local.ready, slot as u32);
         }
         Ok(Submitted::Staged)
@@ -178,6 +190,9 @@ impl<P: Platform> Port for KyberFairPort<P> {
         if let Some(piece) = local.units.piece() {
             return local.send(shared, &piece, now_ns);
         }
+        if let Some(next) = local.issue_again() {
+            return next;
+        }
         local.account.poll(&shared.flows);
         local.follow(shared);
         for _ in 0..MOST_PERIODS {
@@ -185,6 +200,9 @@ impl<P: Platform> Port for KyberFairPort<P> {
                 if !local.has_tokens(shared, slot, now_ns, wake) {
                     local.ring.pop(&mut local.ready);
                     local.ring.push(&mut local.throttled, slot);
+                    if let Some(flow) = local.flows.get_mut(slot as usize) {
+                        flow.list = List::Throttled;
+                    }
                     local.throttles += 1;
                 } else if let Some(piece) = local.pick(slot) {
                     return local.send(shared, &piece, now_ns);
@@ -227,6 +245,69 @@ impl<P: Platform> Port for KyberFairPort<P> {
         }
     }
 
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.local.account.has_room(&self.shared.flows, flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let local = &mut self.local;
+        match local.entries.get(tag.0 as usize).map(|entry| entry.state) {
+            Some(State::Staged) => local.cancel(&self.shared, tag).is_some(),
+            Some(State::Again) => {
+                local.again.remove(tag.0);
+                if let Some(entry) = local.entries.get_mut(tag.0 as usize) {
+                    entry.state = State::Issued;
+                }
+                self.complete(now_ns, tag, Outcome::Done, wake);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        let local = &mut self.local;
+        let issued = |entry: &&mut Entry| entry.state == State::Issued;
+        let entry = local.entries.get_mut(tag.0 as usize).filter(issued)?;
+        local.units.alone(tag)?;
+        entry.state = State::Again;
+        local.again.push(tag.0);
+        Some(Submitted::Staged)
+    }
+
+    /// What is to be issued again has been charged for what it was when it went.
+    fn grow(&mut self, _now_ns: u64, tag: Tag, growth: &Growth, _wake: &mut PortSet) -> bool {
+        let local = &mut self.local;
+        let staged = |entry: &&mut Entry| matches!(entry.state, State::Staged | State::Again);
+        let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(staged) else {
+            return false;
+        };
+        if local.units.merges() {
+            return false;
+        }
+        entry.cost = entry.cost.saturating_add(growth.cost).min(MAX_CHARGE);
+        true
+    }
+
+    /// A throttled flow may go as soon as its period's time is over, which `next` is told.
+    fn has_work(&self) -> bool {
+        let Local { units, again, ready, throttled, .. } = &self.local;
+        units.is_in_command() || !again.is_empty() || !ready.is_empty() || !throttled.is_empty()
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.local.staged_of(flow).next()
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let local = &self.local;
+        let Some(seat) = local.account.seat(flow) else { return FlowStats::default() };
+        let staged = local.staged_of(flow).count() as u32;
+        let in_flight = local.account.live(seat).saturating_sub(staged);
+        let tokens = local.flows.get(flow.slot()).map(|flow| flow.tokens);
+        FlowStats { staged, in_flight, tokens, ..FlowStats::default() }
+    }
+
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
         self.local.units.barrier(flow);
@@ -242,6 +323,47 @@ impl Local {
             self.write_ratio = shared.write_ratio.load(Ordering::Relaxed);
             self.ring.append(&mut self.ready, &mut self.throttled);
         }
+    }
+
+    /// What is to be issued again.
+    #[inline]
+    fn issue_again(&mut self) -> Option<Next> {
+        let tag = Tag(self.again.pop()?);
+        self.entries.get_mut(tag.0 as usize)?.state = State::Issued;
+        Some(Next::Issue { tag, class: Class::Medium })
+    }
+
+    /// What the flow has staged, the first part of each command.
+    fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
+        let slot = flow.slot();
+        let of_flow = move |tag: &u32| {
+            let entry = self.entries.get(*tag as usize);
+            entry.is_some_and(|entry| entry.flow as usize == slot)
+        };
+        let seat = self.account.seat(flow);
+        let local = seat.and_then(|_| self.flows.get(slot));
+        let again = self.again.iter().filter(of_flow).filter(move |_| local.is_some()).map(Tag);
+        let units = local.into_iter().flat_map(|local| local.queues.iter(&self.links));
+        again.chain(units.filter_map(|unit| self.units.first(unit)))
+    }
+
+    /// Takes back a staged request, for which its flow has not paid yet.
+    fn cancel<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag) -> Option<()> {
+        let unit = self.units.alone(tag)?;
+        let entry = self.entries.get_mut(tag.0 as usize)?;
+        entry.state = State::Free;
+        let (slot, domain) = (entry.flow, entry.domain);
+        self.units.cancel(tag, unit);
+        let flow = self.flows.get_mut(slot as usize)?;
+        flow.queues.remove(&mut self.links, domain, unit);
+        if flow.queues.is_empty() {
+            let is_throttled = flow.list == List::Throttled && flow.number == self.period.number();
+            let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
+            self.ring.remove(list, slot);
+            flow.list = List::None;
+        }
+        self.account.finish(&shared.flows, slot as usize);
+        Some(())
     }
 
     /// Whether the flow has a token in hand, or can take some from its pot.
@@ -275,6 +397,7 @@ impl Local {
                 flow.tokens = flow.tokens.min(0);
             }
             flow.number = number;
+            flow.list = List::Ready;
             pot.see(self.period, now_ns);
         }
         if flow.tokens > 0 {
@@ -299,7 +422,7 @@ impl Local {
         let flow = self.flows.get_mut(slot as usize)?;
         let unit = flow.queues.pick(&mut self.links, |_| true);
         if flow.queues.is_empty() {
-            flow.listed = false;
+            flow.list = List::None;
             self.ring.pop(&mut self.ready);
         } else if flow.queues.batch_is_over() {
             self.ring.pop(&mut self.ready);

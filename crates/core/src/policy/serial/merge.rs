@@ -258,6 +258,11 @@ impl Merger {
         }
     }
 
+    /// Whether the port is in the midst of a unit.
+    pub(crate) fn is_in_unit(&self, port: usize) -> bool {
+        self.cursors.get(port).is_some_and(|&cursor| cursor != NONE)
+    }
+
     /// The next part of the unit that the port is in the midst of.
     #[inline]
     pub(crate) fn piece(&mut self, port: usize) -> Option<Piece> {
@@ -266,6 +271,11 @@ impl Merger {
         let part = self.parts.get(job as usize)?;
         *cursor = part.after;
         Some(Piece { job, goes_on: part.after != NONE })
+    }
+
+    /// The first request of a unit.
+    pub(crate) fn first(&self, unit: Job) -> Option<Job> {
+        self.units.get(unit.0 as usize).map(|unit| Job(unit.first))
     }
 
     /// The unit of a request that is alone in it.
