@@ -55,14 +55,19 @@ impl ReferenceWeight {
         });
         let default = u64::from(Weight::DEFAULT.get());
         let (lightest, heaviest) = extremes.unwrap_or((default, default));
-        // A weight is never 0; said again for the compiler, which plans for a division by it.
-        ReferenceWeight { times_range: (RANGE * lightest).max(heaviest).max(1) }
+        ReferenceWeight { times_range: (RANGE * lightest).max(heaviest) }
     }
 
     /// What these bytes, or nanoseconds, of a flow of the reference weight are in units of virtual
     /// time; rounded up, since tags are rounded down: what fits exactly at one scale fits at all.
     pub fn units(self, service: u64) -> u64 {
-        service.saturating_mul(100 * RANGE).div_ceil(self.times_range)
+        service.saturating_mul(100 * RANGE).div_ceil(self.divisor())
+    }
+
+    /// A weight is never 0; said again for the compiler, which plans for a division by it.
+    #[inline]
+    fn divisor(self) -> u64 {
+        self.times_range.max(1)
     }
 
     /// The service that a flow of the reference weight has in these units, in what units count.
@@ -74,7 +79,7 @@ impl ReferenceWeight {
 
     /// What is due to a flow of this weight while one of the reference weight has `service`.
     pub fn due(self, service: u64, weight: Weight) -> u64 {
-        service.saturating_mul(RANGE * u64::from(weight.get())) / self.times_range
+        service.saturating_mul(RANGE * u64::from(weight.get())) / self.divisor()
     }
 }
 

@@ -115,7 +115,7 @@ impl Bounds {
     fn bound(&self, f: usize, m: usize, counted: usize) -> i128 {
         let [f, m] = [self.flows[f], self.flows[m]];
         let slack = self.ports * (f.weights + m.weights) * ONE_UNIT;
-        let one = 2 * i128::from(self.threshold.units()) * ONE_UNIT + f.largest + m.largest;
+        let one = 2 * i128::from(self.threshold.largest()) * ONE_UNIT + f.largest + m.largest;
         slack + if counted == AT_DISPATCH { one } else { (self.slots + 1) * one }
     }
 

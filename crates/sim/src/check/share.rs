@@ -52,7 +52,7 @@ impl Share {
     }
 
     fn compare(&self) -> Result<(), String> {
-        let threshold = i128::from(self.threshold.units()) * ONE_UNIT;
+        let threshold = i128::from(self.threshold.largest()) * ONE_UNIT;
         let exchange = 2 * threshold + (self.slots + 1) * 2 * self.largest;
         let services = || self.backlogged.iter().map(|&flow| self.flows[flow].service);
         let (Some(least), Some(most)) = (services().min(), services().max()) else { return Ok(()) };

@@ -73,7 +73,7 @@ impl Starvation {
     fn patience(&self, weight: u64) -> u64 {
         let by_weight = (self.weights / weight + 1).saturating_mul(self.largest);
         // A unit is a byte at weight 100.
-        let ahead = (self.weights / 100 + 1).saturating_mul(2 * self.threshold.units());
+        let ahead = (self.weights / 100 + 1).saturating_mul(2 * self.threshold.largest());
         let turns = self.flows.len() as u64 * self.turn;
         SLACK * (ahead + by_weight + self.queued * self.largest + turns)
     }

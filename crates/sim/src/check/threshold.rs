@@ -21,8 +21,8 @@ impl Threshold {
         Threshold { bytes, weights: Vec::new(), units, largest: 0 }
     }
 
-    /// The largest that has been in force, in units: a flow may be ahead by an earlier one still.
-    pub(super) fn units(&self) -> u64 {
+    /// The largest that has been in force, in units: a flow may still be ahead by an earlier one.
+    pub(super) fn largest(&self) -> u64 {
         self.largest
     }
 
