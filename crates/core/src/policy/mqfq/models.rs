@@ -496,7 +496,7 @@ fn a_sleeper_notices_a_new_window() {
 /// A thread adopts a window while another one is wanted, which may be the one that was: that holds.
 fn the_last_window_is_adopted(last: u64, looks_again: bool) {
     check(3, move || {
-        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false)));
+        let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false), 2));
         wheel.want(Window::new(20, false));
         let adopt = move |wheel: &Wheel<Loom>| match looks_again {
             true => Some(wheel.adopt()),
