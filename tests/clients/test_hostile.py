@@ -10,7 +10,7 @@ import threading
 import time
 
 import rig
-from nbd import NO_HOLE, READ, REQUEST, STATUS, WRITE, ZEROES, Client, Gone
+from nbd import NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone
 from rig import MI, PACED, check
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
@@ -219,7 +219,7 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
                 check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
                 check(slow <= 2 * usual + PATIENCE, f"{name}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
                 check(part >= 0.5 * ENOUGH, f"{name}: the good tenant got only {part:.2f} of all bytes")
-                # What a client that has gone had asked for is served to the end, from its tenant's share.
+                # What a client that has gone has staged is cancelled; what is on the device ends.
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {name} left is done")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
@@ -274,6 +274,22 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
                 check(rate >= 0.1 * calm, f"{event.__name__}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}")
                 check(slow <= 2 * usual + PATIENCE, f"{event.__name__}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
+
+
+def test_clients_that_close_do_not_keep_their_places():
+    """Hundreds of requests that take long, and a close: the next client gets a place when they have gone, not when all is done."""
+    with operated("--policy", "sfqd:slots=4") as rigged:
+        for command, flags, bye in ((TRIM, 0, False), (ZEROES, NO_HOLE, False), (READ, 0, False), (TRIM, 0, True)):
+            clients = [rigged.connect(timeout=60) for _ in range(16)]
+            for client in clients:
+                for nth in range(500):
+                    client.send(command, nth % 2 * 32 * MI, 32 * MI if command != READ else MI // 16, flags=flags)
+            rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 20, "it is at work")
+            for client in clients:
+                client.close() if bye else client.s.close()
+            # Work for minutes; one that says good-bye has 5 s.
+            rig.until(lambda: rigged.ask("status")["connections"] == 0, 20, f"places are free after requests {command}")
+            rig.until(rigged.is_quiet, 20, "nothing is left")
 
 
 def test_large_requests_leave_short_queues_their_part():

@@ -16,6 +16,10 @@
 //! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
 //! across a flush.
 //!
+//! **Requests that nobody wants any longer**, since their client has gone or their tenant was
+//! removed, are taken back from the policy ([`DataPath::cancel`]); those on the device run to their
+//! end, and so does whatever the policy has merged with others.
+//!
 //! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
 //! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
 //! once a shard runs.
@@ -534,6 +538,43 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
+    /// Takes back those live requests that `is_unwanted` names, by tenant and cookie, and that the
+    /// policy still holds: they end with `errno`, and nobody is charged for them. The others, which
+    /// the device has or the policy has merged, run to their end. Their memory is in use until
+    /// [`Self::finished`] has given them back, as always.
+    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u16, u64) -> bool) {
+        // Tags are used again from the lowest on, so that few places are looked at in vain.
+        let mut left = self.live.len() - self.free.len();
+        for index in 0..self.live.len() {
+            if left == 0 {
+                break;
+            }
+            let Some(live) = self.live[index] else { continue };
+            left -= 1;
+            let tag = Tag(index as u32);
+            if is_unwanted(live.tenant, live.cookie)
+                && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
+                self.cancelled(now_ns, tag, &live, errno);
+            }
+        }
+    }
+
+    /// The policy has given a request back.
+    fn cancelled(&mut self, now_ns: u64, tag: Tag, live: &Live, errno: i32) {
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Cancel, tag);
+        }
+        // A write that never began is as good as one that has ended: nothing of it can be lost.
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        self.live[tag.0 as usize] = None;
+        self.free.push(tag);
+        self.stats[usize::from(live.tenant)].cancel(now_ns);
+        self.changed[usize::from(live.tenant)] = true;
+        self.observed.cancelled(tag);
+        self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
     /// What to answer to a flush or a durable write that the device has ended.
     #[cold]
     fn synced(&self, live: &Live, errno: i32) -> i32 {
@@ -570,222 +611,4 @@ impl<P: Port, D: Device> DataPath<P, D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use fairq_core::serial::SerialConfig;
-    use fairq_core::sfqd::{Sfqd, SfqdPort};
-    use fairq_core::{Native, Policy, Weight};
-
-    use super::*;
-    use crate::common::Clock;
-    use crate::device::store::Store;
-    use crate::device::{Info, Place};
-    use crate::interference::Served;
-    use crate::memory::{Buffer, Region};
-    use crate::wakers::Wakers;
-
-    const TAGS: usize = 64;
-    const BLOCK: u32 = 4096;
-
-    /// Memory with a bad block, which notes what it was sent: offsets and lengths.
-    struct Flawed {
-        info: Info,
-        store: Arc<Store>,
-        bad: u64,
-    }
-
-    struct FlawedQueue {
-        store: Arc<Store>,
-        bad: u64,
-        sent: Vec<(u64, u32)>,
-        done: Vec<Completion>,
-    }
-
-    impl Device for Flawed {
-        type Queue = FlawedQueue;
-        fn info(&self) -> &Info {
-            &self.info
-        }
-        fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<FlawedQueue> {
-            Ok(FlawedQueue {
-                store: self.store.clone(),
-                bad: self.bad,
-                sent: Vec::new(),
-                done: Vec::new(),
-            })
-        }
-    }
-
-    impl FlawedQueue {
-        fn note(&mut self, command: &Command, carry_out: impl FnOnce(&Store) -> i32) {
-            self.sent.push((command.offset, command.length));
-            let range = command.offset..command.offset + u64::from(command.length);
-            let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
-            self.done.push(Completion { tag: command.tag, errno });
-        }
-    }
-
-    impl Queue for FlawedQueue {
-        unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
-            // SAFETY: the caller vouches for the memory.
-            self.note(command, |store| unsafe { store.execute(command) });
-        }
-        unsafe fn issue_merged(
-            &mut self,
-            _now_ns: u64,
-            _ring: &mut Ring,
-            command: &Command,
-            memories: &[Memory],
-        ) -> bool {
-            assert_eq!(memories.iter().map(|memory| memory.length).sum::<u32>(), command.length);
-            // SAFETY: the caller vouches for the memory.
-            self.note(command, |store| unsafe { store.execute_merged(command, memories) });
-            true
-        }
-        fn reap(
-            &mut self,
-            _now_ns: u64,
-            _ring: &mut Ring,
-            done: &mut Vec<Completion>,
-            _wake: &mut PortSet,
-        ) {
-            done.append(&mut self.done);
-        }
-    }
-
-    struct Bench {
-        policy: Sfqd,
-        path: DataPath<SfqdPort, Flawed>,
-        ring: Ring,
-        flow: FlowId,
-        region: Region,
-        buffers: Vec<Buffer>,
-    }
-
-    impl Bench {
-        fn new(bad: u64) -> Bench {
-            let config = SerialConfig {
-                flows: 1,
-                tags: TAGS,
-                slots: 1,
-                merge_bytes: 1 << 16,
-                ..Default::default()
-            };
-            let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
-            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-            let store = Arc::new(Store::map(1 << 20).unwrap());
-            let device =
-                Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
-            let common = Common {
-                device: Arc::new(device),
-                wakers: Arc::new(Wakers::new(1).unwrap()),
-                clock: Clock::default(),
-                tags: TAGS,
-                tenants: 1,
-                served: Arc::new(Served::new(1)),
-                write_back: Arc::new(WriteBack::new(1, 1)),
-                fixed_buffers: 0,
-            };
-            let mut ring = Ring::new(0).unwrap();
-            let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
-            let queue = common.device.open_queue(&place, &mut ring).unwrap();
-            let path = DataPath::new(PortId(0), queue, &common).with_port(ports.remove(0));
-            Bench {
-                policy,
-                path,
-                ring,
-                flow,
-                region: Region::map(1 << 20).unwrap(),
-                buffers: Vec::new(),
-            }
-        }
-
-        fn submit(&mut self, op: Op, block: u64, fua: bool) {
-            let mut buffer = self.region.allocate(BLOCK).unwrap();
-            buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
-            let (no_hole, fast_only, memory) = (false, false, buffer.memory());
-            let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
-            let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
-            let order = Order {
-                tenant,
-                flow,
-                op,
-                file,
-                offset,
-                length,
-                fua,
-                no_hole,
-                fast_only,
-                memory,
-                cookie,
-            };
-            self.buffers.push(buffer);
-            // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
-            // all back.
-            unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
-        }
-
-        /// Until nothing is left: the errno of each order, in the order in which they were
-        /// submitted, and what the device got.
-        fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
-            let mut errnos = vec![-1; self.buffers.len()];
-            while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
-                self.path.reap(0, &mut self.ring);
-                while let Some(Finished { cookie, errno }) = self.path.finished() {
-                    assert_eq!(
-                        std::mem::replace(&mut errnos[cookie as usize], errno),
-                        -1,
-                        "finished once"
-                    );
-                }
-            }
-            assert_eq!(self.policy.stats().free_slots, Some(1));
-            let sent = std::mem::take(&mut self.path.queue.sent);
-            (
-                errnos,
-                sent.into_iter()
-                    .map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK))
-                    .collect(),
-            )
-        }
-
-        fn free(&mut self) -> Vec<u8> {
-            let first = |buffer: &Buffer| buffer.bytes()[0];
-            let bytes = self.buffers.iter().map(first).collect();
-            self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
-            bytes
-        }
-    }
-
-    #[test]
-    fn adjacent_requests_are_one_command_up_to_the_barrier() {
-        let mut bench = Bench::new(u64::MAX);
-        // Behind, behind, before; a gap; a write that is to be durable, and one behind that.
-        [4, 5, 6, 3, 9].into_iter().for_each(|block| bench.submit(Op::Write, block, false));
-        bench.submit(Op::Write, 7, true);
-        bench.submit(Op::Write, 8, false);
-        let (errnos, sent) = bench.run();
-        assert_eq!((errnos, sent), (vec![0; 7], vec![(3, 4), (9, 1), (7, 1), (8, 1)]));
-        assert_eq!(bench.path.report(0).counters.joined, 3);
-        bench.free();
-        (2..11).for_each(|block| bench.submit(Op::Read, block, false));
-        let (errnos, sent) = bench.run();
-        assert_eq!((errnos, sent), (vec![0; 9], vec![(2, 9)]));
-        assert_eq!(bench.free(), [0, 4, 5, 6, 7, 8, 9, 10, 0], "each reads what was written there");
-    }
-
-    /// The error belongs to the request that has the bad block, and to no other.
-    #[test]
-    fn the_parts_of_a_failed_command_go_alone() {
-        let mut bench = Bench::new(5 * u64::from(BLOCK));
-        (3..8).for_each(|block| bench.submit(Op::Write, block, false));
-        let (errnos, sent) = bench.run();
-        assert_eq!(errnos, [0, 0, libc::EIO, 0, 0]);
-        assert_eq!(sent, [(3, 5), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)]);
-        bench.free();
-        (6..8).for_each(|block| bench.submit(Op::Read, block, false));
-        assert_eq!(bench.run().1, [(6, 2)]);
-        assert_eq!(bench.free(), [7, 8]);
-    }
-}
+mod tests;

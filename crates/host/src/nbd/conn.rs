@@ -41,6 +41,10 @@ use crate::nbd::wire::{Incoming, Outbox};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Ring, UserData};
 
+mod ending;
+
+use ending::Farewell;
+
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
 /// Pieces of memory in a reply: a header, and data.
@@ -138,6 +142,17 @@ pub struct Conn {
     outbox: Outbox,
     pace: Pace,
     state: State,
+    farewell: Farewell,
+    /// Nobody reads what is sent: answers are dropped.
+    is_unread: bool,
+    /// The client has taken bytes since this was last looked at.
+    has_taken: bool,
+    /// For how many seconds a client that leaves has been waited for.
+    waited_s: u8,
+    /// What it serves has been removed.
+    is_detached: bool,
+    /// What it has staged has been cancelled, as far as that was possible.
+    is_cancelled: bool,
 }
 
 /// Kinds of ring operations of a connection, in the low bits of their user data.
@@ -184,6 +199,12 @@ impl Conn {
             outbox: Outbox::default(),
             pace: Pace::default(),
             state: State::Open,
+            farewell: Farewell::None,
+            is_unread: false,
+            has_taken: false,
+            waited_s: 0,
+            is_detached: false,
+            is_cancelled: false,
         }
     }
 
@@ -195,6 +216,9 @@ impl Conn {
         path: &mut DataPath<P, D>,
         desk: &mut SurveyDesk,
     ) {
+        if self.state == State::Dead {
+            return self.bury();
+        }
         while self.state == State::Open && self.take_in() {
             self.submit(now_ns, ring, path);
         }
@@ -232,6 +256,7 @@ impl Conn {
     /// Starts a request; false if it has to wait for room.
     fn begin(&mut self, request: Request) -> bool {
         if request.command == Command::Disconnect {
+            self.farewell = Farewell::GoodBye;
             self.state = State::Draining;
             return false;
         }
@@ -369,6 +394,9 @@ impl Conn {
                 return;
             }
             let op = &mut self.ops[usize::from(index)];
+            if self.is_detached && op.errno == 0 {
+                op.errno = libc::ESHUTDOWN;
+            }
             if !op.is_submittable() {
                 op.queued = false;
                 self.to_submit.pop_front();
@@ -449,6 +477,12 @@ impl Conn {
                 // The last answer has left: TLS has to be told that nothing follows.
                 self.incoming.close_tls();
             }
+            if self.is_unread {
+                while let Some(index) = self.ready.pop_front() {
+                    self.release(index);
+                }
+                break;
+            }
             let has_output = !self.ready.is_empty() || self.incoming.has_output();
             if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
                 break;
@@ -494,7 +528,7 @@ impl Conn {
             Err(error) => {
                 tracing::debug!(connection = self.index, %error, "client is gone");
                 self.sent();
-                self.hang_up();
+                self.has_gone();
             }
         }
     }
@@ -561,9 +595,10 @@ impl Conn {
             return;
         }
         if value & 3 == SEND {
+            self.has_taken |= result > 0;
             if self.outbox.event(result).is_err() || self.state == State::Dead {
                 self.sent();
-                self.hang_up();
+                self.has_gone();
             } else {
                 self.send(ring);
             }
@@ -572,8 +607,13 @@ impl Conn {
         self.incoming.in_ring = false;
         match result {
             _ if self.state == State::Dead => {}
-            // A client may leave without saying so; what it has asked for is still done.
-            0 => self.drain(),
+            0 => {
+                self.farewell = Farewell::EndOfStream;
+                self.drain();
+                if self.is_hung_up() {
+                    self.has_gone();
+                }
+            }
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
             errno if errno == -libc::ECANCELED => self.pace.gave_up(),
             errno if errno < 0 => self.hang_up(),
@@ -594,89 +634,6 @@ impl Conn {
                 }
             }
         }
-    }
-
-    /// Whether it serves this flow.
-    pub fn is_of(&self, flow: FlowId) -> bool {
-        self.volume.flow == flow
-    }
-
-    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off.
-    pub fn detach(&mut self, cut_off: bool) {
-        if cut_off { self.hang_up() } else { self.drain() }
-    }
-
-    /// Takes no more requests, but answers those that are complete.
-    pub fn drain(&mut self) {
-        if self.state == State::Open {
-            self.state = State::Draining;
-            self.abandon_payload();
-        }
-    }
-
-    /// Gives the connection up: what it has submitted is finished but not answered.
-    pub fn hang_up(&mut self) {
-        if self.state != State::Dead {
-            self.state = State::Dead;
-            // Ends a receive or send that the ring still has.
-            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
-            self.abandon_payload();
-        }
-    }
-
-    /// A write whose payload will never be complete is dropped; chunks of it that were submitted
-    /// run to their end.
-    fn abandon_payload(&mut self) {
-        if let Intake::Payload { op: index } = self.intake {
-            if self.incoming.in_ring && self.incoming.direct > 0 {
-                // The kernel may still write into the buffer: the event of the receive, which the
-                // shutdown brings about, comes first. See `is_closed`.
-                let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
-                return;
-            }
-            self.intake = Intake::Header;
-            let op = &mut self.ops[usize::from(index)];
-            op.errno = libc::ECONNRESET;
-            // One with chunks to submit is settled when it is looked at for that.
-            if op.outstanding == 0 && !op.queued {
-                self.release(index);
-            }
-        }
-    }
-
-    /// Frees what a dead connection has ready, and what it has not submitted: nobody waits for it.
-    fn bury(&mut self) {
-        while let Some(index) = self.to_submit.pop_front() {
-            let op = &mut self.ops[usize::from(index)];
-            op.queued = false;
-            op.errno = libc::ECONNRESET;
-            self.settle(index);
-        }
-        self.ready.append(&mut self.to_ask);
-        while let Some(index) = self.ready.pop_front() {
-            self.release(index);
-        }
-    }
-
-    /// Whether nothing is left to do and nobody holds any of its memory; it may then be dropped.
-    pub fn is_closed(&mut self) -> bool {
-        if self.state == State::Open {
-            return false;
-        }
-        if !self.incoming.in_ring {
-            self.abandon_payload();
-        }
-        let unanswered = self.state == State::Draining
-            && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
-        let all_free = self.free.len() == self.ops.len();
-        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
-            return false;
-        }
-        if self.incoming.in_ring {
-            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
-            return false;
-        }
-        true
     }
 }
 

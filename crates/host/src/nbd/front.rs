@@ -63,6 +63,9 @@ pub enum Message {
     Expire(u64),
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
+    /// A second has passed: what clients do not do in time, and that they have gone where nothing
+    /// else would tell, is looked for.
+    Second,
 }
 
 /// The connections of one shard.
@@ -130,6 +133,13 @@ impl NbdFront {
         self.touch(index);
     }
 
+    /// Takes the orders that were cancelled: all others were taken before.
+    fn take_finished<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
+        while let Some(finished) = path.finished() {
+            self.finished(now_ns, finished);
+        }
+    }
+
     /// Notes that something has happened to a connection; gives it, if it still is there.
     fn touch(&mut self, index: usize) -> Option<&mut Conn> {
         let conn = self.conns.get_mut(index)?.as_mut()?;
@@ -145,7 +155,7 @@ impl Front for NbdFront {
 
     fn message<P: Port, D: Device>(
         &mut self,
-        _now_ns: u64,
+        now_ns: u64,
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
         message: Message,
@@ -162,6 +172,16 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.detach(cut_off);
+                    }
+                }
+                let number = flow.slot() as u16;
+                path.cancel(now_ns, libc::ESHUTDOWN, |tenant, _| tenant == number);
+                self.take_finished(now_ns, path);
+            }
+            Message::Second => {
+                for index in 0..self.conns.len() {
+                    if self.conns[index].as_mut().is_some_and(Conn::second) {
+                        self.touch(index);
                     }
                 }
             }
@@ -206,10 +226,20 @@ impl Front for NbdFront {
         }
         self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
         let (later, sooner) = self.active.split_at(self.first);
+        let mut cancels = false;
         for &index in sooner.iter().chain(later) {
             if let Some(conn) = &mut self.conns[index as usize] {
                 conn.arrivals(now_ns, ring, path, &mut self.desk);
+                cancels |= conn.begin_cancel();
             }
+        }
+        if cancels {
+            let conns = &self.conns;
+            path.cancel(now_ns, libc::ECANCELED, |_, cookie| {
+                !is_wipe(cookie)
+                    && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
+            });
+            self.take_finished(now_ns, path);
         }
         self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
     }
@@ -233,7 +263,7 @@ impl Front for NbdFront {
         self.active.retain(|&active| {
             let index = active as usize;
             let Some(conn) = &mut conns[index] else { return false };
-            let again = conn.flush(ring);
+            let again = conn.flush(ring) || conn.wants_cancel();
             if conn.is_closed() {
                 ring.clear_buffer(active);
                 conns[index] = None;

@@ -178,7 +178,7 @@ impl Wipe {
     pub(super) fn finished(&mut self, errno: i32) {
         self.is_outstanding = false;
         self.state.done.store(self.at, Ordering::Relaxed);
-        if errno != 0 {
+        if errno != 0 && self.state.outcome().is_none() {
             tracing::error!(
                 errno,
                 offset = self.volume.base,

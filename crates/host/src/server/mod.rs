@@ -359,6 +359,13 @@ impl Server {
         *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
     }
 
+    /// Tells all shards' front ends something.
+    fn tell_all(&self, message: impl Fn() -> NbdMessage) {
+        for shard in 0..self.shards.count() {
+            self.shards.send(shard, Message::Front(message()));
+        }
+    }
+
     /// Whether there is no connection.
     fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
@@ -422,6 +429,7 @@ async fn run(
                 desk.inspect_files();
                 desk.server.tell_failures();
                 desk.server.end_expired();
+                desk.server.tell_all(|| NbdMessage::Second);
             }
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.
@@ -461,9 +469,7 @@ async fn end(desk: &mut Desk<'_>, clock: Clock) {
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
             tracing::warn!("clients do not take their answers: cutting them off");
-            for shard in 0..server.shards.count() {
-                server.shards.send(shard, Message::Front(NbdMessage::HangUp));
-            }
+            server.tell_all(|| NbdMessage::HangUp);
             return;
         }
         // What is in flight may wait for its policy's time.
