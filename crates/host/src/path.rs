@@ -30,6 +30,7 @@ use fairq_core::{
     Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
 };
 
+use crate::charge::{self, Charged, Observation};
 use crate::common::Common;
 use crate::device::{Command, Completion, Device, Queue};
 use crate::interference::Observed;
@@ -69,6 +70,9 @@ pub struct Order {
     pub memory: Memory,
     /// The front end's name for it.
     pub cookie: u64,
+    /// The device gets nothing, and the tenant is charged as for a flush that takes no time: `op`
+    /// is one. So is work that only the server has, as to refuse a request.
+    pub is_void: bool,
 }
 
 impl Order {
@@ -97,6 +101,8 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
+    /// See [`Order::is_void`].
+    is_void: bool,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
     /// The one after it in its command.
@@ -108,6 +114,8 @@ pub struct DataPath<P, D: Device> {
     port: P,
     id: PortId,
     device: Arc<D>,
+    /// The device's block, in bytes.
+    block: u32,
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
@@ -118,12 +126,15 @@ pub struct DataPath<P, D: Device> {
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
     wake: PortSet,
     completions: Vec<Completion>,
+    /// Orders without work that the policy has let go.
+    void: Vec<Tag>,
     finished: Vec<Finished>,
     stats: Vec<TenantStats>,
     /// To whom something has happened since the last report.
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
+    charges: Observation,
     write_back: Arc<WriteBack>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
@@ -145,6 +156,7 @@ impl<D: Device> DataPath<(), D> {
             port: (),
             id,
             device: common.device.clone(),
+            block: common.device.info().block_size,
             queue,
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
@@ -152,11 +164,13 @@ impl<D: Device> DataPath<(), D> {
             memories: Vec::with_capacity(tags),
             wake: PortSet::EMPTY,
             completions: Vec::with_capacity(tags),
+            void: Vec::with_capacity(tags),
             finished: Vec::with_capacity(tags),
             stats: vec![TenantStats::default(); tenants],
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            charges: Observation::new(tenants),
             write_back: common.write_back.clone(),
             recorder: None,
             wait_until_ns: None,
@@ -179,6 +193,7 @@ impl<P, D: Device> DataPath<P, D> {
             port: old,
             id,
             device,
+            block,
             queue,
             live,
             free,
@@ -186,15 +201,17 @@ impl<P, D: Device> DataPath<P, D> {
             memories,
             wake,
             completions,
+            void,
             ..
         } = self;
         let DataPath { finished, stats, changed, counters, observed, .. } = self;
-        let DataPath { write_back, recorder, .. } = self;
+        let DataPath { charges, write_back, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
             id,
             device,
+            block,
             queue,
             live,
             free,
@@ -202,11 +219,13 @@ impl<P, D: Device> DataPath<P, D> {
             memories,
             wake,
             completions,
+            void,
             finished,
             stats,
             changed,
             counters,
             observed,
+            charges,
             write_back,
             recorder,
             blocked,
@@ -269,6 +288,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             *stats = TenantStats::default();
             self.changed[usize::from(tenant)] = true;
             self.observed.forget(tenant);
+            self.charges.forget(tenant);
         }
     }
 
@@ -321,13 +341,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
             op => op,
         };
-        let request =
-            Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };
-        if order.fua {
+        let Charged { offset, length, stands_alone } = self.charged(order);
+        let request = Request { tag, flow: order.flow, op, offset, length };
+        let stands_alone = stands_alone || order.fua;
+        if stands_alone {
             self.port.barrier(order.flow);
         }
         let submitted = self.port.submit(now_ns, &request, &mut self.wake);
-        if order.fua {
+        if stands_alone {
             self.port.barrier(order.flow);
         }
         let submitted = match submitted {
@@ -337,7 +358,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
-        let covers = self.write_back.begin(usize::from(self.id.0), order.tenant, order.op);
+        let covers = if order.is_void {
+            0
+        } else {
+            self.write_back.begin(usize::from(self.id.0), order.tenant, order.op)
+        };
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
@@ -346,6 +371,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             cookie: order.cookie,
             arrived_ns: now_ns,
             issued_ns: 0,
+            is_void: order.is_void,
             covers,
             after: None,
         });
@@ -359,6 +385,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.issue(now_ns, ring, tag, class);
         }
         Ok(())
+    }
+
+    /// An order as its flow is charged for it.
+    #[inline]
+    fn charged(&self, order: &Order) -> Charged {
+        let &Order { op, offset, length, .. } = order;
+        if op == Op::Flush && !order.is_void {
+            let length = self.charges.flush_bytes(order.tenant);
+            return Charged { offset, length, stands_alone: false };
+        }
+        charge::of_data(op, offset, length, self.block)
     }
 
     /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was
@@ -404,9 +441,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.batch += 1;
         let command = self.leave(now_ns, tag, class);
+        if command.op == Op::Flush && self.is_void(tag) {
+            return self.void.push(tag);
+        }
         // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is
         // finished, and it is not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    #[cold]
+    fn is_void(&self, tag: Tag) -> bool {
+        self.live[tag.0 as usize].is_some_and(|live| live.is_void)
     }
 
     /// The request that completes a command: all that were joined go, and it.
@@ -482,6 +527,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.batch = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
+        // Those that end together are told of from the last to the first.
+        completions.extend(self.void.drain(..).rev().map(|tag| Completion { tag, errno: 0 }));
         let any = !completions.is_empty();
         for Completion { tag, errno } in completions.drain(..) {
             let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
@@ -515,8 +562,12 @@ impl<P: Port, D: Device> DataPath<P, D> {
     fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
         let live = self.live[tag.0 as usize].expect("the device completes live tags only");
         self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
-        if live.command.op == Op::Flush || live.command.fua {
-            errno = self.synced(&live, errno);
+        if !live.is_void {
+            if live.command.op == Op::Flush || live.command.fua {
+                errno = self.synced(&live, errno);
+            }
+            let Command { op, length, .. } = live.command;
+            self.charges.ended(live.tenant, op, length, now_ns.saturating_sub(live.issued_ns));
         }
         let failed = errno != 0;
         if self.recorder.is_some() {

@@ -1,5 +1,5 @@
 //! The end of connections on real shards and sockets: what a client has asked for when it goes, or
-//! when its tenant is removed. The device holds everything until the test lets it go, and the
+//! when its tenant is removed; and requests that the device has nothing to do for. The device holds everything until the test lets it go, and the
 //! policy gives it one request at a time, so that all others are staged.
 
 use std::io::{self, Read, Write};
@@ -340,6 +340,26 @@ fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
     assert_eq!(rig.count.load(Ordering::Relaxed), 1);
     rig.seconds(MANY_SECONDS);
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+}
+
+/// What only the server has to do waits for the tenant's turn like everything else; otherwise a
+/// flood of it would take the server from the others.
+#[test]
+fn requests_without_work_wait_for_their_turn() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask(Command::Read, 1, 4096);
+    client.ask(Command::Cache, 2, 4096);
+    client.ask(Command::Unknown(99), 3, 4096);
+    client.ask(Command::Read, 4, 2 * SIZE);
+    rig.until("the scheduler has them", |rig| rig.in_flight() == 4);
+    assert_eq!(rig.sent(), 1);
+    rig.open_the_gate();
+    assert_eq!(client.reply(), 0);
+    client.0.read_exact(&mut [0; 4096]).unwrap();
+    let invalid = NbdError::Invalid.to_wire();
+    assert_eq!([client.reply(), client.reply(), client.reply()], [0, invalid, invalid]);
+    assert_eq!(rig.sent(), 1, "the device has nothing to do for them");
 }
 
 #[test]

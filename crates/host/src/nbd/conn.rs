@@ -285,9 +285,7 @@ impl Conn {
                 op.filled = request.length as u32;
                 self.enqueue(index);
             }
-            // Reading ahead is advice that a server with direct I/O has no use for.
-            Command::Cache => self.answer(index, Reply::Header(self.style.done(&request))),
-            Command::BlockStatus => self.to_ask.push_back(index),
+            // Of these, reading ahead is advice that a server with direct I/O has no use for.
             _ => self.enqueue(index),
         }
         true
@@ -328,8 +326,8 @@ impl Conn {
         if skip == 0
             && let Some(index) = self.free.pop()
         {
-            self.ops[usize::from(index)] = Op { request, ..Op::idle() };
-            self.answer(index, Reply::Header(self.style.error(&request, error)));
+            self.ops[usize::from(index)] = Op { request, refusal: Some(error), ..Op::idle() };
+            self.enqueue(index);
             return true;
         }
         self.intake = Intake::Refused { request, error, skip };
@@ -439,17 +437,22 @@ impl Conn {
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
-        let reply = match (op.errno, op.request.command) {
-            (0, Command::Read) => Reply::Data(self.style.data(
+        if op.errno == 0 && op.refusal.is_none() && op.request.command == Command::BlockStatus {
+            return self.to_ask.push_back(index);
+        }
+        let error = match op.errno {
+            0 => op.refusal,
+            errno => Some(NbdError::from_errno_for(errno, &op.request)),
+        };
+        let reply = match (error, op.request.command) {
+            (Some(error), _) => Reply::Header(self.style.error(&op.request, error)),
+            (None, Command::Read) => Reply::Data(self.style.data(
                 &op.request,
                 op.request.offset,
                 op.request.length as u32,
                 true,
             )),
-            (0, _) => Reply::Header(self.style.done(&op.request)),
-            (errno, _) => Reply::Header(
-                self.style.error(&op.request, NbdError::from_errno_for(errno, &op.request)),
-            ),
+            (None, _) => Reply::Header(self.style.done(&op.request)),
         };
         self.answer(index, reply);
     }

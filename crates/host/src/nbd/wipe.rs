@@ -161,6 +161,7 @@ impl Wipe {
             fast_only: false,
             memory: Memory::NONE,
             cookie: self.cookie(),
+            is_void: false,
         };
         // SAFETY: the order has no memory.
         match unsafe { path.submit(now_ns, ring, &order) } {

@@ -148,6 +148,7 @@ impl Bench {
             fast_only,
             memory,
             cookie,
+            is_void: false,
         };
         self.buffers.push(buffer);
         // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
@@ -216,4 +217,73 @@ fn the_parts_of_a_failed_command_go_alone() {
     (6..8).for_each(|block| bench.submit(Op::Read, block, false));
     assert_eq!(bench.run().1, [(6, 2)]);
     assert_eq!(bench.free(), [7, 8]);
+}
+
+/// A policy's port that lets everything go and notes what it was told.
+#[derive(Default)]
+struct Spy(Vec<Request>);
+
+impl Port for Spy {
+    const IS_DIRECT: bool = true;
+
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        self.0.push(*request);
+        Ok(Submitted::Issue { class: Class::Medium })
+    }
+
+    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
+        Next::Idle
+    }
+
+    fn complete(&mut self, _now_ns: u64, _tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {}
+}
+
+/// What the policy hears is what the tenant is charged for: blocks that a write cuts, the time of
+/// flushes, and orders that the device never sees.
+#[test]
+fn the_policy_hears_what_a_request_costs() {
+    let mut bench = Bench::new(u64::MAX);
+    let (mut path, _) = bench.path.with(Spy::default());
+    path.block = 512;
+    let buffer = bench.region.allocate(BLOCK).unwrap();
+    let order = |op, offset, length, is_void| Order {
+        tenant: 0,
+        flow: bench.flow,
+        op,
+        file: 0,
+        offset,
+        length,
+        fua: false,
+        no_hole: false,
+        fast_only: false,
+        memory: if length > 0 { buffer.memory() } else { Memory::NONE },
+        cookie: 0,
+        is_void,
+    };
+    let orders = [
+        (order(Op::Read, 0, BLOCK, false), 100_000),
+        (order(Op::Write, 5, 1, false), 100_000),
+        (order(Op::Flush, 0, 0, true), 0),
+        (order(Op::Flush, 0, 0, false), 1_000_000),
+        (order(Op::Flush, 0, 0, false), 1_000_000),
+        (order(Op::Flush, 0, 0, true), 0),
+    ];
+    let mut now_ns = 1;
+    for (order, takes_ns) in orders {
+        // SAFETY: the buffer outlives the order, which is over at the end of the turn.
+        unsafe { path.submit(now_ns, &mut bench.ring, &order) }.unwrap();
+        now_ns += takes_ns;
+        assert!(path.reap(now_ns, &mut bench.ring));
+        assert_eq!(path.finished().map(|finished| finished.errno), Some(0));
+    }
+    let charged: Vec<u32> = path.port.0.iter().map(|request| request.length).collect();
+    // 4 KiB took 100 us, so a flush of 1 ms is as good as ten of these.
+    assert_eq!(charged, [BLOCK, 8192, 0, 0, 10 * BLOCK, 0]);
+    assert_eq!(path.queue.sent.len(), 4, "the device has nothing to do for the others");
+    bench.region.free(buffer);
 }
