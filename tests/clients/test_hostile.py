@@ -4,13 +4,14 @@ memory stays bounded, nothing leaks."""
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 import threading
 import time
 
 import rig
-from nbd import NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone
+from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone
 from rig import MI, PACED, check
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
@@ -325,3 +326,49 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
         check(set(rigged.tenants()) == {"good", "bad", "small"}, "only those are left who stayed")
+
+
+def pour(rigged, header):
+    """The same request over and over, as fast as the server takes it, by two connections."""
+
+    def work(stop, _):
+        client = rigged.connect(timeout=1)
+        client.s.setblocking(False)
+        blob, rest = header * 1000, b""
+        while not stop.is_set():
+            reads, writes, _ = select.select([client.s], [client.s], [], 1)
+            if reads and not client.s.recv(MI):
+                return
+            if writes:
+                rest = rest or blob
+                rest = rest[client.s.send(rest) :]
+
+    return Many(2, work)
+
+
+def request(command, offset, length, data=b""):
+    return struct.pack(">IHHQQI", REQUEST, 0, command, 1, offset, length) + data
+
+
+# Work that moves little or no data: what a request asks for that is refused, advice, flushes, and bytes of blocks.
+FLOODS = {
+    "refused": request(READ, 1 << 40, 4096),
+    "advice": request(CACHE, 0, 4096),
+    "flushes": request(FLUSH, 0, 0),
+    "bytes": request(WRITE, 5, 1, b"x"),
+}
+
+
+def test_work_without_data_is_charged():
+    """A tenant is charged for the work that it makes, however few bytes it moves: the good one keeps 0.8 of all. Requests are what
+    this device is short of, so the least cost is 4 KiB."""
+    said = []
+    with operated("--policy", "mqfq:least-cost=4k") as rigged, rigged.good_load(60):
+        calm, _, _ = rigged.measure()
+        for name, header in FLOODS.items():
+            with pour(rigged, header):
+                time.sleep(0.5)
+                rate, _, _ = rigged.measure()
+            said.append(f"{name} {rate / calm:.2f}")
+            check(rate >= 0.8 * calm, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}")
+    return "of the calm rate: " + "; ".join(said)

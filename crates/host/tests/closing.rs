@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
 use fairq_core::{FlowId, Native, Policy, PortSet, Weight};
+use fairq_host::budget::Budget;
 use fairq_host::common::{Clock, Common};
 use fairq_host::device::null::NullDevice;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
@@ -95,10 +96,16 @@ struct Rig {
     flow: FlowId,
     count: Arc<AtomicUsize>,
     gate: Arc<Gate>,
+    budget: Arc<Budget>,
 }
 
 impl Rig {
     fn new() -> Rig {
+        Rig::within(u64::MAX)
+    }
+
+    /// With so much memory for connections.
+    fn within(memory: u64) -> Rig {
         let config =
             SerialConfig { ports: 1, flows: 1, tags: TAGS, slots: 1, ..SerialConfig::default() };
         let (policy, ports) = Sfqd::<Native>::new(&config).unwrap();
@@ -118,9 +125,13 @@ impl Rig {
         let count = Arc::<AtomicUsize>::default();
         let limits = Limits { depth: DEPTH, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
-        let front = |shard| Ok(NbdFront::new(8, limits, count.clone(), surveyor.desk(shard)));
+        let budget = Arc::new(Budget::new(memory));
+        let front = |shard| {
+            let front = NbdFront::new(8, limits, count.clone(), surveyor.desk(shard));
+            Ok(front.within(budget.clone()))
+        };
         let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
-        Rig { shards: Some(shards), policy, flow, count, gate }
+        Rig { shards: Some(shards), policy, flow, count, gate, budget }
     }
 
     fn shards(&self) -> &Shards<Held, NbdFront> {
@@ -133,6 +144,8 @@ impl Rig {
 
     fn seconds(&self, count: usize) {
         (0..count).for_each(|_| self.tell(NbdMessage::Second));
+        // All have been heard when this is answered.
+        self.in_flight();
     }
 
     fn serve(&self, fd: OwnedFd) {
@@ -196,6 +209,7 @@ impl Drop for Rig {
             self.shards.take().unwrap().stop();
             let stats = self.policy.stats();
             assert_eq!(stats.free_slots, stats.slots, "every slot comes back");
+            assert_eq!(self.budget.used(), 0, "so does memory");
         }
     }
 }
@@ -360,6 +374,50 @@ fn requests_without_work_wait_for_their_turn() {
     let invalid = NbdError::Invalid.to_wire();
     assert_eq!([client.reply(), client.reply(), client.reply()], [0, invalid, invalid]);
     assert_eq!(rig.sent(), 1, "the device has nothing to do for them");
+}
+
+/// Clients that want more memory together than there is wait for each other, and all are served.
+#[test]
+fn requests_wait_for_memory() {
+    let rig = Rig::within(2 << 20);
+    let mut clients: Vec<_> = (0..3).map(|_| rig.connect()).collect();
+    for client in &mut clients {
+        client.ask_often(Command::Read, 20, 1 << 20);
+    }
+    rig.until("memory is used up", |rig| rig.budget.used() == 2 << 20);
+    rig.open_the_gate();
+    std::thread::scope(|scope| {
+        for client in &mut clients {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    assert_eq!(client.reply(), 0);
+                    client.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
+                }
+            });
+        }
+        rig.until("all are served", |rig| {
+            rig.seconds(1);
+            assert!(rig.budget.used() <= 2 << 20);
+            rig.sent() == 60 * 16
+        });
+    });
+}
+
+#[test]
+fn idle_connections_give_memory_back() {
+    let rig = Rig::within(64 << 20);
+    rig.open_the_gate();
+    let mut client = rig.connect();
+    client.ask(Command::Read, 1, 32 << 20);
+    assert_eq!(client.reply(), 0);
+    client.0.read_exact(&mut vec![0; 32 << 20]).unwrap();
+    assert!(rig.budget.used() >= 32 << 20, "for the next request");
+    rig.until("nothing is kept", |rig| {
+        rig.seconds(1);
+        rig.budget.used() == 0
+    });
+    client.ask(Command::Read, 2, 4096);
+    assert_eq!(client.reply(), 0);
 }
 
 #[test]

@@ -95,6 +95,10 @@ pub(crate) struct ServeArgs {
     /// The most connections at a time
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<u32>,
+    /// The most memory for requests and replies of all connections [default: half of what the
+    /// machine, or the service (MemoryMax=), has]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
     /// The most memory for requests and replies of one connection
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_per_connection: Option<Size>,
@@ -132,6 +136,7 @@ impl ServeArgs {
             },
             limits: LimitsTable {
                 connections: self.connections,
+                memory: self.memory,
                 memory_per_connection: self.memory_per_connection,
                 depth_per_connection: self.depth_per_connection,
             },

@@ -151,6 +151,8 @@ pub struct Conn {
     waited_s: u8,
     /// What it serves has been removed.
     is_detached: bool,
+    /// It has begun a request since this was last looked at.
+    was_used: bool,
     /// What it has staged has been cancelled, as far as that was possible.
     is_cancelled: bool,
 }
@@ -204,6 +206,7 @@ impl Conn {
             has_taken: false,
             waited_s: 0,
             is_detached: false,
+            was_used: false,
             is_cancelled: false,
         }
     }
@@ -261,6 +264,7 @@ impl Conn {
             return false;
         }
         self.is_bulky = false;
+        self.was_used = true;
         if let Err(error) = validate(&request, &self.negotiated) {
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
@@ -496,10 +500,11 @@ impl Conn {
                     break;
                 }
                 self.ready.pop_front();
-                op.add_reply(&mut self.outbox, self.incoming.tls());
+                // SAFETY: ops never move, and this one is not touched before `sent` has cleared
+                // the outbox and released it.
+                unsafe { op.add_reply(&mut self.outbox) };
                 self.outbox.sending.push(index);
             }
-            self.outbox.seal(self.incoming.tls());
             self.pace.replying(self.outbox.sending.len(), self.outbox.bytes());
             self.send(ring);
         }
@@ -517,7 +522,7 @@ impl Conn {
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
     fn send(&mut self, ring: &mut Ring) {
-        match self.outbox.send_now(&self.fd) {
+        match self.outbox.send_now(&self.fd, self.incoming.tls()) {
             Ok(true) => self.sent(),
             Ok(false) => {
                 let entry = self.outbox.send_operation(&self.fd);

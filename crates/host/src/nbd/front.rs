@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_core::{FlowId, Port};
 
+use crate::budget::Budget;
 use crate::device::Device;
 use crate::memory::Region;
 use crate::nbd::conn::{self, Conn, Limits, Volume};
@@ -20,6 +21,10 @@ use crate::shard::Front;
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
 /// requests.
 const FIXED_BYTES: usize = 4 << 20;
+
+/// The most memory that idle connections of a shard give back in a second, in bytes: a matter of
+/// some milliseconds, in which the shard does nothing else.
+const GIVEN_BACK: usize = 64 << 20;
 
 /// A connection whose handshake is done.
 pub struct Connect {
@@ -83,6 +88,7 @@ pub struct NbdFront {
     /// take all the room there is.
     first: usize,
     limits: Limits,
+    budget: Arc<Budget>,
     /// Connections of this shard, as the accepting side sees them.
     count: Arc<AtomicUsize>,
     stopping: bool,
@@ -101,9 +107,15 @@ impl NbdFront {
             is_active: vec![false; most],
             first: 0,
             limits,
+            budget: Arc::new(Budget::new(u64::MAX)),
             count,
             stopping: false,
         }
+    }
+
+    /// With a bound on the memory of its connections.
+    pub fn within(self, budget: Arc<Budget>) -> NbdFront {
+        NbdFront { budget, ..self }
     }
 
     fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
@@ -112,7 +124,7 @@ impl NbdFront {
             self.count.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let mut region = match Region::map(self.limits.memory) {
+        let mut region = match Region::within(self.limits.memory, self.budget.clone()) {
             Ok(region) => region,
             Err(error) => {
                 tracing::error!(%error, "no memory for a connection's buffers");
@@ -120,7 +132,8 @@ impl NbdFront {
                 return;
             }
         };
-        if device.has_fixed_buffers() {
+        // What is registered is memory for as long as the connection lives.
+        if device.has_fixed_buffers() && region.reserve(FIXED_BYTES) {
             region.prefer_large_pages();
             let (address, length) = region.head(FIXED_BYTES);
             // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
@@ -179,8 +192,10 @@ impl Front for NbdFront {
                 self.take_finished(now_ns, path);
             }
             Message::Second => {
+                let mut allowance = GIVEN_BACK;
                 for index in 0..self.conns.len() {
-                    if self.conns[index].as_mut().is_some_and(Conn::second) {
+                    let conn = self.conns[index].as_mut();
+                    if conn.is_some_and(|conn| conn.second(&mut allowance)) {
                         self.touch(index);
                     }
                 }

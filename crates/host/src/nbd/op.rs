@@ -207,20 +207,21 @@ impl Op {
     }
 
     /// Puts its reply in the outbox.
-    pub(super) fn add_reply(
-        &self,
-        outbox: &mut Outbox,
-        mut tls: Option<&mut rustls::ServerConnection>,
-    ) {
-        let tls = &mut tls;
-        match &self.reply {
+    ///
+    /// # Safety
+    /// It stays where it is, and as it is, until the outbox has been cleared.
+    pub(super) unsafe fn add_reply(&self, outbox: &mut Outbox) {
+        let (header, data) = match &self.reply {
             Reply::Pending => unreachable!("an op without a reply is not ready"),
-            Reply::Header(header) => outbox.add(header.as_bytes(), tls),
-            Reply::Bytes(bytes) => outbox.add(bytes, tls),
-            Reply::Data(header) => {
-                outbox.add(header.as_bytes(), tls);
-                let Some(buffer) = &self.buffer else { return };
-                outbox.add(buffer.bytes(), tls);
+            Reply::Header(header) => (header.as_bytes(), None),
+            Reply::Bytes(bytes) => (&bytes[..], None),
+            Reply::Data(header) => (header.as_bytes(), self.buffer.as_ref()),
+        };
+        // SAFETY: both are parts of this op, or its own, for which the caller vouches.
+        unsafe {
+            outbox.add(header);
+            if let Some(buffer) = data {
+                outbox.add(buffer.bytes());
             }
         }
     }

@@ -77,8 +77,14 @@ impl Conn {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
     }
 
-    /// A second has passed. True if that changed something.
-    pub fn second(&mut self) -> bool {
+    /// A second has passed: looks whether the client is still there, and gives memory back that was
+    /// not used in that time, about `allowance` bytes of it at the most. True if the connection may
+    /// have something to do.
+    pub fn second(&mut self, allowance: &mut usize) -> bool {
+        if !std::mem::take(&mut self.was_used) && self.region.is_unused() && *allowance > 0 {
+            *allowance = allowance.saturating_sub(self.region.give_back());
+            self.outbox.shrink();
+        }
         let stalled = matches!(self.intake, Intake::Stalled(_));
         let was = (self.state, self.is_unread);
         // Otherwise a receive is under way, which tells.
@@ -96,7 +102,8 @@ impl Conn {
         if self.state == State::Draining && self.waited_s >= FAREWELL_S {
             self.hang_up();
         }
-        was != (self.state, self.is_unread)
+        // One that waits for memory gets it from another's, which does not tell.
+        stalled || was != (self.state, self.is_unread)
     }
 
     /// Whether nothing of it is answered any more.
