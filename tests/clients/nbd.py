@@ -7,7 +7,7 @@ import struct
 OPTS = struct.unpack(">Q", b"IHAVEOPT")[0]
 OPT_REPLY = 0x3E889045565A9
 REQUEST, SIMPLE, STRUCTURED = 0x25609513, 0x67446698, 0x668E33EF
-OPT_ABORT, OPT_LIST, OPT_STRUCTURED, OPT_GO, OPT_CONTEXT = 2, 3, 8, 7, 10
+OPT_ABORT, OPT_LIST, OPT_STARTTLS, OPT_STRUCTURED, OPT_GO, OPT_CONTEXT = 2, 3, 5, 8, 7, 10
 REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
 READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
 FUA, NO_HOLE = 1, 2
@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Client:
-    def __init__(self, address, export=None, structured=False, timeout=30, context=None):
+    def __init__(self, address, export=None, structured=False, timeout=30, context=None, tls=None):
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.s = socket.socket(family)
         self.s.settimeout(timeout)
@@ -34,6 +34,9 @@ class Client:
         assert opts == OPTS and flags & 1, "not a fixed newstyle server"
         self.no_zeroes = flags & 2
         self.s.sendall(struct.pack(">I", flags & 3))
+        if tls:
+            self._option(OPT_STARTTLS, b"")
+            self.s = tls.wrap_socket(self.s)
         if structured or context:
             self._option(OPT_STRUCTURED, b"")
         if context:

@@ -4,13 +4,14 @@ memory stays bounded, nothing leaks."""
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 import threading
 import time
 
 import rig
-from nbd import NO_HOLE, READ, REQUEST, STATUS, WRITE, ZEROES, Client, Gone
+from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone
 from rig import MI, PACED, check
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
@@ -219,7 +220,7 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
                 check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
                 check(slow <= 2 * usual + PATIENCE, f"{name}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
                 check(part >= 0.5 * ENOUGH, f"{name}: the good tenant got only {part:.2f} of all bytes")
-                # What a client that has gone had asked for is served to the end, from its tenant's share.
+                # What a client that has gone has staged is cancelled; what is on the device ends.
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {name} left is done")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
@@ -276,6 +277,22 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
 
 
+def test_clients_that_close_do_not_keep_their_places():
+    """Hundreds of requests that take long, and a close: the next client gets a place when they have gone, not when all is done."""
+    with operated("--policy", "sfqd:slots=4") as rigged:
+        for command, flags, bye in ((TRIM, 0, False), (ZEROES, NO_HOLE, False), (READ, 0, False), (TRIM, 0, True)):
+            clients = [rigged.connect(timeout=60) for _ in range(16)]
+            for client in clients:
+                for nth in range(500):
+                    client.send(command, nth % 2 * 32 * MI, 32 * MI if command != READ else MI // 16, flags=flags)
+            rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 20, "it is at work")
+            for client in clients:
+                client.close() if bye else client.s.close()
+            # Work for minutes; one that says good-bye has 5 s.
+            rig.until(lambda: rigged.ask("status")["connections"] == 0, 20, f"places are free after requests {command}")
+            rig.until(rigged.is_quiet, 20, "nothing is left")
+
+
 def test_large_requests_leave_short_queues_their_part():
     """4 KiB beside 32 MiB on a slow device: what is due, for a shorter queue too if D is as small as the device allows."""
     said = []
@@ -309,3 +326,49 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
         check(set(rigged.tenants()) == {"good", "bad", "small"}, "only those are left who stayed")
+
+
+def pour(rigged, header):
+    """The same request over and over, as fast as the server takes it, by two connections."""
+
+    def work(stop, _):
+        client = rigged.connect(timeout=1)
+        client.s.setblocking(False)
+        blob, rest = header * 1000, b""
+        while not stop.is_set():
+            reads, writes, _ = select.select([client.s], [client.s], [], 1)
+            if reads and not client.s.recv(MI):
+                return
+            if writes:
+                rest = rest or blob
+                rest = rest[client.s.send(rest) :]
+
+    return Many(2, work)
+
+
+def request(command, offset, length, data=b""):
+    return struct.pack(">IHHQQI", REQUEST, 0, command, 1, offset, length) + data
+
+
+# Work that moves little or no data: what a request asks for that is refused, advice, flushes, and bytes of blocks.
+FLOODS = {
+    "refused": request(READ, 1 << 40, 4096),
+    "advice": request(CACHE, 0, 4096),
+    "flushes": request(FLUSH, 0, 0),
+    "bytes": request(WRITE, 5, 1, b"x"),
+}
+
+
+def test_work_without_data_is_charged():
+    """A tenant is charged for the work that it makes, however few bytes it moves: the good one keeps 0.8 of all. Requests are what
+    this device is short of, so the least cost is 4 KiB."""
+    said = []
+    with operated("--policy", "mqfq:least-cost=4k") as rigged, rigged.good_load(60):
+        calm, _, _ = rigged.measure()
+        for name, header in FLOODS.items():
+            with pour(rigged, header):
+                time.sleep(0.5)
+                rate, _, _ = rigged.measure()
+            said.append(f"{name} {rate / calm:.2f}")
+            check(rate >= 0.8 * calm, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}")
+    return "of the calm rate: " + "; ".join(said)

@@ -221,6 +221,7 @@ fn status(result: &Value) -> String {
         ),
         ("tenants", result["tenants"].to_string()),
         ("connections", result["connections"].to_string()),
+        ("memory", format!("{} of {} bytes", result["memory"]["used"], result["memory"]["most"])),
         ("listening", list("listening")),
     ];
     if !state["slots"].is_null() {

@@ -31,6 +31,7 @@ mod hostile;
 mod job;
 mod lab;
 mod logging;
+mod machine;
 mod manual;
 mod operate;
 mod pairs;

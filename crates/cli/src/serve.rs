@@ -17,6 +17,7 @@ use crate::engine::{
     FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology,
     with_policy,
 };
+use crate::machine;
 use crate::operate::{Console, Given};
 use crate::refusal::Refusal;
 use crate::table::{align_right, plain_table};
@@ -170,6 +171,7 @@ fn server_config(
         cpus: plan.cpus.clone(),
         limits,
         connections,
+        memory: plan.limits.memory.unwrap_or_else(|| machine::memory() / 2),
         tags: limits.tags(connections),
         handshake: HandshakeOptions {
             tls: tls_mode(plan.tls.as_ref())?,

@@ -239,7 +239,21 @@ mod tests {
     fn order(flow: FlowId, op: Op, offset: u64, buffer: &Buffer, length: u32) -> Order {
         let (tenant, file, fua, no_hole, fast_only) = (0, 0, false, false, false);
         let (memory, cookie) = (buffer.memory(), offset);
-        Order { tenant, flow, op, file, offset, length, fua, no_hole, fast_only, memory, cookie }
+        let is_void = false;
+        Order {
+            tenant,
+            flow,
+            op,
+            file,
+            offset,
+            length,
+            fua,
+            no_hole,
+            fast_only,
+            memory,
+            cookie,
+            is_void,
+        }
     }
 
     /// Polls until so many have ended.

@@ -115,6 +115,11 @@ impl Observed {
         }
     }
 
+    /// A request was taken back: it suffered from nobody.
+    pub fn cancelled(&mut self, tag: Tag) {
+        self.tag = self.tag.filter(|observed| *observed != tag);
+    }
+
     #[cold]
     fn attribute(&mut self, victim: usize, latency_ns: u64) {
         self.tag = None;

@@ -2,6 +2,8 @@
 //!
 //! All `unsafe` code of the project is in this crate, each block with its argument.
 
+pub mod budget;
+mod charge;
 pub mod client;
 pub mod common;
 pub mod control;

@@ -208,6 +208,7 @@ impl Running {
             fast_only: false,
             memory: self.buffers[usize::from(buffer)].memory(),
             cookie: cookie | u64::from(buffer),
+            is_void: false,
         })
     }
 }

@@ -1,8 +1,9 @@
 //! Buffers: page-aligned memory, mapped once, bounded, handed out in pieces.
 //!
 //! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory
-//! only. A region is address space; pages become memory when they are first used and go back when
-//! it is dropped. Its first part is registered with the ring where that helps (direct I/O saves
+//! only. A region is address space; pages become memory when they are first used, within a
+//! [`Budget`] if it has one, and go back when it is dropped or [told to](Region::give_back). Its
+//! first part is registered with the ring where that helps (direct I/O saves
 //! pinning pages on every request).
 //!
 //! **Large pages** ([`Region::prefer_large_pages`]), where the device itself reads and writes the
@@ -19,11 +20,16 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use offset_allocator::{Allocation, Allocator};
 
+use crate::budget::Budget;
+
 /// The unit of allocation and the alignment of every buffer: 4 KiB, enough for direct I/O anywhere.
 pub const PAGE: usize = 4096;
+/// How many bytes of a budget are asked for at a time.
+const STEP: usize = 64 * PAGE;
 /// Single pages kept for the next request.
 const PAGES_KEPT: usize = 64;
 
@@ -56,6 +62,11 @@ pub struct Region {
     /// want no more than that, and the allocator takes several times as long.
     pages: Vec<Allocation>,
     pages_in_use: u32,
+    budget: Option<Arc<Budget>>,
+    /// Bytes at the start that may have become memory; the budget has been asked for them.
+    touched: usize,
+    /// Its one buffer goes beyond the budget.
+    is_overdrawn: bool,
 }
 
 // SAFETY: the region owns its mapping; moving the owner to another thread moves that ownership.
@@ -114,7 +125,33 @@ impl Region {
             allocator: Allocator::with_max_allocs(pages, pages + 2),
             pages: Vec::with_capacity(PAGES_KEPT),
             pages_in_use: 0,
+            budget: None,
+            touched: 0,
+            is_overdrawn: false,
         })
+    }
+
+    /// Maps a region of which no more becomes memory than the budget allows.
+    pub fn within(length: usize, budget: Arc<Budget>) -> io::Result<Region> {
+        let mut region = Region::map(length)?;
+        region.budget = Some(budget);
+        Ok(region)
+    }
+
+    /// Takes the first `length` bytes from the budget; false if that has not so much.
+    pub fn reserve(&mut self, length: usize) -> bool {
+        length <= self.touched || self.grow(length)
+    }
+
+    /// Has the budget allow the use of the bytes up to `end`.
+    fn grow(&mut self, end: usize) -> bool {
+        let end = end.next_multiple_of(STEP).min(self.length);
+        let is_allowed =
+            self.budget.as_ref().is_none_or(|budget| budget.take((end - self.touched) as u64));
+        if is_allowed {
+            self.touched = end;
+        }
+        is_allowed
     }
 
     /// Asks for memory in large pages from now on. It works without, too.
@@ -144,8 +181,11 @@ impl Region {
     }
 
     /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for
-    /// it.
+    /// it, or the budget no memory.
     pub fn allocate(&mut self, length: u32) -> Option<Buffer> {
+        if self.is_overdrawn {
+            return None;
+        }
         let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
         let kept = if pages == 1 { self.pages.pop() } else { None };
         let allocation = kept.or_else(|| self.allocator.allocate(pages)).or_else(|| {
@@ -153,11 +193,19 @@ impl Region {
             self.pages.drain(..).for_each(|page| self.allocator.free(page));
             self.allocator.allocate(pages)
         })?;
-        self.pages_in_use += pages;
         let offset = allocation.offset as usize * PAGE;
+        let end = offset + pages as usize * PAGE;
+        if end > self.touched && !self.grow(end) {
+            let is_only = self.pages_in_use == 0;
+            self.is_overdrawn = is_only && self.budget.as_ref().is_some_and(|all| all.overdraw());
+            if !self.is_overdrawn {
+                self.allocator.free(allocation);
+                return None;
+            }
+        }
+        self.pages_in_use += pages;
         // SAFETY: the allocator gives offsets inside the mapping.
         let address = unsafe { self.base.as_ptr().add(offset) };
-        let end = offset + pages as usize * PAGE;
         let fixed = self.fixed.filter(|&(_, covered)| end <= covered).map(|(index, _)| index);
         Some(Buffer { memory: Memory { address, length, fixed }, allocation })
     }
@@ -170,6 +218,47 @@ impl Region {
             self.pages.push(buffer.allocation);
         } else {
             self.allocator.free(buffer.allocation);
+        }
+        if self.is_unused()
+            && (self.is_overdrawn || self.budget.as_ref().is_some_and(|budget| budget.is_short()))
+        {
+            self.give_back();
+        }
+    }
+
+    /// Gives all memory but what is registered back to the system, while no buffer is out; how
+    /// many bytes that may have been.
+    pub fn give_back(&mut self) -> usize {
+        debug_assert!(self.is_unused());
+        let kept = self.fixed.map_or(0, |(_, length)| length);
+        // What goes beyond the budget may lie anywhere.
+        let end = if self.is_overdrawn { self.length } else { self.touched };
+        if end <= kept {
+            return 0;
+        }
+        // SAFETY: the pages are this region's own, no buffer of it is out, so no operation names
+        // them, and the kernel holds on to none of them, which are not registered.
+        let advised = unsafe {
+            let first = self.base.as_ptr().add(kept);
+            rustix::mm::madvise(first.cast(), end - kept, rustix::mm::Advice::LinuxDontNeed)
+        };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "memory is not given back");
+        }
+        self.settle(kept);
+        end - kept
+    }
+
+    /// Tells the budget that no more than the first `kept` bytes are memory.
+    fn settle(&mut self, kept: usize) {
+        let given = self.touched.saturating_sub(kept);
+        self.touched -= given;
+        let is_overdrawn = std::mem::take(&mut self.is_overdrawn);
+        if let Some(budget) = &self.budget {
+            budget.give(given as u64);
+            if is_overdrawn {
+                budget.settle();
+            }
         }
     }
 
@@ -192,6 +281,7 @@ impl Drop for Region {
         }
         // SAFETY: the mapping is this region's own, and no buffer of it is out.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        self.settle(0);
     }
 }
 
@@ -256,6 +346,60 @@ mod tests {
         assert!(region.is_unused());
         let whole = region.allocate(16 * PAGE as u32).expect("freed pages join again");
         region.free(whole);
+    }
+
+    /// Pages of a region that are memory.
+    fn resident(region: &Region) -> usize {
+        let mut pages = vec![0u8; region.length / PAGE];
+        // SAFETY: the mapping is there, and there is a byte for each page.
+        let told = unsafe {
+            libc::mincore(region.base.as_ptr().cast(), region.length, pages.as_mut_ptr())
+        };
+        assert_eq!(told, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+
+    #[test]
+    fn memory_is_given_back_but_for_what_is_registered() {
+        let budget = Arc::new(Budget::new(16 << 20));
+        let mut region = Region::within(8 << 20, budget.clone()).unwrap();
+        assert!(region.reserve(STEP));
+        region.set_fixed(0, STEP);
+        let mut buffer = region.allocate(4 << 20).unwrap();
+        buffer.bytes_mut().fill(1);
+        assert!(budget.used() >= 4 << 20);
+        assert!(resident(&region) >= 1024);
+        region.free(buffer);
+        assert!(region.give_back() >= (4 << 20) - STEP);
+        assert_eq!(budget.used(), STEP as u64);
+        assert!(resident(&region) <= STEP / PAGE);
+        let buffer = region.allocate(6 << 20).unwrap();
+        assert!(buffer.bytes()[6 << 19..].iter().all(|&byte| byte == 0));
+        region.free(buffer);
+        drop(region);
+        assert_eq!(budget.used(), 0);
+    }
+
+    /// Whoever comes when nothing is left waits; but one request of all goes on.
+    #[test]
+    fn the_budget_is_kept_but_for_one_request() {
+        let budget = Arc::new(Budget::new(1 << 20));
+        let mut regions: Vec<Region> =
+            (0..3).map(|_| Region::within(8 << 20, budget.clone()).unwrap()).collect();
+        let first = regions[0].allocate(1 << 20).unwrap();
+        assert_eq!(budget.used(), 1 << 20);
+        assert!(regions[0].allocate(PAGE as u32).is_none(), "it has a buffer out");
+        let beyond = regions[1].allocate(4 << 20).expect("one may");
+        assert!(regions[1].allocate(PAGE as u32).is_none(), "and has no other one then");
+        assert!(regions[2].allocate(PAGE as u32).is_none(), "one of all");
+        assert_eq!(budget.used(), 1 << 20);
+        regions[1].free(beyond);
+        let beyond = regions[2].allocate(PAGE as u32).expect("the next");
+        regions[2].free(beyond);
+        regions[0].free(first);
+        assert_eq!(budget.used(), 0, "memory is short, so nothing is kept");
+        let within = regions[2].allocate(1 << 20).unwrap();
+        regions[2].free(within);
     }
 
     #[test]

@@ -16,6 +16,10 @@
 //! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
 //! across a flush.
 //!
+//! **Requests that nobody wants any longer**, since their client has gone or their tenant was
+//! removed, are taken back from the policy ([`DataPath::cancel`]); those on the device run to their
+//! end, and so does whatever the policy has merged with others.
+//!
 //! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
 //! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
 //! once a shard runs.
@@ -26,6 +30,7 @@ use fairq_core::{
     Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
 };
 
+use crate::charge::{self, Charged, Observation};
 use crate::common::Common;
 use crate::device::{Command, Completion, Device, Queue};
 use crate::interference::Observed;
@@ -65,6 +70,9 @@ pub struct Order {
     pub memory: Memory,
     /// The front end's name for it.
     pub cookie: u64,
+    /// The device gets nothing, and the tenant is charged as for a flush that takes no time: `op`
+    /// is one. So is work that only the server has, as to refuse a request.
+    pub is_void: bool,
 }
 
 impl Order {
@@ -93,6 +101,8 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
+    /// See [`Order::is_void`].
+    is_void: bool,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
     /// The one after it in its command.
@@ -104,6 +114,8 @@ pub struct DataPath<P, D: Device> {
     port: P,
     id: PortId,
     device: Arc<D>,
+    /// The device's block, in bytes.
+    block: u32,
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
@@ -114,12 +126,15 @@ pub struct DataPath<P, D: Device> {
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
     wake: PortSet,
     completions: Vec<Completion>,
+    /// Orders without work that the policy has let go.
+    void: Vec<Tag>,
     finished: Vec<Finished>,
     stats: Vec<TenantStats>,
     /// To whom something has happened since the last report.
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
+    charges: Observation,
     write_back: Arc<WriteBack>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
@@ -141,6 +156,7 @@ impl<D: Device> DataPath<(), D> {
             port: (),
             id,
             device: common.device.clone(),
+            block: common.device.info().block_size,
             queue,
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
@@ -148,11 +164,13 @@ impl<D: Device> DataPath<(), D> {
             memories: Vec::with_capacity(tags),
             wake: PortSet::EMPTY,
             completions: Vec::with_capacity(tags),
+            void: Vec::with_capacity(tags),
             finished: Vec::with_capacity(tags),
             stats: vec![TenantStats::default(); tenants],
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            charges: Observation::new(tenants),
             write_back: common.write_back.clone(),
             recorder: None,
             wait_until_ns: None,
@@ -175,6 +193,7 @@ impl<P, D: Device> DataPath<P, D> {
             port: old,
             id,
             device,
+            block,
             queue,
             live,
             free,
@@ -182,15 +201,17 @@ impl<P, D: Device> DataPath<P, D> {
             memories,
             wake,
             completions,
+            void,
             ..
         } = self;
         let DataPath { finished, stats, changed, counters, observed, .. } = self;
-        let DataPath { write_back, recorder, .. } = self;
+        let DataPath { charges, write_back, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
             id,
             device,
+            block,
             queue,
             live,
             free,
@@ -198,11 +219,13 @@ impl<P, D: Device> DataPath<P, D> {
             memories,
             wake,
             completions,
+            void,
             finished,
             stats,
             changed,
             counters,
             observed,
+            charges,
             write_back,
             recorder,
             blocked,
@@ -265,6 +288,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             *stats = TenantStats::default();
             self.changed[usize::from(tenant)] = true;
             self.observed.forget(tenant);
+            self.charges.forget(tenant);
         }
     }
 
@@ -317,13 +341,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
             op => op,
         };
-        let request =
-            Request { tag, flow: order.flow, op, offset: order.offset, length: order.length };
-        if order.fua {
+        let Charged { offset, length, stands_alone } = self.charged(order);
+        let request = Request { tag, flow: order.flow, op, offset, length };
+        let stands_alone = stands_alone || order.fua;
+        if stands_alone {
             self.port.barrier(order.flow);
         }
         let submitted = self.port.submit(now_ns, &request, &mut self.wake);
-        if order.fua {
+        if stands_alone {
             self.port.barrier(order.flow);
         }
         let submitted = match submitted {
@@ -333,7 +358,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
-        let covers = self.write_back.begin(usize::from(self.id.0), order.tenant, order.op);
+        let covers = if order.is_void {
+            0
+        } else {
+            self.write_back.begin(usize::from(self.id.0), order.tenant, order.op)
+        };
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
@@ -342,6 +371,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             cookie: order.cookie,
             arrived_ns: now_ns,
             issued_ns: 0,
+            is_void: order.is_void,
             covers,
             after: None,
         });
@@ -355,6 +385,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.issue(now_ns, ring, tag, class);
         }
         Ok(())
+    }
+
+    /// An order as its flow is charged for it.
+    #[inline]
+    fn charged(&self, order: &Order) -> Charged {
+        let &Order { op, offset, length, .. } = order;
+        if op == Op::Flush && !order.is_void {
+            let length = self.charges.flush_bytes(order.tenant);
+            return Charged { offset, length, stands_alone: false };
+        }
+        charge::of_data(op, offset, length, self.block)
     }
 
     /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was
@@ -400,9 +441,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.batch += 1;
         let command = self.leave(now_ns, tag, class);
+        if command.op == Op::Flush && self.is_void(tag) {
+            return self.void.push(tag);
+        }
         // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is
         // finished, and it is not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    #[cold]
+    fn is_void(&self, tag: Tag) -> bool {
+        self.live[tag.0 as usize].is_some_and(|live| live.is_void)
     }
 
     /// The request that completes a command: all that were joined go, and it.
@@ -478,6 +527,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.batch = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
+        // Those that end together are told of from the last to the first.
+        completions.extend(self.void.drain(..).rev().map(|tag| Completion { tag, errno: 0 }));
         let any = !completions.is_empty();
         for Completion { tag, errno } in completions.drain(..) {
             let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
@@ -511,8 +562,12 @@ impl<P: Port, D: Device> DataPath<P, D> {
     fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
         let live = self.live[tag.0 as usize].expect("the device completes live tags only");
         self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
-        if live.command.op == Op::Flush || live.command.fua {
-            errno = self.synced(&live, errno);
+        if !live.is_void {
+            if live.command.op == Op::Flush || live.command.fua {
+                errno = self.synced(&live, errno);
+            }
+            let Command { op, length, .. } = live.command;
+            self.charges.ended(live.tenant, op, length, now_ns.saturating_sub(live.issued_ns));
         }
         let failed = errno != 0;
         if self.recorder.is_some() {
@@ -531,6 +586,43 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.completed += 1;
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
+        self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// Takes back those live requests that `is_unwanted` names, by tenant and cookie, and that the
+    /// policy still holds: they end with `errno`, and nobody is charged for them. The others, which
+    /// the device has or the policy has merged, run to their end. Their memory is in use until
+    /// [`Self::finished`] has given them back, as always.
+    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u16, u64) -> bool) {
+        // Tags are used again from the lowest on, so that few places are looked at in vain.
+        let mut left = self.live.len() - self.free.len();
+        for index in 0..self.live.len() {
+            if left == 0 {
+                break;
+            }
+            let Some(live) = self.live[index] else { continue };
+            left -= 1;
+            let tag = Tag(index as u32);
+            if is_unwanted(live.tenant, live.cookie)
+                && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
+                self.cancelled(now_ns, tag, &live, errno);
+            }
+        }
+    }
+
+    /// The policy has given a request back.
+    fn cancelled(&mut self, now_ns: u64, tag: Tag, live: &Live, errno: i32) {
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Cancel, tag);
+        }
+        // A write that never began is as good as one that has ended: nothing of it can be lost.
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        self.live[tag.0 as usize] = None;
+        self.free.push(tag);
+        self.stats[usize::from(live.tenant)].cancel(now_ns);
+        self.changed[usize::from(live.tenant)] = true;
+        self.observed.cancelled(tag);
         self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
@@ -570,222 +662,4 @@ impl<P: Port, D: Device> DataPath<P, D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use fairq_core::serial::SerialConfig;
-    use fairq_core::sfqd::{Sfqd, SfqdPort};
-    use fairq_core::{Native, Policy, Weight};
-
-    use super::*;
-    use crate::common::Clock;
-    use crate::device::store::Store;
-    use crate::device::{Info, Place};
-    use crate::interference::Served;
-    use crate::memory::{Buffer, Region};
-    use crate::wakers::Wakers;
-
-    const TAGS: usize = 64;
-    const BLOCK: u32 = 4096;
-
-    /// Memory with a bad block, which notes what it was sent: offsets and lengths.
-    struct Flawed {
-        info: Info,
-        store: Arc<Store>,
-        bad: u64,
-    }
-
-    struct FlawedQueue {
-        store: Arc<Store>,
-        bad: u64,
-        sent: Vec<(u64, u32)>,
-        done: Vec<Completion>,
-    }
-
-    impl Device for Flawed {
-        type Queue = FlawedQueue;
-        fn info(&self) -> &Info {
-            &self.info
-        }
-        fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<FlawedQueue> {
-            Ok(FlawedQueue {
-                store: self.store.clone(),
-                bad: self.bad,
-                sent: Vec::new(),
-                done: Vec::new(),
-            })
-        }
-    }
-
-    impl FlawedQueue {
-        fn note(&mut self, command: &Command, carry_out: impl FnOnce(&Store) -> i32) {
-            self.sent.push((command.offset, command.length));
-            let range = command.offset..command.offset + u64::from(command.length);
-            let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
-            self.done.push(Completion { tag: command.tag, errno });
-        }
-    }
-
-    impl Queue for FlawedQueue {
-        unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
-            // SAFETY: the caller vouches for the memory.
-            self.note(command, |store| unsafe { store.execute(command) });
-        }
-        unsafe fn issue_merged(
-            &mut self,
-            _now_ns: u64,
-            _ring: &mut Ring,
-            command: &Command,
-            memories: &[Memory],
-        ) -> bool {
-            assert_eq!(memories.iter().map(|memory| memory.length).sum::<u32>(), command.length);
-            // SAFETY: the caller vouches for the memory.
-            self.note(command, |store| unsafe { store.execute_merged(command, memories) });
-            true
-        }
-        fn reap(
-            &mut self,
-            _now_ns: u64,
-            _ring: &mut Ring,
-            done: &mut Vec<Completion>,
-            _wake: &mut PortSet,
-        ) {
-            done.append(&mut self.done);
-        }
-    }
-
-    struct Bench {
-        policy: Sfqd,
-        path: DataPath<SfqdPort, Flawed>,
-        ring: Ring,
-        flow: FlowId,
-        region: Region,
-        buffers: Vec<Buffer>,
-    }
-
-    impl Bench {
-        fn new(bad: u64) -> Bench {
-            let config = SerialConfig {
-                flows: 1,
-                tags: TAGS,
-                slots: 1,
-                merge_bytes: 1 << 16,
-                ..Default::default()
-            };
-            let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
-            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-            let store = Arc::new(Store::map(1 << 20).unwrap());
-            let device =
-                Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
-            let common = Common {
-                device: Arc::new(device),
-                wakers: Arc::new(Wakers::new(1).unwrap()),
-                clock: Clock::default(),
-                tags: TAGS,
-                tenants: 1,
-                served: Arc::new(Served::new(1)),
-                write_back: Arc::new(WriteBack::new(1, 1)),
-                fixed_buffers: 0,
-            };
-            let mut ring = Ring::new(0).unwrap();
-            let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
-            let queue = common.device.open_queue(&place, &mut ring).unwrap();
-            let path = DataPath::new(PortId(0), queue, &common).with_port(ports.remove(0));
-            Bench {
-                policy,
-                path,
-                ring,
-                flow,
-                region: Region::map(1 << 20).unwrap(),
-                buffers: Vec::new(),
-            }
-        }
-
-        fn submit(&mut self, op: Op, block: u64, fua: bool) {
-            let mut buffer = self.region.allocate(BLOCK).unwrap();
-            buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
-            let (no_hole, fast_only, memory) = (false, false, buffer.memory());
-            let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
-            let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
-            let order = Order {
-                tenant,
-                flow,
-                op,
-                file,
-                offset,
-                length,
-                fua,
-                no_hole,
-                fast_only,
-                memory,
-                cookie,
-            };
-            self.buffers.push(buffer);
-            // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
-            // all back.
-            unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
-        }
-
-        /// Until nothing is left: the errno of each order, in the order in which they were
-        /// submitted, and what the device got.
-        fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
-            let mut errnos = vec![-1; self.buffers.len()];
-            while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
-                self.path.reap(0, &mut self.ring);
-                while let Some(Finished { cookie, errno }) = self.path.finished() {
-                    assert_eq!(
-                        std::mem::replace(&mut errnos[cookie as usize], errno),
-                        -1,
-                        "finished once"
-                    );
-                }
-            }
-            assert_eq!(self.policy.stats().free_slots, Some(1));
-            let sent = std::mem::take(&mut self.path.queue.sent);
-            (
-                errnos,
-                sent.into_iter()
-                    .map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK))
-                    .collect(),
-            )
-        }
-
-        fn free(&mut self) -> Vec<u8> {
-            let first = |buffer: &Buffer| buffer.bytes()[0];
-            let bytes = self.buffers.iter().map(first).collect();
-            self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
-            bytes
-        }
-    }
-
-    #[test]
-    fn adjacent_requests_are_one_command_up_to_the_barrier() {
-        let mut bench = Bench::new(u64::MAX);
-        // Behind, behind, before; a gap; a write that is to be durable, and one behind that.
-        [4, 5, 6, 3, 9].into_iter().for_each(|block| bench.submit(Op::Write, block, false));
-        bench.submit(Op::Write, 7, true);
-        bench.submit(Op::Write, 8, false);
-        let (errnos, sent) = bench.run();
-        assert_eq!((errnos, sent), (vec![0; 7], vec![(3, 4), (9, 1), (7, 1), (8, 1)]));
-        assert_eq!(bench.path.report(0).counters.joined, 3);
-        bench.free();
-        (2..11).for_each(|block| bench.submit(Op::Read, block, false));
-        let (errnos, sent) = bench.run();
-        assert_eq!((errnos, sent), (vec![0; 9], vec![(2, 9)]));
-        assert_eq!(bench.free(), [0, 4, 5, 6, 7, 8, 9, 10, 0], "each reads what was written there");
-    }
-
-    /// The error belongs to the request that has the bad block, and to no other.
-    #[test]
-    fn the_parts_of_a_failed_command_go_alone() {
-        let mut bench = Bench::new(5 * u64::from(BLOCK));
-        (3..8).for_each(|block| bench.submit(Op::Write, block, false));
-        let (errnos, sent) = bench.run();
-        assert_eq!(errnos, [0, 0, libc::EIO, 0, 0]);
-        assert_eq!(sent, [(3, 5), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)]);
-        bench.free();
-        (6..8).for_each(|block| bench.submit(Op::Read, block, false));
-        assert_eq!(bench.run().1, [(6, 2)]);
-        assert_eq!(bench.free(), [7, 8]);
-    }
-}
+mod tests;

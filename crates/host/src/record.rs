@@ -7,7 +7,7 @@
 //! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory,
 //! allocated then, the last so many of them; nothing is shared and nothing is formatted here. A
 //! shard that is not has no ring, and pays one look at a pointer of its own, which never changes,
-//! for each of the four places below.
+//! for each of the places below.
 //!
 //! | kind | when | numbers |
 //! |---|---|---|
@@ -15,6 +15,7 @@
 //! | issue | to the device | class, free slots; start tag, virtual time |
 //! | held | requests are staged and none may go | whether the next is too far ahead or no slot is free; its start tag |
 //! | complete, fail | done | – |
+//! | cancel | taken back before it went: its client has gone, or its tenant was removed | – |
 //!
 //! Being held is asked again and again: it is recorded when it begins, and when its reason changes.
 
@@ -33,6 +34,8 @@ pub enum Kind {
     Complete,
     /// A request has failed.
     Fail,
+    /// A staged request was taken back.
+    Cancel,
 }
 
 /// One decision, or what leads to one.

@@ -116,6 +116,16 @@ impl TenantStats {
         }
     }
 
+    /// A staged request is taken back.
+    pub fn cancel(&mut self, now_ns: u64) {
+        self.in_flight -= 1;
+        self.staged -= 1;
+        if self.staged == 0 && self.starved_since_ns != NOT_STARVED {
+            self.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+            self.starved_since_ns = NOT_STARVED;
+        }
+    }
+
     /// An issued request is done.
     #[inline]
     pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {

@@ -47,7 +47,8 @@ pub(crate) struct ServeArgs {
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far,
     /// in bytes, the lightest tenant may run ahead), virtual-time=mindicator|scan,
-    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, read-cost, write-cost (factors);
+    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, read-cost, write-cost (factors),
+    /// least-cost (bytes that any request costs at least);
     /// all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one command); d2fq:
     /// tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
     /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle;
@@ -96,6 +97,10 @@ pub(crate) struct ServeArgs {
     /// The most connections at a time [default: 256]
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<u32>,
+    /// The most memory for requests and replies of all connections [default: half of what the
+    /// machine, or the service (MemoryMax=), has]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
     /// The most memory for requests and replies of one connection [default: 40M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_per_connection: Option<Size>,
@@ -133,6 +138,7 @@ impl ServeArgs {
             },
             limits: LimitsTable {
                 connections: self.connections,
+                memory: self.memory,
                 memory_per_connection: self.memory_per_connection,
                 depth_per_connection: self.depth_per_connection,
             },

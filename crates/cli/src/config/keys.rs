@@ -54,7 +54,7 @@ mod tests {
     fn values_are_not_changed_on_the_way() {
         comes_through::<PolicyTable>(&[
             "none",
-            "mqfq:D=64,T=1,virtual-time=scan,slot-kind=counter,unthrottle=poll:1500ns,read-cost=1.33,write-cost=1%",
+            "mqfq:D=64,T=1,virtual-time=scan,slot-kind=counter,unthrottle=poll:1500ns,read-cost=1.33,write-cost=1%,least-cost=4k",
             "mqfq:T=9007199254740993,unthrottle=wheel",
             "d2fq:tau-l=8m,tau-m=1000001,tau-w=1T,grace=1ns,period=1.5s,hl=static-3,tracker=mindicator,strict-paper,urgent=7%",
             "d2fq:hl=dynamic,initial=256",

@@ -121,6 +121,7 @@ pub(crate) struct TlsTable {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct LimitsTable {
     pub(crate) connections: Option<u32>,
+    pub(crate) memory: Option<Size>,
     pub(crate) memory_per_connection: Option<Size>,
     pub(crate) depth_per_connection: Option<u32>,
 }
@@ -334,6 +335,8 @@ pub(crate) struct Tls {
 pub(crate) struct Limits {
     /// Open connections of the server.
     pub(crate) connections: u32,
+    /// Bytes of requests and replies of all connections; if not said, half of what there is.
+    pub(crate) memory: Option<u64>,
     /// Bytes of requests and replies of one connection.
     pub(crate) memory_per_connection: u64,
     /// Requests of one connection that are being served.
@@ -342,7 +345,12 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 256, memory_per_connection: MEMORY_MIN, depth_per_connection: 512 }
+        Limits {
+            connections: 256,
+            memory: None,
+            memory_per_connection: MEMORY_MIN,
+            depth_per_connection: 512,
+        }
     }
 }
 
@@ -636,7 +644,17 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
             exact_size(default.memory_per_connection)
         )));
     }
+    let total = table.memory.map(|Size(bytes)| bytes);
+    if let Some(bytes) = total.filter(|bytes| *bytes < MEMORY_MIN) {
+        return Err(Refusal::new(format!(
+            "limits: memory {} is below {}, which one connection may need: the default is half of \
+             what the machine, or the service, has",
+            exact_size(bytes),
+            exact_size(MEMORY_MIN),
+        )));
+    }
     Ok(Limits {
+        memory: total,
         connections: within("connections", table.connections, default.connections, 1 << 16)?,
         memory_per_connection: memory,
         depth_per_connection: within(

@@ -63,6 +63,11 @@ const PARAMETERS: &[About] = &[
     parameter("read-cost", "a factor, as 2.5 or 250%", "what reads cost for each byte"),
     parameter("write-cost", "a factor, as 2.5 or 250%", "what writes cost for each byte"),
     parameter(
+        "least-cost",
+        "bytes, 1 to 32M",
+        "what any request costs at least, refused ones too; 512 if not said",
+    ),
+    parameter(
         "slice",
         "a duration, 1ns to 1m",
         "the lightest tenant's slice of time; those of heavier ones are in proportion, up to 4 \
@@ -187,6 +192,7 @@ pub(crate) fn present(key: &str, config: &PolicyConfig, device_slots: u32) -> St
             "auto".into()
         }
         "write-cost" => Factor(config.cost.write_percent).to_string(),
+        "least-cost" => exact_size(config.cost.min_bytes.into()),
         "slice" => ns(serial.cfq.slice_ns),
         "target" => ns(serial.cfq.target_ns),
         "quantum" => serial.cfq.quantum.to_string(),

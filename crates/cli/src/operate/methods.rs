@@ -212,6 +212,7 @@ impl Console {
             "policy_state": policy_state(now),
             "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
             "connections": now.connections.iter().sum::<usize>(),
+            "memory": { "used": now.memory.0, "most": now.memory.1 },
             "tenants": admin.roster().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,

@@ -155,6 +155,19 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "1 while the server drains: it takes no more connections.",
         f64::from(u8::from(now.is_draining)),
     );
+    text.one(
+        "fairq_connections_memory_bytes",
+        "gauge",
+        "Memory that connections hold for requests and replies; given back when they are idle.",
+        now.memory.0 as f64,
+    );
+    text.one(
+        "fairq_connections_memory_limit_bytes",
+        "gauge",
+        "The most that it may be (limits.memory), but for one request: at it requests wait, and no \
+         new connection is taken.",
+        now.memory.1 as f64,
+    );
     let name = "fairq_tenant_write_back_error";
     text.family(
         name,

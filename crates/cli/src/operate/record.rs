@@ -132,6 +132,7 @@ fn row(decision: &Decision) -> Value {
         Kind::Held => "held",
         Kind::Complete => "complete",
         Kind::Fail => "fail",
+        Kind::Cancel => "cancel",
     };
     let op = match op {
         Op::Read => "read",

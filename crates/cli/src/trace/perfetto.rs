@@ -131,7 +131,7 @@ impl<W: Write> Writer<'_, W> {
             ("start_tag", json!(row.start_tag)),
             ("virtual_time", json!(row.virtual_time)),
         ]);
-        let is_end = matches!(row.kind.as_str(), "complete" | "fail");
+        let is_end = matches!(row.kind.as_str(), "complete" | "fail" | "cancel");
         if !is_end && !matches!(row.kind.as_str(), "arrive" | "issue") {
             return Ok(());
         }

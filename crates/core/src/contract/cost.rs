@@ -9,10 +9,11 @@ pub struct CostModel {
     pub read_percent: u32,
     /// Multiplier of a write's length, in hundredths; default 100.
     pub write_percent: u32,
-    /// The least a read or write costs, in bytes; default 512, the smallest block.
+    /// The least that any request costs, in bytes; default 512, the smallest block.
     pub min_bytes: u32,
-    /// Cost of a flush, in bytes; default 4096. A flush moves no data of its own but occupies the
-    /// device.
+    /// The least a flush costs, in bytes; default 4096. It moves no data of its own but occupies the
+    /// device: a caller that has seen how long gives it a length, in bytes that could have been
+    /// moved in that time.
     pub flush_bytes: u32,
     /// The least a discard costs, in bytes; default 4096. It changes the device's or the file
     /// system's map and writes nothing.
@@ -42,19 +43,16 @@ impl CostModel {
     /// The cost of `op` over `length` bytes, at least 1 and at most [`Self::MAX_COST`].
     #[inline]
     pub fn cost(&self, op: Op, length: u32) -> u64 {
-        let scaled = |percent: u32| {
-            let cost = u64::from(length) * u64::from(percent) / 100;
-            cost.max(u64::from(self.min_bytes))
-        };
+        let scaled = |percent: u32| u64::from(length) * u64::from(percent) / 100;
         let cost = match op {
             Op::Read => scaled(self.read_percent),
             Op::Write | Op::WriteZeroes => scaled(self.write_percent),
-            Op::Flush => u64::from(self.flush_bytes),
+            Op::Flush => u64::from(self.flush_bytes.max(length)),
             Op::Discard => u64::from(
                 length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes),
             ),
         };
-        cost.clamp(1, Self::MAX_COST)
+        cost.clamp(u64::from(self.min_bytes.max(1)), Self::MAX_COST)
     }
 }
 
@@ -72,6 +70,11 @@ mod tests {
         assert_eq!(model.cost(Op::Discard, 1 << 30), 4 << 20);
         assert_eq!(CostModel { discard_part: 0, ..model }.cost(Op::Discard, 1 << 30), 4096);
         assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "nobody knows a shorter way");
+        assert_eq!(model.cost(Op::Flush, 1 << 20), 1 << 20, "it was seen to take long");
+        let at_least = CostModel { min_bytes: 16_384, ..model };
+        for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
+            assert_eq!(at_least.cost(op, 512), 16_384, "{op:?}");
+        }
         let writes_cost_triple = CostModel { write_percent: 300, ..model };
         assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);
         assert_eq!(writes_cost_triple.cost(Op::Read, 4096), 4096);

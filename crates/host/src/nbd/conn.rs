@@ -41,6 +41,10 @@ use crate::nbd::wire::{Incoming, Outbox};
 use crate::path::{DataPath, Finished};
 use crate::ring::{Asker, Ring, UserData};
 
+mod ending;
+
+use ending::Farewell;
+
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
 /// Pieces of memory in a reply: a header, and data.
@@ -138,6 +142,19 @@ pub struct Conn {
     outbox: Outbox,
     pace: Pace,
     state: State,
+    farewell: Farewell,
+    /// Nobody reads what is sent: answers are dropped.
+    is_unread: bool,
+    /// The client has taken bytes since this was last looked at.
+    has_taken: bool,
+    /// For how many seconds a client that leaves has been waited for.
+    waited_s: u8,
+    /// What it serves has been removed.
+    is_detached: bool,
+    /// It has begun a request since this was last looked at.
+    was_used: bool,
+    /// What it has staged has been cancelled, as far as that was possible.
+    is_cancelled: bool,
 }
 
 /// Kinds of ring operations of a connection, in the low bits of their user data.
@@ -184,6 +201,13 @@ impl Conn {
             outbox: Outbox::default(),
             pace: Pace::default(),
             state: State::Open,
+            farewell: Farewell::None,
+            is_unread: false,
+            has_taken: false,
+            waited_s: 0,
+            is_detached: false,
+            was_used: false,
+            is_cancelled: false,
         }
     }
 
@@ -195,6 +219,9 @@ impl Conn {
         path: &mut DataPath<P, D>,
         desk: &mut SurveyDesk,
     ) {
+        if self.state == State::Dead {
+            return self.bury();
+        }
         while self.state == State::Open && self.take_in() {
             self.submit(now_ns, ring, path);
         }
@@ -232,10 +259,12 @@ impl Conn {
     /// Starts a request; false if it has to wait for room.
     fn begin(&mut self, request: Request) -> bool {
         if request.command == Command::Disconnect {
+            self.farewell = Farewell::GoodBye;
             self.state = State::Draining;
             return false;
         }
         self.is_bulky = false;
+        self.was_used = true;
         if let Err(error) = validate(&request, &self.negotiated) {
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
@@ -260,9 +289,7 @@ impl Conn {
                 op.filled = request.length as u32;
                 self.enqueue(index);
             }
-            // Reading ahead is advice that a server with direct I/O has no use for.
-            Command::Cache => self.answer(index, Reply::Header(self.style.done(&request))),
-            Command::BlockStatus => self.to_ask.push_back(index),
+            // Of these, reading ahead is advice that a server with direct I/O has no use for.
             _ => self.enqueue(index),
         }
         true
@@ -303,8 +330,8 @@ impl Conn {
         if skip == 0
             && let Some(index) = self.free.pop()
         {
-            self.ops[usize::from(index)] = Op { request, ..Op::idle() };
-            self.answer(index, Reply::Header(self.style.error(&request, error)));
+            self.ops[usize::from(index)] = Op { request, refusal: Some(error), ..Op::idle() };
+            self.enqueue(index);
             return true;
         }
         self.intake = Intake::Refused { request, error, skip };
@@ -369,6 +396,9 @@ impl Conn {
                 return;
             }
             let op = &mut self.ops[usize::from(index)];
+            if self.is_detached && op.errno == 0 {
+                op.errno = libc::ESHUTDOWN;
+            }
             if !op.is_submittable() {
                 op.queued = false;
                 self.to_submit.pop_front();
@@ -411,17 +441,22 @@ impl Conn {
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
-        let reply = match (op.errno, op.request.command) {
-            (0, Command::Read) => Reply::Data(self.style.data(
+        if op.errno == 0 && op.refusal.is_none() && op.request.command == Command::BlockStatus {
+            return self.to_ask.push_back(index);
+        }
+        let error = match op.errno {
+            0 => op.refusal,
+            errno => Some(NbdError::from_errno_for(errno, &op.request)),
+        };
+        let reply = match (error, op.request.command) {
+            (Some(error), _) => Reply::Header(self.style.error(&op.request, error)),
+            (None, Command::Read) => Reply::Data(self.style.data(
                 &op.request,
                 op.request.offset,
                 op.request.length as u32,
                 true,
             )),
-            (0, _) => Reply::Header(self.style.done(&op.request)),
-            (errno, _) => Reply::Header(
-                self.style.error(&op.request, NbdError::from_errno_for(errno, &op.request)),
-            ),
+            (None, _) => Reply::Header(self.style.done(&op.request)),
         };
         self.answer(index, reply);
     }
@@ -449,6 +484,12 @@ impl Conn {
                 // The last answer has left: TLS has to be told that nothing follows.
                 self.incoming.close_tls();
             }
+            if self.is_unread {
+                while let Some(index) = self.ready.pop_front() {
+                    self.release(index);
+                }
+                break;
+            }
             let has_output = !self.ready.is_empty() || self.incoming.has_output();
             if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
                 break;
@@ -459,10 +500,11 @@ impl Conn {
                     break;
                 }
                 self.ready.pop_front();
-                op.add_reply(&mut self.outbox, self.incoming.tls());
+                // SAFETY: ops never move, and this one is not touched before `sent` has cleared
+                // the outbox and released it.
+                unsafe { op.add_reply(&mut self.outbox) };
                 self.outbox.sending.push(index);
             }
-            self.outbox.seal(self.incoming.tls());
             self.pace.replying(self.outbox.sending.len(), self.outbox.bytes());
             self.send(ring);
         }
@@ -480,7 +522,7 @@ impl Conn {
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
     fn send(&mut self, ring: &mut Ring) {
-        match self.outbox.send_now(&self.fd) {
+        match self.outbox.send_now(&self.fd, self.incoming.tls()) {
             Ok(true) => self.sent(),
             Ok(false) => {
                 let entry = self.outbox.send_operation(&self.fd);
@@ -494,7 +536,7 @@ impl Conn {
             Err(error) => {
                 tracing::debug!(connection = self.index, %error, "client is gone");
                 self.sent();
-                self.hang_up();
+                self.has_gone();
             }
         }
     }
@@ -561,9 +603,10 @@ impl Conn {
             return;
         }
         if value & 3 == SEND {
+            self.has_taken |= result > 0;
             if self.outbox.event(result).is_err() || self.state == State::Dead {
                 self.sent();
-                self.hang_up();
+                self.has_gone();
             } else {
                 self.send(ring);
             }
@@ -572,8 +615,13 @@ impl Conn {
         self.incoming.in_ring = false;
         match result {
             _ if self.state == State::Dead => {}
-            // A client may leave without saying so; what it has asked for is still done.
-            0 => self.drain(),
+            0 => {
+                self.farewell = Farewell::EndOfStream;
+                self.drain();
+                if self.is_hung_up() {
+                    self.has_gone();
+                }
+            }
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
             errno if errno == -libc::ECANCELED => self.pace.gave_up(),
             errno if errno < 0 => self.hang_up(),
@@ -594,89 +642,6 @@ impl Conn {
                 }
             }
         }
-    }
-
-    /// Whether it serves this flow.
-    pub fn is_of(&self, flow: FlowId) -> bool {
-        self.volume.flow == flow
-    }
-
-    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off.
-    pub fn detach(&mut self, cut_off: bool) {
-        if cut_off { self.hang_up() } else { self.drain() }
-    }
-
-    /// Takes no more requests, but answers those that are complete.
-    pub fn drain(&mut self) {
-        if self.state == State::Open {
-            self.state = State::Draining;
-            self.abandon_payload();
-        }
-    }
-
-    /// Gives the connection up: what it has submitted is finished but not answered.
-    pub fn hang_up(&mut self) {
-        if self.state != State::Dead {
-            self.state = State::Dead;
-            // Ends a receive or send that the ring still has.
-            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
-            self.abandon_payload();
-        }
-    }
-
-    /// A write whose payload will never be complete is dropped; chunks of it that were submitted
-    /// run to their end.
-    fn abandon_payload(&mut self) {
-        if let Intake::Payload { op: index } = self.intake {
-            if self.incoming.in_ring && self.incoming.direct > 0 {
-                // The kernel may still write into the buffer: the event of the receive, which the
-                // shutdown brings about, comes first. See `is_closed`.
-                let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
-                return;
-            }
-            self.intake = Intake::Header;
-            let op = &mut self.ops[usize::from(index)];
-            op.errno = libc::ECONNRESET;
-            // One with chunks to submit is settled when it is looked at for that.
-            if op.outstanding == 0 && !op.queued {
-                self.release(index);
-            }
-        }
-    }
-
-    /// Frees what a dead connection has ready, and what it has not submitted: nobody waits for it.
-    fn bury(&mut self) {
-        while let Some(index) = self.to_submit.pop_front() {
-            let op = &mut self.ops[usize::from(index)];
-            op.queued = false;
-            op.errno = libc::ECONNRESET;
-            self.settle(index);
-        }
-        self.ready.append(&mut self.to_ask);
-        while let Some(index) = self.ready.pop_front() {
-            self.release(index);
-        }
-    }
-
-    /// Whether nothing is left to do and nobody holds any of its memory; it may then be dropped.
-    pub fn is_closed(&mut self) -> bool {
-        if self.state == State::Open {
-            return false;
-        }
-        if !self.incoming.in_ring {
-            self.abandon_payload();
-        }
-        let unanswered = self.state == State::Draining
-            && !(self.ready.is_empty() && self.to_submit.is_empty() && !self.incoming.has_output());
-        let all_free = self.free.len() == self.ops.len();
-        if unanswered || !all_free || !self.outbox.is_empty() || self.outbox.in_ring {
-            return false;
-        }
-        if self.incoming.in_ring {
-            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
-            return false;
-        }
-        true
     }
 }
 

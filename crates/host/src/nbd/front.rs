@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_core::{FlowId, Port};
 
+use crate::budget::Budget;
 use crate::device::Device;
 use crate::memory::Region;
 use crate::nbd::conn::{self, Conn, Limits, Volume};
@@ -20,6 +21,10 @@ use crate::shard::Front;
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
 /// requests.
 const FIXED_BYTES: usize = 4 << 20;
+
+/// The most memory that idle connections of a shard give back in a second, in bytes: a matter of
+/// some milliseconds, in which the shard does nothing else.
+const GIVEN_BACK: usize = 64 << 20;
 
 /// A connection whose handshake is done.
 pub struct Connect {
@@ -63,6 +68,9 @@ pub enum Message {
     Expire(u64),
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
+    /// A second has passed: what clients do not do in time, and that they have gone where nothing
+    /// else would tell, is looked for.
+    Second,
 }
 
 /// The connections of one shard.
@@ -80,6 +88,7 @@ pub struct NbdFront {
     /// take all the room there is.
     first: usize,
     limits: Limits,
+    budget: Arc<Budget>,
     /// Connections of this shard, as the accepting side sees them.
     count: Arc<AtomicUsize>,
     stopping: bool,
@@ -98,9 +107,15 @@ impl NbdFront {
             is_active: vec![false; most],
             first: 0,
             limits,
+            budget: Arc::new(Budget::new(u64::MAX)),
             count,
             stopping: false,
         }
+    }
+
+    /// With a bound on the memory of its connections.
+    pub fn within(self, budget: Arc<Budget>) -> NbdFront {
+        NbdFront { budget, ..self }
     }
 
     fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
@@ -109,7 +124,7 @@ impl NbdFront {
             self.count.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let mut region = match Region::map(self.limits.memory) {
+        let mut region = match Region::within(self.limits.memory, self.budget.clone()) {
             Ok(region) => region,
             Err(error) => {
                 tracing::error!(%error, "no memory for a connection's buffers");
@@ -117,7 +132,8 @@ impl NbdFront {
                 return;
             }
         };
-        if device.has_fixed_buffers() {
+        // What is registered is memory for as long as the connection lives.
+        if device.has_fixed_buffers() && region.reserve(FIXED_BYTES) {
             region.prefer_large_pages();
             let (address, length) = region.head(FIXED_BYTES);
             // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
@@ -128,6 +144,13 @@ impl NbdFront {
         self.passes[index] = std::mem::take(&mut connect.pass);
         self.conns[index] = Some(Conn::new(index as u32, connect, region, self.limits));
         self.touch(index);
+    }
+
+    /// Takes the orders that were cancelled: all others were taken before.
+    fn take_finished<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
+        while let Some(finished) = path.finished() {
+            self.finished(now_ns, finished);
+        }
     }
 
     /// Notes that something has happened to a connection; gives it, if it still is there.
@@ -145,7 +168,7 @@ impl Front for NbdFront {
 
     fn message<P: Port, D: Device>(
         &mut self,
-        _now_ns: u64,
+        now_ns: u64,
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
         message: Message,
@@ -162,6 +185,18 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.detach(cut_off);
+                    }
+                }
+                let number = flow.slot() as u16;
+                path.cancel(now_ns, libc::ESHUTDOWN, |tenant, _| tenant == number);
+                self.take_finished(now_ns, path);
+            }
+            Message::Second => {
+                let mut allowance = GIVEN_BACK;
+                for index in 0..self.conns.len() {
+                    let conn = self.conns[index].as_mut();
+                    if conn.is_some_and(|conn| conn.second(&mut allowance)) {
+                        self.touch(index);
                     }
                 }
             }
@@ -206,10 +241,20 @@ impl Front for NbdFront {
         }
         self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
         let (later, sooner) = self.active.split_at(self.first);
+        let mut cancels = false;
         for &index in sooner.iter().chain(later) {
             if let Some(conn) = &mut self.conns[index as usize] {
                 conn.arrivals(now_ns, ring, path, &mut self.desk);
+                cancels |= conn.begin_cancel();
             }
+        }
+        if cancels {
+            let conns = &self.conns;
+            path.cancel(now_ns, libc::ECANCELED, |_, cookie| {
+                !is_wipe(cookie)
+                    && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
+            });
+            self.take_finished(now_ns, path);
         }
         self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
     }
@@ -233,7 +278,7 @@ impl Front for NbdFront {
         self.active.retain(|&active| {
             let index = active as usize;
             let Some(conn) = &mut conns[index] else { return false };
-            let again = conn.flush(ring);
+            let again = conn.flush(ring) || conn.wants_cancel();
             if conn.is_closed() {
                 ring.clear_buffer(active);
                 conns[index] = None;

@@ -7,7 +7,7 @@ use fairq_core::Op as CoreOp;
 use crate::device::Device;
 use crate::memory::{Buffer, Memory};
 use crate::nbd::conn::Volume;
-use crate::nbd::proto::{Command, CommandFlags, MAX_PAYLOAD, Request};
+use crate::nbd::proto::{Command, CommandFlags, MAX_PAYLOAD, NbdError, Request};
 use crate::nbd::reply::HeaderBuf;
 use crate::nbd::wire::Outbox;
 use crate::path::Order;
@@ -43,8 +43,10 @@ pub(super) struct Op {
     pub(super) filled: u32,
     /// Chunks submitted (for requests without data: bytes submitted).
     pub(super) submitted: u64,
-    /// The flush that ends it has been submitted.
+    /// The order that ends it, a flush or one without work, has been submitted.
     pub(super) is_flushed: bool,
+    /// Why it is refused, if it is.
+    pub(super) refusal: Option<NbdError>,
     pub(super) outstanding: u32,
     pub(super) errno: i32,
     pub(super) reply: Reply,
@@ -67,6 +69,7 @@ impl Op {
             filled: 0,
             submitted: 0,
             is_flushed: false,
+            refusal: None,
             outstanding: 0,
             errno: 0,
             reply: Reply::Pending,
@@ -76,6 +79,14 @@ impl Op {
 
     pub(super) fn has_data(&self) -> bool {
         matches!(self.request.command, Command::Read | Command::Write)
+    }
+
+    /// Whether the device has nothing to do for it: it is refused, advice, or a question that
+    /// another thread answers. Its tenant is charged for it all the same, before it is answered, so
+    /// that a flood of such requests takes a tenant's part of the server and no more.
+    pub(super) fn is_void(&self) -> bool {
+        self.refusal.is_some()
+            || matches!(self.request.command, Command::Cache | Command::BlockStatus)
     }
 
     /// How many chunks its data make.
@@ -101,6 +112,7 @@ impl Op {
             return false;
         }
         match self.request.command {
+            _ if self.is_void() => !self.is_flushed,
             Command::Read | Command::Write => {
                 self.submitted < self.chunks() && self.chunk(self.submitted).end <= self.filled
             }
@@ -124,6 +136,7 @@ impl Op {
     /// Whether nothing more will happen to it.
     pub(super) fn is_finished(&self) -> bool {
         let all = match self.request.command {
+            _ if self.is_void() => self.is_flushed,
             Command::Read | Command::Write => self.submitted == self.chunks(),
             Command::Flush => self.is_flushed,
             _ => !self.has_pieces() && !self.wants_flush(),
@@ -139,7 +152,12 @@ impl Op {
         cookie: u64,
     ) -> Order {
         let request = &self.request;
+        let is_void = self.is_void();
         let (core_op, at, length, memory) = match request.command {
+            _ if is_void => {
+                self.is_flushed = true;
+                (CoreOp::Flush, 0, 0, Memory::NONE)
+            }
             Command::Read | Command::Write => {
                 let chunk = self.chunk(self.submitted);
                 let core_op =
@@ -184,24 +202,26 @@ impl Op {
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
             memory,
             cookie,
+            is_void,
         }
     }
 
     /// Puts its reply in the outbox.
-    pub(super) fn add_reply(
-        &self,
-        outbox: &mut Outbox,
-        mut tls: Option<&mut rustls::ServerConnection>,
-    ) {
-        let tls = &mut tls;
-        match &self.reply {
+    ///
+    /// # Safety
+    /// It stays where it is, and as it is, until the outbox has been cleared.
+    pub(super) unsafe fn add_reply(&self, outbox: &mut Outbox) {
+        let (header, data) = match &self.reply {
             Reply::Pending => unreachable!("an op without a reply is not ready"),
-            Reply::Header(header) => outbox.add(header.as_bytes(), tls),
-            Reply::Bytes(bytes) => outbox.add(bytes, tls),
-            Reply::Data(header) => {
-                outbox.add(header.as_bytes(), tls);
-                let Some(buffer) = &self.buffer else { return };
-                outbox.add(buffer.bytes(), tls);
+            Reply::Header(header) => (header.as_bytes(), None),
+            Reply::Bytes(bytes) => (&bytes[..], None),
+            Reply::Data(header) => (header.as_bytes(), self.buffer.as_ref()),
+        };
+        // SAFETY: both are parts of this op, or its own, for which the caller vouches.
+        unsafe {
+            outbox.add(header);
+            if let Some(buffer) = data {
+                outbox.add(buffer.bytes());
             }
         }
     }
@@ -223,6 +243,7 @@ mod tests {
         let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
         while op.is_submittable() {
             let order = op.next_order(&volume, &device, 0);
+            assert!(!order.is_void);
             orders.push((order.op, order.length, order.fua));
         }
         assert!(op.is_finished());

@@ -161,6 +161,7 @@ impl Wipe {
             fast_only: false,
             memory: Memory::NONE,
             cookie: self.cookie(),
+            is_void: false,
         };
         // SAFETY: the order has no memory.
         match unsafe { path.submit(now_ns, ring, &order) } {
@@ -178,7 +179,7 @@ impl Wipe {
     pub(super) fn finished(&mut self, errno: i32) {
         self.is_outstanding = false;
         self.state.done.store(self.at, Ordering::Relaxed);
-        if errno != 0 {
+        if errno != 0 && self.state.outcome().is_none() {
             tracing::error!(
                 errno,
                 offset = self.volume.base,

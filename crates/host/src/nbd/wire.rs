@@ -14,8 +14,13 @@ use rustls::ServerConnection;
 const INCOMING: usize = 64 << 10;
 /// Memory pieces in one send; the kernel allows 1024.
 const MAX_PIECES: usize = 1000;
-/// Bytes after which a batch is full, so that with TLS its copy stays small.
+/// Bytes after which a batch is full.
 const MAX_BATCH: usize = 4 << 20;
+/// What TLS makes of replies at a time, in bytes: what it has made is sent before it goes on, so
+/// that a reply of any length takes no more memory than this.
+const CIPHER: usize = 256 << 10;
+/// Plain text that TLS is given at a time, in bytes.
+const TLS_PART: usize = 64 << 10;
 
 /// Bytes from the client.
 pub(super) struct Incoming {
@@ -217,15 +222,18 @@ impl Tls {
     }
 }
 
-/// One batch of replies.
+/// One batch of replies. They are sent from where they are; with TLS, what that makes of them.
 #[derive(Default)]
 pub(super) struct Outbox {
     pieces: Vec<libc::iovec>,
-    /// The first piece not yet sent.
+    /// The first piece not yet sent, or given to TLS.
     first: usize,
     bytes: usize,
-    /// What TLS made of the replies; without TLS they are sent from where they are.
+    /// What TLS made of some of the replies, and how much of it has left.
     cipher: Vec<u8>,
+    cipher_sent: usize,
+    /// The rest of it, as the kernel wants it named.
+    cipher_piece: Option<Box<libc::iovec>>,
     /// What the kernel reads while a send is in the ring.
     message: Option<Box<libc::msghdr>>,
     /// The ops whose replies are in it.
@@ -239,7 +247,7 @@ unsafe impl Send for Outbox {}
 
 impl Outbox {
     pub(super) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.pieces.is_empty() && self.cipher.is_empty()
     }
 
     /// How much the replies in it are, in bytes.
@@ -252,39 +260,55 @@ impl Outbox {
             || (self.pieces.len() + pieces <= MAX_PIECES && self.bytes < MAX_BATCH)
     }
 
-    /// Adds bytes. Without TLS they are not copied: they stay in place until the batch has left.
-    pub(super) fn add(&mut self, bytes: &[u8], tls: &mut Option<&mut ServerConnection>) {
+    /// Adds bytes, which are not copied.
+    ///
+    /// # Safety
+    /// They stay in place, and are not written to, until the outbox has been cleared.
+    pub(super) unsafe fn add(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len();
-        match tls {
-            None => {
-                let iov_base = bytes.as_ptr().cast_mut().cast();
-                self.pieces.push(libc::iovec { iov_base, iov_len: bytes.len() });
-            }
-            Some(session) => {
-                // The session buffers without bound here; the batch is bounded.
-                session
-                    .writer()
-                    .write_all(bytes)
-                    .expect("writing to a TLS session's buffer does not fail");
-            }
-        }
+        let iov_base = bytes.as_ptr().cast_mut().cast();
+        self.pieces.push(libc::iovec { iov_base, iov_len: bytes.len() });
     }
 
-    /// Ends the batch.
-    pub(super) fn seal(&mut self, tls: Option<&mut ServerConnection>) {
-        let Some(session) = tls else { return };
-        while session.wants_write() {
-            session.write_tls(&mut self.cipher).expect("writing to memory does not fail");
+    /// Has TLS make the next part, if all that it made has left, of the replies and of what it has
+    /// to say itself.
+    fn encrypt(&mut self, session: &mut ServerConnection) {
+        if self.cipher_sent < self.cipher.len() {
+            return;
         }
-        if !self.cipher.is_empty() {
-            let iov_base = self.cipher.as_mut_ptr().cast();
-            self.pieces.push(libc::iovec { iov_base, iov_len: self.cipher.len() });
+        self.cipher.clear();
+        self.cipher_sent = 0;
+        loop {
+            while session.wants_write() {
+                session.write_tls(&mut self.cipher).expect("writing to memory does not fail");
+            }
+            let Some(piece) =
+                self.pieces.get(self.first).copied().filter(|_| self.cipher.len() < CIPHER)
+            else {
+                return;
+            };
+            let length = piece.iov_len.min(TLS_PART);
+            // SAFETY: whoever added the piece keeps it in place until the batch has left, and the
+            // part is what is left of it, or less.
+            let part = unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), length) };
+            session.writer().write_all(part).expect("writing to memory does not fail");
+            self.advance(length);
         }
     }
 
     /// Sends without waiting: true if all has left, false if the socket is full.
-    pub(super) fn send_now(&mut self, fd: &OwnedFd) -> io::Result<bool> {
-        while !self.is_sent() {
+    pub(super) fn send_now(
+        &mut self,
+        fd: &OwnedFd,
+        mut tls: Option<&mut ServerConnection>,
+    ) -> io::Result<bool> {
+        loop {
+            if let Some(session) = &mut tls {
+                self.encrypt(session);
+            }
+            if self.is_sent() {
+                return Ok(true);
+            }
             let message = self.header();
             // SAFETY: the header names pieces that stay in place until the batch has left.
             let sent = unsafe {
@@ -298,9 +322,8 @@ impl Outbox {
                     _ => return Err(error),
                 }
             }
-            self.advance(sent as usize);
+            self.sent(sent as usize);
         }
-        Ok(true)
     }
 
     /// The operation that sends the rest when the socket takes it.
@@ -318,11 +341,20 @@ impl Outbox {
         if result < 0 {
             return Err(io::Error::from_raw_os_error(-result));
         }
-        self.advance(result as usize);
+        self.sent(result as usize);
         Ok(())
     }
 
     /// `count` bytes have left.
+    fn sent(&mut self, count: usize) {
+        if self.cipher.is_empty() {
+            self.advance(count);
+        } else {
+            self.cipher_sent += count;
+        }
+    }
+
+    /// `count` bytes of the replies have left, or been given to TLS.
     fn advance(&mut self, mut count: usize) {
         while let Some(piece) = self.pieces.get_mut(self.first) {
             if count < piece.iov_len {
@@ -336,7 +368,7 @@ impl Outbox {
     }
 
     fn is_sent(&self) -> bool {
-        self.first == self.pieces.len()
+        self.first == self.pieces.len() && self.cipher_sent == self.cipher.len()
     }
 
     pub(super) fn clear(&mut self) {
@@ -345,10 +377,24 @@ impl Outbox {
         self.first = 0;
         self.bytes = 0;
         self.cipher.clear();
+        self.cipher_sent = 0;
+    }
+
+    /// Gives back what TLS needs while there is something to send.
+    pub(super) fn shrink(&mut self) {
+        if self.is_empty() {
+            self.cipher = Vec::new();
+        }
     }
 
     fn header(&mut self) -> libc::msghdr {
-        let rest = &mut self.pieces[self.first..];
+        let rest = if self.cipher.is_empty() {
+            &mut self.pieces[self.first..]
+        } else {
+            let rest = &mut self.cipher[self.cipher_sent..];
+            let piece = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            std::slice::from_mut(&mut **self.cipher_piece.insert(Box::new(piece)))
+        };
         // SAFETY: all-zero is a valid message header: no address, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = rest.as_mut_ptr();
@@ -373,7 +419,7 @@ mod tests {
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 8 << 10).unwrap();
         let mut ring = Ring::new(0).unwrap();
         let (mut got, mut bytes, mut waits) = (Vec::new(), vec![0; step], 0);
-        while !outbox.send_now(&ours).unwrap() {
+        while !outbox.send_now(&ours, None).unwrap() {
             waits += 1;
             let entry = outbox.send_operation(&ours);
             // SAFETY: the outbox keeps what the operation names until its event has been taken,
@@ -410,7 +456,8 @@ mod tests {
             for &(at, length) in &pieces {
                 let bytes = &data[at..at + length];
                 expected.extend_from_slice(bytes);
-                outbox.add(bytes, &mut None);
+                // SAFETY: the data live until the outbox is gone.
+                unsafe { outbox.add(bytes) };
             }
             let (got, waited) = send(&mut outbox, expected.len(), step);
             waits.set(waits.get() + waited);
@@ -424,7 +471,8 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let mut outbox = Outbox::default();
-        outbox.add(&[0; 64], &mut None);
-        assert!(outbox.send_now(&OwnedFd::from(ours)).is_err());
+        // SAFETY: a constant.
+        unsafe { outbox.add(&[0; 64]) };
+        assert!(outbox.send_now(&OwnedFd::from(ours), None).is_err());
     }
 }

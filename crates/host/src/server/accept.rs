@@ -293,8 +293,6 @@ impl Server {
             return;
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        for shard in 0..self.shards.count() {
-            self.shards.send(shard, Message::Front(NbdMessage::Expire(now.as_secs())));
-        }
+        self.tell_all(|| NbdMessage::Expire(now.as_secs()));
     }
 }

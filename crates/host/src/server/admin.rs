@@ -25,6 +25,8 @@ pub struct Status {
     pub totals: Totals,
     /// Open connections of each shard.
     pub connections: Vec<usize>,
+    /// Bytes that connections have for their buffers, and may have.
+    pub memory: (u64, u64),
     /// The policy's state.
     pub policy: Stats,
     /// For how long requests have been waiting for the policy before it to finish, if they are.

@@ -85,6 +85,7 @@ impl Admin for Desk<'_> {
                 .iter()
                 .map(|count| count.load(Ordering::Relaxed))
                 .collect(),
+            memory: (self.server.budget.used(), self.server.budget.most()),
             policy: self.policy().stats(),
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.control.class_weights(),

@@ -25,6 +25,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::budget::Budget;
 use crate::common::{Clock, Common};
 use crate::control::{Control, ControlError};
 use crate::device::Device;
@@ -145,6 +146,8 @@ pub struct Config {
     pub limits: Limits,
     /// The most connections of each shard.
     pub connections: usize,
+    /// Bytes that all connections may have for their buffers.
+    pub memory: u64,
     /// Live requests of each shard; the policy was built with the same number.
     pub tags: usize,
     /// Handshakes.
@@ -244,13 +247,15 @@ pub fn serve(
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
+    let budget = Arc::new(Budget::new(config.memory));
     let front = |shard: usize| {
         Ok(NbdFront::new(
             config.connections,
             config.limits,
             counts[shard].clone(),
             surveyor.desk(shard),
-        ))
+        )
+        .within(budget.clone()))
     };
     for Member { flow, tenant, .. } in roster.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -269,8 +274,16 @@ pub fn serve(
     let roster = Mutex::new(Arc::new(roster));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     let handshake = Mutex::new(Arc::new(config.handshake.clone()));
-    let server =
-        Arc::new(Server { config, roster, counts, shards, handshake, handshakes, failures });
+    let server = Arc::new(Server {
+        config,
+        roster,
+        counts,
+        budget,
+        shards,
+        handshake,
+        handshakes,
+        failures,
+    });
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
@@ -334,6 +347,7 @@ struct Server {
     config: Config,
     roster: Mutex<Arc<Roster>>,
     counts: Vec<Arc<AtomicUsize>>,
+    budget: Arc<Budget>,
     shards: Shards<AnyDevice, NbdFront>,
     /// What handshakes that begin now go by.
     handshake: Mutex<Arc<HandshakeOptions>>,
@@ -357,6 +371,13 @@ impl Server {
     fn set_tls(&self, tls: TlsMode) {
         let mut options = self.handshake.lock().unwrap_or_else(PoisonError::into_inner);
         *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
+    }
+
+    /// Tells all shards' front ends something.
+    fn tell_all(&self, message: impl Fn() -> NbdMessage) {
+        for shard in 0..self.shards.count() {
+            self.shards.send(shard, Message::Front(message()));
+        }
     }
 
     /// Whether there is no connection.
@@ -422,6 +443,7 @@ async fn run(
                 desk.inspect_files();
                 desk.server.tell_failures();
                 desk.server.end_expired();
+                desk.server.tell_all(|| NbdMessage::Second);
             }
             Some(ask) = asked.recv() => match ask {
                 // Whoever asked may have gone away meanwhile.
@@ -461,9 +483,7 @@ async fn end(desk: &mut Desk<'_>, clock: Clock) {
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
             tracing::warn!("clients do not take their answers: cutting them off");
-            for shard in 0..server.shards.count() {
-                server.shards.send(shard, Message::Front(NbdMessage::HangUp));
-            }
+            server.tell_all(|| NbdMessage::HangUp);
             return;
         }
         // What is in flight may wait for its policy's time.

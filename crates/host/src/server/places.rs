@@ -5,16 +5,21 @@
 //! place is kept for each tenant that has no connection, so that its first client always gets in.
 //! Where there are more such tenants than half of all places, half are kept.
 //!
+//! A connection takes its part of the [`Budget`] of memory with its place, and there is none when
+//! that is used up: connections that are there need it for their requests.
+//!
 //! A client is told in the handshake, by the protocol's error, that there is no place for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::budget::Budget;
 use crate::server::{Member, Server};
 
 /// A connection's place; another may have it when it is dropped.
 pub struct Place {
     tenant: Arc<AtomicUsize>,
+    budget: Arc<Budget>,
     /// As long as no shard counts the connection.
     shard: Option<Arc<AtomicUsize>>,
 }
@@ -22,6 +27,7 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.tenant.fetch_sub(1, Ordering::Relaxed);
+        self.budget.give(Budget::CONNECTION);
         if let Some(shard) = &self.shard {
             shard.fetch_sub(1, Ordering::Relaxed);
         }
@@ -70,12 +76,16 @@ impl Server {
         if let Some(reason) = refusal(of(member), most, all, places, without) {
             return Err(reason);
         }
+        if !self.budget.take(Budget::CONNECTION) {
+            return Err("no memory is left for another connection: try again later");
+        }
         let shard = (0..self.counts.len()).min_by_key(|shard| load(*shard)).unwrap_or(0);
         // Shards count down on their own; only this thread counts up.
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         member.connections.fetch_add(1, Ordering::Relaxed);
         let counted = Some(self.counts[shard].clone());
-        Ok((shard, Place { tenant: member.connections.clone(), shard: counted }))
+        let (tenant, budget) = (member.connections.clone(), self.budget.clone());
+        Ok((shard, Place { tenant, budget, shard: counted }))
     }
 }
 

@@ -96,6 +96,9 @@ impl PolicyConfig {
     }
 }
 
+/// The highest least cost, in bytes: the longest request.
+const MOST_OF_LEAST_COST: u64 = 32 << 20;
+
 impl PolicyTable {
     /// Fills in what is not said and refuses what makes no sense.
     pub(crate) fn complete(self) -> Result<PolicyConfig, Refusal> {
@@ -119,6 +122,14 @@ impl PolicyTable {
                  anybody is throttled"
             )));
         }
+        if let Some(Size(least)) = self.least_cost
+            && !(1..=MOST_OF_LEAST_COST).contains(&least)
+        {
+            return Err(Refusal::new(format!(
+                "policy: least-cost {least} is not in 1..32M: it is what any request costs at \
+                 least, in bytes; where requests are what the device is short of, 4k"
+            )));
+        }
         let percent = |factor: Option<Factor>, default: u32| {
             factor.map_or(default, |Factor(hundredths)| hundredths)
         };
@@ -136,6 +147,7 @@ impl PolicyTable {
             cost: CostModel {
                 read_percent: percent(self.read_cost, cost.read_percent),
                 write_percent: percent(self.write_cost, cost.write_percent),
+                min_bytes: self.least_cost.map_or(cost.min_bytes, |Size(bytes)| bytes as u32),
                 ..cost
             },
             targets: [self.read_target, self.write_target, self.discard_target]

@@ -132,8 +132,10 @@ impl PolicyName {
     fn own_keys(self) -> &'static [&'static str] {
         match self {
             PolicyName::None => &[],
-            PolicyName::Sfqd => &["slots", "merge", "read-cost", "write-cost"],
-            PolicyName::MqfqSerial => &["slots", "threshold", "read-cost", "write-cost"],
+            PolicyName::Sfqd => &["slots", "merge", "read-cost", "write-cost", "least-cost"],
+            PolicyName::MqfqSerial => {
+                &["slots", "threshold", "read-cost", "write-cost", "least-cost"]
+            }
             PolicyName::Cfq | PolicyName::NassCfq => {
                 &["slots", "merge", "slice", "target", "quantum", "idle"]
             }
@@ -148,15 +150,23 @@ impl PolicyName {
                 "sync-writes",
                 "read-cost",
                 "write-cost",
+                "least-cost",
             ],
             PolicyName::BfqNa => {
-                &["slots", "merge", "budget", "timeout", "read-cost", "write-cost"]
+                &["slots", "merge", "budget", "timeout", "read-cost", "write-cost", "least-cost"]
             }
-            PolicyName::FlashFq | PolicyName::NassFlashFq => {
-                &["slots", "merge", "threshold", "idle", "request-cost", "read-cost", "write-cost"]
-            }
+            PolicyName::FlashFq | PolicyName::NassFlashFq => &[
+                "slots",
+                "merge",
+                "threshold",
+                "idle",
+                "request-cost",
+                "read-cost",
+                "write-cost",
+                "least-cost",
+            ],
             PolicyName::Fiops | PolicyName::NassFiops | PolicyName::NassMqfq => {
-                &["slots", "merge", "read-cost", "write-cost"]
+                &["slots", "merge", "read-cost", "write-cost", "least-cost"]
             }
             PolicyName::Mqfq => &[
                 "slots",
@@ -166,6 +176,7 @@ impl PolicyName {
                 "unthrottle",
                 "read-cost",
                 "write-cost",
+                "least-cost",
             ],
             PolicyName::D2fq => &[
                 "tau-l",
@@ -180,6 +191,7 @@ impl PolicyName {
                 "urgent",
                 "read-cost",
                 "write-cost",
+                "least-cost",
             ],
             PolicyName::Kyber => &[
                 "merge",
@@ -191,9 +203,16 @@ impl PolicyName {
                 "discard-depth",
                 "other-depth",
             ],
-            PolicyName::KyberFair => {
-                &["merge", "period", "busy", "patience", "tokens", "read-cost", "write-cost"]
-            }
+            PolicyName::KyberFair => &[
+                "merge",
+                "period",
+                "busy",
+                "patience",
+                "tokens",
+                "read-cost",
+                "write-cost",
+                "least-cost",
+            ],
         }
     }
 }

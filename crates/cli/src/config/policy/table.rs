@@ -35,6 +35,7 @@ pub(crate) struct PolicyTable {
     pub(crate) urgent: Option<Factor>,
     pub(crate) read_cost: Option<Factor>,
     pub(crate) write_cost: Option<Factor>,
+    pub(crate) least_cost: Option<Size>,
     pub(crate) slice: Option<Nanos>,
     pub(crate) target: Option<Nanos>,
     pub(crate) quantum: Option<u32>,

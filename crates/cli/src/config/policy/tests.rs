@@ -15,7 +15,7 @@ fn complete(text: &str) -> Result<PolicyConfig, String> {
 #[test]
 fn every_key_is_read() {
     let policy = complete(
-        "mqfq:D=64,T=256k,virtual-time=scan,slot-kind=bitmap,unthrottle=poll:2us,read-cost=1.5,write-cost=300%",
+        "mqfq:D=64,T=256k,virtual-time=scan,slot-kind=bitmap,unthrottle=poll:2us,read-cost=1.5,write-cost=300%,least-cost=4k",
     )
     .unwrap();
     let expected = PolicyConfig {
@@ -27,7 +27,12 @@ fn every_key_is_read() {
         slot_kind: SlotKind::Bitmap,
         unthrottle: Unthrottle::Poll(2_000),
         d2fq: D2fqKeys::default(),
-        cost: CostModel { read_percent: 150, write_percent: 300, ..CostModel::default() },
+        cost: CostModel {
+            read_percent: 150,
+            write_percent: 300,
+            min_bytes: 4096,
+            ..CostModel::default()
+        },
         serial: complete("mqfq:T=256k").unwrap().serial,
         targets: [None; 3],
         depths: [None; 4],
@@ -142,7 +147,9 @@ fn the_keys_of_the_serial_schedulers_are_read() {
     assert_eq!(knobs("nass+bfq:queue-length=4").nass.of_window(128), NassConfig::of_window(4));
     let refused = complete("fiops:idle=1ms").unwrap_err();
     assert!(
-        refused.contains("fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost)"),
+        refused.contains(
+            "fiops takes no `idle` (it takes: slots, merge, read-cost, write-cost, least-cost)"
+        ),
         "{refused}"
     );
     let merged = |text: &str| complete(text).map(|policy| policy.merge_bytes);
@@ -198,7 +205,7 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("sfqd:T=4k"),
-        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost): leave \
+        "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost, least-cost): leave \
          it out; it is for mqfq, \
          mqfq-serial, flashfq, nass+flashfq"
     );
@@ -224,6 +231,11 @@ fn refusals_name_the_key_and_the_cure() {
          `fairq calibrate` finds it"
     );
     assert_eq!(
+        refusal("mqfq:least-cost=33M"),
+        "policy: least-cost 34603008 is not in 1..32M: it is what any request costs at least, in \
+         bytes; where requests are what the device is short of, 4k"
+    );
+    assert_eq!(
         refusal("kyber-fair:busy=0"),
         "policy: busy 0 is not in 1..65536: it is how many requests the device must hold at least \
          before anybody is \
@@ -239,7 +251,7 @@ fn refusals_name_the_key_and_the_cure() {
          threshold, virtual-time, \
          slot-kind, unthrottle, tau-l, tau-m, tau-w, grace, period, hl, initial, tracker, \
          strict-paper, urgent, \
-         read-cost, write-cost, slice, target, quantum, idle, budget, timeout, wait-for-equals, \
+         read-cost, write-cost, least-cost, slice, target, quantum, idle, budget, timeout, wait-for-equals, \
          sync-writes, request-cost, channels, sub-request, \
          history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness, \
          read-target, \

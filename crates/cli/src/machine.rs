@@ -1,0 +1,42 @@
+//! What the machine has.
+
+use std::fs;
+use std::path::Path;
+
+/// Memory that is taken for granted where the system does not tell, in bytes.
+const MEMORY: u64 = 2 << 30;
+
+/// How much memory this process may have, in bytes: the machine's, or less if a cgroup of it has a
+/// limit (`MemoryMax=` of a service).
+pub(crate) fn memory() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let limits = Path::new(group).ancestors().filter_map(|group| {
+        fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.max"))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    });
+    limits.chain(machine).min().unwrap_or(MEMORY)
+}
+
+/// `MemTotal` of `/proc/meminfo`, in bytes.
+fn total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_tells_its_memory() {
+        assert_eq!(total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
+        assert_eq!(total("MemFree: 1 kB"), None);
+        assert!((1 << 20..1 << 50).contains(&memory()));
+    }
+}

@@ -1,0 +1,436 @@
+//! The end of connections on real shards and sockets: what a client has asked for when it goes, or
+//! when its tenant is removed; and requests that the device has nothing to do for. The device holds everything until the test lets it go, and the
+//! policy gives it one request at a time, so that all others are staged.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fairq_core::serial::SerialConfig;
+use fairq_core::sfqd::Sfqd;
+use fairq_core::{FlowId, Native, Policy, PortSet, Weight};
+use fairq_host::budget::Budget;
+use fairq_host::common::{Clock, Common};
+use fairq_host::device::null::NullDevice;
+use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
+use fairq_host::interference::Served;
+use fairq_host::nbd::conn::{Limits, Volume};
+use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Request};
+use fairq_host::nbd::survey::Surveyor;
+use fairq_host::ring::Ring;
+use fairq_host::shard::Message;
+use fairq_host::shards::{Shards, regimes};
+use fairq_host::wakers::Wakers;
+use fairq_host::write_back::WriteBack;
+
+use common::plain;
+
+mod common;
+
+const SIZE: u64 = 1 << 30;
+const TAGS: usize = 256;
+const DEPTH: u16 = 64;
+/// Long enough for any machine; nothing here waits for it unless it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// More seconds than a client that says good-bye has.
+const MANY_SECONDS: usize = 10;
+
+/// A device that ends nothing until it is let go.
+struct Held {
+    info: Info,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
+    is_open: AtomicBool,
+    /// Commands that the device has been sent.
+    sent: AtomicUsize,
+}
+
+struct HeldQueue {
+    gate: Arc<Gate>,
+    waiting: Vec<Completion>,
+}
+
+impl Device for Held {
+    type Queue = HeldQueue;
+
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<HeldQueue> {
+        Ok(HeldQueue { gate: self.gate.clone(), waiting: Vec::new() })
+    }
+}
+
+impl Queue for HeldQueue {
+    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &DeviceCommand) {
+        self.gate.sent.fetch_add(1, Ordering::Relaxed);
+        self.waiting.push(Completion { tag: command.tag, errno: 0 });
+    }
+
+    fn reap(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
+        if self.gate.is_open.load(Ordering::Relaxed) {
+            done.append(&mut self.waiting);
+        }
+    }
+}
+
+/// One shard that serves one tenant.
+struct Rig {
+    shards: Option<Shards<Held, NbdFront>>,
+    policy: Sfqd,
+    flow: FlowId,
+    count: Arc<AtomicUsize>,
+    gate: Arc<Gate>,
+    budget: Arc<Budget>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        Rig::within(u64::MAX)
+    }
+
+    /// With so much memory for connections.
+    fn within(memory: u64) -> Rig {
+        let config =
+            SerialConfig { ports: 1, flows: 1, tags: TAGS, slots: 1, ..SerialConfig::default() };
+        let (policy, ports) = Sfqd::<Native>::new(&config).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let gate = Arc::new(Gate::default());
+        let info = NullDevice::new(SIZE).info().clone();
+        let common = Common {
+            device: Arc::new(Held { info, gate: gate.clone() }),
+            wakers: Arc::new(Wakers::new(1).unwrap()),
+            clock: Clock::default(),
+            tags: TAGS,
+            tenants: 1,
+            served: Arc::new(Served::new(1)),
+            write_back: Arc::new(WriteBack::new(1, 1)),
+            fixed_buffers: 0,
+        };
+        let count = Arc::<AtomicUsize>::default();
+        let limits = Limits { depth: DEPTH, ..Limits::default() };
+        let surveyor = Surveyor::start(&common).unwrap();
+        let budget = Arc::new(Budget::new(memory));
+        let front = |shard| {
+            let front = NbdFront::new(8, limits, count.clone(), surveyor.desk(shard));
+            Ok(front.within(budget.clone()))
+        };
+        let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
+        Rig { shards: Some(shards), policy, flow, count, gate, budget }
+    }
+
+    fn shards(&self) -> &Shards<Held, NbdFront> {
+        self.shards.as_ref().unwrap()
+    }
+
+    fn tell(&self, message: NbdMessage) {
+        self.shards().send(0, Message::Front(message));
+    }
+
+    fn seconds(&self, count: usize) {
+        (0..count).for_each(|_| self.tell(NbdMessage::Second));
+        // All have been heard when this is answered.
+        self.in_flight();
+    }
+
+    fn serve(&self, fd: OwnedFd) {
+        let volume = Volume { tenant: 0, flow: self.flow, file: 0, base: 0 };
+        let pass = Pass::default();
+        let connect = Connect { fd, tls: None, negotiated: plain(SIZE), volume, pass };
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.tell(NbdMessage::Connect(Box::new(connect)));
+    }
+
+    fn connect(&self) -> Client<UnixStream> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.serve(theirs.into());
+        Client(ours)
+    }
+
+    fn connect_tcp(&self) -> Client<TcpStream> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        self.serve(listener.accept().unwrap().0.into());
+        Client(ours)
+    }
+
+    /// Requests that the data path holds, on the device or not.
+    fn in_flight(&self) -> u64 {
+        self.shards().stats().tenants[0].in_flight
+    }
+
+    fn sent(&self) -> usize {
+        self.gate.sent.load(Ordering::Relaxed)
+    }
+
+    fn open_the_gate(&self) {
+        self.gate.is_open.store(true, Ordering::Relaxed);
+        self.shards().wake(PortSet::first(1));
+    }
+
+    fn until(&self, what: &str, holds: impl Fn(&Rig) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "{what}: {} in flight", self.in_flight());
+            std::thread::yield_now();
+        }
+    }
+
+    /// All that was staged is gone, and what is on the device is all that the connection waits for.
+    fn only_what_is_on_the_device_is_waited_for(self) {
+        self.until("what was staged is cancelled", |rig| rig.in_flight() == 1);
+        assert_eq!(self.count.load(Ordering::Relaxed), 1, "the device may use its memory");
+        self.open_the_gate();
+        self.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+        assert_eq!(self.sent(), 1);
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.open_the_gate();
+            self.shards.take().unwrap().stop();
+            let stats = self.policy.stats();
+            assert_eq!(stats.free_slots, stats.slots, "every slot comes back");
+            assert_eq!(self.budget.used(), 0, "so does memory");
+        }
+    }
+}
+
+struct Client<S>(S);
+
+impl<S: Read + Write> Client<S> {
+    fn ask(&mut self, command: Command, cookie: u64, length: u64) {
+        let flags = CommandFlags(0);
+        let request = Request { flags, command, cookie, offset: 0, length };
+        let mut bytes = [0; EXTENDED_REQUEST_LEN];
+        let header = request.encode(false, &mut bytes);
+        self.0.write_all(&bytes[..header]).unwrap();
+        if command == Command::Write {
+            self.0.write_all(&vec![7; length as usize]).unwrap();
+        }
+    }
+
+    fn ask_often(&mut self, command: Command, count: u64, length: u64) {
+        (0..count).for_each(|cookie| self.ask(command, cookie, length));
+    }
+
+    /// A simple reply's error.
+    fn reply(&mut self) -> u32 {
+        let mut bytes = [0; 16];
+        self.0.read_exact(&mut bytes).unwrap();
+        u32::from_be_bytes(bytes[4..8].try_into().unwrap())
+    }
+}
+
+#[test]
+fn what_a_client_has_staged_goes_with_it() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
+    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    drop(client);
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+#[test]
+fn memory_of_what_was_cancelled_is_given_back_too() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Read, 40, 1 << 16);
+    client.ask_often(Command::Write, 20, 1 << 16);
+    rig.until("all has come", |rig| rig.in_flight() == 60);
+    drop(client);
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+/// A connection at its bound reads nothing more, so that no receive tells of the end.
+#[test]
+fn a_client_at_its_bound_is_missed_within_a_second() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, 2 * u64::from(DEPTH), 200 << 20);
+    rig.until("its bound is reached", |rig| rig.in_flight() == DEPTH.into());
+    rig.seconds(MANY_SECONDS);
+    rig.until("it is not missed while it lives", |rig| rig.in_flight() == DEPTH.into());
+    drop(client);
+    rig.seconds(1);
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+#[test]
+fn a_reset_of_a_tcp_client_is_noticed() {
+    let rig = Rig::new();
+    let mut client = rig.connect_tcp();
+    client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
+    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    rustix::net::sockopt::set_socket_linger(&client.0, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+/// Over TCP the end of what a client sends is not the end of what it reads, maybe.
+#[test]
+fn a_tcp_client_that_ends_without_good_bye_has_some_seconds() {
+    let rig = Rig::new();
+    let mut client = rig.connect_tcp();
+    client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
+    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    drop(client);
+    let deadline = Instant::now() + PATIENCE;
+    while rig.in_flight() > 1 {
+        assert!(Instant::now() < deadline, "it is waited for for ever");
+        rig.seconds(1);
+    }
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+/// "The server must handle all outstanding requests", says the protocol of a good-bye.
+#[test]
+fn what_was_asked_before_a_good_bye_is_done() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Write, 20, 4096);
+    client.ask(Command::Disconnect, 0, 0);
+    drop(client);
+    rig.until("all has come", |rig| rig.in_flight() == 20);
+    rig.open_the_gate();
+    rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+    assert_eq!(rig.sent(), 20);
+}
+
+#[test]
+fn but_not_for_ever_if_the_client_has_gone() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, 20, 200 << 20);
+    client.ask(Command::Disconnect, 0, 0);
+    drop(client);
+    rig.until("all has come", |rig| rig.in_flight() == 20);
+    rig.seconds(MANY_SECONDS);
+    rig.only_what_is_on_the_device_is_waited_for();
+}
+
+#[test]
+fn a_client_that_said_good_bye_and_waits_is_answered() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, 3, 4096);
+    client.ask(Command::Disconnect, 0, 0);
+    rig.until("all has come", |rig| rig.in_flight() == 3);
+    rig.seconds(MANY_SECONDS);
+    rig.open_the_gate();
+    assert_eq!([client.reply(), client.reply(), client.reply()], [0; 3]);
+}
+
+#[test]
+fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
+    let rig = Rig::new();
+    rig.open_the_gate();
+    let mut client = rig.connect();
+    client.ask_often(Command::Read, 30, 1 << 20);
+    client.ask(Command::Disconnect, 0, 0);
+    rig.until("all has been read from the device", |rig| {
+        rig.sent() == 30 * 16 && rig.in_flight() == 0
+    });
+    rig.seconds(1);
+    assert_eq!(rig.count.load(Ordering::Relaxed), 1);
+    rig.seconds(MANY_SECONDS);
+    rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+}
+
+/// What only the server has to do waits for the tenant's turn like everything else; otherwise a
+/// flood of it would take the server from the others.
+#[test]
+fn requests_without_work_wait_for_their_turn() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask(Command::Read, 1, 4096);
+    client.ask(Command::Cache, 2, 4096);
+    client.ask(Command::Unknown(99), 3, 4096);
+    client.ask(Command::Read, 4, 2 * SIZE);
+    rig.until("the scheduler has them", |rig| rig.in_flight() == 4);
+    assert_eq!(rig.sent(), 1);
+    rig.open_the_gate();
+    assert_eq!(client.reply(), 0);
+    client.0.read_exact(&mut [0; 4096]).unwrap();
+    let invalid = NbdError::Invalid.to_wire();
+    assert_eq!([client.reply(), client.reply(), client.reply()], [0, invalid, invalid]);
+    assert_eq!(rig.sent(), 1, "the device has nothing to do for them");
+}
+
+/// Clients that want more memory together than there is wait for each other, and all are served.
+#[test]
+fn requests_wait_for_memory() {
+    let rig = Rig::within(2 << 20);
+    let mut clients: Vec<_> = (0..3).map(|_| rig.connect()).collect();
+    for client in &mut clients {
+        client.ask_often(Command::Read, 20, 1 << 20);
+    }
+    rig.until("memory is used up", |rig| rig.budget.used() == 2 << 20);
+    rig.open_the_gate();
+    std::thread::scope(|scope| {
+        for client in &mut clients {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    assert_eq!(client.reply(), 0);
+                    client.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
+                }
+            });
+        }
+        rig.until("all are served", |rig| {
+            rig.seconds(1);
+            assert!(rig.budget.used() <= 2 << 20);
+            rig.sent() == 60 * 16
+        });
+    });
+}
+
+#[test]
+fn idle_connections_give_memory_back() {
+    let rig = Rig::within(64 << 20);
+    rig.open_the_gate();
+    let mut client = rig.connect();
+    client.ask(Command::Read, 1, 32 << 20);
+    assert_eq!(client.reply(), 0);
+    client.0.read_exact(&mut vec![0; 32 << 20]).unwrap();
+    assert!(rig.budget.used() >= 32 << 20, "for the next request");
+    rig.until("nothing is kept", |rig| {
+        rig.seconds(1);
+        rig.budget.used() == 0
+    });
+    client.ask(Command::Read, 2, 4096);
+    assert_eq!(client.reply(), 0);
+}
+
+#[test]
+fn what_a_removed_tenant_has_staged_is_answered_at_once() {
+    let rig = Rig::new();
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, 20, 200 << 20);
+    rig.until("all has come", |rig| rig.in_flight() == 20);
+    rig.tell(NbdMessage::Detach { flow: rig.flow, cut_off: false });
+    rig.policy.remove_flow(rig.flow).unwrap();
+    for _ in 0..19 {
+        assert_eq!(client.reply(), NbdError::Shutdown.to_wire());
+    }
+    rig.only_what_is_on_the_device_is_waited_for();
+    assert_eq!(client.reply(), NbdError::Shutdown.to_wire(), "200 MiB are several orders");
+}
