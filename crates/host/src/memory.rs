@@ -62,7 +62,8 @@ pub struct Region {
     /// want no more than that, and the allocator takes several times as long.
     pages: Vec<Allocation>,
     pages_in_use: u32,
-    budget: Option<Arc<Budget>>,
+    /// And whose part of it this is.
+    budget: Option<(Arc<Budget>, u16)>,
     /// Bytes at the start that may have become memory; the budget has been asked for them.
     touched: usize,
     /// Its one buffer goes beyond the budget.
@@ -131,10 +132,10 @@ impl Region {
         })
     }
 
-    /// Maps a region of which no more becomes memory than the budget allows.
-    pub fn within(length: usize, budget: Arc<Budget>) -> io::Result<Region> {
+    /// Maps a region of which no more becomes memory than the budget allows a tenant.
+    pub fn within(length: usize, budget: Arc<Budget>, tenant: u16) -> io::Result<Region> {
         let mut region = Region::map(length)?;
-        region.budget = Some(budget);
+        region.budget = Some((budget, tenant));
         Ok(region)
     }
 
@@ -146,8 +147,9 @@ impl Region {
     /// Has the budget allow the use of the bytes up to `end`.
     fn grow(&mut self, end: usize) -> bool {
         let end = end.next_multiple_of(STEP).min(self.length);
+        let bytes = (end - self.touched) as u64;
         let is_allowed =
-            self.budget.as_ref().is_none_or(|budget| budget.take((end - self.touched) as u64));
+            self.budget.as_ref().is_none_or(|(budget, tenant)| budget.take(*tenant, bytes));
         if is_allowed {
             self.touched = end;
         }
@@ -197,7 +199,7 @@ impl Region {
         let end = offset + pages as usize * PAGE;
         if end > self.touched && !self.grow(end) {
             let is_only = self.pages_in_use == 0;
-            self.is_overdrawn = is_only && self.budget.as_ref().is_some_and(|all| all.overdraw());
+            self.is_overdrawn = is_only && self.ask(Budget::overdraw);
             if !self.is_overdrawn {
                 self.allocator.free(allocation);
                 return None;
@@ -219,9 +221,7 @@ impl Region {
         } else {
             self.allocator.free(buffer.allocation);
         }
-        if self.is_unused()
-            && (self.is_overdrawn || self.budget.as_ref().is_some_and(|budget| budget.is_short()))
-        {
+        if self.is_unused() && (self.is_overdrawn || self.ask(Budget::is_short)) {
             self.give_back();
         }
     }
@@ -249,15 +249,20 @@ impl Region {
         end - kept
     }
 
+    /// Asks the budget something, if there is one.
+    fn ask(&self, question: impl FnOnce(&Budget, u16) -> bool) -> bool {
+        self.budget.as_ref().is_some_and(|(budget, tenant)| question(budget, *tenant))
+    }
+
     /// Tells the budget that no more than the first `kept` bytes are memory.
     fn settle(&mut self, kept: usize) {
         let given = self.touched.saturating_sub(kept);
         self.touched -= given;
         let is_overdrawn = std::mem::take(&mut self.is_overdrawn);
-        if let Some(budget) = &self.budget {
-            budget.give(given as u64);
+        if let Some((budget, tenant)) = &self.budget {
+            budget.give(*tenant, given as u64);
             if is_overdrawn {
-                budget.settle();
+                budget.settle(*tenant);
             }
         }
     }
@@ -361,8 +366,8 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_but_for_what_is_registered() {
-        let budget = Arc::new(Budget::new(16 << 20));
-        let mut region = Region::within(8 << 20, budget.clone()).unwrap();
+        let budget = Arc::new(Budget::new(16 << 20, 1));
+        let mut region = Region::within(8 << 20, budget.clone(), 0).unwrap();
         assert!(region.reserve(STEP));
         region.set_fixed(0, STEP);
         let mut buffer = region.allocate(4 << 20).unwrap();
@@ -380,19 +385,22 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
-    /// Whoever comes when nothing is left waits; but one request of all goes on.
+    /// A tenant has half, and one request beyond that: the next waits, and other tenants do not.
     #[test]
     fn the_budget_is_kept_but_for_one_request() {
-        let budget = Arc::new(Budget::new(1 << 20));
-        let mut regions: Vec<Region> =
-            (0..3).map(|_| Region::within(8 << 20, budget.clone()).unwrap()).collect();
+        let budget = Arc::new(Budget::new(2 << 20, 2));
+        let mut regions =
+            [0, 0, 0, 1, 1].map(|tenant| Region::within(8 << 20, budget.clone(), tenant).unwrap());
         let first = regions[0].allocate(1 << 20).unwrap();
-        assert_eq!(budget.used(), 1 << 20);
         assert!(regions[0].allocate(PAGE as u32).is_none(), "it has a buffer out");
         let beyond = regions[1].allocate(4 << 20).expect("one may");
         assert!(regions[1].allocate(PAGE as u32).is_none(), "and has no other one then");
         assert!(regions[2].allocate(PAGE as u32).is_none(), "one of all");
         assert_eq!(budget.used(), 1 << 20);
+        let others = regions[3].allocate(1 << 20).expect("it has its half");
+        let beyond_that = regions[4].allocate(PAGE as u32).expect("and one request");
+        regions[4].free(beyond_that);
+        regions[3].free(others);
         regions[1].free(beyond);
         let beyond = regions[2].allocate(PAGE as u32).expect("the next");
         regions[2].free(beyond);

@@ -125,7 +125,7 @@ impl Rig {
         let count = Arc::<AtomicUsize>::default();
         let limits = Limits { depth: DEPTH, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
-        let budget = Arc::new(Budget::new(memory));
+        let budget = Arc::new(Budget::new(memory, 1));
         let front = |shard| {
             let front = NbdFront::new(8, limits, count.clone(), surveyor.desk(shard));
             Ok(front.within(budget.clone()))
@@ -379,7 +379,7 @@ fn requests_without_work_wait_for_their_turn() {
 /// Clients that want more memory together than there is wait for each other, and all are served.
 #[test]
 fn requests_wait_for_memory() {
-    let rig = Rig::within(2 << 20);
+    let rig = Rig::within(4 << 20);
     let mut clients: Vec<_> = (0..3).map(|_| rig.connect()).collect();
     for client in &mut clients {
         client.ask_often(Command::Read, 20, 1 << 20);
@@ -405,7 +405,7 @@ fn requests_wait_for_memory() {
 
 #[test]
 fn idle_connections_give_memory_back() {
-    let rig = Rig::within(64 << 20);
+    let rig = Rig::within(128 << 20);
     rig.open_the_gate();
     let mut client = rig.connect();
     client.ask(Command::Read, 1, 32 << 20);

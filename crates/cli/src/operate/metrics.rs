@@ -164,7 +164,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
     text.one(
         "fairq_connections_memory_limit_bytes",
         "gauge",
-        "The most that it may be (limits.memory), but for one request: at it requests wait, and no \
+        "The most that it may be (limits.memory), but for one request of a tenant: at it requests wait, and no \
          new connection is taken.",
         now.memory.1 as f64,
     );

@@ -88,7 +88,7 @@ pub struct NbdFront {
     /// take all the room there is.
     first: usize,
     limits: Limits,
-    budget: Arc<Budget>,
+    budget: Option<Arc<Budget>>,
     /// Connections of this shard, as the accepting side sees them.
     count: Arc<AtomicUsize>,
     stopping: bool,
@@ -107,7 +107,7 @@ impl NbdFront {
             is_active: vec![false; most],
             first: 0,
             limits,
-            budget: Arc::new(Budget::new(u64::MAX)),
+            budget: None,
             count,
             stopping: false,
         }
@@ -115,7 +115,7 @@ impl NbdFront {
 
     /// With a bound on the memory of its connections.
     pub fn within(self, budget: Arc<Budget>) -> NbdFront {
-        NbdFront { budget, ..self }
+        NbdFront { budget: Some(budget), ..self }
     }
 
     fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
@@ -124,7 +124,13 @@ impl NbdFront {
             self.count.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let mut region = match Region::within(self.limits.memory, self.budget.clone()) {
+        let mapped = match &self.budget {
+            Some(budget) => {
+                Region::within(self.limits.memory, budget.clone(), connect.volume.tenant)
+            }
+            None => Region::map(self.limits.memory),
+        };
+        let mut region = match mapped {
             Ok(region) => region,
             Err(error) => {
                 tracing::error!(%error, "no memory for a connection's buffers");

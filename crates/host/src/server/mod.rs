@@ -247,7 +247,7 @@ pub fn serve(
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
-    let budget = Arc::new(Budget::new(config.memory));
+    let budget = Arc::new(Budget::new(config.memory, most));
     let front = |shard: usize| {
         Ok(NbdFront::new(
             config.connections,

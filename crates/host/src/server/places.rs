@@ -20,6 +20,7 @@ use crate::server::{Member, Server};
 pub struct Place {
     tenant: Arc<AtomicUsize>,
     budget: Arc<Budget>,
+    number: u16,
     /// As long as no shard counts the connection.
     shard: Option<Arc<AtomicUsize>>,
 }
@@ -27,7 +28,7 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.tenant.fetch_sub(1, Ordering::Relaxed);
-        self.budget.give(Budget::CONNECTION);
+        self.budget.give(self.number, Budget::CONNECTION);
         if let Some(shard) = &self.shard {
             shard.fetch_sub(1, Ordering::Relaxed);
         }
@@ -76,7 +77,8 @@ impl Server {
         if let Some(reason) = refusal(of(member), most, all, places, without) {
             return Err(reason);
         }
-        if !self.budget.take(Budget::CONNECTION) {
+        let number = member.number();
+        if !self.budget.take(number, Budget::CONNECTION) {
             return Err("no memory is left for another connection: try again later");
         }
         let shard = (0..self.counts.len()).min_by_key(|shard| load(*shard)).unwrap_or(0);
@@ -85,7 +87,7 @@ impl Server {
         member.connections.fetch_add(1, Ordering::Relaxed);
         let counted = Some(self.counts[shard].clone());
         let (tenant, budget) = (member.connections.clone(), self.budget.clone());
-        Ok((shard, Place { tenant, budget, shard: counted }))
+        Ok((shard, Place { tenant, budget, number, shard: counted }))
     }
 }
 
