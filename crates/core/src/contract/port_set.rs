@@ -185,7 +185,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
     }
 
     /// So many words, without any port.
-    pub(crate) fn empty<P: Platform<U64 = A>>(words: usize) -> Box<[A]> {
+    pub(crate) fn empty(words: usize) -> Box<[A]> {
         (0..words).map(|_| A::new(0)).collect()
     }
 
@@ -307,7 +307,7 @@ mod tests {
             ports in 1usize..=256,
             numbers in prop::collection::vec(any::<u8>(), 1..40),
         ) {
-            let lines = SharedPorts::empty::<crate::Native>(words(ports));
+            let lines = SharedPorts::<core::sync::atomic::AtomicU64>::empty(words(ports));
             let (shared, mut own) = (SharedPorts::of(&lines), PortSet::EMPTY);
             for port in numbers.iter().map(|&number| PortId((usize::from(number) % ports) as u8)) {
                 if shared.contains(port, Ordering::SeqCst) {

@@ -82,7 +82,7 @@ impl<P: Platform> FlowTable<P> {
     pub(crate) fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
             words: (0..flows).map(|_| P::U64::new(FREE)).collect(),
-            pending: SharedPorts::empty::<P>(flows * words(ports)),
+            pending: SharedPorts::empty(flows * words(ports)),
             pending_words: words(ports),
             news: CachePadded::new(P::U64::new(0)),
             closings: CachePadded::new(P::U64::new(0)),

@@ -158,7 +158,7 @@ impl<P: Platform> Wheel<P> {
             window: CachePadded::new(P::U64::new(window.word)),
             wanted: CachePadded::new(P::U64::new(window.word)),
             turned: CachePadded::new(P::U64::new(0)),
-            buckets: SharedPorts::empty::<P>(BUCKETS as usize * words(ports)),
+            buckets: SharedPorts::empty(BUCKETS as usize * words(ports)),
             words: words(ports),
         }
     }
