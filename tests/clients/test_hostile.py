@@ -11,7 +11,7 @@ import threading
 import time
 
 import rig
-from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone
+from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone, Refused
 from rig import MI, PACED, check
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
@@ -89,7 +89,7 @@ def operated(*args, device=PACED):
 
 
 class Many:
-    """Threads that do the same until told to stop."""
+    """Threads that do the same until told to stop. One that is refused a connection, since its tenant has as many as it may, tries again."""
 
     def __init__(self, count, work):
         self.stop = threading.Event()
@@ -97,7 +97,7 @@ class Many:
 
     def _run(self, work, index):
         while not self.stop.is_set():
-            with contextlib.suppress(Gone, OSError):
+            with contextlib.suppress(Gone, Refused, OSError):
                 work(self.stop, index)
 
     def __enter__(self):
@@ -256,7 +256,7 @@ def questions(rigged):
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
     """tmpfs cannot zero a range that is to stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it looks for
-    holes page by page, to the end of the file. How much others keep is for the CPUs to say, but it is not next to nothing."""
+    holes page by page, to the end of the file. The good tenant keeps 0.8 of its half."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     said = []
@@ -272,7 +272,7 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
                     time.sleep(0.5)
                     rate, _, slow = rigged.measure()
                 said.append(f"{event.__name__} {rate / calm:.2f}, {slow * 1e3:.1f} ms")
-                check(rate >= 0.1 * calm, f"{event.__name__}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}")
+                check(rate >= 0.8 * calm / 2, f"{event.__name__}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}")
                 check(slow <= 2 * usual + PATIENCE, f"{event.__name__}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
 
