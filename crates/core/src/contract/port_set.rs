@@ -173,7 +173,7 @@ pub(crate) const fn words(ports: usize) -> usize {
     ports.div_ceil(64)
 }
 
-/// A set of ports in shared words, [`words`] of them: a view, so that many sets can lie side by
+/// A set of ports in shared words, one for each 64: a view, so that many sets can lie side by
 /// side in one array.
 pub struct SharedPorts<'a, A>(&'a [A]);
 

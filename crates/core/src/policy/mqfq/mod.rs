@@ -60,7 +60,7 @@
 //! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
 //! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
 //! | flows' control words | none: written when flows are added, changed or removed |
-//! | ports themselves | none: each is aligned to two lines ([`PortFlows`](crate::structures::flow_table::PortFlows)) |
+//! | ports themselves | none: each is aligned to two lines (`structures::flow_table`) |
 //!
 //! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
 //! half a line a request for end tags, and for virtual time a few lines every 320 requests.

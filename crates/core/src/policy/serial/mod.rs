@@ -27,7 +27,7 @@
 //!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
-//! [`fifo::Links`]. Where requests are merged, what is numbered is units of them.
+//! [`Links`]. Where requests are merged, what is numbered is units of them.
 
 pub mod anticipation;
 pub mod bfq;
