@@ -56,8 +56,8 @@ fn twice_the_same_and_another_seed_another_run() {
 fn the_same_run_on_a_host_for_ever() {
     let policies = [
         (AnyPolicy::FirstCome, 0x9d13_5dc0_c424_62b7),
-        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x36b8_e5fc_a011_a6b5),
-        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0x03b8_dee5_a045_b0b4),
+        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x73d0_bc65_7949_b482),
+        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0x89fa_aa14_151b_ad13),
         (
             AnyPolicy::Direct(Direct {
                 ratio: Ratio::Static(8),
