@@ -105,7 +105,7 @@ fn tokens_are_neither_lost_nor_doubled<P: Platform>(begins: bool) {
         let second = thread::spawn(move || {
             if begins {
                 clock.publish(next);
-                other.expire(now);
+                other.expire(now, true);
             }
             empty(&other, &clock, if begins { next } else { now })
         });

@@ -223,11 +223,19 @@ impl<P: Platform> Pot<P> {
 
     /// Empties the pot, unless it is of this period, which ends. If a port is faster, it has filled
     /// it for this period.
-    pub(super) fn expire(&self, period: Period) {
+    ///
+    /// What is left of the period that ends is kept only if its time was over: one that ends early,
+    /// for the device has too little to do, owes nothing to flows that did not use their tokens.
+    pub(super) fn expire(&self, period: Period, keeps: bool) {
         let old = self.tokens.load(Ordering::Relaxed);
-        if old != 0 && old & !LEFT != period.tag() {
+        let new = match old & !LEFT == period.tag() {
+            true if keeps => old,
+            true => period.tag(),
+            false => 0,
+        };
+        if old != new {
             // It guards nothing: an empty pot is filled by whoever reads the number after it.
-            _ = self.tokens.compare_exchange(old, 0, Ordering::Relaxed, Ordering::Relaxed);
+            _ = self.tokens.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
@@ -421,12 +429,13 @@ impl<P: Platform> Shared<P> {
         if !periods.claim(period) {
             return None;
         }
+        let keeps = periods.is_over(now_ns);
         let (tokens, since_ns) = self.plan(period, now_ns);
         let next = period.number + 1;
         let (mut weights, mut active) = (0, 0u64);
         for (slot, weight) in flows.open_weights() {
             let Some(pot) = pots.get(slot) else { continue };
-            pot.expire(period);
+            pot.expire(period, keeps);
             if pot.is_active(period, since_ns) {
                 pot.counted.store(next, Ordering::Relaxed);
                 weights += u64::from(weight.get());
@@ -516,10 +525,10 @@ mod tests {
         let pot = Pot::<Native>::new();
         let (periods, first) = seventh(2, 3200, 100);
         assert_eq!(pot.take(&periods, first, WEIGHT, 3000), Taken::Some(3100));
-        pot.expire(first);
+        pot.expire(first, true);
         let left = pot.take(&periods, first, WEIGHT, 0);
         assert_eq!(left, Taken::Last(100), "the pot is of the period that ends");
-        pot.expire(Period::new(8, 3200, 100));
+        pot.expire(Period::new(8, 3200, 100), true);
         let later = Period::new(7 + (1 << 16), 3200, 100);
         assert_eq!(later.tag(), first.tag());
         periods.publish(later);
