@@ -1,12 +1,12 @@
 //! How much memory all connections' buffers may have together.
 //!
 //! **Problem.** A connection's buffers are bounded, and so is the number of connections; their
-//! product is more than most machines have. **Model.** A [`Region`](crate::memory::Region) asks the
+//! product is more than most machines have. **Model.** A region of a connection's memory asks the
 //! budget before it uses pages that it has not used, and gives pages back when its connection is
 //! idle, or, while memory is short, as soon as none of its buffers is out. A region that gets
 //! nothing says that it is full: the request waits, and its client with it. At the bound no new
-//! connection is admitted. A tenant has at most half of it, so that one whose clients do not read their answers leaves the
-//! other half to the others.
+//! connection is admitted. A tenant has at most half of it, so that one whose clients do not read
+//! their answers leaves the other half to the others.
 //!
 //! **No deadlock.** One connection of each tenant may go beyond the budget for one request, if it
 //! has no other buffer out; it then hands out nothing more until that request is over, and gives

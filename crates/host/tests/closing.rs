@@ -1,6 +1,7 @@
 //! The end of connections on real shards and sockets: what a client has asked for when it goes, or
-//! when its tenant is removed; and requests that the device has nothing to do for. The device holds everything until the test lets it go, and the
-//! policy gives it one request at a time, so that all others are staged.
+//! when its tenant is removed; and requests that the device has nothing to do for. The device holds
+//! everything until the test lets it go, and the policy gives it one request at a time, so that all
+//! others are staged.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
