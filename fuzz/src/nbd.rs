@@ -8,12 +8,12 @@ use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fairq_host::nbd::option::{opt, rep};
-use fairq_host::nbd::proto::{
+use fairq_host::nbd::wire::option::{opt, rep};
+use fairq_host::nbd::wire::proto::{
     BlockSizes, Command, EXTENDED_REQUEST_LEN, MAX_PAYLOAD, Malformed, NbdError, Negotiated,
     Request, parse_request, validate,
 };
-use fairq_host::nbd::reply::{BlockStatus, HEADER_MAX, ReplyStyle};
+use fairq_host::nbd::wire::reply::{BlockStatus, HEADER_MAX, ReplyStyle};
 use fairq_host::nbd::{
     Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, Tls, TlsMode,
     handshake as perform,

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use fairq_core::PortSet;
-use fairq_host::nvme::controller::{Controller, Options};
-use fairq_host::nvme::dma::Flat;
-use fairq_host::nvme::spec::{CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CSTS_READY, register};
-use fairq_host::nvme::storage::NullStorage;
+use fairq_host::device::nvme::controller::{Controller, Options};
+use fairq_host::device::nvme::dma::Flat;
+use fairq_host::device::nvme::spec::{CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CSTS_READY, register};
+use fairq_host::device::nvme::storage::NullStorage;
 
 const BUS: u64 = 0x1_0000;
 const MEMORY: usize = 1 << 20;

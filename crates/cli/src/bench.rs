@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fairq_core::{FlowId, Native, Policy};
-use fairq_host::client;
-use fairq_host::common::{Clock, Common};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
-use fairq_host::interference::Served;
-use fairq_host::load::{self, Measured, Times};
-use fairq_host::stats::TenantStats;
-use fairq_host::wakers::Wakers;
-use fairq_host::write_back::WriteBack;
+use fairq_host::device::write_back::WriteBack;
+use fairq_host::io::clock::Clock;
+use fairq_host::io::wakers::Wakers;
+use fairq_host::measure::client;
+use fairq_host::measure::load::{self, Measured, Times};
+use fairq_host::observe::interference::Served;
+use fairq_host::observe::stats::TenantStats;
+use fairq_host::shard::shared::Common;
 use fairq_sim::scenario::MOVES_NS;
 
 use crate::args::{BenchArgs, Policies, Way};

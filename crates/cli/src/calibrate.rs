@@ -26,8 +26,8 @@ use crate::job::{Job, JobTable, Pattern};
 use crate::refusal::Refusal;
 use crate::table::{align_right, plain_table};
 use crate::units::{Count, Nanos, Size, exact_size, show_bandwidth, show_count, show_duration};
-use fairq_host::load::{self, Measured, Times};
-use fairq_host::stats::TenantStats;
+use fairq_host::measure::load::{self, Measured, Times};
+use fairq_host::observe::stats::TenantStats;
 
 /// T to try, in bytes.
 const THRESHOLDS: [u64; 10] =

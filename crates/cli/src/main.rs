@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use fairq_host::control::ControlError;
+use fairq_host::device::control::ControlError;
 use fairq_host::device::error::DeviceError;
 use fairq_host::server::ServerError;
 

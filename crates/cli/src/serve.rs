@@ -3,8 +3,9 @@
 use anyhow::Context;
 use fairq_core::{Native, Policy};
 use fairq_host::device::Device;
-use fairq_host::nbd::handshake::HandshakeOptions;
-use fairq_host::nbd::{conn, tls};
+use fairq_host::nbd::serve::conn;
+use fairq_host::nbd::session::handshake::HandshakeOptions;
+use fairq_host::nbd::session::tls;
 use fairq_host::server::{self, BuiltPolicy};
 
 use crate::args::ServeArgs;

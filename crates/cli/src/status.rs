@@ -11,7 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fairq_host::stats::TenantStats;
+use fairq_host::observe::stats::TenantStats;
 
 use crate::table::{align_right, plain_table};
 use crate::units::{show_bandwidth, show_count, show_duration, show_percent};

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use fairq_core::{Class, Op, PortId, PortSet, Tag};
 use fairq_device::{Profile, State};
-use fairq_host::common::Clock;
 use fairq_host::device::null::NullDevice;
 use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoft, NvmeSoftSpec, Poller};
 use fairq_host::device::{Command, Completion, Device, Place, Queue};
-use fairq_host::memory::{Buffer, Region};
-use fairq_host::ring::Ring;
-use fairq_host::wakers::Wakers;
+use fairq_host::io::clock::Clock;
+use fairq_host::io::memory::{Buffer, Region};
+use fairq_host::io::ring::Ring;
+use fairq_host::io::wakers::Wakers;
 
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(150);

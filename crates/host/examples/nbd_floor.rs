@@ -18,10 +18,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use fairq_host::memory::{Buffer, Memory, Region};
-use fairq_host::nbd::option::{opt, rep};
-use fairq_host::nbd::proto::{Command, Request, magic, parse_request};
-use fairq_host::ring::{Asker, Ring, UserData};
+use fairq_host::io::memory::{Buffer, Memory, Region};
+use fairq_host::io::ring::{Asker, Ring, UserData};
+use fairq_host::nbd::wire::option::{opt, rep};
+use fairq_host::nbd::wire::proto::{Command, Request, magic, parse_request};
 use io_uring::{opcode, types};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

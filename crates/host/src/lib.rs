@@ -1,29 +1,21 @@
 //! The Linux side of fairq: shards, devices, buffers and front ends.
 //!
+//! | room | what it holds |
+//! |---|---|
+//! | [`io`] | the ring, memory that the kernel reads and writes, wake-ups between threads |
+//! | [`observe`] | counters, latencies, recorded requests, who held whom up, limits of the log |
+//! | [`device`] | what carries requests out: files, memory, models, a software NVMe controller |
+//! | [`shard`] | a core's loop and its data path through a policy's port to the device |
+//! | [`nbd`] | the protocol: bytes (`wire`), who is let in (`session`), requests (`serve`) |
+//! | [`server`] | doors, places, tenants; the one thread that changes a running server |
+//! | [`measure`] | load on shards, and a client of NBD servers, for `fairq bench` |
+//!
 //! All `unsafe` code of the project is in this crate, each block with its argument.
 
-pub mod budget;
-mod charge;
-pub mod client;
-pub mod common;
-pub mod control;
-pub mod cpu_time;
 pub mod device;
-pub mod direct;
-pub mod interference;
-pub mod load;
-pub mod log_limit;
-pub mod memory;
+pub mod io;
+pub mod measure;
 pub mod nbd;
-pub mod nvme;
-pub mod path;
-mod patience;
-pub mod record;
-pub mod ring;
+pub mod observe;
 pub mod server;
 pub mod shard;
-pub mod shards;
-pub mod stats;
-pub mod users;
-pub mod wakers;
-pub mod write_back;

@@ -14,20 +14,23 @@ use std::time::{Duration, Instant};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
 use fairq_core::{FlowId, Native, Policy, PortSet, Weight};
-use fairq_host::budget::Budget;
-use fairq_host::common::{Clock, Common};
 use fairq_host::device::null::NullDevice;
+use fairq_host::device::write_back::WriteBack;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
-use fairq_host::interference::Served;
-use fairq_host::nbd::conn::{Limits, Volume};
-use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
-use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Request};
-use fairq_host::nbd::survey::Surveyor;
-use fairq_host::ring::Ring;
+use fairq_host::io::budget::Budget;
+use fairq_host::io::clock::Clock;
+use fairq_host::io::ring::Ring;
+use fairq_host::io::wakers::Wakers;
+use fairq_host::nbd::serve::conn::{Limits, Volume};
+use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::serve::survey::Surveyor;
+use fairq_host::nbd::wire::proto::{
+    Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Request,
+};
+use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
-use fairq_host::shards::{Shards, regimes};
-use fairq_host::wakers::Wakers;
-use fairq_host::write_back::WriteBack;
+use fairq_host::shard::pool::{Shards, regimes};
+use fairq_host::shard::shared::Common;
 
 use common::plain;
 

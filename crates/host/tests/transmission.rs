@@ -9,19 +9,20 @@ use std::time::{Duration, Instant};
 use fairq_core::Topology;
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::{FlowId, Native, Policy, Weight};
-use fairq_host::common::{Clock, Common};
 use fairq_host::device::ram::RamDevice;
-use fairq_host::interference::Served;
-use fairq_host::nbd::conn::{Limits, Volume};
-use fairq_host::nbd::front::{Connect, Message as NbdMessage, NbdFront, Pass};
-use fairq_host::nbd::proto::{
+use fairq_host::device::write_back::WriteBack;
+use fairq_host::io::clock::Clock;
+use fairq_host::io::wakers::Wakers;
+use fairq_host::nbd::serve::conn::{Limits, Volume};
+use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::serve::survey::Surveyor;
+use fairq_host::nbd::wire::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request,
 };
-use fairq_host::nbd::survey::Surveyor;
+use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
-use fairq_host::shards::{Shards, regimes};
-use fairq_host::wakers::Wakers;
-use fairq_host::write_back::WriteBack;
+use fairq_host::shard::pool::{Shards, regimes};
+use fairq_host::shard::shared::Common;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

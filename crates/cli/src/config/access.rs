@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-use fairq_host::users::{Users, gid_of, uid_of};
+use fairq_host::nbd::session::users::{Users, gid_of, uid_of};
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 

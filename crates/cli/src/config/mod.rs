@@ -42,7 +42,7 @@ use tenant::{Origin, Tenant, TenantTable};
 /// Shards are ports of a policy, of which there are at most so many.
 const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
 /// The least memory of a connection: room for a request of the largest size.
-const MEMORY_MIN: u64 = fairq_host::nbd::conn::Limits::MIN_MEMORY as u64;
+const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
 /// Tenants of one server.
 const TENANTS_MAX: usize = 10_000;
 /// Tenants that a refusal names.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use fairq_core::Weight;
-use fairq_host::nbd::exports::Identity;
-use fairq_host::users::Users;
+use fairq_host::nbd::session::exports::Identity;
+use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
 
 use super::access::{self, List};

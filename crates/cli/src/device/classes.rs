@@ -18,8 +18,8 @@ use anyhow::Context;
 use serde::Serialize;
 
 use fairq_host::device::Device;
-use fairq_host::load::{self, Times};
-use fairq_host::stats::TenantStats;
+use fairq_host::measure::load::{self, Times};
+use fairq_host::observe::stats::TenantStats;
 
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target, write_out};

@@ -16,8 +16,8 @@ use anyhow::Context;
 use fairq_device::profile::{Count, Derivation, Derived, Load, Point, State, derive};
 
 use fairq_host::device::Device;
-use fairq_host::load::{self, Times};
-use fairq_host::stats::TenantStats;
+use fairq_host::measure::load::{self, Times};
+use fairq_host::observe::stats::TenantStats;
 use rand::{RngCore, SeedableRng};
 
 use super::{comparisons, points_table};

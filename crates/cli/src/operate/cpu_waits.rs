@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use fairq_host::stats::ShardCounters;
+use fairq_host::observe::stats::ShardCounters;
 
 /// Over how many seconds.
 const WINDOW_S: usize = 10;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
-use fairq_host::stats::TenantStats;
+use fairq_host::observe::stats::TenantStats;
 use rustix::io::Errno;
 
 /// How long no request must fail until it is over.

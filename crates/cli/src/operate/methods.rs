@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use fairq_core::{TuneError, Tuning, Weight};
-use fairq_host::interference::{GROUPS, Matrix, group};
+use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

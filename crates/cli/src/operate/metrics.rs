@@ -10,11 +10,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use fairq_core::{FlowId, Stats, TokenStats};
-use fairq_host::cpu_time::CpuTime;
-use fairq_host::interference::{GROUPS, group};
-use fairq_host::log_limit::STRANGERS;
+use fairq_host::observe::cpu_time::CpuTime;
+use fairq_host::observe::interference::{GROUPS, group};
+use fairq_host::observe::log_limit::STRANGERS;
+use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{Member, Roster, Status};
-use fairq_host::stats::TenantStats;
 use hdrhistogram::Histogram;
 
 use crate::config::Plan;
@@ -334,7 +334,7 @@ fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
 
 fn shards(text: &mut Text, now: &Status) {
     let shards: Vec<String> = (0..now.totals.shards.len()).map(|shard| shard.to_string()).collect();
-    type Value = fn(&fairq_host::stats::ShardCounters) -> u64;
+    type Value = fn(&fairq_host::observe::stats::ShardCounters) -> u64;
     let counters: [(&str, &str, Value); 5] = [
         ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
         ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),

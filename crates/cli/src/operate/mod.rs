@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairq_core::FlowId;
-use fairq_host::interference::{Matrix, empty_matrix};
+use fairq_host::observe::interference::{Matrix, empty_matrix};
+use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Roster, Status};
-use fairq_host::stats::TenantStats;
 use sd_notify::NotifyState;
 use serde_json::Value;
 

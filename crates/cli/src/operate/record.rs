@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use fairq_core::{Held, Op};
-use fairq_host::record::{Decision, Kind, Recording};
+use fairq_host::observe::record::{Decision, Kind, Recording};
 use fairq_host::server::Admin;
 use serde::Deserialize;
 use serde_json::{Value, json};

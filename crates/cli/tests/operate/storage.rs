@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use fairq_host::nbd::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, Request};
+use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, Request};
 
 use super::*;
 

@@ -12,8 +12,8 @@ use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
 use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue};
-use crate::memory::Memory;
-use crate::ring::{Event, Ring};
+use crate::io::memory::Memory;
+use crate::io::ring::{Event, Ring};
 
 /// Which device to open, as plain data.
 #[derive(Clone, Debug)]

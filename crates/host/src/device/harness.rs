@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use fairq_core::{Class, Op, PortId, PortSet, Tag};
 
 use crate::device::{Command, Completion, Device, Place, Queue};
-use crate::memory::{Buffer, Memory, Region};
-use crate::ring::{Event, Ring};
-use crate::wakers::Wakers;
+use crate::io::memory::{Buffer, Memory, Region};
+use crate::io::ring::{Event, Ring};
+use crate::io::wakers::Wakers;
 
 /// A test that has not ended by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);

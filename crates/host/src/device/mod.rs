@@ -16,23 +16,26 @@ use std::sync::Arc;
 
 use fairq_core::{Class, ClassWeights, Op, PortId, PortSet, Tag};
 
-use crate::memory::Memory;
-use crate::ring::{Event, Ring};
-use crate::wakers::Wakers;
+use crate::io::memory::Memory;
+use crate::io::ring::{Event, Ring};
+use crate::io::wakers::Wakers;
 
 pub mod any;
+pub mod control;
 pub mod error;
 pub mod file;
 mod guard;
 #[cfg(test)]
 pub(crate) mod harness;
 pub mod null;
+pub mod nvme;
 pub mod nvme_soft;
 pub mod paced;
 pub mod ram;
 pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod write_back;
 
 /// What a device is and can do.
 #[derive(Clone, Debug)]
@@ -126,7 +129,7 @@ pub trait Device: Send + Sync + 'static {
     fn info(&self) -> &Info;
 
     /// Opens the queue of the calling shard, on whose `ring` it may put operations as
-    /// [`crate::ring::Asker::Device`].
+    /// [`crate::io::ring::Asker::Device`].
     fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<Self::Queue>;
 
     /// Sets how many commands each class of queues may start per round; an error if it does not

@@ -8,8 +8,8 @@ use std::io;
 use fairq_core::PortSet;
 
 use crate::device::{Command, Completion, Device, Info, Place, Queue};
-use crate::memory::Memory;
-use crate::ring::Ring;
+use crate::io::memory::Memory;
+use crate::io::ring::Ring;
 
 /// The null device.
 pub struct NullDevice {

@@ -47,8 +47,8 @@ use fairq_core::{Op, PortSet};
 use crate::device::ram::memory_info;
 use crate::device::store::Store;
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
-use crate::memory::Memory;
-use crate::ring::Ring;
+use crate::io::memory::Memory;
+use crate::io::ring::Ring;
 
 /// The limits of a paced device; 0 is no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -282,7 +282,7 @@ mod tests {
 
     use super::*;
     use crate::device::harness::place;
-    use crate::memory::Region;
+    use crate::io::memory::Region;
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -10,8 +10,8 @@ use fairq_core::PortSet;
 
 use crate::device::store::Store;
 use crate::device::{Command, Completion, Device, Extent, Info, Place, Queue};
-use crate::memory::Memory;
-use crate::ring::Ring;
+use crate::io::memory::Memory;
+use crate::io::ring::Ring;
 
 /// A RAM device.
 pub struct RamDevice {

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fairq_core::Op;
 
 use crate::device::{Command, Extent};
-use crate::memory::Memory;
+use crate::io::memory::Memory;
 
 /// The granularity of holes.
 const PAGE: u64 = 4096;

@@ -13,7 +13,7 @@ use crate::device::harness::{Driver, Tamper, command, place};
 use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
 use crate::device::paced::Pace;
 use crate::device::{Command, Device};
-use crate::ring::Event;
+use crate::io::ring::Event;
 
 /// Two regions of the file device's guard and a bit.
 const SIZE: usize = (2 << 20) + (64 << 10);

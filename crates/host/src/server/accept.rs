@@ -15,18 +15,18 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::log_limit::STRANGERS;
-use crate::nbd::conn::Volume;
-use crate::nbd::front::{Connect, Message as NbdMessage, Pass};
-use crate::nbd::handshake::{HandshakeError, Outcome, Peer, handshake};
-use crate::nbd::pace::SEND_BUFFER;
-use crate::nbd::tls::{Established, Tls, certificate_end_s};
+use crate::nbd::serve::conn::Volume;
+use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::serve::pace::SEND_BUFFER;
+use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
+use crate::nbd::session::tls::{Established, Tls, certificate_end_s};
+use crate::nbd::session::users::User;
+use crate::observe::log_limit::STRANGERS;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::desk::Desk;
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::Message;
-use crate::users::User;
 
 /// Handshakes that have failed since they were last told of.
 #[derive(Default)]

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
 
-use crate::control::ControlError;
 use crate::device::CutOff;
+use crate::device::control::ControlError;
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
-use crate::nbd::exports::ExportsError;
-use crate::nbd::tls::TlsMode;
-use crate::record::Recording;
+use crate::nbd::session::exports::ExportsError;
+use crate::nbd::session::tls::TlsMode;
+use crate::observe::record::Recording;
+use crate::observe::stats::Totals;
 use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
-use crate::stats::Totals;
 
 /// What the server is doing.
 #[derive(Clone, Debug)]

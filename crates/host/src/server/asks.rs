@@ -38,7 +38,7 @@ use tokio::time::timeout;
 
 use super::crowd::{Crowd, Seat, Watched};
 use super::listen::{Listener, Stream};
-use crate::log_limit::STRANGERS;
+use crate::observe::log_limit::STRANGERS;
 
 /// The longest line.
 const LINE: u64 = 1 << 20;

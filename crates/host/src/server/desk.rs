@@ -13,12 +13,14 @@ use std::time::Instant;
 use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
 use tokio::task::JoinHandle;
 
-use crate::control::Control;
 use crate::device::Device;
 use crate::device::any::AnyDevice;
+use crate::device::control::Control;
 use crate::device::file::FileSpec;
-use crate::nbd::tls::TlsMode;
-use crate::record::Recording;
+use crate::device::write_back::WriteBack;
+use crate::io::wakers::Wakers;
+use crate::nbd::session::tls::TlsMode;
+use crate::observe::record::Recording;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
 use crate::server::tenants::add_flow;
@@ -26,8 +28,6 @@ use crate::server::{
     Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant,
 };
 use crate::shard::Meeting;
-use crate::wakers::Wakers;
-use crate::write_back::WriteBack;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -10,38 +10,11 @@
 //!
 //! A client is told in the handshake, by the protocol's error, that there is no place for it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use crate::budget::Budget;
+use crate::io::budget::Budget;
+use crate::nbd::session::place::Place;
 use crate::server::{Member, Server};
-
-/// A connection's place; another may have it when it is dropped.
-pub struct Place {
-    tenant: Arc<AtomicUsize>,
-    budget: Arc<Budget>,
-    number: u16,
-    /// As long as no shard counts the connection.
-    shard: Option<Arc<AtomicUsize>>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.tenant.fetch_sub(1, Ordering::Relaxed);
-        self.budget.give(self.number, Budget::CONNECTION);
-        if let Some(shard) = &self.shard {
-            shard.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Place {
-    /// The shard counts the connection from now on.
-    pub(super) fn handed_over(mut self) -> Place {
-        self.shard = None;
-        self
-    }
-}
 
 /// Why a tenant of `own` connections out of `all` gets no other one, if so. `most` is its bound;
 /// `without` other tenants have none.
@@ -87,7 +60,7 @@ impl Server {
         member.connections.fetch_add(1, Ordering::Relaxed);
         let counted = Some(self.counts[shard].clone());
         let (tenant, budget) = (member.connections.clone(), self.budget.clone());
-        Ok((shard, Place { tenant, budget, number, shard: counted }))
+        Ok((shard, Place::new(tenant, budget, number, counted)))
     }
 }
 

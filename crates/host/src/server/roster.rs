@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicUsize;
 
 use fairq_core::FlowId;
 
-use crate::nbd::exports::{Export, Exports, ExportsError};
-use crate::nbd::proto::BlockSizes;
-use crate::nbd::wipe::Wiping;
+use crate::nbd::serve::wipe::Wiping;
+use crate::nbd::session::exports::{Export, Exports, ExportsError};
+use crate::nbd::wire::proto::BlockSizes;
 
 use super::Tenant;
 

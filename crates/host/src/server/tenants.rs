@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use fairq_core::{FlowError, FlowId, Policy, Weight};
 
-use crate::nbd::conn::Volume;
-use crate::nbd::front::Message as NbdMessage;
-use crate::nbd::wipe::{Wipe, Wiping};
+use crate::nbd::serve::conn::Volume;
+use crate::nbd::serve::front::Message as NbdMessage;
+use crate::nbd::serve::wipe::{Wipe, Wiping};
 use crate::server::desk::Desk;
 use crate::server::{AdminError, GRACE, Member, Roster, Server, ServerError, Tenant};
 use crate::shard::Message;

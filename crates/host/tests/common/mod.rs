@@ -1,6 +1,6 @@
 //! What several tests need.
 
-use fairq_host::nbd::proto::{BlockSizes, Negotiated};
+use fairq_host::nbd::wire::proto::{BlockSizes, Negotiated};
 
 /// What a client gets of an export of this size that asks for nothing.
 pub(crate) fn plain(size: u64) -> Negotiated {

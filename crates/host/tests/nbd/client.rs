@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairq_host::nbd::option::{opt, rep};
+use fairq_host::nbd::wire::option::{opt, rep};
 use fairq_host::nbd::{
     Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode,
     handshake,
@@ -132,7 +132,7 @@ impl Played {
         self.replies().iter().map(|reply| (reply.option, reply.kind)).collect()
     }
 
-    pub(crate) fn negotiated(&self) -> &fairq_host::nbd::proto::Negotiated {
+    pub(crate) fn negotiated(&self) -> &fairq_host::nbd::wire::proto::Negotiated {
         match &self.result {
             Ok(Outcome::Transmission { negotiated, .. }) => negotiated,
             other => panic!("no transmission phase but {other:?}"),

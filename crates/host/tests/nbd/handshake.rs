@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use fairq_host::nbd::exports::flag;
-use fairq_host::nbd::handshake::{MAX_OPTION_DATA, MAX_OPTION_SKIP, MAX_OPTIONS};
-use fairq_host::nbd::option::{info, opt, rep};
-use fairq_host::nbd::proto::{MAX_PAYLOAD, MAX_STRING};
+use fairq_host::nbd::session::exports::flag;
+use fairq_host::nbd::session::handshake::{MAX_OPTION_DATA, MAX_OPTION_SKIP, MAX_OPTIONS};
+use fairq_host::nbd::wire::option::{info, opt, rep};
+use fairq_host::nbd::wire::proto::{MAX_PAYLOAD, MAX_STRING};
 use fairq_host::nbd::{
     Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode, handshake,
 };

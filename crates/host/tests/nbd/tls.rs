@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_host::nbd::option::{info, opt, rep};
-use fairq_host::nbd::proto::Negotiated;
-use fairq_host::nbd::tls::TlsError;
+use fairq_host::nbd::session::tls::TlsError;
+use fairq_host::nbd::wire::option::{info, opt, rep};
+use fairq_host::nbd::wire::proto::Negotiated;
 use fairq_host::nbd::{
     Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, Tls, TlsMode,
     handshake,

@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use crate::device::error::DeviceError;
 use crate::device::{CutOff, Device, Extent, Info, Place};
-use crate::ring::Ring;
+use crate::io::ring::Ring;
 
 mod at_once;
 mod files;

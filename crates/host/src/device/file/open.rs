@@ -20,7 +20,7 @@ use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
 use crate::device::CutOff;
 use crate::device::error::DeviceError;
-use crate::memory::{PAGE, Region};
+use crate::io::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
 const BLOCK_MAX: u32 = 64 << 10;

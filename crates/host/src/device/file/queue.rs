@@ -39,8 +39,8 @@ use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
 use crate::device::{Command, Completion, Queue};
-use crate::memory::{Buffer, Memory, PAGE, Region};
-use crate::ring::{Asker, Event, Ring, UserData};
+use crate::io::memory::{Buffer, Memory, PAGE, Region};
+use crate::io::ring::{Asker, Event, Ring, UserData};
 
 /// How long a command that is blocked, or is to be tried again, waits before the next look.
 const RETRY_NS: u64 = 20_000;

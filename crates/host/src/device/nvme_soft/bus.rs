@@ -13,8 +13,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::memory::Memory;
-use crate::nvme::dma::{Dma, Flat};
+use crate::device::nvme::dma::{Dma, Flat};
+use crate::io::memory::Memory;
 
 const FIXED: u64 = 1 << 32;
 const WINDOWS: u64 = 1 << 63;

@@ -14,13 +14,13 @@ use super::bus::Bus;
 use super::layout::{Layout, QUEUES_MIN};
 use super::queue::Hold;
 use super::set::{self, CQ_ENTRIES, ENTRIES, SET_BYTES, SET_WINDOWS, Set};
-use crate::common::Clock;
 use crate::device::Place;
-use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
-use crate::nvme::spec::{
+use crate::device::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
+use crate::device::nvme::spec::{
     CAP_WRR, CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CQE, CSTS_FATAL, CSTS_READY, PAGE, SQE, Sqe, admin,
     feature, register,
 };
+use crate::io::clock::Clock;
 
 /// Entries of the admin queues, each of which is on a page of its own.
 const ADMIN_ENTRIES: u16 = 32;

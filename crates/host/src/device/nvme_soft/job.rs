@@ -14,7 +14,7 @@ use fairq_core::{Op, Tag};
 use crate::device::Command;
 use crate::device::file::around;
 use crate::device::guard::{Access, Guard};
-use crate::memory::{Buffer, Memory, Region};
+use crate::io::memory::{Buffer, Memory, Region};
 
 /// The most that a piece bounces.
 const BOUNCE: u32 = 256 << 10;
@@ -216,7 +216,7 @@ impl Jobs {
     /// Gives a job the bounce buffer for its piece, if there is one.
     fn give_bounce(&mut self, id: u32) -> bool {
         let Some(job) = self.slots[id as usize].as_mut() else { return false };
-        let length = job.length + 2 * crate::nvme::spec::LBA;
+        let length = job.length + 2 * crate::device::nvme::spec::LBA;
         job.bounce = self.region.allocate(length);
         job.bounce.is_some()
     }
@@ -271,7 +271,7 @@ impl Jobs {
     /// Takes in the end of a job's piece.
     pub(super) fn finished(&mut self, guard: &Guard, id: u32, errno: i32) {
         let Some(job) = self.slots[id as usize].as_mut() else { return };
-        let block = crate::nvme::spec::LBA;
+        let block = crate::device::nvme::spec::LBA;
         job.errno = errno;
         match job.step {
             Step::Issued(Piece::Read) if errno == 0 => {

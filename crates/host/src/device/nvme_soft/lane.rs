@@ -12,12 +12,12 @@ use fairq_core::{PortId, PortSet};
 
 use super::bus::Bus;
 use crate::device::file::{FileDevice, FileQueue};
+use crate::device::nvme::controller::Controller;
+use crate::device::nvme::storage::{NullStorage, RamStorage, Storage};
 use crate::device::store::Store;
 use crate::device::{Command, Completion, Device, Place, Queue};
-use crate::memory::Memory;
-use crate::nvme::controller::Controller;
-use crate::nvme::storage::{NullStorage, RamStorage, Storage};
-use crate::ring::{Event, Ring};
+use crate::io::memory::Memory;
+use crate::io::ring::{Event, Ring};
 
 /// Where the device's data is.
 pub(super) enum Backing {

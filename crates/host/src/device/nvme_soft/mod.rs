@@ -31,17 +31,17 @@ use std::thread::JoinHandle;
 use fairq_core::{ClassWeights, PortSet};
 use fairq_device::{Profile, State};
 
-use crate::common::Clock;
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES, Unsettled};
 use crate::device::guard::Guard;
+use crate::device::nvme::controller::{Controller, Options, QUEUES_MAX};
+use crate::device::nvme::namespaces::Namespaces;
+use crate::device::nvme::spec::LBA;
 use crate::device::store::Store;
 use crate::device::{CutOff, Device, Extent, Info, Place};
-use crate::nvme::controller::{Controller, Options, QUEUES_MAX};
-use crate::nvme::namespaces::Namespaces;
-use crate::nvme::spec::LBA;
-use crate::ring::Ring;
-use crate::wakers::Wakers;
+use crate::io::clock::Clock;
+use crate::io::ring::Ring;
+use crate::io::wakers::Wakers;
 
 use bus::Bus;
 use driver::Driver;

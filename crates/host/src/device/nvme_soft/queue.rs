@@ -17,11 +17,11 @@ use super::lane::Lane;
 use super::set::{Ended, Owner, Part, Set};
 use crate::device::file::inside;
 use crate::device::guard::{Access, Held as Guarded};
+use crate::device::nvme::controller::AWAKE_NS;
+use crate::device::nvme::spec::{BLOCKS_MAX, LBA};
 use crate::device::{Command, Completion, Queue};
-use crate::memory::Memory;
-use crate::nvme::controller::AWAKE_NS;
-use crate::nvme::spec::{BLOCKS_MAX, LBA};
-use crate::ring::{Event, Ring};
+use crate::io::memory::Memory;
+use crate::io::ring::{Event, Ring};
 
 /// The most bytes of one read, write or zeroing.
 pub(super) const BYTES_MAX: u32 = BLOCKS_MAX * LBA;

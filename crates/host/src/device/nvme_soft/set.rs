@@ -22,10 +22,10 @@ use super::layout::Layout;
 use super::queue::class_index;
 use crate::device::Command;
 use crate::device::guard::Held;
-use crate::memory::{Memory, PAGE};
-use crate::nvme::controller::Controller;
-use crate::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
-use crate::nvme::spec::{CQE, LBA_SHIFT, SQE, Sqe, nvm};
+use crate::device::nvme::controller::Controller;
+use crate::device::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
+use crate::device::nvme::spec::{CQE, LBA_SHIFT, SQE, Sqe, nvm};
+use crate::io::memory::{Memory, PAGE};
 
 /// Entries of each submission queue.
 pub(super) const ENTRIES: u16 = 1024;

@@ -1,24 +1,13 @@
-//! What is special about the software controller as a device: classes, weights, shared queues,
-//! several shards at once.
+//! What is special about the software controller as a device: classes, weights, shared queues.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use fairq_core::none::NonePolicy;
-use fairq_core::{Class, ClassWeights, Native, Op, Policy, Weight};
+use fairq_core::{Class, ClassWeights, Op};
 use fairq_device::{Profile, State};
 
 use super::*;
-use crate::common::Common;
-use crate::device::any::{AnyDevice, DeviceSpec};
 use crate::device::harness::{Driver as Harness, command, place};
-use crate::device::tests::{nvme_soft, scratch};
+use crate::device::nvme::spec::{Sqe, admin, feature};
+use crate::device::tests::nvme_soft;
 use crate::device::{Command, Queue};
-use crate::interference::Served;
-use crate::load::{self, Job, Path, Threads, Times};
-use crate::nvme::spec::{Sqe, admin, feature};
-use crate::write_back::WriteBack;
 
 const SIZE: u64 = 16 << 20;
 
@@ -142,152 +131,6 @@ fn urgent_commands_go_first() {
     }
     let order: Vec<Class> = harness.finish().into_iter().map(|ended| ended.command.class).collect();
     assert_eq!(order[..2], [Class::Urgent, Class::Urgent], "{order:?}");
-}
-
-fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
-    let wakers = Arc::new(Wakers::new(shards).unwrap());
-    let served = Arc::new(Served::new(wakers.count()));
-    Common {
-        device,
-        wakers,
-        clock: Clock::default(),
-        tags: 256,
-        tenants: 1,
-        served,
-        write_back: Arc::new(WriteBack::new(shards, 1)),
-        fixed_buffers: 0,
-    }
-}
-
-/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for
-/// ever. And on several direct paths that carry out each other's commands, where the device is
-/// polled.
-fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
-    let (sender, done) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap());
-        // One round may find the CPUs taken; that it ends is the point.
-        let mut operations = 0;
-        for round in 0..6u64 {
-            let (policy, ports) = NonePolicy::<Native>::new(shards, 1, 256).unwrap();
-            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-            let job = |shard: usize| Job {
-                tenant: 0,
-                flow,
-                file: 0,
-                base: 0,
-                size: SIZE,
-                block: 4096,
-                depth: if shard.is_multiple_of(2) { 1 } else { 3 },
-                read_percent: 50,
-                random: true,
-                rate: None,
-                think_ns: 2000 * (round % 3),
-                starts_ns: 0,
-                stops_ns: u64::MAX,
-                seed: shard as u64,
-            };
-            let path = if round >= 3 && device.is_polled() { Path::Direct } else { Path::Shards };
-            let jobs = (0..shards).map(|shard| vec![job(shard)]).collect();
-            let times = Times {
-                warmup: Duration::ZERO,
-                measured: Duration::from_millis(60),
-                interval: None,
-            };
-            let common = common(device.clone(), shards);
-            let measured = load::run(
-                &policy,
-                ports,
-                &common,
-                Threads { path, ..Threads::default() },
-                jobs,
-                times,
-                |_| true,
-            )
-            .unwrap();
-            assert_eq!(measured.tenants[0].errors, 0);
-            operations += measured.tenants[0].operations();
-        }
-        assert!(operations > 0);
-        sender.send(()).unwrap();
-    });
-    done.recv_timeout(Duration::from_secs(60)).expect("every run ends");
-}
-
-#[test]
-fn no_wake_up_is_lost_over_memory() {
-    no_wake_up_is_lost(ram(), 2);
-    no_wake_up_is_lost(NvmeSoftSpec { queues: 3, ..ram() }, 3);
-}
-
-#[test]
-fn no_wake_up_is_lost_in_time() {
-    no_wake_up_is_lost(timed(1), 3);
-    no_wake_up_is_lost(NvmeSoftSpec { queues: 3, ..timed(2) }, 2);
-}
-
-#[test]
-fn no_wake_up_is_lost_with_a_core_of_its_own() {
-    no_wake_up_is_lost(NvmeSoftSpec { poller: Poller::Core, ..timed(2) }, 2);
-}
-
-#[test]
-fn no_wake_up_is_lost_over_a_file() {
-    let scratch = scratch();
-    let files = vec![FileSpec { path: scratch.path().join("disk"), create_size: Some(SIZE) }];
-    let spec = nvme_soft(BackingSpec::File { files, direct: Direct::Auto });
-    no_wake_up_is_lost(NvmeSoftSpec { window: 1, ..spec.clone() }, 3);
-    no_wake_up_is_lost(NvmeSoftSpec { poller: Poller::Core, ..spec }, 2);
-}
-
-/// Weights are changed while shards work.
-#[test]
-fn weights_change_under_load() {
-    let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(timed(8))).open().unwrap());
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut changes = 0;
-            while !stop.load(Ordering::Relaxed) {
-                changes += 1;
-                device.set_class_weights(weights(changes % 256 + 1, 2, 1)).unwrap();
-            }
-            assert!(changes > 10, "{changes}");
-        });
-        let (policy, ports) = NonePolicy::<Native>::new(2, 1, 256).unwrap();
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let job = Job {
-            tenant: 0,
-            flow,
-            file: 0,
-            base: 0,
-            size: SIZE,
-            block: 4096,
-            depth: 16,
-            read_percent: 100,
-            random: true,
-            rate: None,
-            think_ns: 0,
-            starts_ns: 0,
-            stops_ns: u64::MAX,
-            seed: 1,
-        };
-        let times =
-            Times { warmup: Duration::ZERO, measured: Duration::from_millis(200), interval: None };
-        let jobs = vec![vec![job.clone()], vec![job]];
-        let measured = load::run(
-            &policy,
-            ports,
-            &common(device.clone(), 2),
-            Threads::default(),
-            jobs,
-            times,
-            |_| true,
-        )
-        .unwrap();
-        stop.store(true, Ordering::Relaxed);
-        assert!(measured.tenants[0].operations() > 100);
-    });
 }
 
 /// Shards that share a set leave each other's completions in its mailbox.

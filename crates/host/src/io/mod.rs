@@ -1,0 +1,7 @@
+//! What lies between the kernel and everything else: the ring, memory, wake-ups, and time.
+
+pub mod budget;
+pub mod clock;
+pub mod memory;
+pub mod ring;
+pub mod wakers;

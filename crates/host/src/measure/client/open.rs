@@ -1,0 +1,301 @@
+//! Finding a server and opening an export of it, in the clear or with TLS.
+//!
+//! Addresses are NBD URIs as libnbd and qemu take them, and so are the files for TLS: a directory
+//! with `ca-cert.pem`, which the server's certificate has to be signed by, and, if there are any,
+//! `client-cert.pem` and `client-key.pem`.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustls::ClientConnection;
+
+use crate::measure::client::channel::Channel;
+use crate::nbd::session::tls::connect_as;
+use crate::nbd::wire::option::{info, opt, rep};
+use crate::nbd::wire::proto::magic;
+
+/// Send buffer to ask the kernel for on a Unix socket, in bytes; it grants what the system's limit
+/// allows. So much that a server finds the next large request there while the client is woken for
+/// the reply to the last.
+const SEND_BUFFER: usize = 512 << 10;
+/// How long connecting and the handshake may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer to an option.
+const ANSWER_MAX: u32 = 65_536;
+
+/// Which export of which server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where the server listens.
+    pub server: Server,
+    /// The export's name; empty for the server's default.
+    pub export: String,
+    /// With TLS, and how.
+    pub tls: Option<TlsFiles>,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A host name or address, and a port.
+    Tcp(String, u16),
+}
+
+/// What a client needs for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The directory of the certificates.
+    pub certificates: PathBuf,
+    /// The name that the server's certificate has to have.
+    pub host: String,
+}
+
+impl Target {
+    /// From an NBD URI: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`; with TLS
+    /// `nbds+unix:` or `nbds:`, and `tls-certificates=DIRECTORY` and, if it is not the host's,
+    /// `tls-hostname=NAME` in the query.
+    pub fn parse(uri: &str) -> Result<Target, String> {
+        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let unknown = || {
+            format!(
+                "'{uri}' is neither nbd+unix:///EXPORT?socket=PATH nor nbd://HOST[:PORT]/EXPORT"
+            )
+        };
+        let (scheme, rest) = uri.split_once("://").ok_or_else(unknown)?;
+        let (with_tls, is_unix) = match scheme {
+            "nbd" => (false, false),
+            "nbds" => (true, false),
+            "nbd+unix" => (false, true),
+            "nbds+unix" => (true, true),
+            _ => return Err(unknown()),
+        };
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let value = |key: &str| {
+            query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')).map(decode)
+        };
+        let (authority, export) = place.split_once('/').unwrap_or((place, ""));
+        let server = if is_unix {
+            let socket = value("socket").filter(|_| authority.is_empty());
+            Server::Unix(
+                socket
+                    .ok_or("nbd+unix URIs name the socket: nbd+unix:///EXPORT?socket=PATH")?
+                    .into(),
+            )
+        } else {
+            let (host, port) = match authority.rsplit_once(':') {
+                Some((host, port)) if !port.ends_with(']') => {
+                    (host, port.parse().map_err(|_| format!("'{port}' is not a port number"))?)
+                }
+                _ => (authority, 10_809),
+            };
+            Server::Tcp(host.trim_start_matches('[').trim_end_matches(']').to_string(), port)
+        };
+        let tls = match (with_tls, value("tls-certificates")) {
+            (false, _) => None,
+            (true, None) => {
+                return Err(
+                    "with TLS the URI says where certificates are: …?tls-certificates=DIRECTORY"
+                        .into(),
+                );
+            }
+            (true, Some(certificates)) => {
+                let host = value("tls-hostname").unwrap_or_else(|| match &server {
+                    Server::Unix(_) => "localhost".into(),
+                    Server::Tcp(host, _) => host.clone(),
+                });
+                Some(TlsFiles { certificates: certificates.into(), host })
+            }
+        };
+        Ok(Target { server, export: decode(export), tls })
+    }
+}
+
+trait Transport: Read + Write {}
+impl<T: Read + Write> Transport for T {}
+
+/// Connects and opens the export; gives the connection and the export's size.
+pub(super) fn connect(target: &Target) -> io::Result<(Channel, u64)> {
+    let opened = match &target.server {
+        Server::Unix(path) => UnixStream::connect(path).and_then(|mut stream| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let (session, size) = open(&mut stream, target)?;
+            stream.set_read_timeout(None)?;
+            set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
+            Ok((Channel::new(OwnedFd::from(stream), session), size))
+        }),
+        Server::Tcp(host, port) => {
+            TcpStream::connect((host.as_str(), *port)).and_then(|mut stream| {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                let (session, size) = open(&mut stream, target)?;
+                stream.set_read_timeout(None)?;
+                Ok((Channel::new(OwnedFd::from(stream), session), size))
+            })
+        }
+    };
+    opened.map_err(|error: io::Error| {
+        let at = match &target.server {
+            Server::Unix(path) => path.display().to_string(),
+            Server::Tcp(host, port) => format!("{host}:{port}"),
+        };
+        let cure = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ": no server listens there: start it, or correct the address"
+            }
+            _ => "",
+        };
+        io::Error::new(
+            error.kind(),
+            format!("cannot open export '{}' at {at}: {error}{cure}", target.export),
+        )
+    })
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_string())
+}
+
+/// The client's side of the shortest handshake: TLS if it is wanted, then the export.
+fn open(
+    stream: &mut dyn Transport,
+    target: &Target,
+) -> io::Result<(Option<Box<ClientConnection>>, u64)> {
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting)?;
+    if greeting[..8] != magic::GREETING.to_be_bytes()
+        || greeting[8..16] != magic::OPTION.to_be_bytes()
+    {
+        return Err(invalid("this is not an NBD server (newstyle)"));
+    }
+    stream.write_all(&3u32.to_be_bytes())?;
+    let Some(files) = &target.tls else { return Ok((None, open_export(stream, &target.export)?)) };
+    send_option(stream, opt::STARTTLS, &[])?;
+    let (kind, data) = answer(stream)?;
+    if kind != rep::ACK {
+        return Err(refusal(kind, &data));
+    }
+    let mut session =
+        Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
+    let size =
+        open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
+    // Whoever writes to the session from here on bounds its batches.
+    session.set_buffer_limit(None);
+    Ok((Some(session), size))
+}
+
+/// `GO`, with `EXPORT_NAME` for servers that do not know it; the export's size.
+fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
+    let mut go = Vec::from((export.len() as u32).to_be_bytes());
+    go.extend_from_slice(export.as_bytes());
+    go.extend_from_slice(&0u16.to_be_bytes());
+    send_option(stream, opt::GO, &go)?;
+    let mut size = None;
+    loop {
+        match answer(stream)? {
+            (rep::ACK, _) => {
+                return size
+                    .ok_or_else(|| invalid("the server did not say how large the export is"));
+            }
+            (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
+                size = data[2..10].try_into().ok().map(u64::from_be_bytes);
+            }
+            (rep::INFO, _) => {}
+            (rep::ERR_UNSUP, _) => return open_by_name(stream, export),
+            (kind, data) => return Err(refusal(kind, &data)),
+        }
+    }
+}
+
+fn refusal(kind: u32, message: &[u8]) -> io::Error {
+    invalid(&format!(
+        "the server refuses it (error {kind:#x}) {}",
+        String::from_utf8_lossy(message)
+    ))
+}
+
+/// Opens an export the old way.
+fn open_by_name(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
+    send_option(stream, opt::EXPORT_NAME, export.as_bytes())?;
+    let mut reply = [0; 10];
+    stream.read_exact(&mut reply)?;
+    let (size, _flags) = reply.split_at(8);
+    Ok(u64::from_be_bytes(size.try_into().expect("eight bytes")))
+}
+
+fn send_option(stream: &mut dyn Transport, option: u32, data: &[u8]) -> io::Result<()> {
+    let mut bytes = Vec::from(magic::OPTION.to_be_bytes());
+    bytes.extend_from_slice(&option.to_be_bytes());
+    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(data);
+    stream.write_all(&bytes)
+}
+
+/// The next answer to an option: its type and its data.
+fn answer(stream: &mut dyn Transport) -> io::Result<(u32, Vec<u8>)> {
+    let mut header = [0; 20];
+    stream.read_exact(&mut header)?;
+    let word = |at: usize| {
+        u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    let (kind, length) = (word(12), word(16));
+    if header[..8] != magic::OPTION_REPLY.to_be_bytes() || length > ANSWER_MAX {
+        return Err(invalid("the server sent something that is no reply to an option"));
+    }
+    let mut data = vec![0; length as usize];
+    stream.read_exact(&mut data)?;
+    Ok((kind, data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris() {
+        let unix = Target::parse("nbd+unix:///my%20disk?socket=/run/fairq.sock").unwrap();
+        let expected = Target {
+            server: Server::Unix("/run/fairq.sock".into()),
+            export: "my disk".into(),
+            tls: None,
+        };
+        assert_eq!(unix, expected);
+        let tcp = |uri: &str| match Target::parse(uri).unwrap() {
+            Target { server: Server::Tcp(host, port), export, tls: None } => (host, port, export),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(tcp("nbd://localhost/db"), ("localhost".into(), 10_809, "db".into()));
+        assert_eq!(tcp("nbd://[::1]:9000/db"), ("::1".into(), 9000, "db".into()));
+        assert_eq!(tcp("nbd://[::1]"), ("::1".into(), 10_809, String::new()));
+        assert!(Target::parse("nbd+unix:///db").is_err());
+        assert!(Target::parse("http://example/").is_err());
+        assert!(Target::parse("nbd://host:port/db").is_err());
+    }
+
+    #[test]
+    fn uris_with_tls_say_where_certificates_are() {
+        let tls = |uri: &str| {
+            Target::parse(uri).unwrap().tls.map(|files| (files.certificates, files.host))
+        };
+        assert_eq!(
+            tls("nbds://db.example/x?tls-certificates=/pki"),
+            Some(("/pki".into(), "db.example".into()))
+        );
+        assert_eq!(
+            tls("nbds+unix:///x?socket=/s&tls-certificates=/p%20i&tls-hostname=db"),
+            Some(("/p i".into(), "db".into()))
+        );
+        assert_eq!(
+            tls("nbds+unix:///?tls-certificates=/pki&socket=/s"),
+            Some(("/pki".into(), "localhost".into()))
+        );
+        assert!(Target::parse("nbds://db.example/x").unwrap_err().contains("tls-certificates"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Threads that do not stay on one core: a job's home is another shard every now and then.
+//!
+//! **Problem.** Threads that are pinned alike, one of each tenant on each shard, get alike: whom a
+//! scheduler tells apart by how far they are ahead of each other are never ahead of each other. An
+//! operating system moves threads between cores. **Model.** Every shard has all jobs and runs those
+//! whose home it is. The homes follow from the number of the interval alone, so that shards agree
+//! on them without a word: jobs that are there are dealt out at random, as many to each shard as to
+//! any other or one more. A request ends where it began, and the next one begins at home. **Memory
+//! order.** What a job may still send is counted in one word for all shards, and guards nothing
+//! else: relaxed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam_utils::CachePadded;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+
+use super::Job;
+
+/// A shard that sees nothing to do looks again for what jobs at home here had elsewhere.
+const LOOK_AGAIN_NS: u64 = 20_000;
+
+/// The jobs of all shards.
+pub(super) struct Moves {
+    interval_ns: u64,
+    shards: usize,
+    /// From when to when each is there.
+    lives_ns: Vec<(u64, u64)>,
+    /// How many requests each may still send.
+    spare: Box<[CachePadded<AtomicU32>]>,
+}
+
+impl Moves {
+    /// Jobs that are placed anew at such intervals, in a run whose measurement begins then.
+    pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64, begins_ns: u64) -> Moves {
+        let life = |job: &Job| {
+            let starts_ns =
+                if job.starts_ns == 0 { 0 } else { begins_ns.saturating_add(job.starts_ns) };
+            (starts_ns, begins_ns.saturating_add(job.stops_ns))
+        };
+        let spare = |job: &Job| CachePadded::new(AtomicU32::new(job.depth.into()));
+        Moves {
+            interval_ns: interval_ns.max(1),
+            shards: shards.max(1),
+            lives_ns: jobs.iter().map(life).collect(),
+            spare: jobs.iter().map(spare).collect(),
+        }
+    }
+
+    /// Each job's shard during the interval that `now_ns` is in.
+    fn homes(&self, now_ns: u64) -> Vec<usize> {
+        let mut rng = SmallRng::seed_from_u64(now_ns / self.interval_ns);
+        let is_here =
+            |job: &usize| (self.lives_ns[*job].0..self.lives_ns[*job].1).contains(&now_ns);
+        let (mut here, mut away): (Vec<usize>, Vec<usize>) =
+            (0..self.lives_ns.len()).partition(is_here);
+        let mut shards: Vec<usize> = (0..self.shards).collect();
+        here.shuffle(&mut rng);
+        away.shuffle(&mut rng);
+        shards.shuffle(&mut rng);
+        let mut homes = vec![0; self.lives_ns.len()];
+        // Those that are not there yet may come before the interval ends.
+        here.iter()
+            .chain(&away)
+            .zip(shards.iter().cycle())
+            .for_each(|(&job, &shard)| homes[job] = shard);
+        homes
+    }
+}
+
+/// Which jobs are at home on one shard.
+pub(super) struct Homes {
+    moves: Arc<Moves>,
+    shard: usize,
+    homes: Vec<usize>,
+    /// Of the last look.
+    now_ns: u64,
+    until_ns: u64,
+}
+
+impl Homes {
+    pub(super) fn new(moves: Arc<Moves>, shard: usize) -> Homes {
+        Homes { moves, shard, homes: Vec::new(), now_ns: 0, until_ns: 0 }
+    }
+
+    /// Learns who is at home now.
+    #[inline]
+    pub(super) fn look(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        if now_ns >= self.until_ns {
+            self.homes = self.moves.homes(now_ns);
+            self.until_ns = (now_ns / self.moves.interval_ns + 1) * self.moves.interval_ns;
+        }
+    }
+
+    /// True if the job is at home here and may send a request: it has to [give](Self::give) that
+    /// back.
+    #[inline]
+    pub(super) fn take(&self, job: usize) -> bool {
+        let less = |spare: u32| spare.checked_sub(1);
+        self.homes[job] == self.shard
+            && self.moves.spare[job]
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                .is_ok()
+    }
+
+    /// One of the job's requests is done, or was not sent.
+    #[inline]
+    pub(super) fn give(&self, job: usize) {
+        self.moves.spare[job].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// When to look again.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.now_ns + LOOK_AGAIN_NS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::load::tests::job;
+    use fairq_core::none::NonePolicy;
+    use fairq_core::{Policy, Weight};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Each job has one home, shards are dealt evenly to those that are there, and the homes of
+        /// all shards agree.
+        #[test]
+        fn homes_are_dealt_evenly(jobs in 1..20usize, late in 0..10usize, shards in 1..8usize, interval in 0..100u64) {
+            let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
+            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+            let later = crate::measure::load::Job { starts_ns: u64::MAX - 1, ..job(flow) };
+            let all: Vec<_> = (0..jobs).map(|_| job(flow)).chain((0..late).map(|_| later.clone())).collect();
+            let moves = Moves::new(&all, shards, 1000, 0);
+            let homes = moves.homes(interval * 1000);
+            prop_assert_eq!(&homes, &moves.homes(interval * 1000 + 999));
+            let here = |shard: usize| homes[..jobs].iter().filter(|&&home| home == shard).count();
+            prop_assert!((0..shards).all(|shard| (jobs / shards..=jobs.div_ceil(shards)).contains(&here(shard))));
+        }
+    }
+
+    #[test]
+    fn a_job_sends_at_home_alone_and_never_more_than_its_depth() {
+        let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let moves = Arc::new(Moves::new(&[job(flow)], 2, 1000, 0));
+        let mut shards = [0, 1].map(|shard| Homes::new(moves.clone(), shard));
+        let mut homes = [0; 2];
+        let depth = u32::from(job(flow).depth);
+        for interval in 0..100 {
+            shards.iter_mut().for_each(|shard| shard.look(interval * 1000));
+            let sent: Vec<u32> = shards
+                .iter()
+                .map(|shard| (0..).take_while(|_| shard.take(0)).count() as u32)
+                .collect();
+            assert_eq!(sent.iter().sum::<u32>(), depth, "{sent:?}");
+            let home = sent.iter().position(|&sent| sent == depth).expect("all at one home");
+            homes[home] += 1;
+            // Ends may come anywhere.
+            (0..depth).for_each(|end| shards[end as usize % 2].give(0));
+        }
+        assert!(homes.iter().all(|&times| times > 20), "it moves: {homes:?}");
+    }
+}

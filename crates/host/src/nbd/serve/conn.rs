@@ -1,0 +1,651 @@
+//! One NBD connection in its transmission phase, as a shard serves it.
+//!
+//! ```text
+//!   socket ─ recv ─▶ inbuf ─ parse ─▶ Op (request) ─ chunks ─▶ orders ─▶ data path
+//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
+//! ```
+//!
+//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers.
+//! When either is exhausted the next request stays where it is (`Intake::Stalled`), nothing more is
+//! read from this socket, and the client feels it; no other connection does.
+//!
+//! **Chunks.** A long read or write is cut into orders of at most 64 KiB, so that the scheduler
+//! decides about small pieces and one client's 32 MiB do not stand before another's 512 bytes.
+//! Operations without data (discard, zeroes) run one piece at a time.
+//!
+//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
+//! payload that has come. A chunk's part of it is the socket's while a receive names it, the
+//! device's between submit and finish, the socket's again while the reply is sent; the op frees the
+//! buffer when the reply has left. So a reply is the server's own memory until it is the socket's,
+//! and shows nothing that is written to the file later. Ops live in a boxed slice that never moves,
+//! because replies are sent from the headers inside them.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use fairq_core::{FlowId, Port};
+use io_uring::{opcode, types};
+
+use crate::device::Device;
+use crate::io::memory::Region;
+use crate::io::ring::{Asker, Ring, UserData};
+use crate::nbd::serve::front::Connect;
+use crate::nbd::serve::op::{CHUNK, CHUNKS, Op, Reply};
+use crate::nbd::serve::pace::{PATIENCE, Pace};
+use crate::nbd::serve::survey::{Answer, Question, SurveyDesk};
+use crate::nbd::serve::transport::{Incoming, Outbox};
+use crate::nbd::wire::proto::{
+    Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
+};
+use crate::nbd::wire::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
+use crate::observe::log_limit::STRANGERS;
+use crate::shard::path::{DataPath, Finished};
+
+mod ending;
+
+use ending::Farewell;
+
+/// Extents in one block status reply.
+const MAX_EXTENTS: usize = 128;
+/// Pieces of memory in a reply: a header, and data.
+const REPLY_PIECES: usize = 2;
+/// A payload of at least this much is received straight into its buffer, and then just the header
+/// that follows it; a smaller one goes through `inbuf` with whatever follows it.
+const DIRECT_PAYLOAD: u64 = 16 << 10;
+/// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
+/// received is then still in a cache when the device takes it.
+const PAYLOAD_PART: usize = 8 * CHUNK as usize;
+
+/// What a connection is allowed, and what it serves.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// The tenant's index.
+    pub tenant: u16,
+    /// The tenant's flow.
+    pub flow: FlowId,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file the tenant's range begins, in bytes.
+    pub base: u64,
+}
+
+/// Bounds of one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests in flight.
+    pub depth: u16,
+    /// Bytes of buffers; at least [`Limits::MIN_MEMORY`].
+    pub memory: usize,
+}
+
+impl Limits {
+    /// Room for one request of the largest size and some small ones beside it.
+    pub const MIN_MEMORY: usize = 40 << 20;
+
+    /// The live requests that a shard must be able to hold so that no connection ever waits for
+    /// another's to end: each request in flight is one order, and the memory has room for so many
+    /// whole chunks more.
+    pub const fn tags(&self, connections: usize) -> usize {
+        connections * (self.depth as usize + self.memory / CHUNK as usize)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { depth: 512, memory: Self::MIN_MEMORY }
+    }
+}
+
+/// Where the connection is in the stream of requests.
+enum Intake {
+    /// At a request's header.
+    Header,
+    /// A request for which there was no room.
+    Stalled(Request),
+    /// In the payload of a write: this op.
+    Payload { op: u16 },
+    /// In the payload of a refused request: bytes to skip, then answer with the error.
+    Refused { request: Request, error: NbdError, skip: u64 },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Serving.
+    Open,
+    /// Takes no more requests, answers those it has.
+    Draining,
+    /// Answers nothing any more; waits for what others still hold.
+    Dead,
+}
+
+/// A connection.
+pub struct Conn {
+    index: u32,
+    fd: OwnedFd,
+    negotiated: Negotiated,
+    style: ReplyStyle,
+    volume: Volume,
+    region: Region,
+    incoming: Incoming,
+    intake: Intake,
+    /// The last request had a large payload.
+    is_bulky: bool,
+    ops: Box<[Op]>,
+    free: Vec<u16>,
+    /// Ops with orders that are yet to be submitted.
+    to_submit: VecDeque<u16>,
+    /// Ops that are questions of what a range holds, and whether one has been put.
+    to_ask: VecDeque<u16>,
+    is_asking: bool,
+    /// Ops whose reply is ready.
+    ready: VecDeque<u16>,
+    outbox: Outbox,
+    pace: Pace,
+    state: State,
+    farewell: Farewell,
+    /// Nobody reads what is sent: answers are dropped.
+    is_unread: bool,
+    /// The client has taken bytes since this was last looked at.
+    has_taken: bool,
+    /// For how many seconds a client that leaves has been waited for.
+    waited_s: u8,
+    /// What it serves has been removed.
+    is_detached: bool,
+    /// It has begun a request since this was last looked at.
+    was_used: bool,
+    /// What it has staged has been cancelled, as far as that was possible.
+    is_cancelled: bool,
+}
+
+/// Kinds of ring operations of a connection, in the low bits of their user data.
+const RECEIVE: u64 = 0;
+const SEND: u64 = 1;
+/// What a receive waits for before it begins; nobody waits for its end.
+const PAUSE: u64 = 2;
+
+/// The user data's value of an operation of connection `index`.
+fn event_value(index: u32, kind: u64) -> u64 {
+    u64::from(index) << 2 | kind
+}
+
+/// The connection that an event's value names.
+pub(super) fn event_index(value: u64) -> usize {
+    (value >> 2) as usize
+}
+
+/// The connection that a finished order's cookie names.
+pub(super) fn cookie_index(cookie: u64) -> usize {
+    (cookie >> 32) as usize
+}
+
+impl Conn {
+    /// A connection that has finished its handshake.
+    pub fn new(index: u32, connect: Connect, region: Region, limits: Limits) -> Conn {
+        let Connect { fd, tls, negotiated, volume, .. } = connect;
+        Conn {
+            index,
+            fd,
+            style: ReplyStyle::of(&negotiated),
+            negotiated,
+            volume,
+            region,
+            incoming: Incoming::new(tls),
+            intake: Intake::Header,
+            is_bulky: false,
+            ops: (0..limits.depth).map(|_| Op::idle()).collect(),
+            free: (0..limits.depth).rev().collect(),
+            to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
+            to_ask: VecDeque::new(),
+            is_asking: false,
+            ready: VecDeque::with_capacity(usize::from(limits.depth)),
+            outbox: Outbox::default(),
+            pace: Pace::default(),
+            state: State::Open,
+            farewell: Farewell::None,
+            is_unread: false,
+            has_taken: false,
+            waited_s: 0,
+            is_detached: false,
+            was_used: false,
+            is_cancelled: false,
+        }
+    }
+
+    /// Takes in and submits as much as there is and as there is room for, then asks for more.
+    pub fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        desk: &mut SurveyDesk,
+    ) {
+        if self.state == State::Dead {
+            return self.bury();
+        }
+        while self.state == State::Open && self.take_in() {
+            self.submit(now_ns, ring, path);
+        }
+        self.submit(now_ns, ring, path);
+        self.ask(desk);
+        self.receive(ring);
+    }
+
+    /// Takes one step through the stream of requests; false if it cannot go on now.
+    fn take_in(&mut self) -> bool {
+        match std::mem::replace(&mut self.intake, Intake::Header) {
+            Intake::Header => {
+                match parse_request(self.incoming.bytes(), self.negotiated.extended) {
+                    Ok(None) => self.incoming.refill(),
+                    Ok(Some((request, header))) => {
+                        self.incoming.consume(header);
+                        self.begin(request)
+                    }
+                    Err(error) => {
+                        if STRANGERS.allows() {
+                            tracing::warn!(connection = self.index, %error, "malformed request: \
+                             closing the connection");
+                        }
+                        self.hang_up();
+                        false
+                    }
+                }
+            }
+            Intake::Stalled(request) => self.begin(request),
+            Intake::Payload { op } => self.take_payload(op),
+            Intake::Refused { request, error, skip } => self.skip(request, error, skip),
+        }
+    }
+
+    /// Starts a request; false if it has to wait for room.
+    fn begin(&mut self, request: Request) -> bool {
+        if request.command == Command::Disconnect {
+            self.farewell = Farewell::GoodBye;
+            self.state = State::Draining;
+            return false;
+        }
+        self.is_bulky = false;
+        self.was_used = true;
+        if let Err(error) = validate(&request, &self.negotiated) {
+            return self.skip(request, error, request.payload(self.negotiated.extended));
+        }
+        let Some(index) = self.free.pop() else {
+            self.intake = Intake::Stalled(request);
+            return false;
+        };
+        let op = &mut self.ops[usize::from(index)];
+        *op = Op { request, ..Op::idle() };
+        if op.has_data() {
+            op.buffer = self.region.allocate(request.length as u32);
+            if op.buffer.is_none() {
+                self.free.push(index);
+                self.intake = Intake::Stalled(request);
+                return false;
+            }
+        }
+        self.is_bulky = request.command == Command::Write && request.length >= DIRECT_PAYLOAD;
+        match request.command {
+            Command::Write => self.intake = Intake::Payload { op: index },
+            Command::Read => {
+                op.filled = request.length as u32;
+                self.enqueue(index);
+            }
+            // Of these, reading ahead is advice that a server with direct I/O has no use for.
+            _ => self.enqueue(index),
+        }
+        true
+    }
+
+    /// Notes that an op has orders to submit.
+    fn enqueue(&mut self, index: u16) {
+        let op = &mut self.ops[usize::from(index)];
+        if !op.queued {
+            op.queued = true;
+            self.to_submit.push_back(index);
+        }
+    }
+
+    /// Copies payload that has come into the op's buffer; false if more has to come first.
+    fn take_payload(&mut self, index: u16) -> bool {
+        let count = self.incoming.read(self.ops[usize::from(index)].unfilled());
+        self.payload_came(index, count as u32) || self.incoming.refill()
+    }
+
+    /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be
+    /// submitted. True if that was all.
+    fn payload_came(&mut self, index: u16, count: u32) -> bool {
+        let op = &mut self.ops[usize::from(index)];
+        op.filled += count;
+        let is_complete = u64::from(op.filled) == op.request.length;
+        self.intake = if is_complete { Intake::Header } else { Intake::Payload { op: index } };
+        // A write that has already failed is answered when its payload has come to its end.
+        if is_complete || op.is_submittable() {
+            self.enqueue(index);
+        }
+        is_complete
+    }
+
+    /// Skips the payload of a refused request and answers it.
+    fn skip(&mut self, request: Request, error: NbdError, mut skip: u64) -> bool {
+        skip -= self.incoming.discard(skip);
+        if skip == 0
+            && let Some(index) = self.free.pop()
+        {
+            self.ops[usize::from(index)] = Op { request, refusal: Some(error), ..Op::idle() };
+            self.enqueue(index);
+            return true;
+        }
+        self.intake = Intake::Refused { request, error, skip };
+        skip > 0 && self.incoming.refill()
+    }
+
+    /// Puts the next question of what a range holds, if the last has been answered.
+    fn ask(&mut self, desk: &mut SurveyDesk) {
+        if self.is_asking || self.state == State::Dead {
+            return;
+        }
+        let Some(index) = self.to_ask.pop_front() else { return };
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding = 1;
+        self.is_asking = true;
+        let most = if op.request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
+        let (file, offset) = (self.volume.file, self.volume.base + op.request.offset);
+        desk.ask(Question {
+            conn: self.index,
+            op: index,
+            file,
+            offset,
+            length: op.request.length,
+            most,
+        });
+    }
+
+    /// Takes the answer to a question, and makes it a reply.
+    pub(super) fn surveyed(&mut self, Answer { op: index, extents, .. }: Answer) {
+        self.is_asking = false;
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding = 0;
+        let request = op.request;
+        let reply = extents.ok().and_then(|extents| {
+            let context = self.negotiated.base_allocation?;
+            let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
+            let mut status = BlockStatus::new(self.style, &request, context, &mut bytes);
+            for extent in extents {
+                let flags = if extent.is_hole { STATE_HOLE | STATE_ZERO } else { 0 };
+                if !status.push(extent.length, flags) {
+                    break;
+                }
+            }
+            let length = status.finish()?;
+            bytes.truncate(length);
+            Some(Reply::Bytes(bytes.into_boxed_slice()))
+        });
+        let reply =
+            reply.unwrap_or_else(|| Reply::Header(self.style.error(&request, NbdError::Io)));
+        self.answer(index, reply);
+    }
+
+    /// Submits orders while the shard has room for them.
+    fn submit<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
+        while let Some(&index) = self.to_submit.front() {
+            if !path.has_room() {
+                return;
+            }
+            let op = &mut self.ops[usize::from(index)];
+            if self.is_detached && op.errno == 0 {
+                op.errno = libc::ESHUTDOWN;
+            }
+            if !op.is_submittable() {
+                op.queued = false;
+                self.to_submit.pop_front();
+                // A write that failed early is answered when the rest of its payload has come.
+                self.settle(index);
+                continue;
+            }
+            let cookie = cookie(self.index, index, op.submitted);
+            let order = op.next_order(&self.volume, path.device(), cookie);
+            // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until
+            // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
+            // on).
+            match unsafe { path.submit(now_ns, ring, &order) } {
+                Ok(()) => op.outstanding += 1,
+                // The tenant was removed while its connection was open.
+                Err(_) => op.errno = libc::ESHUTDOWN,
+            }
+        }
+    }
+
+    /// Takes a finished order.
+    pub fn finished(&mut self, Finished { cookie, errno }: Finished) {
+        let index = cookie as u16;
+        let op = &mut self.ops[usize::from(index)];
+        op.outstanding -= 1;
+        if errno != 0 && op.errno == 0 {
+            op.errno = errno;
+        }
+        if op.is_submittable() {
+            self.enqueue(index);
+        }
+        self.settle(index);
+    }
+
+    /// Answers an op if nothing more will happen to it. One that stands in `to_submit` is settled
+    /// when it leaves that.
+    fn settle(&mut self, index: u16) {
+        let op = &self.ops[usize::from(index)];
+        let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
+        if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
+            return;
+        }
+        if op.errno == 0 && op.refusal.is_none() && op.request.command == Command::BlockStatus {
+            return self.to_ask.push_back(index);
+        }
+        let error = match op.errno {
+            0 => op.refusal,
+            errno => Some(NbdError::from_errno_for(errno, &op.request)),
+        };
+        let reply = match (error, op.request.command) {
+            (Some(error), _) => Reply::Header(self.style.error(&op.request, error)),
+            (None, Command::Read) => Reply::Data(self.style.data(
+                &op.request,
+                op.request.offset,
+                op.request.length as u32,
+                true,
+            )),
+            (None, _) => Reply::Header(self.style.done(&op.request)),
+        };
+        self.answer(index, reply);
+    }
+
+    fn answer(&mut self, index: u16, reply: Reply) {
+        self.ops[usize::from(index)].reply = reply;
+        self.ready.push_back(index);
+    }
+
+    /// Frees an op and its buffers.
+    fn release(&mut self, index: u16) {
+        let op = &mut self.ops[usize::from(index)];
+        op.reply = Reply::Pending;
+        if let Some(buffer) = op.buffer.take() {
+            self.region.free(buffer);
+        }
+        self.free.push(index);
+    }
+
+    /// Sends the replies that are ready. True if that made room for a request that waits for it.
+    pub fn flush(&mut self, ring: &mut Ring) -> bool {
+        let free = self.free.len();
+        loop {
+            if self.state == State::Draining && self.free.len() == self.ops.len() {
+                // The last answer has left: TLS has to be told that nothing follows.
+                self.incoming.close_tls();
+            }
+            if self.is_unread {
+                while let Some(index) = self.ready.pop_front() {
+                    self.release(index);
+                }
+                break;
+            }
+            let has_output = !self.ready.is_empty() || self.incoming.has_output();
+            if !has_output || !self.outbox.is_empty() || self.state == State::Dead {
+                break;
+            }
+            while let Some(&index) = self.ready.front() {
+                let op = &self.ops[usize::from(index)];
+                if !self.outbox.has_room_for(REPLY_PIECES) {
+                    break;
+                }
+                self.ready.pop_front();
+                // SAFETY: ops never move, and this one is not touched before `sent` has cleared
+                // the outbox and released it.
+                unsafe { op.add_reply(&mut self.outbox) };
+                self.outbox.sending.push(index);
+            }
+            self.pace.replying(self.outbox.sending.len(), self.outbox.bytes());
+            self.send(ring);
+        }
+        if self.state == State::Dead {
+            self.bury();
+        }
+        let waits = matches!(self.intake, Intake::Stalled(_) | Intake::Refused { .. });
+        self.state == State::Open && waits && self.free.len() > free
+    }
+
+    /// Whether it has orders that the shard had no room for.
+    pub fn has_unsubmitted(&self) -> bool {
+        !self.to_submit.is_empty()
+    }
+
+    /// Sends what is in the outbox: at once if the socket takes it, else when it does.
+    fn send(&mut self, ring: &mut Ring) {
+        match self.outbox.send_now(&self.fd, self.incoming.tls()) {
+            Ok(true) => self.sent(),
+            Ok(false) => {
+                let entry = self.outbox.send_operation(&self.fd);
+                let value = event_value(self.index, SEND);
+                // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers,
+                // chunk buffers, its own bytes) in place until the event of this operation has been
+                // taken.
+                unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
+                self.outbox.in_ring = true;
+            }
+            Err(error) => {
+                tracing::debug!(connection = self.index, %error, "client is gone");
+                self.sent();
+                self.has_gone();
+            }
+        }
+    }
+
+    /// Everything in the outbox has left, or never will.
+    fn sent(&mut self) {
+        let mut sending = std::mem::take(&mut self.outbox.sending);
+        sending.drain(..).for_each(|index| self.release(index));
+        self.outbox.sending = sending;
+        self.outbox.clear();
+    }
+
+    /// Asks for more bytes, if there is room for them and use: at once, or when the client has read
+    /// most of its replies.
+    fn receive(&mut self, ring: &mut Ring) {
+        if self.state != State::Open || self.incoming.in_ring {
+            return;
+        }
+        let payload = match self.intake {
+            Intake::Stalled(_) => return,
+            Intake::Payload { op }
+                if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
+            {
+                self.is_bulky.then(|| self.ops[usize::from(op)].unfilled())
+            }
+            _ => None,
+        };
+        let fd = types::Fd(self.fd.as_raw_fd());
+        let header = request_len(self.negotiated.extended);
+        let entry = match payload {
+            Some(rest) if rest.len() > PAYLOAD_PART => {
+                self.incoming.receive_payload(fd, &mut rest[..PAYLOAD_PART], 0)
+            }
+            Some(rest) => self.incoming.receive_payload(fd, rest, header),
+            // What follows a large payload may be another one.
+            None if self.is_bulky => self.incoming.receive(fd, header),
+            None => self.incoming.receive(fd, usize::MAX),
+        };
+        let Some(entry) = entry else { return };
+        let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
+        // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the
+        // payload goes to; neither is touched or freed while `in_ring` is set, which the event of
+        // this operation clears. The message is boxed and changed by the next receive only, and the
+        // time is a static.
+        unsafe {
+            if self.pace.can_pause() && self.incoming.direct == 0 {
+                let writable = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
+                let patience = opcode::LinkTimeout::new(&PATIENCE).build();
+                ring.push_chain([
+                    (writable, name(PAUSE)),
+                    (patience, name(PAUSE)),
+                    (entry, name(RECEIVE)),
+                ]);
+            } else {
+                ring.push(entry, name(RECEIVE));
+            }
+        }
+        self.incoming.in_ring = true;
+    }
+
+    /// Takes the event of a ring operation.
+    pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
+        if value & 3 == PAUSE {
+            return;
+        }
+        if value & 3 == SEND {
+            self.has_taken |= result > 0;
+            if self.outbox.event(result).is_err() || self.state == State::Dead {
+                self.sent();
+                self.has_gone();
+            } else {
+                self.send(ring);
+            }
+            return;
+        }
+        self.incoming.in_ring = false;
+        match result {
+            _ if self.state == State::Dead => {}
+            0 => {
+                self.farewell = Farewell::EndOfStream;
+                self.drain();
+                if self.is_hung_up() {
+                    self.has_gone();
+                }
+            }
+            errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
+            errno if errno == -libc::ECANCELED => self.pace.gave_up(),
+            errno if errno < 0 => self.hang_up(),
+            count => {
+                let payload = self.incoming.direct.min(count as usize);
+                if payload > 0
+                    && let Intake::Payload { op } = self.intake
+                {
+                    self.payload_came(op, payload as u32);
+                }
+                let count = count as usize - payload;
+                if let Err(error) = self.incoming.received(count) {
+                    if STRANGERS.allows() {
+                        tracing::warn!(connection = self.index, %error, "TLS: closing the \
+                         connection");
+                    }
+                    self.hang_up();
+                }
+            }
+        }
+    }
+}
+
+/// The name of an op's order: which connection, which chunk, which op.
+fn cookie(conn: u32, op: u16, chunk: u64) -> u64 {
+    u64::from(conn) << 32 | (chunk & (CHUNKS as u64 - 1)) << 16 | u64::from(op)
+}

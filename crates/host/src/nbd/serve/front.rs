@@ -1,0 +1,322 @@
+//! The NBD front end of a shard: its connections.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fairq_core::{FlowId, Port};
+
+use crate::device::Device;
+use crate::io::budget::Budget;
+use crate::io::memory::Region;
+use crate::io::ring::{Event, Ring};
+use crate::nbd::serve::conn::{self, Conn, Limits, Volume};
+use crate::nbd::serve::survey::SurveyDesk;
+use crate::nbd::serve::wipe::{Wipe, is_wipe};
+use crate::nbd::session::place::Place;
+use crate::nbd::wire::proto::Negotiated;
+use crate::shard::Front;
+use crate::shard::path::{DataPath, Finished};
+
+/// How much of a connection's memory is registered with the ring: enough for a deep queue of small
+/// requests.
+const FIXED_BYTES: usize = 4 << 20;
+
+/// The most memory that idle connections of a shard give back in a second, in bytes: a matter of
+/// some milliseconds, in which the shard does nothing else.
+const GIVEN_BACK: usize = 64 << 20;
+
+/// A connection whose handshake is done.
+pub struct Connect {
+    /// The socket, in blocking mode.
+    pub fd: OwnedFd,
+    /// The TLS session on it.
+    pub tls: Option<Box<rustls::ServerConnection>>,
+    /// What was agreed on.
+    pub negotiated: Negotiated,
+    /// What it serves.
+    pub volume: Volume,
+    /// Under which conditions.
+    pub pass: Pass,
+}
+
+/// What a connection has from the side that accepted it, for as long as it lives.
+#[derive(Default)]
+pub struct Pass {
+    /// When its client's certificate ends, in seconds since 1970; the connection ends then.
+    pub until: Option<u64>,
+    /// Its place among its tenant's connections.
+    pub place: Option<Place>,
+}
+
+/// What an NBD front end can be told.
+pub enum Message {
+    /// Serve this connection.
+    Connect(Box<Connect>),
+    /// Make a range read as zeroes.
+    Wipe(Box<Wipe>),
+    /// This flow is no more: its connections end when they have answered what they have in flight,
+    /// or at once.
+    Detach {
+        /// The flow.
+        flow: FlowId,
+        /// Whatever they wait for.
+        cut_off: bool,
+    },
+    /// Give up the connections whose client's certificate ends at this time or before, in seconds
+    /// since 1970.
+    Expire(u64),
+    /// Give up the connections that are left, whatever they wait for.
+    HangUp,
+    /// A second has passed: what clients do not do in time, and that they have gone where nothing
+    /// else would tell, is looked for.
+    Second,
+}
+
+/// The connections of one shard.
+pub struct NbdFront {
+    conns: Vec<Option<Conn>>,
+    passes: Vec<Pass>,
+    /// Ranges that are being zeroed.
+    wipes: Vec<Wipe>,
+    /// Where connections ask what their ranges hold.
+    desk: SurveyDesk,
+    /// Connections to which something has happened since they were last flushed.
+    active: Vec<u32>,
+    is_active: Vec<bool>,
+    /// Which of those that are active submits first; another one each turn, since who is first may
+    /// take all the room there is.
+    first: usize,
+    limits: Limits,
+    budget: Option<Arc<Budget>>,
+    /// Connections of this shard, as the accepting side sees them.
+    count: Arc<AtomicUsize>,
+    stopping: bool,
+}
+
+impl NbdFront {
+    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them
+    /// over shards; `desk` is the shard's.
+    pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>, desk: SurveyDesk) -> NbdFront {
+        NbdFront {
+            conns: (0..most).map(|_| None).collect(),
+            passes: (0..most).map(|_| Pass::default()).collect(),
+            wipes: Vec::new(),
+            desk,
+            active: Vec::with_capacity(most),
+            is_active: vec![false; most],
+            first: 0,
+            limits,
+            budget: None,
+            count,
+            stopping: false,
+        }
+    }
+
+    /// With a bound on the memory of its connections.
+    pub fn within(self, budget: Arc<Budget>) -> NbdFront {
+        NbdFront { budget: Some(budget), ..self }
+    }
+
+    fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
+        let Some(index) = self.conns.iter().position(Option::is_none) else {
+            tracing::error!("no free connection slot on the shard");
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        let mapped = match &self.budget {
+            Some(budget) => {
+                Region::within(self.limits.memory, budget.clone(), connect.volume.tenant)
+            }
+            None => Region::map(self.limits.memory),
+        };
+        let mut region = match mapped {
+            Ok(region) => region,
+            Err(error) => {
+                tracing::error!(%error, "no memory for a connection's buffers");
+                self.count.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        // What is registered is memory for as long as the connection lives.
+        if device.has_fixed_buffers() && region.reserve(FIXED_BYTES) {
+            region.prefer_large_pages();
+            let (address, length) = region.head(FIXED_BYTES);
+            // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
+            if unsafe { ring.register_buffer(index as u32, address, length) } {
+                region.set_fixed(index as u32, length);
+            }
+        }
+        self.passes[index] = std::mem::take(&mut connect.pass);
+        self.conns[index] = Some(Conn::new(index as u32, connect, region, self.limits));
+        self.touch(index);
+    }
+
+    /// Takes the orders that were cancelled: all others were taken before.
+    fn take_finished<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
+        while let Some(finished) = path.finished() {
+            self.finished(now_ns, finished);
+        }
+    }
+
+    /// Notes that something has happened to a connection; gives it, if it still is there.
+    fn touch(&mut self, index: usize) -> Option<&mut Conn> {
+        let conn = self.conns.get_mut(index)?.as_mut()?;
+        if !std::mem::replace(&mut self.is_active[index], true) {
+            self.active.push(index as u32);
+        }
+        Some(conn)
+    }
+}
+
+impl Front for NbdFront {
+    type Message = Message;
+
+    fn message<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        message: Message,
+    ) {
+        match message {
+            Message::Connect(_) if self.stopping => {
+                self.count.fetch_sub(1, Ordering::Relaxed);
+            }
+            Message::Wipe(wipe) => self.wipes.push(*wipe),
+            Message::Detach { flow, cut_off } => {
+                self.wipes.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
+                for index in 0..self.conns.len() {
+                    if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
+                        && let Some(conn) = self.touch(index)
+                    {
+                        conn.detach(cut_off);
+                    }
+                }
+                let number = flow.slot() as u16;
+                path.cancel(now_ns, libc::ESHUTDOWN, |tenant, _| tenant == number);
+                self.take_finished(now_ns, path);
+            }
+            Message::Second => {
+                let mut allowance = GIVEN_BACK;
+                for index in 0..self.conns.len() {
+                    let conn = self.conns[index].as_mut();
+                    if conn.is_some_and(|conn| conn.second(&mut allowance)) {
+                        self.touch(index);
+                    }
+                }
+            }
+            Message::Expire(now_s) => {
+                for index in 0..self.conns.len() {
+                    if self.passes[index].until.is_some_and(|until| until <= now_s)
+                        && let Some(conn) = self.touch(index)
+                    {
+                        conn.hang_up();
+                        self.passes[index].until = None;
+                        tracing::info!(connection = index, "the client's certificate has expired");
+                    }
+                }
+            }
+            Message::HangUp => {
+                for index in 0..self.conns.len() {
+                    if let Some(conn) = self.touch(index) {
+                        conn.hang_up();
+                    }
+                }
+            }
+            Message::Connect(connect) => self.connect(ring, path.device(), *connect),
+        }
+    }
+
+    fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
+        if let Some(conn) = self.touch(conn::event_index(event.data.value)) {
+            conn.event(ring, event.data.value, event.result);
+        }
+    }
+
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
+        while let Some(answer) = self.desk.answer() {
+            if let Some(conn) = self.touch(answer.conn as usize) {
+                conn.surveyed(answer);
+            }
+        }
+        self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
+        let (later, sooner) = self.active.split_at(self.first);
+        let mut cancels = false;
+        for &index in sooner.iter().chain(later) {
+            if let Some(conn) = &mut self.conns[index as usize] {
+                conn.arrivals(now_ns, ring, path, &mut self.desk);
+                cancels |= conn.begin_cancel();
+            }
+        }
+        if cancels {
+            let conns = &self.conns;
+            path.cancel(now_ns, libc::ECANCELED, |_, cookie| {
+                !is_wipe(cookie)
+                    && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
+            });
+            self.take_finished(now_ns, path);
+        }
+        self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
+    }
+
+    fn finished(&mut self, _now_ns: u64, finished: Finished) {
+        if is_wipe(finished.cookie) {
+            self.wipes
+                .iter_mut()
+                .filter(|wipe| wipe.has_cookie(finished.cookie))
+                .for_each(|wipe| wipe.finished(finished.errno));
+            self.wipes.retain(|wipe| !wipe.is_over());
+        } else if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
+            conn.finished(finished);
+        }
+    }
+
+    fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
+        let mut busy = false;
+        let (conns, passes) = (&mut self.conns, &mut self.passes);
+        let (is_active, count) = (&mut self.is_active, &self.count);
+        self.active.retain(|&active| {
+            let index = active as usize;
+            let Some(conn) = &mut conns[index] else { return false };
+            let again = conn.flush(ring) || conn.wants_cancel();
+            if conn.is_closed() {
+                ring.clear_buffer(active);
+                conns[index] = None;
+                passes[index] = Pass::default();
+                is_active[index] = false;
+                count.fetch_sub(1, Ordering::Relaxed);
+                return false;
+            }
+            busy |= again;
+            is_active[index] = again || conn.has_unsubmitted();
+            is_active[index]
+        });
+        busy
+    }
+
+    fn resume(&mut self) {
+        for index in 0..self.conns.len() {
+            self.touch(index);
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.wipes.iter_mut().for_each(Wipe::cancel);
+        for index in 0..self.conns.len() {
+            if let Some(conn) = self.touch(index) {
+                conn.drain();
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.conns.iter().all(Option::is_none) && self.wipes.iter().all(Wipe::is_over)
+    }
+}

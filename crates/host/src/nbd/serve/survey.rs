@@ -1,0 +1,121 @@
+//! What ranges of a file hold, asked of its file system by a thread of its own.
+//!
+//! **Problem.** A block status request is a question to a file system's map, and nobody knows how
+//! long an answer takes: to find the next hole it looks through the file's extents, or in tmpfs
+//! through its pages, up to the end of the file. A shard that waited for it would keep everybody
+//! waiting, and no policy counts that.
+//!
+//! **Model.** One thread for all shards, which steps back behind them for the CPU. A connection
+//! puts one question at a time, so that connections take turns whatever they have asked for. The
+//! answer comes to the shard by a channel and wakes it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+use crate::device::{Device, Extent};
+use crate::io::wakers::Wakers;
+use crate::shard::pool::step_back;
+use crate::shard::shared::Common;
+
+/// What a connection wants to know.
+#[derive(Debug)]
+pub(super) struct Question {
+    /// Which connection of the shard, and which of its ops.
+    pub(super) conn: u32,
+    pub(super) op: u16,
+    /// The range, in bytes.
+    pub(super) file: u16,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    /// The most extents.
+    pub(super) most: usize,
+}
+
+/// What it is told.
+pub(super) struct Answer {
+    pub(super) conn: u32,
+    pub(super) op: u16,
+    pub(super) extents: io::Result<Vec<Extent>>,
+}
+
+/// A question, and where its answer goes.
+struct Asked {
+    question: Question,
+    shard: usize,
+    answers: Sender<Answer>,
+}
+
+/// The thread, which ends when there is neither this nor a desk.
+pub struct Surveyor {
+    questions: Sender<Asked>,
+    thread: JoinHandle<()>,
+}
+
+impl Surveyor {
+    /// Starts it; an error if the system has no room for a thread.
+    pub fn start<D: Device>(common: &Common<D>) -> io::Result<Surveyor> {
+        let (questions, asked) = channel();
+        let (device, wakers) = (common.device.clone(), common.wakers.clone());
+        let thread = Builder::new()
+            .name("fairq-survey".into())
+            .spawn(move || survey(&*device, &wakers, &asked))?;
+        Ok(Surveyor { questions, thread })
+    }
+
+    /// Where the shard of this index asks.
+    pub fn desk(&self, shard: usize) -> SurveyDesk {
+        let (back, answers) = channel();
+        SurveyDesk { questions: self.questions.clone(), shard, back, answers, open: 0 }
+    }
+
+    /// Waits until it has ended, when all desks are gone.
+    pub fn end(self) {
+        drop(self.questions);
+        self.thread.join().expect("it only asks the device");
+    }
+}
+
+fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) {
+    if let Err(error) = step_back() {
+        tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
+         shards");
+    }
+    for Asked { question, shard, answers } in asked {
+        let Question { conn, op, file, offset, length, most } = question;
+        let extents = device.extents(file, offset, length, most);
+        // A shard that has ended does not hear it.
+        let _ = answers.send(Answer { conn, op, extents });
+        wakers.wake(shard);
+    }
+}
+
+/// A shard's side of it.
+pub struct SurveyDesk {
+    questions: Sender<Asked>,
+    shard: usize,
+    back: Sender<Answer>,
+    answers: Receiver<Answer>,
+    /// Questions that have not been answered.
+    open: usize,
+}
+
+impl SurveyDesk {
+    /// Puts a question.
+    pub(super) fn ask(&mut self, question: Question) {
+        let asked = Asked { question, shard: self.shard, answers: self.back.clone() };
+        self.questions.send(asked).expect("it listens as long as there is a desk");
+        self.open += 1;
+    }
+
+    /// The next answer, if one has come.
+    pub(super) fn answer(&mut self) -> Option<Answer> {
+        if self.open == 0 {
+            return None;
+        }
+        let answer = self.answers.try_recv().ok()?;
+        self.open -= 1;
+        Some(answer)
+    }
+}

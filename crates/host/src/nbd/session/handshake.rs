@@ -1,0 +1,662 @@
+//! The handshake: fixed newstyle, from the greeting to the option that opens an export.
+//!
+//! Problem: a stranger is to be told what there is, has to prove who it is where that matters, and
+//! must not be able to keep us busy. Model: a loop that reads one option (header, data), answers
+//! it, and reads the next; the client waits for each answer, so there is never more than one to
+//! think about. State is what the options have agreed on so far (`Agreed`); `STARTTLS` forgets it,
+//! as what was said in plain text may have been said by somebody else.
+//!
+//! Control: everything a client can make long is bounded, see the constants. At a bound the client
+//! gets the protocol's error where there is one; where there is none, or where it goes on all the
+//! same, the connection is closed. A time limit covers the whole handshake, TLS included.
+//!
+//! Reads are exact: the bytes after the last option belong to the transmission phase and are left
+//! in the socket (or in TLS, see [`Established`]) for whoever takes the connection over.
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tracing::{debug, info as note};
+
+use super::exports::{Access, Client, Exports, Identity};
+use super::tls::{Established, Stream, Tls, TlsMode};
+use crate::nbd::session::users::User;
+use crate::nbd::wire::option::{
+    self, ContextRequest, InfoRequest, Invalid, greeting, info, opt, rep,
+};
+use crate::nbd::wire::proto::{BlockSizes, MAX_STRING, Negotiated, magic};
+use crate::observe::log_limit::STRANGERS;
+
+/// Most options on one connection. Clients need about ten; a listing with details takes a few for
+/// each export, of which there may be ten thousand.
+pub const MAX_OPTIONS: usize = 1 << 16;
+/// Longest data of an option that is looked at, in bytes: a name and a hundred queries of usual
+/// length.
+pub const MAX_OPTION_DATA: u32 = 64 << 10;
+/// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is
+/// closed.
+pub const MAX_OPTION_SKIP: u32 = 1 << 20;
+/// How much of a list of exports is held at a time, in bytes; one entry may be longer.
+const LIST_PIECE: usize = 64 << 10;
+/// Longest part of a client's bytes that is written to the log.
+const MAX_SHOWN: usize = 64;
+
+/// What the handshake needs to know besides the exports.
+#[derive(Clone, Debug)]
+pub struct HandshakeOptions {
+    /// Whether clients start TLS.
+    pub tls: TlsMode,
+    /// How long the whole handshake may take.
+    pub timeout: Duration,
+}
+
+impl Default for HandshakeOptions {
+    /// No TLS, ten seconds.
+    fn default() -> Self {
+        Self { tls: TlsMode::Off, timeout: Duration::from_secs(10) }
+    }
+}
+
+/// How a handshake ended without an error.
+#[derive(Debug)]
+pub enum Outcome<S> {
+    /// The client opened an export; requests follow on the stream.
+    Transmission {
+        /// What was agreed on.
+        negotiated: Negotiated,
+        /// The connection.
+        stream: Established<S>,
+    },
+    /// The client said good-bye, or left between two options.
+    Closed,
+}
+
+/// Why a connection was closed during the handshake. None of these are our fault, and none of them
+/// matter to other connections.
+#[derive(Debug, Error)]
+pub enum HandshakeError {
+    /// Not done in time.
+    #[error("handshake not finished within {0:?}")]
+    Timeout(Duration),
+    /// Not done, and its place was wanted.
+    #[error(
+        "the client was silent for longest of the {0} whose handshakes were under way when another \
+         one came"
+    )]
+    Crowded(usize),
+    /// The connection broke.
+    #[error("connection broke during the handshake: {0}")]
+    Io(#[from] io::Error),
+    /// The client left in the middle of a message.
+    #[error("client left in the middle of the handshake")]
+    Hangup,
+    /// The TLS handshake failed.
+    #[error("TLS handshake failed: {0}")]
+    Tls(io::Error),
+    /// The client set flags that we do not know.
+    #[error("unknown client flags {0:#x}")]
+    ClientFlags(u32),
+    /// Where an option had to begin stands something else.
+    #[error("option begins with {0:#018x}")]
+    OptionMagic(u64),
+    /// The data of an option are too long even to be skipped.
+    #[error("option {option} with {length} bytes of data")]
+    OptionLength {
+        /// The option.
+        option: u32,
+        /// The length of its data.
+        length: u32,
+    },
+    /// Too many options.
+    #[error("more than {MAX_OPTIONS} options")]
+    TooManyOptions,
+    /// `EXPORT_NAME`, or a client without fixed newstyle, got something that it cannot be told by a
+    /// reply.
+    #[error("option {option} refused without a reply: {reason}")]
+    Refused {
+        /// The option.
+        option: u32,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+/// What is known of a client before it says anything, and whether there is room for it.
+#[derive(Clone, Copy, Default)]
+pub struct Peer<'a> {
+    /// The user at the other end of a Unix socket.
+    pub user: Option<&'a User>,
+    /// Asked with the number of the export that the client is about to open; an error is what the
+    /// client is told.
+    pub admit: Option<&'a (dyn Fn(usize) -> Result<(), &'static str> + Sync)>,
+}
+
+/// Performs the server's side of the handshake on a fresh connection.
+///
+/// The runtime needs its timer. Dropping the future closes the connection, which is how a server
+/// that stops gets rid of clients that are still here. If the stream buffers what it reads (such as
+/// tokio's standard input), bytes of the first request stay in that buffer.
+pub async fn handshake<S>(
+    stream: S,
+    exports: &Exports,
+    options: &HandshakeOptions,
+    peer: Peer<'_>,
+) -> Result<Outcome<S>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let limit = options.timeout;
+    let conversation = converse(Stream::Plain(stream), exports, options, peer);
+    match tokio::time::timeout(limit, conversation).await {
+        Ok(result) => result,
+        Err(_) => Err(HandshakeError::Timeout(limit)),
+    }
+}
+
+/// The handshake without its time limit.
+async fn converse<S>(
+    mut stream: Stream<S>,
+    exports: &Exports,
+    options: &HandshakeOptions,
+    peer: Peer<'_>,
+) -> Result<Outcome<S>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let Some(client_flags) = greet(&mut stream).await? else { return Ok(Outcome::Closed) };
+    let mut server = Server::new(exports, &options.tls, peer, client_flags);
+    for _ in 0..MAX_OPTIONS {
+        let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
+        if header.length > MAX_OPTION_DATA {
+            skip(&mut stream, header).await?;
+            server.too_big(header.option)?;
+            send(&mut stream, &mut server.out).await?;
+            continue;
+        }
+        let mut data = vec![0; header.length as usize];
+        stream.read_exact(&mut data).await.map_err(broken)?;
+        match server.answer(header.option, &data)? {
+            Next::Option => send(&mut stream, &mut server.out).await?,
+            Next::List => {
+                let Server { client, out, .. } = &mut server;
+                for export in exports.visible(client) {
+                    let (name, text) = (export.name.as_bytes(), export.description.as_bytes());
+                    let length = (name.len() as u32).to_be_bytes();
+                    option::put_reply(out, opt::LIST, rep::SERVER, &[&length, name, text]);
+                    if out.len() >= LIST_PIECE {
+                        send(&mut stream, out).await?;
+                    }
+                }
+                server.ack(opt::LIST);
+                send(&mut stream, &mut server.out).await?;
+            }
+            Next::StartTls(tls) => {
+                send(&mut stream, &mut server.out).await?;
+                stream = stream.start_tls(tls).await.map_err(HandshakeError::Tls)?;
+                server.tls_started(stream.is_certified(), stream.client_names());
+            }
+            Next::Transmission(negotiated) => {
+                send(&mut stream, &mut server.out).await?;
+                return Ok(Outcome::Transmission { negotiated, stream: stream.into_established() });
+            }
+            Next::Close => {
+                // Clients may leave without waiting for the answer.
+                if send(&mut stream, &mut server.out).await.is_ok() {
+                    let _ = stream.shutdown().await;
+                }
+                return Ok(Outcome::Closed);
+            }
+        }
+    }
+    Err(HandshakeError::TooManyOptions)
+}
+
+/// Sends the greeting and reads the client's flags; `None` if the client leaves at once, as port
+/// scanners do.
+async fn greet<S>(stream: &mut Stream<S>) -> Result<Option<u32>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let flags = greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES;
+    let mut hello = Vec::with_capacity(18);
+    hello.extend_from_slice(&magic::GREETING.to_be_bytes());
+    hello.extend_from_slice(&magic::OPTION.to_be_bytes());
+    hello.extend_from_slice(&flags.to_be_bytes());
+    send(stream, &mut hello).await?;
+    let mut answer = [0; 4];
+    if !read_or_end(stream, &mut answer).await? {
+        return Ok(None);
+    }
+    let client_flags = u32::from_be_bytes(answer);
+    if client_flags & !u32::from(flags) != 0 {
+        return Err(HandshakeError::ClientFlags(client_flags));
+    }
+    Ok(Some(client_flags))
+}
+
+/// What stands before the data of an option.
+#[derive(Clone, Copy)]
+struct Header {
+    option: u32,
+    length: u32,
+}
+
+/// Reads the header of the next option; `None` if the client left instead.
+async fn read_header<S>(stream: &mut Stream<S>) -> Result<Option<Header>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut bytes = [0; 16];
+    if !read_or_end(stream, &mut bytes).await? {
+        return Ok(None);
+    }
+    let [m0, m1, m2, m3, m4, m5, m6, m7, o0, o1, o2, o3, l0, l1, l2, l3] = bytes;
+    let found = u64::from_be_bytes([m0, m1, m2, m3, m4, m5, m6, m7]);
+    if found != magic::OPTION {
+        return Err(HandshakeError::OptionMagic(found));
+    }
+    let option = u32::from_be_bytes([o0, o1, o2, o3]);
+    Ok(Some(Header { option, length: u32::from_be_bytes([l0, l1, l2, l3]) }))
+}
+
+/// Reads the data of an option that is too long to be looked at.
+async fn skip<S>(stream: &mut Stream<S>, header: Header) -> Result<(), HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let Header { option, length } = header;
+    if length > MAX_OPTION_SKIP {
+        return Err(HandshakeError::OptionLength { option, length });
+    }
+    let mut left = length as usize;
+    let mut scratch = [0; 4096];
+    while left > 0 {
+        let part = left.min(scratch.len());
+        stream.read_exact(&mut scratch[..part]).await.map_err(broken)?;
+        left -= part;
+    }
+    Ok(())
+}
+
+/// Fills `bytes`; false if the stream ends before the first of them.
+async fn read_or_end<S>(stream: &mut Stream<S>, bytes: &mut [u8]) -> Result<bool, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let first = match stream.read(bytes).await {
+        Ok(0) => return Ok(false),
+        Ok(count) => count,
+        // Leaving without a farewell, in TLS' words or in TCP's, between two messages is leaving
+        // all the same.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    stream.read_exact(&mut bytes[first..]).await.map_err(broken)?;
+    Ok(true)
+}
+
+fn broken(error: io::Error) -> HandshakeError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => HandshakeError::Hangup,
+        _ => HandshakeError::Io(error),
+    }
+}
+
+/// Sends what has been put into `out` and empties it.
+async fn send<S>(stream: &mut Stream<S>, out: &mut Vec<u8>) -> Result<(), HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    stream.write_all(out).await?;
+    stream.flush().await?;
+    out.clear();
+    Ok(())
+}
+
+/// What happens after an option.
+enum Next<'a> {
+    /// The next option.
+    Option,
+    /// The list of exports, and then the next option.
+    List,
+    /// TLS.
+    StartTls(&'a Tls),
+    /// The first request.
+    Transmission(Negotiated),
+    /// Nothing.
+    Close,
+}
+
+/// What the options have agreed on so far.
+#[derive(Debug, Default)]
+struct Agreed {
+    structured: bool,
+    extended: bool,
+    /// The export that `base:allocation` was selected for.
+    base_allocation: Option<usize>,
+}
+
+/// The server's side: answers options, with bytes in and bytes out.
+struct Server<'a> {
+    exports: &'a Exports,
+    tls: &'a TlsMode,
+    peer: Peer<'a>,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+    tls_running: bool,
+    client: Client,
+    agreed: Agreed,
+    /// Answers that have not been sent.
+    out: Vec<u8>,
+}
+
+impl<'a> Server<'a> {
+    fn new(exports: &'a Exports, tls: &'a TlsMode, peer: Peer<'a>, client_flags: u32) -> Self {
+        let has = |flag: u16| client_flags & u32::from(flag) != 0;
+        let fixed_newstyle = has(greeting::FIXED_NEWSTYLE);
+        let may_start_tls = matches!(tls, TlsMode::Optional(_)) && fixed_newstyle;
+        Self {
+            exports,
+            tls,
+            peer,
+            fixed_newstyle,
+            no_zeroes: has(greeting::NO_ZEROES),
+            tls_running: false,
+            client: Client { may_start_tls, user: peer.user.cloned(), ..Client::default() },
+            agreed: Agreed::default(),
+            out: Vec::new(),
+        }
+    }
+
+    fn tls_started(&mut self, certified: bool, names: Vec<String>) {
+        debug!(?names, "TLS started");
+        self.tls_running = true;
+        let user = self.client.user.take();
+        self.client = Client { certified, names, user, may_start_tls: false };
+        self.agreed = Agreed::default();
+    }
+
+    /// Answers one option into `out`.
+    fn answer(&mut self, option: u32, data: &[u8]) -> Result<Next<'a>, HandshakeError> {
+        debug!(option, length = data.len(), "option");
+        if let Some(next) = self.answer_before_all(option)? {
+            return Ok(next);
+        }
+        match option {
+            opt::EXPORT_NAME => return self.export_name(data),
+            opt::STARTTLS => return Ok(self.start_tls(data)),
+            opt::LIST if data.is_empty() => return Ok(Next::List),
+            opt::LIST => self.error(option, rep::ERR_INVALID, "the option takes no data"),
+            opt::INFO | opt::GO => return Ok(self.info_or_go(option, data)),
+            opt::STRUCTURED_REPLY => self.structured_reply(data),
+            opt::EXTENDED_HEADERS => self.extended_headers(data),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data),
+            _ => self.error(option, rep::ERR_UNSUP, "this server does not know the option"),
+        }
+        Ok(Next::Option)
+    }
+
+    /// The rules that come before what an option means: good-byes, old clients, and TLS where it is
+    /// required.
+    fn answer_before_all(&mut self, option: u32) -> Result<Option<Next<'a>>, HandshakeError> {
+        let tls_missing = matches!(self.tls, TlsMode::Required(_)) && !self.tls_running;
+        match option {
+            opt::EXPORT_NAME if tls_missing => Err(HandshakeError::Refused {
+                option,
+                reason: "TLS is required and was not started",
+            }),
+            opt::EXPORT_NAME => Ok(None),
+            _ if !self.fixed_newstyle => Err(HandshakeError::Refused {
+                option,
+                reason: "the client does not speak fixed newstyle",
+            }),
+            opt::ABORT => {
+                self.ack(option);
+                Ok(Some(Next::Close))
+            }
+            opt::STARTTLS => Ok(None),
+            _ if tls_missing => {
+                self.error(option, rep::ERR_TLS_REQD, "this server requires TLS");
+                Ok(Some(Next::Option))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Answers an option whose data were too long to be looked at.
+    fn too_big(&mut self, option: u32) -> Result<(), HandshakeError> {
+        match self.answer_before_all(option)? {
+            None if option == opt::EXPORT_NAME => {
+                Err(HandshakeError::Refused { option, reason: "the name is too long" })
+            }
+            // A good-bye is one however long; the client will be gone at the next header.
+            Some(_) => Ok(()),
+            None => {
+                self.error(option, rep::ERR_TOO_BIG, "the data of the option are too long");
+                Ok(())
+            }
+        }
+    }
+
+    fn export_name(&mut self, name: &[u8]) -> Result<Next<'a>, HandshakeError> {
+        let option = opt::EXPORT_NAME;
+        let refused = |reason| Err(HandshakeError::Refused { option, reason });
+        if self.agreed.extended {
+            return refused("extended headers go with GO only");
+        }
+        if name.len() > MAX_STRING {
+            return refused("the name is too long");
+        }
+        let index = match self.find(name) {
+            Ok(index) => index,
+            Err(Access::NeedsTls) => return refused("no such export without TLS"),
+            Err(_) => return refused("no such export"),
+        };
+        if let Err(reason) = self.admit(index) {
+            return refused(reason);
+        }
+        let export = self.exports.get(index);
+        self.out.extend_from_slice(&export.size.to_be_bytes());
+        self.out.extend_from_slice(&export.flags(self.agreed.structured).to_be_bytes());
+        if !self.no_zeroes {
+            self.out.extend_from_slice(&[0; 124]);
+        }
+        Ok(Next::Transmission(self.negotiated(index, false)))
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Next<'a> {
+        let option = opt::STARTTLS;
+        match self.tls.tls() {
+            None => self.error(option, rep::ERR_POLICY, "TLS is not configured on this server"),
+            Some(_) if !data.is_empty() => {
+                self.error(option, rep::ERR_INVALID, "the option takes no data")
+            }
+            Some(_) if self.tls_running => {
+                self.error(option, rep::ERR_INVALID, "TLS has already been started")
+            }
+            Some(tls) => {
+                self.ack(option);
+                return Next::StartTls(tls);
+            }
+        }
+        Next::Option
+    }
+
+    fn info_or_go(&mut self, option: u32, data: &[u8]) -> Next<'a> {
+        let request = match InfoRequest::parse(data) {
+            Ok(request) => request,
+            Err(invalid) => return self.invalid(option, invalid),
+        };
+        let index = match self.find(request.name) {
+            Ok(index) => index,
+            Err(access) => {
+                self.not_found(option, access);
+                return Next::Option;
+            }
+        };
+        if option == opt::GO
+            && let Err(reason) = self.admit(index)
+        {
+            self.error(option, rep::ERR_POLICY, reason);
+            return Next::Option;
+        }
+        self.put_info(option, index, &request);
+        self.ack(option);
+        if option == opt::INFO {
+            return Next::Option;
+        }
+        Next::Transmission(self.negotiated(index, request.wants(info::BLOCK_SIZE)))
+    }
+
+    /// Tells about an export what every client has to know and what this one asked for.
+    fn put_info(&mut self, option: u32, index: usize, request: &InfoRequest<'_>) {
+        let export = self.exports.get(index);
+        let size_and_flags =
+            [&export.size.to_be_bytes() as &[u8], &export.flags(self.chunks()).to_be_bytes()]
+                .concat();
+        let BlockSizes { min, preferred, max_payload } = export.blocks;
+        let out = &mut self.out;
+        let mut put = |kind: u16, data: &[u8]| {
+            option::put_reply(out, option, rep::INFO, &[&kind.to_be_bytes(), data])
+        };
+        put(info::EXPORT, &size_and_flags);
+        if request.wants(info::NAME) {
+            put(info::NAME, export.name.as_bytes());
+        }
+        if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
+            put(info::DESCRIPTION, export.description.as_bytes());
+        }
+        if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
+            put(
+                info::BLOCK_SIZE,
+                &[min.to_be_bytes(), preferred.to_be_bytes(), max_payload.to_be_bytes()].concat(),
+            );
+        }
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) {
+        let option = opt::STRUCTURED_REPLY;
+        if !data.is_empty() {
+            self.error(option, rep::ERR_INVALID, "the option takes no data");
+        } else if self.agreed.extended {
+            self.error(option, rep::ERR_EXT_HEADER_REQD, "extended headers have been agreed on");
+        } else {
+            self.agreed.structured = true;
+            self.ack(option);
+        }
+    }
+
+    fn extended_headers(&mut self, data: &[u8]) {
+        let option = opt::EXTENDED_HEADERS;
+        if !data.is_empty() {
+            self.error(option, rep::ERR_INVALID, "the option takes no data");
+        } else {
+            self.agreed.extended = true;
+            self.ack(option);
+        }
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8]) {
+        let set = option == opt::SET_META_CONTEXT;
+        if set {
+            self.agreed.base_allocation = None; // also if the option fails
+        }
+        if !self.chunks() {
+            return self.error(
+                option,
+                rep::ERR_INVALID,
+                "structured replies have to be agreed on first",
+            );
+        }
+        let request = match ContextRequest::parse(data) {
+            Ok(request) => request,
+            Err(Invalid(reason)) => return self.error(option, rep::ERR_INVALID, reason),
+        };
+        // Only INFO and GO may send a client to TLS.
+        let Ok(index) = self.find(request.name) else {
+            return self.not_found(option, Access::Denied);
+        };
+        let all = !set && (request.queries == 0 || request.base_wildcard);
+        if all || request.base_allocation {
+            let id = if set { option::BASE_ALLOCATION_ID } else { 0 };
+            let data: [&[u8]; 2] = [&id.to_be_bytes(), option::BASE_ALLOCATION];
+            option::put_reply(&mut self.out, option, rep::META_CONTEXT, &data);
+            if set {
+                self.agreed.base_allocation = Some(index);
+            }
+        }
+        self.ack(option);
+    }
+
+    /// The export that a client means, if it may open it; refusals are logged, as clients are not
+    /// told the reason.
+    fn find(&self, name: &[u8]) -> Result<usize, Access> {
+        self.exports.find(name, &self.client).inspect_err(|access| {
+            let shown = String::from_utf8_lossy(&name[..name.len().min(MAX_SHOWN)]);
+            if STRANGERS.allows() {
+                note!(export = ?shown, client = ?self.client.names, ?access, "export refused");
+            }
+        })
+    }
+
+    /// Whether there is room for one more client of an export.
+    fn admit(&self, index: usize) -> Result<(), &'static str> {
+        self.peer.admit.map_or(Ok(()), |admit| admit(index))
+    }
+
+    fn chunks(&self) -> bool {
+        self.agreed.structured || self.agreed.extended
+    }
+
+    fn negotiated(&self, index: usize, blocks_agreed: bool) -> Negotiated {
+        let export = self.exports.get(index);
+        let owner = match &export.allowed_identity {
+            Some(Identity::Name(name)) => Some(name),
+            _ => None,
+        };
+        Negotiated {
+            export: index,
+            size: export.size,
+            read_only: export.read_only,
+            structured: self.chunks(),
+            extended: self.agreed.extended,
+            base_allocation: (self.agreed.base_allocation == Some(index))
+                .then_some(option::BASE_ALLOCATION_ID),
+            no_zeroes: self.no_zeroes,
+            blocks: export.blocks,
+            blocks_agreed,
+            // The name that opened the export, or else the first: the common name.
+            identity: owner.or(self.client.names.first()).cloned(),
+        }
+    }
+
+    fn ack(&mut self, option: u32) {
+        option::put_reply(&mut self.out, option, rep::ACK, &[]);
+    }
+
+    fn error(&mut self, option: u32, kind: u32, message: &str) {
+        debug!(option, kind, message, "option refused");
+        option::put_reply(&mut self.out, option, kind, &[message.as_bytes()]);
+    }
+
+    fn invalid(&mut self, option: u32, Invalid(reason): Invalid) -> Next<'a> {
+        self.error(option, rep::ERR_INVALID, reason);
+        Next::Option
+    }
+
+    fn not_found(&mut self, option: u32, access: Access) {
+        match access {
+            Access::NeedsTls => self.error(option, rep::ERR_TLS_REQD, "no such export without TLS"),
+            _ => self.error(option, rep::ERR_UNKNOWN, "no such export"),
+        }
+    }
+}

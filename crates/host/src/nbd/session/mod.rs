@@ -1,0 +1,7 @@
+//! How a client becomes a session of a tenant: exports, users, TLS, the handshake.
+
+pub mod exports;
+pub mod handshake;
+pub mod place;
+pub mod tls;
+pub mod users;

@@ -1,0 +1,7 @@
+//! What a server tells about itself while it runs, at next to no cost.
+
+pub mod cpu_time;
+pub mod interference;
+pub mod log_limit;
+pub mod record;
+pub mod stats;

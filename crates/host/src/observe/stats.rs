@@ -1,0 +1,379 @@
+//! What each tenant got and each shard did: counted by each shard alone, in plain memory, and
+//! copied out when asked.
+//!
+//! A shard copies out only the tenants to which something has happened since the last time; the
+//! shards' pool keeps the rest in a `Ledger`, and adds up again only those.
+//! What is told is shared, not copied, so that a second costs what happened in it and not what
+//! there is.
+
+use std::sync::Arc;
+
+use fairq_core::Op;
+use hdrhistogram::Histogram;
+
+use crate::observe::cpu_time::CpuTime;
+use crate::observe::interference::{Matrix, empty_matrix};
+
+/// Latencies above this are counted as this: 100 seconds.
+const MAX_LATENCY_NS: u64 = 100_000_000_000;
+/// No time.
+const NOT_STARVED: u64 = u64::MAX;
+
+/// When a request came, when it went to the device and when it was done, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// It was taken in.
+    pub arrived_ns: u64,
+    /// It went to the device.
+    pub issued_ns: u64,
+    /// It was done.
+    pub done_ns: u64,
+}
+
+impl Times {
+    /// From arrival to completion.
+    #[inline]
+    pub fn latency_ns(&self) -> u64 {
+        self.done_ns.saturating_sub(self.arrived_ns)
+    }
+}
+
+/// What one tenant got on one shard, or on several together; counters since the start.
+#[derive(Clone, Debug)]
+pub struct TenantStats {
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Flushes, discards and zeroings completed.
+    pub others: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Requests that the device failed.
+    pub errors: u64,
+    /// The errno of the last of them; 0 if there was none.
+    pub last_errno: i32,
+    /// Time that requests waited in the scheduler, in total.
+    pub staged_ns: u64,
+    /// Time that requests were on the device, in total.
+    pub device_ns: u64,
+    /// Time during which requests waited in the scheduler and none was on the device; of each
+    /// shard, added up.
+    pub starved_ns: u64,
+    /// Requests taken in and not yet completed.
+    pub in_flight: u64,
+    /// Those of them that wait in the scheduler.
+    pub staged: u64,
+    /// Since when the tenant is starved; [`NOT_STARVED`] if it is not.
+    starved_since_ns: u64,
+    /// From a request's arrival to its completion, in nanoseconds, two significant digits.
+    pub latency_ns: Histogram<u64>,
+}
+
+impl Default for TenantStats {
+    fn default() -> Self {
+        let latency_ns =
+            Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid");
+        TenantStats {
+            reads: 0,
+            writes: 0,
+            others: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            errors: 0,
+            last_errno: 0,
+            staged_ns: 0,
+            device_ns: 0,
+            starved_ns: 0,
+            in_flight: 0,
+            staged: 0,
+            starved_since_ns: NOT_STARVED,
+            latency_ns,
+        }
+    }
+}
+
+impl TenantStats {
+    /// A request is taken in; until it is issued it is staged.
+    #[inline]
+    pub fn arrive(&mut self, now_ns: u64) {
+        if self.staged == self.in_flight && self.starved_since_ns == NOT_STARVED {
+            self.starved_since_ns = now_ns;
+        }
+        self.in_flight += 1;
+        self.staged += 1;
+    }
+
+    /// A request goes to the device.
+    #[inline]
+    pub fn issue(&mut self, now_ns: u64) {
+        self.staged -= 1;
+        if self.starved_since_ns != NOT_STARVED {
+            self.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+            self.starved_since_ns = NOT_STARVED;
+        }
+    }
+
+    /// A staged request is taken back.
+    pub fn cancel(&mut self, now_ns: u64) {
+        self.in_flight -= 1;
+        self.staged -= 1;
+        if self.staged == 0 && self.starved_since_ns != NOT_STARVED {
+            self.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+            self.starved_since_ns = NOT_STARVED;
+        }
+    }
+
+    /// An issued request is done.
+    #[inline]
+    pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {
+        self.in_flight -= 1;
+        if self.staged > 0 && self.staged == self.in_flight {
+            self.starved_since_ns = times.done_ns;
+        }
+        self.count(
+            op,
+            length,
+            errno,
+            times.latency_ns(),
+            times.issued_ns.saturating_sub(times.arrived_ns),
+        );
+    }
+
+    /// A copy in which a time of starvation that has not ended yet is counted.
+    #[must_use]
+    pub fn at(&self, now_ns: u64) -> TenantStats {
+        let mut copy = self.clone();
+        if self.starved_since_ns != NOT_STARVED {
+            copy.starved_ns += now_ns.saturating_sub(self.starved_since_ns);
+        }
+        copy
+    }
+
+    /// Counts a completed request, which failed unless `errno` is 0 and was in the scheduler for
+    /// `staged_ns` of its latency.
+    pub fn count(&mut self, op: Op, length: u32, errno: i32, latency_ns: u64, staged_ns: u64) {
+        match op {
+            Op::Read => {
+                self.reads += 1;
+                self.read_bytes += u64::from(length);
+            }
+            Op::Write => {
+                self.writes += 1;
+                self.written_bytes += u64::from(length);
+            }
+            Op::Flush | Op::Discard | Op::WriteZeroes => self.others += 1,
+        }
+        if errno != 0 {
+            self.errors += 1;
+            self.last_errno = errno;
+        }
+        self.staged_ns += staged_ns;
+        self.device_ns += latency_ns.saturating_sub(staged_ns);
+        self.latency_ns.saturating_record(latency_ns);
+    }
+
+    /// Requests completed.
+    pub fn operations(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Bytes read and written.
+    pub fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// Adds what another shard counted.
+    pub fn add(&mut self, other: &TenantStats) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.others += other.others;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.errors += other.errors;
+        self.last_errno = if other.last_errno != 0 { other.last_errno } else { self.last_errno };
+        self.staged_ns += other.staged_ns;
+        self.device_ns += other.device_ns;
+        self.starved_ns += other.starved_ns;
+        self.in_flight += other.in_flight;
+        self.staged += other.staged;
+        if other.latency_ns.is_empty() {
+            return;
+        }
+        self.latency_ns.add(&other.latency_ns).expect("all histograms have the same bounds");
+    }
+
+    /// What was counted since `earlier`, a previous copy of the same counters.
+    #[must_use]
+    pub fn since(&self, earlier: &TenantStats) -> TenantStats {
+        let mut latency_ns = self.latency_ns.clone();
+        latency_ns.subtract(&earlier.latency_ns).expect("counters only grow");
+        TenantStats {
+            reads: self.reads - earlier.reads,
+            writes: self.writes - earlier.writes,
+            others: self.others - earlier.others,
+            read_bytes: self.read_bytes - earlier.read_bytes,
+            written_bytes: self.written_bytes - earlier.written_bytes,
+            errors: self.errors - earlier.errors,
+            last_errno: self.last_errno,
+            staged_ns: self.staged_ns - earlier.staged_ns,
+            device_ns: self.device_ns - earlier.device_ns,
+            starved_ns: self.starved_ns.saturating_sub(earlier.starved_ns),
+            in_flight: self.in_flight,
+            staged: self.staged,
+            starved_since_ns: NOT_STARVED,
+            latency_ns,
+        }
+    }
+}
+
+/// What one shard did; counters since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShardCounters {
+    /// Requests sent to the device, by class: urgent, high, medium, low.
+    pub issued: [u64; 4],
+    /// Of those, the ones that were part of a command with others before them: so many commands
+    /// fewer.
+    pub joined: u64,
+    /// Requests completed.
+    pub completed: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// What it had of its CPU, if the kernel tells.
+    pub cpu: Option<CpuTime>,
+}
+
+/// What a shard answers when it is asked.
+pub struct ShardReport {
+    /// Tenants, by number, to whom something has happened since the last answer.
+    pub tenants: Vec<(u16, TenantStats)>,
+    /// What the shard did.
+    pub counters: ShardCounters,
+    /// Who hurt whom.
+    pub matrix: Matrix,
+}
+
+/// What all shards together tell.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    /// What each tenant got, by number; the same object as the last time if nothing has happened to
+    /// the tenant since.
+    pub tenants: Vec<Arc<TenantStats>>,
+    /// What each shard did.
+    pub shards: Vec<ShardCounters>,
+    /// Who hurt whom.
+    pub matrix: Matrix,
+}
+
+/// The last that each shard told, and what it comes to.
+pub(crate) struct Ledger {
+    /// By shard and tenant; those of whom the shard has told.
+    kept: Vec<Vec<Option<Arc<TenantStats>>>>,
+    /// By shard.
+    matrices: Vec<Matrix>,
+    totals: Totals,
+}
+
+impl Ledger {
+    /// Nothing yet.
+    pub(crate) fn new(shards: usize, tenants: usize) -> Ledger {
+        let nothing = Arc::new(TenantStats::default());
+        let totals = Totals {
+            tenants: vec![nothing; tenants],
+            shards: vec![ShardCounters::default(); shards],
+            matrix: empty_matrix(),
+        };
+        Ledger {
+            kept: vec![vec![None; tenants]; shards],
+            matrices: vec![empty_matrix(); shards],
+            totals,
+        }
+    }
+
+    /// Takes in what shards have told, each with its number.
+    pub(crate) fn take(&mut self, reports: impl IntoIterator<Item = (usize, ShardReport)>) {
+        let mut changed = Vec::new();
+        for (shard, ShardReport { tenants, counters, matrix }) in reports {
+            for (tenant, stats) in tenants {
+                self.kept[shard][usize::from(tenant)] = Some(Arc::new(stats));
+                changed.push(usize::from(tenant));
+            }
+            (self.totals.shards[shard], self.matrices[shard]) = (counters, matrix);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        for tenant in changed {
+            let mut parts = self.kept.iter().filter_map(|shard| shard[tenant].as_ref());
+            let Some(mut total) = parts.next().cloned() else { continue };
+            // A tenant with one connection is one shard's, and nothing is to be added.
+            parts.for_each(|part| Arc::make_mut(&mut total).add(part));
+            self.totals.tenants[tenant] = total;
+        }
+        let cells = self.totals.matrix.as_flattened_mut();
+        cells.fill(0);
+        for matrix in &self.matrices {
+            cells.iter_mut().zip(matrix.as_flattened()).for_each(|(total, cell)| *total += cell);
+        }
+    }
+
+    /// What it comes to.
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_those_are_added_up_to_whom_something_has_happened() {
+        let report = |tenants: &[(u16, u64)]| ShardReport {
+            tenants: tenants
+                .iter()
+                .map(|&(tenant, reads)| (tenant, TenantStats { reads, ..Default::default() }))
+                .collect(),
+            counters: ShardCounters { completed: 1, ..Default::default() },
+            matrix: empty_matrix(),
+        };
+        let mut ledger = Ledger::new(2, 4);
+        ledger.take([(1, report(&[(1, 5), (2, 7)])), (0, report(&[(2, 10)]))]);
+        let first = ledger.totals();
+        ledger.take([(0, report(&[(2, 11)]))]);
+        let second = ledger.totals();
+        let reads =
+            |totals: &Totals| totals.tenants.iter().map(|tenant| tenant.reads).collect::<Vec<_>>();
+        assert_eq!((reads(&first), reads(&second)), (vec![0, 5, 17, 0], vec![0, 5, 18, 0]));
+        assert!(Arc::ptr_eq(&first.tenants[1], &second.tenants[1]), "nothing has happened to it");
+        assert_eq!(
+            second.shards[1].completed, 1,
+            "of a shard that does not tell, the last that it told"
+        );
+    }
+
+    #[test]
+    fn starved_is_who_waits_with_nothing_on_the_device() {
+        let mut stats = TenantStats::default();
+        let times = |issued_ns, done_ns| Times { arrived_ns: 10, issued_ns, done_ns };
+        stats.arrive(10);
+        stats.arrive(20);
+        assert_eq!((stats.staged, stats.at(25).starved_ns, stats.starved_ns), (2, 15, 0));
+        stats.issue(30);
+        assert_eq!(stats.at(99).starved_ns, 20, "one is on the device");
+        stats.complete(Op::Read, 4096, 0, times(30, 100));
+        assert_eq!(stats.at(130).starved_ns, 50);
+        stats.issue(140);
+        stats.complete(Op::Write, 512, 28, times(140, 150));
+        assert_eq!((stats.at(1000).starved_ns, stats.staged, stats.in_flight), (60, 0, 0));
+        assert_eq!(
+            (stats.staged_ns, stats.device_ns, stats.errors, stats.last_errno),
+            (150, 80, 1, 28)
+        );
+    }
+}

@@ -1,0 +1,437 @@
+//! A shard: one pinned thread with its own ring, port, device queue and front end.
+//!
+//! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap
+//! completions, take arrivals, flush replies, issue while the port says so, ring, deliver wake-ups,
+//! park. Nothing on it is shared with other shards except what the policy itself shares, and the
+//! [`Wakers`].
+//!
+//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do, but if
+//! another one runs and may wake it, it first looks for that for a while (see `patience`).
+//!
+//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
+//! it leaves the loop and enters another one ([`Regime`]), with everything but the port:
+//! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
+//! that is staged and waits for what is in flight (`Shard::drain`). A port may need the others to
+//! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
+//! [`Meeting`], argued in `fairq_core::wake`); the first to enter the new loop does so after the
+//! last has ended with the old one. Whoever it wakes there before that one has followed finds it
+//! out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a
+//! turn.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use fairq_core::{Native, Port, PortId, PortSet};
+use io_uring::{opcode, types};
+
+use crate::device::{Device, Place};
+use crate::io::clock::Clock;
+use crate::io::ring::{Asker, Event, Ring, UserData};
+use crate::io::wakers::Wakers;
+use crate::observe::cpu_time::CpuClock;
+use crate::observe::record::Recording;
+use crate::observe::stats::ShardReport;
+use crate::shard::path::{DataPath, Finished};
+use crate::shard::shared::Common;
+use crate::shard::spin::{AWAY_NS, Patience, YIELD_NS};
+
+mod charge;
+pub mod direct;
+pub mod path;
+pub mod pool;
+pub mod shared;
+mod spin;
+
+/// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
+/// events can be held back by a device that completes as fast as requests are issued.
+const INNER_TURNS: usize = 8;
+
+/// Where requests come from and replies go to; one per shard.
+pub trait Front: 'static {
+    /// What other threads may tell it.
+    type Message: Send + 'static;
+
+    /// Takes a message.
+    fn message<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        message: Self::Message,
+    );
+
+    /// Takes an event of an operation that it put on the ring.
+    fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event);
+
+    /// Submits what has arrived.
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    );
+
+    /// Takes an order that has been carried out.
+    fn finished(&mut self, now_ns: u64, finished: Finished);
+
+    /// Sends the replies there are. True if that made room for what has already arrived.
+    fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool;
+
+    /// When to run again though no event comes.
+    fn deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// Goes on after a time in which `arrivals` was not called: what came meanwhile is still to be
+    /// submitted.
+    fn resume(&mut self);
+
+    /// Takes no more requests.
+    fn stop(&mut self);
+
+    /// Whether, after `stop`, everything taken has been answered and the front end holds no
+    /// resource of the ring.
+    fn is_stopped(&self) -> bool;
+}
+
+/// What a shard can be told.
+pub enum Message<D: Device, F: Front> {
+    /// Something for its front end.
+    Front(F::Message),
+    /// Send a copy of the statistics, with the shard's number.
+    Stats(Sender<(usize, ShardReport)>),
+    /// This tenant's number is another's from now on.
+    Forget(u16),
+    /// Record the scheduler's decisions from now on, the last so many of them.
+    Record(usize),
+    /// Record no more, and send what was recorded, with the shard's number.
+    Recorded(Sender<(usize, Recording)>),
+    /// Finish everything under this policy and go on under another.
+    Change(Change<D, F>),
+    /// Take no more requests, finish those in flight and end.
+    Stop,
+}
+
+/// The policy that a shard is to go on with, and when.
+pub struct Change<D: Device, F: Front> {
+    /// Its port, and the loop compiled for it.
+    pub next: Box<dyn Regime<D, F>>,
+    /// With the other shards, when nobody holds a request any more.
+    pub meeting: Arc<Meeting>,
+}
+
+/// A policy's port, and the loop that is compiled for it.
+pub trait Regime<D: Device, F: Front>: Send {
+    /// Runs a shard under it until the shard has to end (`None`) or to change.
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>>;
+}
+
+/// A shard between two policies, and the next.
+pub type Succession<D, F> = (Shard<(), D, F>, Box<dyn Regime<D, F>>);
+
+impl<P: Port + 'static, D: Device, F: Front> Regime<D, F> for P {
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>> {
+        shard.under(*self).serve()
+    }
+}
+
+/// Where shards wait until none of them holds a request.
+pub type Meeting = fairq_core::wake::Meeting<Native>;
+
+/// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
+pub struct Shard<P, D: Device, F: Front> {
+    index: usize,
+    ring: Ring,
+    path: DataPath<P, D>,
+    front: F,
+    inbox: Receiver<Message<D, F>>,
+    wakers: Arc<Wakers>,
+    clock: Clock,
+    patience: Patience,
+    cpu: CpuClock,
+    stopping: bool,
+    /// What it has been told to change to.
+    change: Option<Change<D, F>>,
+}
+
+impl<D: Device, F: Front> Shard<(), D, F> {
+    /// Opens everything that belongs to the calling thread.
+    pub fn open(
+        id: PortId,
+        common: &Common<D>,
+        front: F,
+        inbox: Receiver<Message<D, F>>,
+    ) -> io::Result<Self> {
+        let mut ring = Ring::new(common.fixed_buffers)?;
+        let place = Place { port: id, ports: common.wakers.count(), wakers: common.wakers.clone() };
+        let queue = common.device.open_queue(&place, &mut ring)?;
+        let path = DataPath::new(id, queue, common);
+        let mut shard = Shard {
+            index: usize::from(id.0),
+            ring,
+            path,
+            front,
+            inbox,
+            wakers: common.wakers.clone(),
+            clock: common.clock,
+            patience: Patience::default(),
+            cpu: CpuClock::of_this_thread(),
+            stopping: false,
+            change: None,
+        };
+        shard.arm_eventfd();
+        Ok(shard)
+    }
+
+    /// Runs under this policy and those that follow it, until told to stop and everything in flight
+    /// is done.
+    pub fn run(self, first: Box<dyn Regime<D, F>>) {
+        let mut now = Some((self, first));
+        while let Some((shard, regime)) = now {
+            now = regime.run(shard);
+        }
+    }
+
+    /// The same shard with a port.
+    fn under<P: Port>(self, port: P) -> Shard<P, D, F> {
+        self.with(|path| path.with_port(port))
+    }
+}
+
+impl<P, D: Device, F: Front> Shard<P, D, F> {
+    /// The same shard on another data path.
+    fn with<Q>(self, exchange: impl FnOnce(DataPath<P, D>) -> DataPath<Q, D>) -> Shard<Q, D, F> {
+        let Shard {
+            index,
+            ring,
+            path,
+            front,
+            inbox,
+            wakers,
+            clock,
+            patience,
+            cpu,
+            stopping,
+            change,
+        } = self;
+        Shard {
+            index,
+            ring,
+            path: exchange(path),
+            front,
+            inbox,
+            wakers,
+            clock,
+            patience,
+            cpu,
+            stopping,
+            change,
+        }
+    }
+
+    /// Asks to be told when the eventfd is written to.
+    fn arm_eventfd(&mut self) {
+        let fd = types::Fd(self.wakers.of(self.index).fd());
+        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
+    }
+
+    /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
+    fn clear_eventfd(&mut self) {
+        self.wakers.of(self.index).clear();
+        self.arm_eventfd();
+    }
+}
+
+impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
+    /// Serves until told to change the policy, or to stop and everything in flight is done.
+    fn serve(mut self) -> Option<Succession<D, F>> {
+        self.front.resume();
+        loop {
+            self.take_events();
+            self.take_messages();
+            if let Some(change) = self.change.take() {
+                return Some(self.drain(change));
+            }
+            let busy = self.turn();
+            if self.stopping && self.front.is_stopped() && self.path.is_idle() {
+                break;
+            }
+            self.park(busy);
+        }
+        // The last completions may have unblocked others, who still wait.
+        self.wakers.wake_all(self.path.take_wakes().0);
+        tracing::debug!(shard = self.index, "stopped");
+        None
+    }
+
+    /// Takes nothing in until no shard holds a request of the policy; gives what goes on.
+    #[cold]
+    fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Succession<D, F> {
+        let mut arrived = false;
+        loop {
+            let busy = self.drain_turn();
+            if !arrived && self.path.is_idle() {
+                arrived = true;
+                if meeting.arrive() {
+                    self.wakers.wake_all(PortSet::first(self.wakers.count()));
+                }
+            }
+            if meeting.is_over() {
+                break;
+            }
+            self.park(busy);
+            self.take_events();
+            self.take_messages();
+        }
+        tracing::debug!(shard = self.index, "goes on under another policy");
+        (self.with(DataPath::without_port), next)
+    }
+
+    /// A turn without arrivals.
+    fn drain_turn(&mut self) -> bool {
+        let now_ns = self.clock.now_ns();
+        let reaped = self.reap(now_ns);
+        self.front.flush(now_ns, &mut self.ring);
+        let issued = self.path.dispatch(now_ns, &mut self.ring);
+        reaped || issued
+    }
+
+    /// Takes completions to the front end. True if there were any.
+    #[inline]
+    fn reap(&mut self, now_ns: u64) -> bool {
+        let reaped = self.path.reap(now_ns, &mut self.ring);
+        while let Some(finished) = self.path.finished() {
+            self.front.finished(now_ns, finished);
+        }
+        reaped
+    }
+
+    /// Completions in, replies and a batch of new commands out; again while the device completes on
+    /// the spot. True if there may be more to do at once.
+    fn turn(&mut self) -> bool {
+        let mut busy = true;
+        for _ in 0..INNER_TURNS {
+            let now_ns = self.clock.now_ns();
+            let reaped = self.reap(now_ns);
+            self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
+            let has_more = self.front.flush(now_ns, &mut self.ring);
+            let issued = self.path.dispatch(now_ns, &mut self.ring);
+            busy = reaped || has_more || issued;
+            if !busy {
+                break;
+            }
+        }
+        busy
+    }
+
+    fn take_events(&mut self) {
+        let now_ns = self.clock.now_ns();
+        while let Some(event) = self.ring.event() {
+            match event.data.asker {
+                Asker::Device => self.path.event(now_ns, &mut self.ring, event),
+                Asker::Front => self.front.event(now_ns, &mut self.ring, event),
+                Asker::Shard => self.clear_eventfd(),
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        if !self.wakers.take_pending(self.index) {
+            return;
+        }
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                Message::Front(message) => {
+                    self.front.message(
+                        self.clock.now_ns(),
+                        &mut self.ring,
+                        &mut self.path,
+                        message,
+                    );
+                }
+                Message::Stats(reply) => {
+                    let mut report = self.path.report(self.clock.now_ns());
+                    report.counters.cpu = self.cpu.read();
+                    // Whoever asked may have gone away meanwhile.
+                    let _ = reply.send((self.index, report));
+                }
+                Message::Forget(tenant) => self.path.forget(tenant),
+                Message::Record(events) => self.path.record(events),
+                Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
+                Message::Change(change) => self.change = Some(change),
+                Message::Stop => {
+                    self.stopping = true;
+                    self.front.stop();
+                }
+            }
+        }
+    }
+
+    /// Delivers wake-ups and sleeps until something happens.
+    fn park(&mut self, busy: bool) {
+        let (others, own) = self.path.take_wakes();
+        self.wakers.wake_all(others);
+        if busy || own || self.is_woken_in_time() {
+            self.path.count_turn(false);
+            self.ring.enter(0, None);
+            return;
+        }
+        let may_sleep = self.wakers.of(self.index).bell().park();
+        let timeout_ns = self.sleep_ns();
+        let sleeps = may_sleep && timeout_ns != Some(0);
+        self.path.count_turn(sleeps);
+        self.ring.enter(usize::from(sleeps), timeout_ns);
+        self.wakers.of(self.index).bell().wake();
+    }
+
+    /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does
+    /// and one runs. True if there is something to do.
+    fn is_woken_in_time(&mut self) -> bool {
+        if !self.path.is_blocked() || !self.wakers.any_runs(self.index) {
+            return false;
+        }
+        // What has been queued goes out first: its completion may be what frees a slot.
+        self.ring.enter(0, None);
+        let bound_ns = self.patience.bound_ns().min(self.sleep_ns().unwrap_or(u64::MAX));
+        self.wakers.of(self.index).bell().look();
+        let is_woken = self.look(bound_ns);
+        self.wakers.of(self.index).bell().wake();
+        is_woken
+    }
+
+    fn look(&mut self, bound_ns: u64) -> bool {
+        let start_ns = self.clock.now_ns();
+        let (mut waited_ns, mut yield_ns) = (0, YIELD_NS);
+        loop {
+            if self.wakers.of(self.index).bell().is_rung() || self.ring.has_news() {
+                self.patience.rewarded(waited_ns);
+                return true;
+            }
+            let before_ns = std::mem::replace(&mut waited_ns, self.clock.now_ns() - start_ns);
+            if waited_ns >= bound_ns {
+                self.patience.in_vain();
+                return false;
+            }
+            if !self.wakers.any_runs(self.index) || waited_ns - before_ns > AWAY_NS {
+                return false;
+            }
+            if waited_ns >= yield_ns {
+                std::thread::yield_now();
+                yield_ns = waited_ns + YIELD_NS;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// How long the shard may sleep; forever if `None`.
+    fn sleep_ns(&self) -> Option<u64> {
+        let deadline = match (self.path.deadline_ns(), self.front.deadline_ns()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
+    }
+}

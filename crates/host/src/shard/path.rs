@@ -1,0 +1,665 @@
+//! The data path of one shard: a request goes to the policy, from the policy to the device, and
+//! back.
+//!
+//! ```text
+//!   submit ──▶ port.submit ──▶ Issue ─────────────────────────▶ queue.issue
+//!                        └───▶ Staged ─ dispatch: port.next ──▶ queue.issue
+//!   finished ◀── port.complete ◀── reap: queue.reap
+//! ```
+//!
+//! **Merged requests** are one command of the device's: what the policy joins is collected until
+//! the request that completes it, and handed to the queue with the memory of each part
+//! ([`Queue::issue_merged`]); when the command ends, all of them have. If it fails, each part is
+//! issued once more, alone: the device says what became of the command and not where in it, so that
+//! one bad block would fail up to a hundred requests that have nothing to do with it. Reading again
+//! and writing the same again do no harm, since the parts are still on their way for everybody.
+//! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
+//! across a flush.
+//!
+//! **Requests that nobody wants any longer**, since their client has gone or their tenant was
+//! removed, are taken back from the policy ([`DataPath::cancel`]); those on the device run to their
+//! end, and so does whatever the policy has merged with others.
+//!
+//! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
+//! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
+//! once a shard runs.
+
+use std::sync::Arc;
+
+use fairq_core::{
+    Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
+};
+
+use crate::device::write_back::WriteBack;
+use crate::device::{Command, Completion, Device, Queue};
+use crate::io::memory::Memory;
+use crate::io::ring::{Event, Ring};
+use crate::observe::interference::Observed;
+use crate::observe::record::{Decision, Kind, Recorder, Recording};
+use crate::observe::stats::{ShardCounters, ShardReport, TenantStats, Times};
+use crate::shard::charge::{self, Charged, Observation};
+use crate::shard::shared::Common;
+
+/// Requests issued before completions are looked at and replies leave again: so much that a send
+/// for it costs little beside, and so little that a client with a deep queue works on the first
+/// replies while the device, or this thread in the device's place, works on the rest.
+const BATCH: u32 = 8;
+
+/// What a front end asks of the data path.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// The tenant's index, for the statistics.
+    pub tenant: u16,
+    /// Whom to charge.
+    pub flow: FlowId,
+    /// What to do.
+    pub op: Op,
+    /// Which of the device's files.
+    pub file: u16,
+    /// Where in the file, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+    /// See [`Command::fua`].
+    pub fua: bool,
+    /// See [`Command::no_hole`].
+    pub no_hole: bool,
+    /// See [`Command::fast_only`].
+    pub fast_only: bool,
+    /// The data.
+    pub memory: Memory,
+    /// The front end's name for it.
+    pub cookie: u64,
+    /// The device gets nothing, and the tenant is charged as for a flush that takes no time: `op`
+    /// is one. So is work that only the server has, as to refuse a request.
+    pub is_void: bool,
+}
+
+impl Order {
+    /// What the device gets of it.
+    #[inline]
+    pub fn command(&self, tag: Tag, class: Class) -> Command {
+        let Order { op, file, offset, length, fua, no_hole, fast_only, memory, .. } = *self;
+        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
+    }
+}
+
+/// An order that has been carried out.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished {
+    /// The front end's name for it.
+    pub cookie: u64,
+    /// 0, or the errno it failed with.
+    pub errno: i32,
+}
+
+/// A live request.
+#[derive(Clone, Copy)]
+struct Live {
+    command: Command,
+    tenant: u16,
+    cookie: u64,
+    arrived_ns: u64,
+    issued_ns: u64,
+    /// See [`Order::is_void`].
+    is_void: bool,
+    /// Of a flush: the tenant's writes that had ended when it came.
+    covers: u64,
+    /// The one after it in its command.
+    after: Option<Tag>,
+}
+
+/// One shard's port, device queue and live requests. Between two policies `P` is `()`.
+pub struct DataPath<P, D: Device> {
+    port: P,
+    id: PortId,
+    device: Arc<D>,
+    /// The device's block, in bytes.
+    block: u32,
+    queue: D::Queue,
+    live: Box<[Option<Live>]>,
+    free: Vec<Tag>,
+    /// What the policy has joined to the command that its next `Issue` completes, and the memory of
+    /// a command's parts.
+    joined: Vec<Tag>,
+    memories: Vec<Memory>,
+    /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
+    wake: PortSet,
+    completions: Vec<Completion>,
+    /// Orders without work that the policy has let go.
+    void: Vec<Tag>,
+    finished: Vec<Finished>,
+    stats: Vec<TenantStats>,
+    /// To whom something has happened since the last report.
+    changed: Vec<bool>,
+    counters: ShardCounters,
+    observed: Observed,
+    charges: Observation,
+    write_back: Arc<WriteBack>,
+    /// Where decisions are recorded, while somebody wants them.
+    recorder: Option<Box<Recorder>>,
+    /// What `next` said last: when to call it again though nothing has happened.
+    wait_until_ns: Option<u64>,
+    /// Whether `next` said last that requests wait for what another verb does.
+    blocked: bool,
+    /// Something was issued since the last `dispatch`.
+    issued: bool,
+    /// Requests issued since the last `reap`.
+    batch: u32,
+}
+
+impl<D: Device> DataPath<(), D> {
+    /// The data path of port `id`, which it does not have yet.
+    pub fn new(id: PortId, queue: D::Queue, common: &Common<D>) -> Self {
+        let (tags, tenants) = (common.tags, common.tenants);
+        DataPath {
+            port: (),
+            id,
+            device: common.device.clone(),
+            block: common.device.info().block_size,
+            queue,
+            live: vec![None; tags].into_boxed_slice(),
+            free: (0..tags as u32).rev().map(Tag).collect(),
+            joined: Vec::with_capacity(tags),
+            memories: Vec::with_capacity(tags),
+            wake: PortSet::EMPTY,
+            completions: Vec::with_capacity(tags),
+            void: Vec::with_capacity(tags),
+            finished: Vec::with_capacity(tags),
+            stats: vec![TenantStats::default(); tenants],
+            changed: vec![false; tenants],
+            counters: ShardCounters::default(),
+            observed: Observed::new(common.served.clone(), usize::from(id.0)),
+            charges: Observation::new(tenants),
+            write_back: common.write_back.clone(),
+            recorder: None,
+            wait_until_ns: None,
+            blocked: false,
+            issued: false,
+            batch: 0,
+        }
+    }
+
+    /// With its port.
+    pub fn with_port<P: Port>(self, port: P) -> DataPath<P, D> {
+        self.with(port).0
+    }
+}
+
+impl<P, D: Device> DataPath<P, D> {
+    /// The same with another port; gives the one it had, too.
+    fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
+        let DataPath {
+            port: old,
+            id,
+            device,
+            block,
+            queue,
+            live,
+            free,
+            joined,
+            memories,
+            wake,
+            completions,
+            void,
+            ..
+        } = self;
+        let DataPath { finished, stats, changed, counters, observed, .. } = self;
+        let DataPath { charges, write_back, recorder, .. } = self;
+        let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
+        let path = DataPath {
+            port,
+            id,
+            device,
+            block,
+            queue,
+            live,
+            free,
+            joined,
+            memories,
+            wake,
+            completions,
+            void,
+            finished,
+            stats,
+            changed,
+            counters,
+            observed,
+            charges,
+            write_back,
+            recorder,
+            blocked,
+            wait_until_ns,
+            issued,
+            batch,
+        };
+        (path, old)
+    }
+}
+
+impl<P: Port, D: Device> DataPath<P, D> {
+    /// Without its port, which no request may be live on.
+    pub fn without_port(self) -> DataPath<(), D> {
+        self.with(()).0
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Whether to `submit` now: there is a tag, and the batch is not full.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.batch < BATCH
+    }
+
+    /// Whether no request is live, and neither the port nor the device's queue has something to do
+    /// for other shards. A port behind a lock that waits for a time may be the only one that was
+    /// told so, and others' requests wait with it.
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.live.len() && self.wait_until_ns.is_none() && self.queue.is_idle()
+    }
+
+    /// What has been counted; of tenants, what has changed since the last report.
+    pub fn report(&mut self, now_ns: u64) -> ShardReport {
+        let tenants = self.stats.iter().zip(&mut self.changed).enumerate();
+        let changed = tenants.filter_map(|(index, (stats, changed))| {
+            // Who waits starves without anything happening.
+            let again = std::mem::replace(changed, stats.staged > 0);
+            again.then(|| (index as u16, stats.at(now_ns)))
+        });
+        ShardReport {
+            tenants: changed.collect(),
+            counters: self.counters,
+            matrix: self.observed.matrix().clone(),
+        }
+    }
+
+    /// Counts a turn of the shard's loop, and whether it slept.
+    #[inline]
+    pub fn count_turn(&mut self, slept: bool) {
+        self.counters.turns += 1;
+        self.counters.sleeps += u64::from(slept);
+    }
+
+    /// A tenant's number is another's from now on: nothing has been counted for it.
+    pub fn forget(&mut self, tenant: u16) {
+        if let Some(stats) = self.stats.get_mut(usize::from(tenant)) {
+            *stats = TenantStats::default();
+            self.changed[usize::from(tenant)] = true;
+            self.observed.forget(tenant);
+            self.charges.forget(tenant);
+        }
+    }
+
+    /// Records decisions from now on, the last `events` of them.
+    pub fn record(&mut self, events: usize) {
+        self.recorder = Some(Box::new(Recorder::new(events)));
+    }
+
+    /// Ends that; what was recorded.
+    pub fn recorded(&mut self) -> Recording {
+        self.recorder.take().map_or_else(Recording::default, |recorder| recorder.finish())
+    }
+
+    /// Writes down what happened to a live request.
+    #[cold]
+    fn note(&mut self, at_ns: u64, kind: Kind, tag: Tag) {
+        let reason = self.port.reason(Some(tag));
+        if let (Some(recorder), Some(Some(live))) =
+            (&mut self.recorder, self.live.get(tag.0 as usize))
+        {
+            let Command { op, class, offset, length, .. } = live.command;
+            recorder.add(Decision {
+                at_ns,
+                kind,
+                tag,
+                tenant: live.tenant,
+                op,
+                class,
+                offset,
+                length,
+                reason,
+            });
+        }
+    }
+
+    /// Takes an order. Fails if its flow is gone; there must be room.
+    ///
+    /// # Safety
+    /// The order's memory must stay valid and untouched until the order comes back from
+    /// [`Self::finished`].
+    pub unsafe fn submit(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        order: &Order,
+    ) -> Result<(), SubmitError> {
+        let tag = self.free.pop().expect("the front end asked has_room first");
+        // Whose device zeroes by its map is charged for that.
+        let op = match order.op {
+            Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
+            op => op,
+        };
+        let Charged { offset, length, stands_alone } = self.charged(order);
+        let request = Request { tag, flow: order.flow, op, offset, length };
+        let stands_alone = stands_alone || order.fua;
+        if stands_alone {
+            self.port.barrier(order.flow);
+        }
+        let submitted = self.port.submit(now_ns, &request, &mut self.wake);
+        if stands_alone {
+            self.port.barrier(order.flow);
+        }
+        let submitted = match submitted {
+            Ok(submitted) => submitted,
+            Err(error) => {
+                self.free.push(tag);
+                return Err(error);
+            }
+        };
+        let covers = if order.is_void {
+            0
+        } else {
+            self.write_back.begin(usize::from(self.id.0), order.tenant, order.op)
+        };
+        // The policy names the class when it lets the request go.
+        let command = order.command(tag, Class::Medium);
+        self.live[tag.0 as usize] = Some(Live {
+            command,
+            tenant: order.tenant,
+            cookie: order.cookie,
+            arrived_ns: now_ns,
+            issued_ns: 0,
+            is_void: order.is_void,
+            covers,
+            after: None,
+        });
+        self.stats[usize::from(order.tenant)].arrive(now_ns);
+        self.changed[usize::from(order.tenant)] = true;
+        self.observed.arrived(now_ns, tag);
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Arrive, tag);
+        }
+        if let Submitted::Issue { class } = submitted {
+            self.issue(now_ns, ring, tag, class);
+        }
+        Ok(())
+    }
+
+    /// An order as its flow is charged for it.
+    #[inline]
+    fn charged(&self, order: &Order) -> Charged {
+        let &Order { op, offset, length, .. } = order;
+        if op == Op::Flush && !order.is_void {
+            let length = self.charges.flush_bytes(order.tenant);
+            return Charged { offset, length, stands_alone: false };
+        }
+        charge::of_data(op, offset, length, self.block)
+    }
+
+    /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was
+    /// issued since the last call, by `submit` or here: the device may have completed it already.
+    pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.wait_until_ns = None;
+        self.blocked = false;
+        while self.batch < BATCH || !self.joined.is_empty() {
+            match self.port.next(now_ns, &mut self.wake) {
+                Next::Join { tag } => self.joined.push(tag),
+                Next::Issue { tag, class } => {
+                    self.issue(now_ns, ring, tag, class);
+                }
+                Next::WaitUntil(time_ns) => {
+                    self.wait_until_ns = Some(time_ns);
+                    self.hold(now_ns);
+                    break;
+                }
+                Next::Blocked => {
+                    self.blocked = true;
+                    self.hold(now_ns);
+                    break;
+                }
+                Next::Idle => break,
+            }
+        }
+        self.queue.ring(now_ns, ring, &mut self.wake);
+        std::mem::take(&mut self.issued)
+    }
+
+    /// Nothing may go.
+    #[inline]
+    fn hold(&mut self, now_ns: u64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.hold(now_ns, self.port.reason(None));
+        }
+    }
+
+    #[inline]
+    fn issue(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag, class: Class) {
+        if !self.joined.is_empty() {
+            return self.issue_joined(now_ns, ring, tag, class);
+        }
+        self.batch += 1;
+        let command = self.leave(now_ns, tag, class);
+        if command.op == Op::Flush && self.is_void(tag) {
+            return self.void.push(tag);
+        }
+        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is
+        // finished, and it is not finished before its completion has been reaped.
+        unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    #[cold]
+    fn is_void(&self, tag: Tag) -> bool {
+        self.live[tag.0 as usize].is_some_and(|live| live.is_void)
+    }
+
+    /// The request that completes a command: all that were joined go, and it.
+    fn issue_joined(&mut self, now_ns: u64, ring: &mut Ring, last: Tag, class: Class) {
+        let mut parts = std::mem::take(&mut self.joined);
+        parts.push(last);
+        self.batch += 1;
+        self.memories.clear();
+        let mut whole: Option<Command> = None;
+        for &part in &parts {
+            let command = self.leave(now_ns, part, class);
+            self.memories.push(Memory { length: command.length, ..command.memory });
+            match &mut whole {
+                None => whole = Some(command),
+                Some(whole) => {
+                    debug_assert!(
+                        whole.file == command.file
+                            && whole.offset + u64::from(whole.length) == command.offset
+                    );
+                    whole.length += command.length;
+                }
+            }
+        }
+        let whole = whole.expect("it has parts");
+        // SAFETY: as for one; the parts are finished together, after the completion of the whole.
+        if unsafe { self.queue.issue_merged(now_ns, ring, &whole, &self.memories) } {
+            self.counters.joined += parts.len() as u64 - 1;
+            for two in parts.windows(2) {
+                self.live[two[0].0 as usize].as_mut().expect("it has just gone").after =
+                    Some(two[1]);
+            }
+        } else {
+            parts.iter().for_each(|&part| self.issue_alone(now_ns, ring, part));
+        }
+        parts.clear();
+        self.joined = parts;
+    }
+
+    /// Issues a request that the policy has let go.
+    fn issue_alone(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag) {
+        let command = self.live[tag.0 as usize].as_ref().expect("it is on its way").command;
+        // SAFETY: as for those that are not joined.
+        unsafe { self.queue.issue(now_ns, ring, &command) };
+    }
+
+    /// The policy has let a request go.
+    #[inline]
+    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
+        let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
+        // Read before it is changed: a processor does not give a wide load what a narrow store has
+        // just left, but lets it wait until all that was stored before is in the cache, the data of
+        // the last command among it.
+        let command = Command { class, ..live.command };
+        live.command.class = class;
+        live.issued_ns = now_ns;
+        self.stats[usize::from(live.tenant)].issue(now_ns);
+        self.counters.issued[class as usize] += 1;
+        self.issued = true;
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Issue, tag);
+        }
+        command
+    }
+
+    /// Passes an event of the device's to it.
+    pub fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
+        self.queue.event(now_ns, ring, event);
+    }
+
+    /// Takes completions from the device; [`Self::finished`] then gives them. True if there were
+    /// any.
+    pub fn reap(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.batch = 0;
+        let mut completions = std::mem::take(&mut self.completions);
+        self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
+        // Those that end together are told of from the last to the first.
+        completions.extend(self.void.drain(..).rev().map(|tag| Completion { tag, errno: 0 }));
+        let any = !completions.is_empty();
+        for Completion { tag, errno } in completions.drain(..) {
+            let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
+            match after {
+                None => self.end(now_ns, tag, errno),
+                Some(after) => self.end_joined(now_ns, ring, tag, after, errno),
+            }
+        }
+        self.completions = completions;
+        any
+    }
+
+    /// A command of several requests has ended: so have they; or it has failed, and they go alone.
+    fn end_joined(&mut self, now_ns: u64, ring: &mut Ring, first: Tag, second: Tag, errno: i32) {
+        let mut part = Some((first, Some(second)));
+        while let Some((tag, after)) = part {
+            if errno == 0 {
+                self.end(now_ns, tag, 0);
+            } else {
+                self.issued = true;
+                self.issue_alone(now_ns, ring, tag);
+            }
+            part = after.map(|tag| {
+                (tag, self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take()))
+            });
+        }
+    }
+
+    /// A request has been carried out.
+    #[inline]
+    fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
+        let live = self.live[tag.0 as usize].expect("the device completes live tags only");
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        if !live.is_void {
+            if live.command.op == Op::Flush || live.command.fua {
+                errno = self.synced(&live, errno);
+            }
+            let Command { op, length, .. } = live.command;
+            self.charges.ended(live.tenant, op, length, now_ns.saturating_sub(live.issued_ns));
+        }
+        let failed = errno != 0;
+        if self.recorder.is_some() {
+            self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
+        }
+        self.live[tag.0 as usize] = None;
+        let outcome = if failed { Outcome::Failed } else { Outcome::Done };
+        self.port.complete(now_ns, tag, outcome, &mut self.wake);
+        self.free.push(tag);
+        let Command { op, length, .. } = live.command;
+        let times =
+            Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
+        self.stats[usize::from(live.tenant)].complete(op, length, errno, times);
+        self.changed[usize::from(live.tenant)] = true;
+        let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
+        self.counters.completed += 1;
+        self.counters.bytes += bytes;
+        self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
+        self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// Takes back those live requests that `is_unwanted` names, by tenant and cookie, and that the
+    /// policy still holds: they end with `errno`, and nobody is charged for them. The others, which
+    /// the device has or the policy has merged, run to their end. Their memory is in use until
+    /// [`Self::finished`] has given them back, as always.
+    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u16, u64) -> bool) {
+        // Tags are used again from the lowest on, so that few places are looked at in vain.
+        let mut left = self.live.len() - self.free.len();
+        for index in 0..self.live.len() {
+            if left == 0 {
+                break;
+            }
+            let Some(live) = self.live[index] else { continue };
+            left -= 1;
+            let tag = Tag(index as u32);
+            if is_unwanted(live.tenant, live.cookie)
+                && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
+                self.cancelled(now_ns, tag, &live, errno);
+            }
+        }
+    }
+
+    /// The policy has given a request back.
+    fn cancelled(&mut self, now_ns: u64, tag: Tag, live: &Live, errno: i32) {
+        if self.recorder.is_some() {
+            self.note(now_ns, Kind::Cancel, tag);
+        }
+        // A write that never began is as good as one that has ended: nothing of it can be lost.
+        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        self.live[tag.0 as usize] = None;
+        self.free.push(tag);
+        self.stats[usize::from(live.tenant)].cancel(now_ns);
+        self.changed[usize::from(live.tenant)] = true;
+        self.observed.cancelled(tag);
+        self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// What to answer to a flush or a durable write that the device has ended.
+    #[cold]
+    fn synced(&self, live: &Live, errno: i32) -> i32 {
+        let covers = (live.command.op == Op::Flush).then_some(live.covers);
+        let ask = |file| self.device.write_back_failed(file);
+        self.write_back.synced(live.tenant, covers, errno, ask)
+    }
+
+    /// The next order that has been carried out.
+    pub fn finished(&mut self) -> Option<Finished> {
+        self.finished.pop()
+    }
+
+    /// The other ports that were unblocked since the last call; and whether this one was.
+    pub fn take_wakes(&mut self) -> (PortSet, bool) {
+        let mut others = std::mem::take(&mut self.wake);
+        let own = others.contains(self.id);
+        others.remove(self.id);
+        (others, own)
+    }
+
+    /// Whether requests are held back until another shard, or a completion, lets them go.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// When to run again though no event comes.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        match (self.wait_until_ns, self.queue.deadline_ns()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! Merged requests, and what becomes of their parts.
+
+use std::io;
+
+use fairq_core::serial::SerialConfig;
+use fairq_core::sfqd::{Sfqd, SfqdPort};
+use fairq_core::{Native, Policy, Weight};
+
+use super::*;
+use crate::device::store::Store;
+use crate::device::{Info, Place};
+use crate::io::clock::Clock;
+use crate::io::memory::{Buffer, Region};
+use crate::io::wakers::Wakers;
+use crate::observe::interference::Served;
+
+const TAGS: usize = 64;
+const BLOCK: u32 = 4096;
+
+/// Memory with a bad block, which notes what it was sent: offsets and lengths.
+struct Flawed {
+    info: Info,
+    store: Arc<Store>,
+    bad: u64,
+}
+
+struct FlawedQueue {
+    store: Arc<Store>,
+    bad: u64,
+    sent: Vec<(u64, u32)>,
+    done: Vec<Completion>,
+}
+
+impl Device for Flawed {
+    type Queue = FlawedQueue;
+    fn info(&self) -> &Info {
+        &self.info
+    }
+    fn open_queue(&self, _place: &Place, _ring: &mut Ring) -> io::Result<FlawedQueue> {
+        Ok(FlawedQueue {
+            store: self.store.clone(),
+            bad: self.bad,
+            sent: Vec::new(),
+            done: Vec::new(),
+        })
+    }
+}
+
+impl FlawedQueue {
+    fn note(&mut self, command: &Command, carry_out: impl FnOnce(&Store) -> i32) {
+        self.sent.push((command.offset, command.length));
+        let range = command.offset..command.offset + u64::from(command.length);
+        let errno = if range.contains(&self.bad) { libc::EIO } else { carry_out(&self.store) };
+        self.done.push(Completion { tag: command.tag, errno });
+    }
+}
+
+impl Queue for FlawedQueue {
+    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+        // SAFETY: the caller vouches for the memory.
+        self.note(command, |store| unsafe { store.execute(command) });
+    }
+    unsafe fn issue_merged(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        command: &Command,
+        memories: &[Memory],
+    ) -> bool {
+        assert_eq!(memories.iter().map(|memory| memory.length).sum::<u32>(), command.length);
+        // SAFETY: the caller vouches for the memory.
+        self.note(command, |store| unsafe { store.execute_merged(command, memories) });
+        true
+    }
+    fn reap(
+        &mut self,
+        _now_ns: u64,
+        _ring: &mut Ring,
+        done: &mut Vec<Completion>,
+        _wake: &mut PortSet,
+    ) {
+        done.append(&mut self.done);
+    }
+}
+
+struct Bench {
+    policy: Sfqd,
+    path: DataPath<SfqdPort, Flawed>,
+    ring: Ring,
+    flow: FlowId,
+    region: Region,
+    buffers: Vec<Buffer>,
+}
+
+impl Bench {
+    fn new(bad: u64) -> Bench {
+        let config = SerialConfig {
+            flows: 1,
+            tags: TAGS,
+            slots: 1,
+            merge_bytes: 1 << 16,
+            ..Default::default()
+        };
+        let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let store = Arc::new(Store::map(1 << 20).unwrap());
+        let device =
+            Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
+        let common = Common {
+            device: Arc::new(device),
+            wakers: Arc::new(Wakers::new(1).unwrap()),
+            clock: Clock::default(),
+            tags: TAGS,
+            tenants: 1,
+            served: Arc::new(Served::new(1)),
+            write_back: Arc::new(WriteBack::new(1, 1)),
+            fixed_buffers: 0,
+        };
+        let mut ring = Ring::new(0).unwrap();
+        let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
+        let queue = common.device.open_queue(&place, &mut ring).unwrap();
+        let path = DataPath::new(PortId(0), queue, &common).with_port(ports.remove(0));
+        Bench {
+            policy,
+            path,
+            ring,
+            flow,
+            region: Region::map(1 << 20).unwrap(),
+            buffers: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, op: Op, block: u64, fua: bool) {
+        let mut buffer = self.region.allocate(BLOCK).unwrap();
+        buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
+        let (no_hole, fast_only, memory) = (false, false, buffer.memory());
+        let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
+        let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
+        let order = Order {
+            tenant,
+            flow,
+            op,
+            file,
+            offset,
+            length,
+            fua,
+            no_hole,
+            fast_only,
+            memory,
+            cookie,
+            is_void: false,
+        };
+        self.buffers.push(buffer);
+        // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
+        // all back.
+        unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
+    }
+
+    /// Until nothing is left: the errno of each order, in the order in which they were
+    /// submitted, and what the device got.
+    fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
+        let mut errnos = vec![-1; self.buffers.len()];
+        while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
+            self.path.reap(0, &mut self.ring);
+            while let Some(Finished { cookie, errno }) = self.path.finished() {
+                assert_eq!(
+                    std::mem::replace(&mut errnos[cookie as usize], errno),
+                    -1,
+                    "finished once"
+                );
+            }
+        }
+        assert_eq!(self.policy.stats().free_slots, Some(1));
+        let sent = std::mem::take(&mut self.path.queue.sent);
+        (
+            errnos,
+            sent.into_iter()
+                .map(|(offset, length)| (offset / u64::from(BLOCK), length / BLOCK))
+                .collect(),
+        )
+    }
+
+    fn free(&mut self) -> Vec<u8> {
+        let first = |buffer: &Buffer| buffer.bytes()[0];
+        let bytes = self.buffers.iter().map(first).collect();
+        self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
+        bytes
+    }
+}
+
+#[test]
+fn adjacent_requests_are_one_command_up_to_the_barrier() {
+    let mut bench = Bench::new(u64::MAX);
+    // Behind, behind, before; a gap; a write that is to be durable, and one behind that.
+    [4, 5, 6, 3, 9].into_iter().for_each(|block| bench.submit(Op::Write, block, false));
+    bench.submit(Op::Write, 7, true);
+    bench.submit(Op::Write, 8, false);
+    let (errnos, sent) = bench.run();
+    assert_eq!((errnos, sent), (vec![0; 7], vec![(3, 4), (9, 1), (7, 1), (8, 1)]));
+    assert_eq!(bench.path.report(0).counters.joined, 3);
+    bench.free();
+    (2..11).for_each(|block| bench.submit(Op::Read, block, false));
+    let (errnos, sent) = bench.run();
+    assert_eq!((errnos, sent), (vec![0; 9], vec![(2, 9)]));
+    assert_eq!(bench.free(), [0, 4, 5, 6, 7, 8, 9, 10, 0], "each reads what was written there");
+}
+
+/// The error belongs to the request that has the bad block, and to no other.
+#[test]
+fn the_parts_of_a_failed_command_go_alone() {
+    let mut bench = Bench::new(5 * u64::from(BLOCK));
+    (3..8).for_each(|block| bench.submit(Op::Write, block, false));
+    let (errnos, sent) = bench.run();
+    assert_eq!(errnos, [0, 0, libc::EIO, 0, 0]);
+    assert_eq!(sent, [(3, 5), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)]);
+    bench.free();
+    (6..8).for_each(|block| bench.submit(Op::Read, block, false));
+    assert_eq!(bench.run().1, [(6, 2)]);
+    assert_eq!(bench.free(), [7, 8]);
+}
+
+/// A policy's port that lets everything go and notes what it was told.
+#[derive(Default)]
+struct Spy(Vec<Request>);
+
+impl Port for Spy {
+    const IS_DIRECT: bool = true;
+
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        _wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        self.0.push(*request);
+        Ok(Submitted::Issue { class: Class::Medium })
+    }
+
+    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
+        Next::Idle
+    }
+
+    fn complete(&mut self, _now_ns: u64, _tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {}
+}
+
+/// What the policy hears is what the tenant is charged for: blocks that a write cuts, the time of
+/// flushes, and orders that the device never sees.
+#[test]
+fn the_policy_hears_what_a_request_costs() {
+    let mut bench = Bench::new(u64::MAX);
+    let (mut path, _) = bench.path.with(Spy::default());
+    path.block = 512;
+    let buffer = bench.region.allocate(BLOCK).unwrap();
+    let order = |op, offset, length, is_void| Order {
+        tenant: 0,
+        flow: bench.flow,
+        op,
+        file: 0,
+        offset,
+        length,
+        fua: false,
+        no_hole: false,
+        fast_only: false,
+        memory: if length > 0 { buffer.memory() } else { Memory::NONE },
+        cookie: 0,
+        is_void,
+    };
+    let orders = [
+        (order(Op::Read, 0, BLOCK, false), 100_000),
+        (order(Op::Write, 5, 1, false), 100_000),
+        (order(Op::Flush, 0, 0, true), 0),
+        (order(Op::Flush, 0, 0, false), 1_000_000),
+        (order(Op::Flush, 0, 0, false), 1_000_000),
+        (order(Op::Flush, 0, 0, true), 0),
+    ];
+    let mut now_ns = 1;
+    for (order, takes_ns) in orders {
+        // SAFETY: the buffer outlives the order, which is over at the end of the turn.
+        unsafe { path.submit(now_ns, &mut bench.ring, &order) }.unwrap();
+        now_ns += takes_ns;
+        assert!(path.reap(now_ns, &mut bench.ring));
+        assert_eq!(path.finished().map(|finished| finished.errno), Some(0));
+    }
+    let charged: Vec<u32> = path.port.0.iter().map(|request| request.length).collect();
+    // 4 KiB took 100 us, so a flush of 1 ms is as good as ten of these.
+    assert_eq!(charged, [BLOCK, 8192, 0, 0, 10 * BLOCK, 0]);
+    assert_eq!(path.queue.sent.len(), 4, "the device has nothing to do for the others");
+    bench.region.free(buffer);
+}

@@ -1,0 +1,303 @@
+//! The shards of one run: starts a pinned thread for each, talks to them, and ends them.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use fairq_core::{Port, PortId, PortSet};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::device::Device;
+use crate::io::wakers::Wakers;
+use crate::observe::record::Recording;
+use crate::observe::stats::{Ledger, Totals};
+use crate::shard::shared::Common;
+use crate::shard::{Change, Front, Meeting, Message, Regime, Shard};
+
+/// The running shards.
+pub struct Shards<D: Device, F: Front> {
+    inboxes: Vec<Sender<Message<D, F>>>,
+    wakers: Arc<Wakers>,
+    threads: Vec<JoinHandle<()>>,
+    /// The last that each shard told.
+    ledger: Mutex<Ledger>,
+}
+
+/// The ports of a policy, for shards to run under.
+pub type Regimes<D, F> = Vec<Box<dyn Regime<D, F>>>;
+
+/// Ports as shards take them.
+pub fn regimes<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> Regimes<D, F> {
+    ports.into_iter().map(|port| Box::new(port) as Box<dyn Regime<D, F>>).collect()
+}
+
+impl<D: Device, F: Front + Send> Shards<D, F> {
+    /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if
+    /// there is none), with the front end that `front` makes for it. All are open when this
+    /// returns.
+    pub fn start(
+        ports: Regimes<D, F>,
+        common: &Common<D>,
+        cpus: &[usize],
+        front: impl FnMut(usize) -> io::Result<F>,
+    ) -> io::Result<Self> {
+        let open = |id, port, common: &Common<D>, front, inbox| {
+            let shard = Shard::open(id, common, front, inbox)?;
+            Ok(move || shard.run(port))
+        };
+        Shards::start_with(ports, common, cpus, front, open)
+    }
+
+    /// The same with threads that do something else: `open` is called in each, and what it gives is
+    /// run there. It answers its inbox as a [`Shard`] does.
+    pub(crate) fn start_with<P, O, R>(
+        ports: Vec<P>,
+        common: &Common<D>,
+        cpus: &[usize],
+        mut front: impl FnMut(usize) -> io::Result<F>,
+        open: O,
+    ) -> io::Result<Self>
+    where
+        P: Send + 'static,
+        O: Fn(PortId, P, &Common<D>, F, Receiver<Message<D, F>>) -> io::Result<R>
+            + Copy
+            + Send
+            + 'static,
+        R: FnOnce(),
+    {
+        let mut shards = Shards {
+            inboxes: Vec::new(),
+            wakers: common.wakers.clone(),
+            threads: Vec::new(),
+            ledger: Mutex::new(Ledger::new(ports.len(), common.tenants)),
+        };
+        let (opened, openings) = channel();
+        let count = ports.len();
+        for (index, port) in ports.into_iter().enumerate() {
+            let (sender, inbox) = channel();
+            let front = front(index)?;
+            let (common, opened, cpu) = (common.clone(), opened.clone(), cpus.get(index).copied());
+            let open = move || open(PortId(index as u8), port, &common, front, inbox);
+            let body = move || run(index, cpu, open, &opened);
+            let thread = std::thread::Builder::new().name(format!("shard-{index}")).spawn(body)?;
+            shards.inboxes.push(sender);
+            shards.threads.push(thread);
+        }
+        drop(opened);
+        let results: Vec<io::Result<()>> = openings.iter().take(count).collect();
+        match results.into_iter().find_map(Result::err) {
+            None => Ok(shards),
+            Some(error) => {
+                shards.stop();
+                Err(error)
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Tells a shard something. A shard that has ended does not hear it.
+    pub fn send(&self, shard: usize, message: Message<D, F>) {
+        let _ = self.inboxes[shard].send(message);
+        self.wakers.wake(shard);
+    }
+
+    /// Makes the shards finish what they have under their policy and go on under that of these
+    /// ports, one for each of them. Requests wait meanwhile. Whoever ticks the old policy does so
+    /// until the meeting is over.
+    pub fn change(&self, ports: Regimes<D, F>) -> Arc<Meeting> {
+        assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
+        let meeting = Arc::new(Meeting::new(self.count()));
+        for (shard, next) in ports.into_iter().enumerate() {
+            self.send(shard, Message::Change(Change { next, meeting: meeting.clone() }));
+        }
+        meeting
+    }
+
+    /// Makes the shards of `ports` run their loops once more.
+    pub fn wake(&self, ports: PortSet) {
+        self.wakers.wake_all(ports);
+    }
+
+    /// What each tenant got and each shard did. Of a shard that has ended, the last that it told.
+    pub fn stats(&self) -> Totals {
+        let (reply, replies) = channel();
+        for shard in 0..self.count() {
+            self.send(shard, Message::Stats(reply.clone()));
+        }
+        drop(reply);
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.take(replies);
+        ledger.totals()
+    }
+
+    /// Makes each shard record its decisions, the last `events` of them.
+    pub fn record(&self, events: usize) {
+        (0..self.count()).for_each(|shard| self.send(shard, Message::Record(events)));
+    }
+
+    /// Ends that; what each shard recorded. Nothing of a shard that has ended.
+    pub fn recorded(&self) -> Vec<Recording> {
+        let (reply, replies) = channel();
+        for shard in 0..self.count() {
+            self.send(shard, Message::Recorded(reply.clone()));
+        }
+        drop(reply);
+        let mut recorded: Vec<Recording> =
+            (0..self.count()).map(|_| Recording::default()).collect();
+        replies.into_iter().for_each(|(shard, recording)| recorded[shard] = recording);
+        recorded
+    }
+
+    /// Whether all have ended.
+    pub fn are_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Makes every shard finish what is in flight and end, and waits for it.
+    pub fn stop(self) {
+        for shard in 0..self.count() {
+            self.send(shard, Message::Stop);
+        }
+        for thread in self.threads {
+            thread.join().expect("a shard that panics ends the process");
+        }
+    }
+}
+
+/// The body of a shard's thread.
+fn run<R: FnOnce()>(
+    index: usize,
+    cpu: Option<usize>,
+    open: impl FnOnce() -> io::Result<R>,
+    opened: &Sender<io::Result<()>>,
+) {
+    // A shard that panics leaves its clients and the slots it holds behind. Ending the process is
+    // the honest answer: nothing acknowledged as durable is lost, clients see it at once and a
+    // supervisor starts it again.
+    let _abort = AbortOnPanic;
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
+        }
+    }
+    // A shard that waits for a device's or a scheduler's time wants that time, not up to 50 us
+    // later.
+    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
+        tracing::debug!(%error, "timer slack stays as it is");
+    }
+    if let Err(error) = set_slice(SLICE_NS) {
+        tracing::debug!(%error, "the scheduler's slices stay as they are");
+    }
+    match open() {
+        Ok(run) => {
+            let _ = opened.send(Ok(()));
+            run();
+        }
+        Err(error) => drop(opened.send(Err(error))),
+    }
+}
+
+/// The shortest slice there is, in nanoseconds.
+const SLICE_NS: u64 = 100_000;
+
+/// Makes this thread ask for its part of a CPU by slices of `slice_ns`. It does not get more of it,
+/// but gets it sooner after a wake-up: with the usual slices of some milliseconds it waits for as
+/// long while others compute on its CPU, and other shards wait for it. Linux does so from 6.12 on,
+/// others take no notice.
+fn set_slice(slice_ns: u64) -> io::Result<()> {
+    let mut attributes = own_attributes()?;
+    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        // Whoever started the server has asked for more than this.
+        return Ok(());
+    }
+    attributes.sched_runtime = slice_ns;
+    set_attributes(&attributes)
+}
+
+fn set_attributes(attributes: &libc::sched_attr) -> io::Result<()> {
+    // SAFETY: the kernel reads as many bytes as the structure says that it has.
+    let written =
+        unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const *attributes, 0) };
+    if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How much less of a CPU than a shard's [`step_back`] asks for: a tenth where both compute.
+const BEHIND: i32 = 10;
+
+/// Makes this thread stand behind the shards wherever they want the same CPU, however those have
+/// been started: for what may take long.
+pub(crate) fn step_back() -> io::Result<()> {
+    let mut attributes = own_attributes()?;
+    attributes.sched_policy = libc::SCHED_OTHER as u32;
+    attributes.sched_priority = 0;
+    attributes.sched_nice = (attributes.sched_nice + BEHIND).min(19);
+    set_attributes(&attributes)
+}
+
+/// The calling thread, for the kernel.
+const SELF: libc::pid_t = 0;
+
+/// How this thread is scheduled.
+fn own_attributes() -> io::Result<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: plain numbers, for which zeroes are good values.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
+    let read =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, &raw mut attributes, size, 0) };
+    attributes.size = size;
+    if read == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
+}
+
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("a shard panicked: ending the process");
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_steps_back_is_behind_however_the_process_was_started() {
+        let (before, after) = std::thread::spawn(|| {
+            let before = own_attributes().unwrap();
+            step_back().unwrap();
+            (before, own_attributes().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!(after.sched_policy, libc::SCHED_OTHER as u32);
+        assert_eq!(after.sched_nice, (before.sched_nice + BEHIND).min(19));
+    }
+
+    #[test]
+    fn a_short_slice_is_all_that_changes() {
+        let (before, after) = std::thread::spawn(|| {
+            // SAFETY: lowers the priority of this thread, which ends with the test.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 7) };
+            let before = own_attributes().unwrap();
+            set_slice(SLICE_NS).unwrap();
+            (before, own_attributes().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, 7));
+        let takes_notice = before.sched_runtime != 0;
+        assert_eq!(after.sched_runtime, if takes_notice { SLICE_NS } else { 0 });
+    }
+}

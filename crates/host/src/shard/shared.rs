@@ -1,0 +1,36 @@
+//! What all shards of one run share.
+
+use std::sync::Arc;
+
+use crate::device::write_back::WriteBack;
+use crate::io::clock::Clock;
+use crate::io::wakers::Wakers;
+use crate::observe::interference::Served;
+
+/// What all shards of one run share.
+pub struct Common<D> {
+    /// The device.
+    pub device: Arc<D>,
+    /// How to wake each shard.
+    pub wakers: Arc<Wakers>,
+    /// The clock.
+    pub clock: Clock,
+    /// The most live requests of a shard; what the policy was built with.
+    pub tags: usize,
+    /// The most tenants; their numbers are below it.
+    pub tenants: usize,
+    /// What each shard has served.
+    pub served: Arc<Served>,
+    /// Whose data may be lost.
+    pub write_back: Arc<WriteBack>,
+    /// Registered buffers a front end may use.
+    pub fixed_buffers: u32,
+}
+
+impl<D> Clone for Common<D> {
+    fn clone(&self) -> Self {
+        let (device, wakers) = (self.device.clone(), self.wakers.clone());
+        let (served, write_back) = (self.served.clone(), self.write_back.clone());
+        Common { device, wakers, served, write_back, ..*self }
+    }
+}
