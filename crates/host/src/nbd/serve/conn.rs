@@ -235,7 +235,7 @@ impl Conn {
         match std::mem::replace(&mut self.intake, Intake::Header) {
             Intake::Header => {
                 match parse_request(self.incoming.bytes(), self.negotiated.extended) {
-                    Ok(None) => self.incoming.refill(),
+                    Ok(None) => self.refill(),
                     Ok(Some((request, header))) => {
                         self.incoming.consume(header);
                         self.begin(request)
@@ -254,6 +254,22 @@ impl Conn {
             Intake::Payload { op } => self.take_payload(op),
             Intake::Refused { request, error, skip } => self.skip(request, error, skip),
         }
+    }
+
+    /// Gets more bytes that came earlier; false if there are none.
+    fn refill(&mut self) -> bool {
+        self.incoming.refill().unwrap_or_else(|error| {
+            self.end_tls(&error);
+            false
+        })
+    }
+
+    /// What came is no TLS: nothing of it can be believed any more.
+    fn end_tls(&mut self, error: &rustls::Error) {
+        if STRANGERS.allows() {
+            tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
+        }
+        self.hang_up();
     }
 
     /// Starts a request; false if it has to wait for room.
@@ -307,7 +323,7 @@ impl Conn {
     /// Copies payload that has come into the op's buffer; false if more has to come first.
     fn take_payload(&mut self, index: u16) -> bool {
         let count = self.incoming.read(self.ops[usize::from(index)].unfilled());
-        self.payload_came(index, count as u32) || self.incoming.refill()
+        self.payload_came(index, count as u32) || self.refill()
     }
 
     /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be
@@ -335,7 +351,7 @@ impl Conn {
             return true;
         }
         self.intake = Intake::Refused { request, error, skip };
-        skip > 0 && self.incoming.refill()
+        skip > 0 && self.refill()
     }
 
     /// Puts the next question of what a range holds, if the last has been answered.
@@ -634,11 +650,7 @@ impl Conn {
                 }
                 let count = count as usize - payload;
                 if let Err(error) = self.incoming.received(count) {
-                    if STRANGERS.allows() {
-                        tracing::warn!(connection = self.index, %error, "TLS: closing the \
-                         connection");
-                    }
-                    self.hang_up();
+                    self.end_tls(&error);
                 }
             }
         }

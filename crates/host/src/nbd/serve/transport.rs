@@ -133,15 +133,16 @@ impl Incoming {
         }
     }
 
-    /// Gets more bytes out of TLS, if it holds any; true if it did.
-    pub(super) fn refill(&mut self) -> bool {
+    /// Gets more bytes out of TLS, if it holds any; true if it did. An error is of records that
+    /// came earlier and had to wait, since TLS held as much plain text as it may.
+    pub(super) fn refill(&mut self) -> Result<bool, rustls::Error> {
         self.compact();
-        let Some(tls) = &mut self.tls else { return false };
-        // An error here was noticed when the bytes were received; what is left is "no more".
-        let _ = tls.decrypt();
+        let Some(tls) = &mut self.tls else { return Ok(false) };
+        tls.decrypt()?;
+        // Without an error there is what there is, or nothing yet.
         let count = tls.session.reader().read(&mut self.plain[self.end..]).unwrap_or(0);
         self.end += count;
-        count > 0
+        Ok(count > 0)
     }
 
     /// The operation that takes what has come, until so many bytes (as they come, with TLS) wait to
@@ -271,10 +272,10 @@ impl Outbox {
     }
 
     /// Has TLS make the next part, if all that it made has left, of the replies and of what it has
-    /// to say itself.
-    fn encrypt(&mut self, session: &mut ServerConnection) {
+    /// to say itself. A session that has failed takes no more replies.
+    fn encrypt(&mut self, session: &mut ServerConnection) -> io::Result<()> {
         if self.cipher_sent < self.cipher.len() {
-            return;
+            return Ok(());
         }
         self.cipher.clear();
         self.cipher_sent = 0;
@@ -285,13 +286,13 @@ impl Outbox {
             let Some(piece) =
                 self.pieces.get(self.first).copied().filter(|_| self.cipher.len() < CIPHER)
             else {
-                return;
+                return Ok(());
             };
             let length = piece.iov_len.min(TLS_PART);
             // SAFETY: whoever added the piece keeps it in place until the batch has left, and the
             // part is what is left of it, or less.
             let part = unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), length) };
-            session.writer().write_all(part).expect("writing to memory does not fail");
+            session.writer().write_all(part)?;
             self.advance(length);
         }
     }
@@ -304,7 +305,7 @@ impl Outbox {
     ) -> io::Result<bool> {
         loop {
             if let Some(session) = &mut tls {
-                self.encrypt(session);
+                self.encrypt(session)?;
             }
             if self.is_sent() {
                 return Ok(true);
