@@ -459,10 +459,17 @@ impl Authority {
     }
 }
 
+/// A load on an export.
+fn begin_load(uri: &str, seconds: &str) -> Child {
+    let args = ["bench", "--connect", uri, "--tenant", "t=depth:1", "--seconds", seconds];
+    let mut command = fairq(&args);
+    command.args(["--warmup", "0s"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
 /// What a load on an export ends with.
 fn load(uri: &str, seconds: &str) -> Output {
-    let args = ["bench", "--connect", uri, "--tenant", "t=depth:1", "--seconds", seconds];
-    fairq(&args).args(["--warmup", "0s"]).output().unwrap()
+    begin_load(uri, seconds).wait_with_output().unwrap()
 }
 
 #[test]
@@ -493,9 +500,21 @@ fn a_revoked_certificate_is_refused_from_the_next_reload_on() {
     let (_, text) = server.refused(&["config", "reload"]);
     assert!(text.contains("revoked.crl has no list of revoked certificates"), "{text}");
     assert!(load(&uri, "100ms").status.success(), "a bad file changes nothing");
-    authority.revoke(&[2, 3]);
+    // A session that is open ends with the reload; one with another certificate goes on.
+    authority.issue("client", 4, 3600);
+    let mut other = begin_load(&uri, "300s");
+    until("it is served", || (server.connections() >= 1).then_some(()));
+    authority.issue("client", 5, 3600);
+    let mut revoked = begin_load(&uri, "300s");
+    until("both are served", || (server.connections() >= 2).then_some(()));
+    authority.revoke(&[3, 5]);
     server.said(&["config", "reload"]);
-    assert!(!load(&uri, "100ms").status.success());
+    let status = until("the session ends", || revoked.try_wait().unwrap());
+    assert!(!status.success());
+    assert!(!load(&uri, "100ms").status.success(), "nor does it come again");
+    assert!(other.try_wait().unwrap().is_none(), "the other one ended too");
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 #[test]

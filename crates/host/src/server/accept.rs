@@ -19,6 +19,7 @@ use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
 use crate::nbd::serve::pace::SEND_BUFFER;
 use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
+use crate::nbd::session::revoked::{Revoked, shown_by};
 use crate::nbd::session::tls::{Established, Tls, certificate_end_s};
 use crate::nbd::session::users::User;
 use crate::observe::log_limit::STRANGERS;
@@ -230,6 +231,7 @@ impl Server {
             Established::Tls { stream, session } => (stream, Some(session)),
         };
         let until = tls.as_ref().and_then(|session| certificate_end_s(session));
+        let shown = tls.as_ref().map(|session| shown_by(session)).unwrap_or_default();
         let fd = match stream.into_inner().into_fd() {
             Ok(fd) => fd,
             Err(error) => {
@@ -252,6 +254,11 @@ impl Server {
             }
             return;
         }
+        // The handshake went by the lists as they were when it began.
+        if self.revoked().is_some_and(|revoked| revoked.has_one_of(&shown)) {
+            tracing::info!(peer, "the client's certificate was revoked during the handshake");
+            return;
+        }
         let place = place.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (shard, place) = place.expect("no export is opened without a place");
         if is_told {
@@ -263,9 +270,22 @@ impl Server {
             file: tenant.file,
             base: tenant.base,
         };
-        let pass = Pass { until, place: Some(place.handed_over()) };
+        let pass = Pass { until, shown, place: Some(place.handed_over()) };
         let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
+    }
+
+    /// The certificates that are revoked now.
+    fn revoked(&self) -> Option<Arc<Revoked>> {
+        self.handshake().tls.tls().map(|tls| tls.revoked().clone())
+    }
+
+    /// Ends the connections of clients whose certificates have been revoked, by the lists that have
+    /// just been read. This thread also hands new connections over, so none comes in between.
+    pub(super) fn end_revoked(&self) {
+        if let Some(revoked) = self.revoked().filter(|revoked| !revoked.is_empty()) {
+            self.tell_all(|| NbdMessage::Revoke(revoked.clone()));
+        }
     }
 
     /// Notes a failed handshake.

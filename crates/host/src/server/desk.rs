@@ -146,6 +146,7 @@ impl Admin for Desk<'_> {
 
     fn set_tls(&mut self, tls: TlsMode) {
         self.server.set_tls(tls);
+        self.server.end_revoked();
     }
 
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError> {

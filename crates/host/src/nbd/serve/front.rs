@@ -14,6 +14,7 @@ use crate::nbd::serve::conn::{self, Conn, Limits, Volume};
 use crate::nbd::serve::survey::SurveyDesk;
 use crate::nbd::serve::wipe::{Wipe, is_wipe};
 use crate::nbd::session::place::Place;
+use crate::nbd::session::revoked::{CertificateId, Revoked};
 use crate::nbd::wire::proto::Negotiated;
 use crate::shard::Front;
 use crate::shard::path::{DataPath, Finished};
@@ -45,6 +46,8 @@ pub struct Connect {
 pub struct Pass {
     /// When its client's certificate ends, in seconds since 1970; the connection ends then.
     pub until: Option<u64>,
+    /// The certificates that its client has shown.
+    pub shown: Vec<CertificateId>,
     /// Its place among its tenant's connections.
     pub place: Option<Place>,
 }
@@ -66,6 +69,8 @@ pub enum Message {
     /// Give up the connections whose client's certificate ends at this time or before, in seconds
     /// since 1970.
     Expire(u64),
+    /// Give up the connections whose client has shown one of these certificates.
+    Revoke(Arc<Revoked>),
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
     /// A second has passed: what clients do not do in time, and that they have gone where nothing
@@ -214,6 +219,17 @@ impl Front for NbdFront {
                         conn.hang_up();
                         self.passes[index].until = None;
                         tracing::info!(connection = index, "the client's certificate has expired");
+                    }
+                }
+            }
+            Message::Revoke(revoked) => {
+                for index in 0..self.conns.len() {
+                    if revoked.has_one_of(&self.passes[index].shown)
+                        && let Some(conn) = self.touch(index)
+                    {
+                        conn.hang_up();
+                        self.passes[index].shown.clear();
+                        tracing::info!(connection = index, "the client's certificate is revoked");
                     }
                 }
             }

@@ -3,5 +3,6 @@
 pub mod exports;
 pub mod handshake;
 pub mod place;
+pub mod revoked;
 pub mod tls;
 pub mod users;

@@ -36,6 +36,8 @@ use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
+use crate::nbd::session::revoked::Revoked;
+
 /// Why TLS cannot be set up; each message names the file and what to do.
 #[derive(Debug, Error)]
 pub enum TlsError {
@@ -115,6 +117,7 @@ pub enum TlsError {
 pub struct Tls {
     config: Arc<ServerConfig>,
     clients_certified: bool,
+    revoked: Arc<Revoked>,
 }
 
 impl fmt::Debug for Tls {
@@ -168,6 +171,8 @@ impl Tls {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("ring has cipher suites for TLS 1.2 and 1.3");
+        let lists = client_crl.map(revocations).transpose()?.unwrap_or_default();
+        let revoked = Arc::new(Revoked::read(&lists));
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
@@ -178,7 +183,6 @@ impl Tls {
                     check_length(&authority).map_err(refused)?;
                     roots.add(authority).map_err(|error| refused(error.to_string()))?;
                 }
-                let lists = client_crl.map(revocations).transpose()?.unwrap_or_default();
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
                         .with_crls(lists)
@@ -195,7 +199,12 @@ impl Tls {
             })?;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some() })
+        Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some(), revoked })
+    }
+
+    /// The certificates that the lists name as revoked.
+    pub fn revoked(&self) -> &Arc<Revoked> {
+        &self.revoked
     }
 
     /// Whether every client shows a certificate, without which no export with an identity can be
