@@ -229,6 +229,85 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
     return f"of the calm rate, and 512 bytes ({usual * 1e3:.1f} ms when calm): " + "; ".join(said)
 
 
+ALL_SECONDS = int(os.environ.get("FAIRQ_HOSTILE_SECONDS", "10"))
+# Of what the others have beside polite clients, this much is theirs in each second beside hostile ones.
+KEPT = 0.8
+
+
+def polite(rigged):
+    """As many clients as the hostile ones are, each with a few requests at a time, which takes its answers."""
+
+    def work(stop, index):
+        client = rigged.connect(timeout=20)
+        for nth in range(8):
+            client.send(READ, (index * 8 + nth) * 4096, 4096)
+        while not stop.is_set():
+            client.receive()
+            client.send(READ, index * 4096, 4096)
+        client.s.close()
+
+    return Many(84, work)
+
+
+def each_second(rigged, seconds, work):
+    """Two well-behaved tenants beside `work`: the bytes that each moved in each full second."""
+    job = {"rw": "randread", "bs": "4k", "iodepth": 128, "size": "64M", "time_based": 1, "runtime": seconds,
+           "log_avg_msec": 1000}  # fmt: skip
+    names = ("good", "also")
+    logs = [os.path.join(rigged.server.folder, f"{name}-{work.__name__}") for name in names]
+    children = [
+        rig.start(rig.fio_args(rigged.server.uri(name), write_bw_log=log, **job)) for name, log in zip(names, logs)
+    ]
+    with work(rigged):
+        reports = rig.finish(children, seconds + 60)
+    check(all(report["error"] == 0 for report in reports), "an error reached a tenant that did nothing wrong")
+    rates = []
+    for log in logs:
+        with open(f"{log}_bw.1.log", encoding="utf-8") as lines:
+            # The first and the last second have the beginning and the end of the others in them.
+            rates.append([int(line.split(",")[1]) << 10 for line in lines][2:-1])
+    return rates
+
+
+def all_at_once(rigged):
+    """All of them."""
+
+    class All:
+        def __enter__(self):
+            self.stack = contextlib.ExitStack()
+            for event in (*EVENTS, questions, zeroes):
+                self.stack.enter_context(event(rigged))
+            for header in FLOODS.values():
+                self.stack.enter_context(pour(rigged, header))
+
+        def __exit__(self, *_):
+            self.stack.close()
+
+    return All()
+
+
+def test_all_hostile_clients_at_once():
+    """In each second the other tenants keep 0.8 of what they have beside as many polite clients, without an error, and memory and
+    descriptors come back. Requests are what the device is short of, so the least cost is 4 KiB."""
+    rig.need("fio")
+    with operated("--policy", "mqfq:least-cost=4k", "--tenant", "also=64M") as rigged:
+        rigged.connect("also").close()
+        rig.until(rigged.is_quiet, 20, "nothing is in flight")
+        descriptors, resident = rigged.descriptors(), rigged.resident()
+        calm = [sorted(rates)[len(rates) // 2] for rates in each_second(rigged, 10, polite)]
+        rig.until(rigged.is_quiet, 30, "the polite ones have gone")
+        hurt = each_second(rigged, ALL_SECONDS, all_at_once)
+        least = [min(rates) / usual for rates, usual in zip(hurt, calm)]
+        for rates, usual in zip(hurt, calm):
+            slow = [f"second {at}: {rate / usual:.2f}" for at, rate in enumerate(rates) if rate < KEPT * usual]
+            check(not slow, f"of {len(rates)} seconds with {usual / MI:.1f} MiB/s beside polite clients: {', '.join(slow[:20])}")
+        rig.until(rigged.is_quiet, 60, "everything is given back")
+        rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
+        grown = rigged.resident() - resident
+        check(grown < 96 * MI, f"{grown >> 20} MiB more in use than before")
+    return f"{len(hurt[0])} seconds, the least {min(least):.2f} of {' and '.join(f'{c / MI:.1f}' for c in calm)} MiB/s"
+
+
 def flood(rigged, command, flags=0, **more):
     """One small request about all it has, 128 times at once."""
 
@@ -279,7 +358,7 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
 
 def test_clients_that_close_do_not_keep_their_places():
     """Hundreds of requests that take long, and a close: the next client gets a place when they have gone, not when all is done."""
-    with operated("--policy", "sfqd:slots=4") as rigged:
+    with operated("--policy", "mqfq:slots=4") as rigged:
         for command, flags, bye in ((TRIM, 0, False), (ZEROES, NO_HOLE, False), (READ, 0, False), (TRIM, 0, True)):
             clients = [rigged.connect(timeout=60) for _ in range(16)]
             for client in clients:

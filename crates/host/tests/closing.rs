@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fairq_core::serial::SerialConfig;
-use fairq_core::sfqd::Sfqd;
-use fairq_core::{FlowId, Native, Policy, PortSet, Weight};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
+use fairq_core::{FlowId, Native, Policy, PortSet, Topology, Weight};
 use fairq_host::device::null::NullDevice;
 use fairq_host::device::write_back::WriteBack;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
@@ -96,7 +95,7 @@ impl Queue for HeldQueue {
 /// One shard that serves one tenant.
 struct Rig {
     shards: Option<Shards<Held, NbdFront>>,
-    policy: Sfqd,
+    policy: Mqfq<Native>,
     flow: FlowId,
     count: Arc<AtomicUsize>,
     gate: Arc<Gate>,
@@ -110,9 +109,8 @@ impl Rig {
 
     /// With so much memory for connections.
     fn within(memory: u64) -> Rig {
-        let config =
-            SerialConfig { ports: 1, flows: 1, tags: TAGS, slots: 1, ..SerialConfig::default() };
-        let (policy, ports) = Sfqd::<Native>::new(&config).unwrap();
+        let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(1), 1, TAGS) };
+        let (policy, ports) = Mqfq::<Native>::new(config).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let gate = Arc::new(Gate::default());
         let info = NullDevice::new(SIZE).info().clone();
