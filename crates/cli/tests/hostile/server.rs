@@ -234,7 +234,11 @@ impl Neighbour {
 }
 
 impl Drop for Neighbour {
+    /// Ends before its server does, of which it would complain.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

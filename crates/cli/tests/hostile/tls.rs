@@ -207,10 +207,10 @@ fn request(command: u8, length: usize) -> Vec<u8> {
 }
 
 struct Rig {
+    neighbour: Neighbour,
+    checker: Honest,
     server: Server,
     configs: [Arc<ClientConfig>; 2],
-    checker: Honest,
-    neighbour: Neighbour,
     /// What the range was filled with last.
     byte: u8,
 }
@@ -245,7 +245,7 @@ impl Rig {
         let (neighbour, mut checker) =
             (Neighbour::start(&server, "beside"), Honest::open(&server, "rw"));
         checker.write(0, &vec![1; 1 << 20]);
-        Rig { server, configs, checker, neighbour, byte: 1 }
+        Rig { neighbour, checker, server, configs, byte: 1 }
     }
 
     /// A session to its end: true if all of it came through.
