@@ -11,10 +11,12 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
 
 use crate::book::{self, Book, Over};
+use crate::common::until;
 use crate::disk::Disk;
-use crate::hello::{Hello, hello};
+use crate::hello::{EXPORTS, Hello, hello};
 use crate::server::{Honest, Neighbour, PATIENCE, Rest, Server, seconds};
 
 /// Clients at a time.
@@ -53,6 +55,8 @@ enum Act {
     GoodBye,
     /// Goes without a word.
     Drop,
+    /// The tenant is removed, whatever its clients have under way, and added again.
+    AddAgain,
 }
 
 type Step = (usize, Act);
@@ -117,6 +121,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::HalfClose),
         2 => Just(Act::GoodBye),
         1 => Just(Act::Drop),
+        1 => Just(Act::AddAgain),
     ]
 }
 
@@ -184,6 +189,7 @@ impl World<'_> {
                 self.read_to_the_end(place)?;
             }
             Act::GoodBye => self.good_bye(place)?,
+            Act::AddAgain => self.add_again(),
         }
         // Everybody hears what has come by then, so that nobody's replies fill a socket for long.
         (0..CLIENTS).try_for_each(|place| self.hear(place))
@@ -325,6 +331,22 @@ impl World<'_> {
         }
     }
 
+    /// Has the first tenant removed and added again, in the same place: nothing that the old one's
+    /// clients have under way may show there.
+    fn add_again(&mut self) {
+        self.server.call("remove", json!({ "tenant": EXPORTS[0] }));
+        self.server.call("add", json!({ "tenant": format!("{}={SIZE}", EXPORTS[0]) }));
+        until("the tenant is prepared", || {
+            let tenants = self.server.call("tenants", json!({}));
+            let found = tenants.as_array()?.iter().find(|tenant| tenant["name"] == EXPORTS[0])?;
+            found["preparing"].is_null().then_some(())
+        });
+        for place in &mut self.clients {
+            *place = place.take().filter(|client| client.disk != 0);
+        }
+        self.disks[0] = Disk::new(SIZE);
+    }
+
     fn good_bye(&mut self, place: usize) -> Told {
         self.send(place, 0)?;
         self.of(place, |client| {
@@ -366,14 +388,13 @@ impl World<'_> {
 /// A server with its neighbour, for as many scripts as it survives.
 struct Rig {
     neighbour: Neighbour,
-    checkers: [Honest; 2],
     before: Option<Rest>,
     played: u32,
     server: Server,
 }
 
 /// Connections of the rig itself.
-const OWN: u64 = 3;
+const OWN: u64 = 1;
 
 impl Rig {
     fn start(device: &str) -> Rig {
@@ -385,14 +406,13 @@ impl Rig {
         );
         let server = Server::start(&config, &[]);
         let neighbour = Neighbour::start(&server, "beside");
-        let mut checkers = [Honest::open(&server, "rw"), Honest::open(&server, "ro")];
         // Memory of the device that is touched later is none that a client keeps.
-        checkers[0].write(0, &vec![1; SIZE as usize]);
-        Rig { neighbour, checkers, before: None, played: 0, server }
+        Honest::open(&server, EXPORTS[0]).write(0, &vec![1; SIZE as usize]);
+        Rig { neighbour, before: None, played: 0, server }
     }
 
     fn play(&mut self, script: &[Step]) -> Told {
-        let content = self.checkers[0].read(0, SIZE as u32);
+        let content = Honest::open(&self.server, EXPORTS[0]).read(0, SIZE as u32);
         let mut world = World {
             server: &self.server,
             disks: [Disk::new(SIZE), Disk::new(1 << 20)],
@@ -418,8 +438,8 @@ impl Rig {
             }
         }
         let (asked, answered) = (world.tick(), world.tick());
-        for (disk, checker) in world.disks.iter().zip(&mut self.checkers) {
-            let content = checker.read(0, disk.size() as u32);
+        for (disk, export) in world.disks.iter().zip(EXPORTS) {
+            let content = Honest::open(&self.server, export).read(0, disk.size() as u32);
             disk.explains(0, &content, asked, answered)
                 .map_err(|error| format!("after all: {error}"))?;
         }
@@ -437,7 +457,6 @@ impl Rig {
             self.server.rests_as(before, OWN);
         }
         self.neighbour.stop();
-        drop(self.checkers);
         self.server.ends_well();
     }
 }
