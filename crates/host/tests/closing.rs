@@ -422,6 +422,32 @@ fn idle_connections_give_memory_back() {
     assert_eq!(client.reply(), 0);
 }
 
+/// Some seconds after a removal its clients are cut off. Its slot may be another tenant's by then.
+#[test]
+fn the_next_tenant_of_a_slot_is_not_cut_off_with_the_one_before() {
+    let mut rig = Rig::new();
+    let before = rig.flow;
+    let ports = rig.policy.remove_flow(before).unwrap();
+    rig.shards().wake(ports);
+    // The slot is free when the shard has let go of it.
+    let deadline = Instant::now() + PATIENCE;
+    rig.flow = loop {
+        match rig.policy.add_flow(Weight::DEFAULT) {
+            Ok(flow) => break flow,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    };
+    assert_eq!(rig.flow.slot(), before.slot());
+    let mut client = rig.connect();
+    client.ask_often(Command::Trim, 20, 4096);
+    rig.until("all has come", |rig| rig.in_flight() == 20);
+    rig.tell(NbdMessage::Detach { flow: before, cut_off: true });
+    rig.open_the_gate();
+    for _ in 0..20 {
+        assert_eq!(client.reply(), 0);
+    }
+}
+
 #[test]
 fn what_a_removed_tenant_has_staged_is_answered_at_once() {
     let rig = Rig::new();

@@ -589,11 +589,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
-    /// Takes back those live requests that `is_unwanted` names, by tenant and cookie, and that the
+    /// Takes back those live requests that `is_unwanted` names, by their cookies, and that the
     /// policy still holds: they end with `errno`, and nobody is charged for them. The others, which
     /// the device has or the policy has merged, run to their end. Their memory is in use until
     /// [`Self::finished`] has given them back, as always.
-    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u16, u64) -> bool) {
+    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
         // Tags are used again from the lowest on, so that few places are looked at in vain.
         let mut left = self.live.len() - self.free.len();
         for index in 0..self.live.len() {
@@ -603,9 +603,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index] else { continue };
             left -= 1;
             let tag = Tag(index as u32);
-            if is_unwanted(live.tenant, live.cookie)
-                && self.port.cancel(now_ns, tag, &mut self.wake)
-            {
+            if is_unwanted(live.cookie) && self.port.cancel(now_ns, tag, &mut self.wake) {
                 self.cancelled(now_ns, tag, &live, errno);
             }
         }

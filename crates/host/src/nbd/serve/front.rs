@@ -198,8 +198,16 @@ impl Front for NbdFront {
                         conn.detach(cut_off);
                     }
                 }
-                let number = flow.slot() as u16;
-                path.cancel(now_ns, libc::ESHUTDOWN, |tenant, _| tenant == number);
+                // By the flow: its slot may be another's by now.
+                let (conns, wipes) = (&self.conns, &self.wipes);
+                path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
+                    if is_wipe(cookie) {
+                        wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
+                    } else {
+                        let conn = conns[conn::cookie_index(cookie)].as_ref();
+                        conn.is_some_and(|conn| conn.is_of(flow))
+                    }
+                });
                 self.take_finished(now_ns, path);
             }
             Message::Second => {
@@ -272,7 +280,7 @@ impl Front for NbdFront {
         }
         if cancels {
             let conns = &self.conns;
-            path.cancel(now_ns, libc::ECANCELED, |_, cookie| {
+            path.cancel(now_ns, libc::ECANCELED, |cookie| {
                 !is_wipe(cookie)
                     && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
             });

@@ -131,9 +131,10 @@ impl Wipe {
         COOKIE | u64::from(self.volume.tenant)
     }
 
-    /// Whether this order was its own.
+    /// Whether this order is its own. The wipe of a tenant that had the slot before may be here
+    /// still, without an order.
     pub(super) fn has_cookie(&self, cookie: u64) -> bool {
-        self.cookie() == cookie
+        self.is_outstanding && self.cookie() == cookie
     }
 
     /// Submits the next piece, if there is room and the last one is done.
