@@ -18,3 +18,5 @@ mod server;
 mod session;
 #[path = "hostile/tls.rs"]
 mod tls;
+#[path = "hostile/wire.rs"]
+mod wire;

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use crate::book::Agreed;
 use crate::server::{PATIENCE, Server, exactly};
+use crate::wire::{Keys, Wire};
 
 /// The exports of the server under test; the last is none of them.
 pub(crate) const EXPORTS: [&str; 3] = ["rw", "ro", "no such export"];
@@ -55,6 +56,8 @@ pub(crate) struct Hello {
     damage: Option<u16>,
     /// How many bytes it sends at a time.
     step: usize,
+    /// Inside TLS: of version 1.3, or 1.2.
+    tls: Option<bool>,
 }
 
 fn said() -> impl Strategy<Value = Said> {
@@ -85,8 +88,14 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let export = prop_oneof![12 => Just(0), 2 => Just(1), 1 => Just(2)];
     let damage = prop::option::weighted(0.1, any::<u16>());
     let step = prop_oneof![4 => Just(usize::MAX), 1 => 1..20_usize];
-    (prop::collection::vec(said(), 0..6), export, any::<bool>(), damage, step).prop_map(
-        |(said, export, by_name, damage, step)| Hello { said, export, by_name, damage, step },
+    let tls = prop::option::weighted(0.4, any::<bool>());
+    (prop::collection::vec(said(), 0..6), export, any::<bool>(), damage, step, tls).prop_map(
+        |(mut said, export, by_name, damage, step, tls)| {
+            let tls = tls.filter(|_| damage.is_none());
+            // Only inside of it TLS cannot be started.
+            said.retain(|said| tls.is_some() || !matches!(said, Said::StartTls));
+            Hello { said, export, by_name, damage, step, tls }
+        },
     )
 }
 
@@ -131,7 +140,7 @@ impl Said {
 type Reply = (u32, Vec<u8>);
 
 /// The replies to an option, the last included.
-fn replies(stream: &mut UnixStream, number: u32) -> Result<Vec<Reply>, String> {
+fn replies(stream: &mut Wire, number: u32) -> Result<Vec<Reply>, String> {
     let mut replies = Vec::new();
     loop {
         let head = exactly(stream, 20).map_err(|error| format!("option {number}: {error}"))?;
@@ -207,11 +216,22 @@ impl State {
 impl Hello {
     /// A plain client of the first export.
     pub(crate) fn plain() -> Hello {
-        Hello { said: Vec::new(), export: 0, by_name: false, damage: None, step: usize::MAX }
+        Hello {
+            said: Vec::new(),
+            export: 0,
+            by_name: false,
+            damage: None,
+            step: usize::MAX,
+            tls: None,
+        }
     }
 
     /// Plays it to the server; gives the connection if an export was opened.
-    pub(crate) fn play(&self, server: &Server) -> Result<Option<(UnixStream, Agreed)>, String> {
+    pub(crate) fn play(
+        &self,
+        server: &Server,
+        keys: &Keys,
+    ) -> Result<Option<(Wire, Agreed)>, String> {
         let fail = |error: std::io::Error| format!("{self:?}: {error}");
         let mut stream = UnixStream::connect(server.path("sock")).map_err(fail)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
@@ -220,7 +240,23 @@ impl Hello {
         // The old way to open an export has no extended headers.
         let by_name =
             self.by_name && !self.said.iter().any(|said| matches!(said.number(), EXTENDED));
+        if exactly(&mut stream, 18).map_err(fail)? != b"NBDMAGICIHAVEOPT\0\x03" {
+            return Err("another greeting".into());
+        }
         let mut bytes = 3_u32.to_be_bytes().to_vec();
+        let mut wire = match self.tls {
+            None => Wire::Plain(stream),
+            Some(is_new) => {
+                bytes.extend(option(STARTTLS, &[]));
+                stream.write_all(&bytes).map_err(fail)?;
+                bytes.clear();
+                let answer = exactly(&mut stream, 20).map_err(fail)?;
+                if answer[12..] != [0, 0, 0, 1, 0, 0, 0, 0] {
+                    return Err(format!("TLS does not start: {answer:x?}"));
+                }
+                Wire::secret(stream, &keys.clients[usize::from(is_new)])
+            }
+        };
         self.said.iter().for_each(|said| bytes.extend(said.bytes()));
         bytes.extend(if by_name {
             option(EXPORT_NAME, name)
@@ -231,36 +267,33 @@ impl Hello {
             let bit = usize::from(bit) % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
-        if exactly(&mut stream, 18).map_err(fail)? != b"NBDMAGICIHAVEOPT\0\x03" {
-            return Err("another greeting".into());
-        }
         for piece in bytes.chunks(self.step.min(bytes.len())) {
-            match stream.write_all(piece) {
+            match wire.write_all(piece) {
                 Err(_) if self.damage.is_some() => break,
                 result => result.map_err(fail)?,
             }
         }
         if self.damage.is_some() {
             // Whatever it was, the server has an end to it.
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-            let ended = stream.read_to_end(&mut Vec::new());
+            wire.end_stream();
+            let ended = wire.read_to_end(&mut Vec::new());
             let is_late = ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
             return if is_late { Err("the server waits for ever".into()) } else { Ok(None) };
         }
         let mut state = State::default();
         for said in &self.said {
-            let replies = replies(&mut stream, said.number())?;
+            let replies = replies(&mut wire, said.number())?;
             state.heard(said, &replies)?;
         }
         let information = if by_name && self.export == 2 {
-            return match stream.read(&mut [0]) {
+            return match wire.read(&mut [0]) {
                 Ok(0) => Ok(None),
                 other => Err(format!("an export that is none opens: {other:?}")),
             };
         } else if by_name {
-            exactly(&mut stream, 10).map_err(fail)?
+            exactly(&mut wire, 10).map_err(fail)?
         } else {
-            let replies = replies(&mut stream, GO)?;
+            let replies = replies(&mut wire, GO)?;
             let is_open = replies.last().is_some_and(|(kind, _)| *kind == ACK);
             if is_open != (self.export < 2) {
                 return Err(format!("{self:?}: the export opens: {is_open}"));
@@ -283,6 +316,6 @@ impl Hello {
             size,
             read_only: information[9] & 2 != 0,
         };
-        Ok(Some((stream, agreed)))
+        Ok(Some((wire, agreed)))
     }
 }

@@ -2,7 +2,6 @@
 //! exports, and the book says what must come back.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use crate::common::until;
 use crate::disk::Disk;
 use crate::hello::{EXPORTS, Hello, hello};
 use crate::server::{Honest, Neighbour, PATIENCE, Rest, Server, seconds};
+use crate::wire::{Keys, Wire};
 
 /// Clients at a time.
 const CLIENTS: usize = 4;
@@ -131,7 +131,7 @@ fn script() -> impl Strategy<Value = Vec<Step>> {
 
 /// One client.
 struct Client {
-    stream: UnixStream,
+    stream: Wire,
     book: Book,
     /// Which of the disks it is on.
     disk: usize,
@@ -147,13 +147,14 @@ struct Client {
 impl Client {
     fn end_stream(&mut self) {
         self.is_leaving = true;
-        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        self.stream.end_stream();
     }
 }
 
 /// Clients, and what they may see.
 struct World<'a> {
     server: &'a Server,
+    keys: &'a Keys,
     disks: [Disk; 2],
     clients: [Option<Client>; CLIENTS],
     /// Moments, and cookies.
@@ -203,13 +204,13 @@ impl World<'_> {
 
     fn open(&mut self, place: usize, hello: &Hello) -> Told {
         self.clients[place] = None;
-        let Some((stream, agreed)) = hello.play(self.server)? else { return Ok(()) };
+        let Some((stream, agreed)) = hello.play(self.server, self.keys)? else { return Ok(()) };
         let disk = hello.export;
         let is_right = agreed.size == self.disks[disk].size() && agreed.read_only == (disk == 1);
         if !is_right {
             return Err(format!("{agreed:?} of {hello:?}"));
         }
-        stream.set_nonblocking(true).map_err(|error| error.to_string())?;
+        stream.socket().set_nonblocking(true).map_err(|error| error.to_string())?;
         let book = Book::new(agreed);
         let out = Vec::new();
         let (is_deaf, is_leaving, has_ended) = (false, false, false);
@@ -246,16 +247,20 @@ impl World<'_> {
 
     /// Sends what is to be sent, but for the last `held` bytes.
     fn send(&mut self, place: usize, held: usize) -> Told {
-        let is_sent = |client: &Client| client.out.len() <= held || client.has_ended;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let now = self.tick();
             let Some(client) = &mut self.clients[place] else { return Ok(()) };
-            if is_sent(client) {
+            if client.has_ended {
                 return Ok(());
             }
-            let most = client.out.len() - held;
-            match (&client.stream).write(&client.out[..most]) {
+            let most = client.out.len().saturating_sub(held);
+            let sent = match most {
+                0 => client.stream.flush().map(|()| 0),
+                _ => client.stream.write(&client.out[..most]),
+            };
+            match sent {
+                Ok(_) if most == 0 => return Ok(()),
                 Ok(count) => {
                     client.book.sent(&client.out[..count], now, &mut self.disks[client.disk]);
                     client.out.drain(..count);
@@ -279,10 +284,11 @@ impl World<'_> {
         }
     }
 
-    fn wait(&self, place: usize, flags: PollFlags) {
+    fn wait(&self, place: usize, mut flags: PollFlags) {
         let Some(client) = &self.clients[place] else { return };
+        flags.set(PollFlags::OUT, flags.contains(PollFlags::OUT) || client.stream.has_pending());
         let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        let _ = poll(&mut [PollFd::new(&client.stream, flags)], Some(&limit));
+        let _ = poll(&mut [PollFd::new(client.stream.socket(), flags)], Some(&limit));
     }
 
     /// Takes what has come for a client that listens.
@@ -294,7 +300,7 @@ impl World<'_> {
             if client.is_deaf || client.has_ended {
                 return Ok(());
             }
-            match (&client.stream).read(&mut bytes) {
+            match client.stream.read(&mut bytes) {
                 Ok(count) if count > 0 => {
                     client.book.came(&bytes[..count], now, &mut self.disks[client.disk])?;
                 }
@@ -390,6 +396,7 @@ struct Rig {
     neighbour: Neighbour,
     before: Option<Rest>,
     played: u32,
+    keys: Keys,
     server: Server,
 }
 
@@ -398,23 +405,27 @@ const OWN: u64 = 1;
 
 impl Rig {
     fn start(device: &str) -> Rig {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = Keys::make(folder.path());
         let config = format!(
             "device = \"{device}\"\nshards = 2\n\
-             [[tenant]]\nname = \"rw\"\nsize = {SIZE}\n\
+             {}[[tenant]]\nname = \"rw\"\nsize = {SIZE}\n\
              [[tenant]]\nname = \"ro\"\nsize = \"1M\"\nread-only = true\n\
-             [[tenant]]\nname = \"beside\"\nsize = \"1M\"\n"
+             [[tenant]]\nname = \"beside\"\nsize = \"1M\"\n",
+            keys.server
         );
         let server = Server::start(&config, &[]);
         let neighbour = Neighbour::start(&server, "beside");
         // Memory of the device that is touched later is none that a client keeps.
         Honest::open(&server, EXPORTS[0]).write(0, &vec![1; SIZE as usize]);
-        Rig { neighbour, before: None, played: 0, server }
+        Rig { neighbour, before: None, played: 0, keys, server }
     }
 
     fn play(&mut self, script: &[Step]) -> Told {
         let content = Honest::open(&self.server, EXPORTS[0]).read(0, SIZE as u32);
         let mut world = World {
             server: &self.server,
+            keys: &self.keys,
             disks: [Disk::new(SIZE), Disk::new(1 << 20)],
             clients: [const { None }; CLIENTS],
             count: 0,

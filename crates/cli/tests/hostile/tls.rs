@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion};
+use rustls::{ClientConfig, ClientConnection};
 
 use crate::server::{Honest, Neighbour, PATIENCE, Server, exactly, seconds};
+use crate::wire::Keys;
 
 /// The range that a hostile client writes, in bytes: some records.
 const RANGE: usize = 100_000;
@@ -221,27 +222,13 @@ const OWN: u64 = 2;
 impl Rig {
     fn start() -> Rig {
         let keys = tempfile::tempdir().unwrap();
-        let issued = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let (cert, key) = (keys.path().join("cert.pem"), keys.path().join("key.pem"));
-        std::fs::write(&cert, issued.cert.pem()).unwrap();
-        std::fs::write(&key, issued.signing_key.serialize_pem()).unwrap();
+        let Keys { server: tls, clients: configs } = Keys::make(keys.path());
         let config = format!(
             "device = \"ram,size=4M\"\nshards = 2\n\
-             tls = {{ mode = \"optional\", cert = {cert:?}, key = {key:?} }}\n\
-             [[tenant]]\nname = \"rw\"\nsize = \"1M\"\n\
+             {tls}[[tenant]]\nname = \"rw\"\nsize = \"1M\"\n\
              [[tenant]]\nname = \"beside\"\nsize = \"1M\"\n"
         );
         let server = Server::start(&config, &[]);
-        let mut roots = RootCertStore::empty();
-        roots.add(issued.cert.der().clone()).unwrap();
-        let config = |version: &'static SupportedProtocolVersion| {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let builder = ClientConfig::builder_with_provider(provider)
-                .with_protocol_versions(&[version])
-                .unwrap();
-            Arc::new(builder.with_root_certificates(roots.clone()).with_no_client_auth())
-        };
-        let configs = [config(&rustls::version::TLS12), config(&rustls::version::TLS13)];
         let (neighbour, mut checker) =
             (Neighbour::start(&server, "beside"), Honest::open(&server, "rw"));
         checker.write(0, &vec![1; 1 << 20]);
