@@ -9,8 +9,8 @@ use alloc::sync::Arc;
 
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
-use super::tracker::{Leads, Tracker};
-use super::{DEPTHS, Shared};
+use super::tracker::{Leads, Way};
+use super::{CHARGE_MAX, DEPTHS, REACH_MAX, Shared};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -39,9 +39,8 @@ struct Local {
 }
 
 const SLOT_BITS: u32 = 16;
-
-/// A flow with so many requests in flight on one port waits for the device, not for its client.
-const DEEP: u32 = 8;
+/// Bytes per block that the paper's mode counts, as a shift.
+const BLOCK_BITS: u32 = 9;
 
 /// A flow on one port.
 #[derive(Clone, Copy)]
@@ -51,28 +50,28 @@ struct PortFlow {
     pending: u64,
     /// Cost of what is in flight, in bytes.
     in_flight: u64,
-    /// Cost of all that was submitted to the high (and urgent), medium and low class, in bytes,
-    /// wrapping.
-    bytes: [u64; 3],
     /// When it was last published.
     published_ns: u64,
+    normalizer: Normalizer,
+    /// Requests submitted to the high (and urgent), medium and low class, wrapping; in the paper's
+    /// mode their blocks of 512 bytes.
+    requests: [u32; 3],
     /// Of the flow that the record is about; 0: of none.
     generation: u32,
-    /// The most requests it has had in flight here since it last had none.
-    deepest: u32,
-    normalizer: Normalizer,
     /// At which `pending` is charged.
     weight: Weight,
 }
 
+/// A request touches one line of its port's memory for its flow.
+const _: () = assert!(size_of::<PortFlow>() == 64);
+
 const UNUSED: PortFlow = PortFlow {
     pending: 0,
     in_flight: 0,
-    bytes: [0; 3],
     published_ns: 0,
-    generation: 0,
-    deepest: 0,
     normalizer: Normalizer::NEW,
+    requests: [0; 3],
+    generation: 0,
     weight: Weight::DEFAULT,
 };
 
@@ -84,7 +83,7 @@ impl<P: Platform> D2fqPort<P> {
             account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
             live: (0..tags).map(|_| 0).collect(),
             flows: (0..flows).map(|_| UNUSED).collect(),
-            leads: matches!(*shared.tracker, Tracker::Mindicator(_))
+            leads: matches!(shared.tracker.way(), Way::Mindicator(_))
                 .then(|| Box::new(Leads::new(flows))),
         };
         D2fqPort { shared, local }
@@ -142,8 +141,7 @@ impl Local {
         }
         let (weight, _) =
             self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        let live = self.account.live(slot);
-        if live == 1 {
+        if self.account.live(slot) == 1 {
             self.activate(shared, request.flow, now_ns);
         }
         let cost = shared.cost.cost(request.op, request.length);
@@ -161,15 +159,15 @@ impl Local {
         {
             class = Class::Urgent;
         }
-        flow.deepest = flow.deepest.max(live);
         flow.in_flight = flow.in_flight.wrapping_add(cost);
-        let [high, medium, low] = &mut flow.bytes;
-        let bytes = match class {
+        let [high, medium, low] = &mut flow.requests;
+        let requests = match class {
             Class::Urgent | Class::High => high,
             Class::Medium => medium,
             Class::Low => low,
         };
-        *bytes = bytes.wrapping_add(cost);
+        let count = if shared.strict_paper { (cost >> BLOCK_BITS).max(1) as u32 } else { 1 };
+        *requests = requests.wrapping_add(count);
         Ok(class)
     }
 
@@ -209,18 +207,14 @@ impl Local {
         if flow.generation != id.generation() {
             flow.generation = id.generation();
             flow.normalizer = Normalizer::NEW;
-            flow.deepest = 0;
         }
         flow.published_ns = now_ns;
-        let was_deep = core::mem::take(&mut flow.deepest) >= DEEP;
         // Before it counts as active itself.
         let ahead = shared.ahead(state.vt(), now_ns);
-        if let Some(was) = state.enter(now_ns)
-            && (!state.resume(was, was_deep, now_ns, shared.grace_ns) || shared.strict_paper)
-        {
+        if let Some(was) = state.enter(now_ns) {
             shared.reactivate(state, was, ahead, now_ns);
         }
-        if let (Tracker::Mindicator(time), Some(leads)) = (&*shared.tracker, &mut self.leads) {
+        if let (Way::Mindicator(time), Some(leads)) = (shared.tracker.way(), &mut self.leads) {
             leads.put(time, self.port, slot, Some(state.vt()));
         }
     }
@@ -249,23 +243,24 @@ impl Local {
         let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
             return;
         };
-        let units = flow.normalizer.units(flow.pending, flow.weight);
+        let units = flow.normalizer.units(flow.pending, flow.weight).min(CHARGE_MAX);
+        let before = state.charge(units);
+        let own = || in_flight_units(flow.in_flight.wrapping_add(flow.pending), state, flow.weight);
+        let after = shared.bound(state, before.plus(units), own);
+        if let Some(budget) = &shared.urgent {
+            budget.earn(flow.pending);
+        }
         flow.pending = 0;
         flow.published_ns = now_ns;
-        let before = state.charge(units);
-        let after = before.plus(units);
         if let Some(usage) =
             shared.usage.get(usize::from(self.port.0)).and_then(|port| port.get(slot))
         {
-            let submitted = usage.show(flow.bytes, flow.in_flight);
-            if let Some(budget) = &shared.urgent {
-                budget.earn(submitted);
-            }
+            usage.show(flow.requests, flow.in_flight);
         }
         let holder = Holder::new(slot, flow.generation);
-        match (&*shared.tracker, &mut self.leads) {
-            (Tracker::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
-            (Tracker::Mindicator(time), Some(leads)) => {
+        match (shared.tracker.way(), &mut self.leads) {
+            (Way::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
+            (Way::Mindicator(time), Some(leads)) => {
                 leads.put(time, self.port, slot, (!last).then_some(after))
             }
             _ => {}
@@ -282,33 +277,34 @@ pub(super) fn units(bytes: u64, weight: Weight) -> u64 {
     bytes.saturating_mul(100) / u64::from(weight.get()).max(1)
 }
 
+/// What a flow has in flight on all ports together, if it has so many bytes on one of them.
+fn in_flight_units<P: Platform>(bytes: u64, state: &FlowState<P>, weight: Weight) -> u64 {
+    units(bytes.saturating_mul(state.activity().ports()), weight)
+}
+
 /// What a flow did on one port, for the adjustment of the ratio. Written by that port alone.
 pub(super) struct Usage<P: Platform> {
-    bytes: [P::U64; 3],
+    requests: [P::U64; 3],
     in_flight: P::U64,
 }
 
 impl<P: Platform> Usage<P> {
     pub(super) fn new() -> Self {
-        Usage { bytes: core::array::from_fn(|_| P::U64::new(0)), in_flight: P::U64::new(0) }
+        Usage { requests: core::array::from_fn(|_| P::U64::new(0)), in_flight: P::U64::new(0) }
     }
 
-    /// Shows the bytes submitted to each class and what is in flight; gives how many bytes came
-    /// since the last time.
-    fn show(&self, bytes: [u64; 3], in_flight: u64) -> u64 {
-        let mut since = 0u64;
-        for (word, bytes) in self.bytes.iter().zip(bytes) {
-            since = since.wrapping_add(bytes.wrapping_sub(word.load(Ordering::Relaxed)));
-            word.store(bytes, Ordering::Relaxed);
+    /// Shows the requests submitted to each class and the bytes in flight.
+    fn show(&self, requests: [u32; 3], in_flight: u64) {
+        for (word, requests) in self.requests.iter().zip(requests) {
+            word.store(u64::from(requests), Ordering::Relaxed);
         }
         self.in_flight.store(in_flight, Ordering::Relaxed);
-        since
     }
 
-    /// The bytes submitted to each class, wrapping.
-    pub(super) fn bytes(&self) -> [u64; 3] {
+    /// The requests submitted to each class, wrapping.
+    pub(super) fn requests(&self) -> [u32; 3] {
         [0, 1, 2].map(|class: usize| {
-            self.bytes.get(class).map_or(0, |word| word.load(Ordering::Relaxed))
+            self.requests.get(class).map_or(0, |word| word.load(Ordering::Relaxed) as u32)
         })
     }
 
@@ -322,7 +318,7 @@ impl<P: Platform> Shared<P> {
     /// How far a flow is ahead of global virtual time, in KiU.
     #[inline]
     fn ahead(&self, vt: VTime, now_ns: u64) -> i64 {
-        self.tracker.ahead(vt, || self.least(now_ns).active)
+        self.tracker.ahead(vt, || self.least(now_ns))
     }
 
     /// How often all thresholds are halved.
@@ -345,7 +341,8 @@ impl<P: Platform> Shared<P> {
         if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get()))
             && !self.strict_paper
         {
-            return self.class_of_deep(ahead, (units(own, weight) >> KIU) as i64);
+            let low = units(own, weight).min(REACH_MAX << scale);
+            return self.class_of_deep(ahead, (low >> KIU) as i64);
         }
         if ahead < self.low { Class::Medium } else { Class::Low }
     }
