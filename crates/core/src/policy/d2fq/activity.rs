@@ -9,19 +9,21 @@
 //! that has had nothing in flight for longer than the **grace period** is idle; before that it may
 //! just be thinking (deceptive idleness, Section 3.5).
 //!
-//! **The word**, from the top: 57 bits of time in units of 128 ns, 7 bits of ports. 0: the flow has
-//! never been active.
+//! **The word**, from the top: 55 bits of time in units of 512 ns, 9 bits of ports, of which there
+//! are at most 256. 0: the flow has never been active.
 //!
 //! **Memory ordering.** Leaving is Release and Acquire: who takes the number to 0 has seen all that
 //! ports did while they were counted. Virtual time and reach are counters of their own and are
 //! accessed with Relaxed, because nothing is published through them.
 
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
+use crate::contract::port_set::PortSet;
 use crate::contract::vtime::VTime;
 
 /// Low bits of the word: the ports.
-const PORT_BITS: u32 = 7;
+const PORT_BITS: u32 = 9;
 const PORTS: u64 = (1 << PORT_BITS) - 1;
+const _: () = assert!(PortSet::MAX_PORTS as u64 <= PORTS);
 
 /// The shared part of a flow, in a cache line of its own.
 #[repr(align(64))]

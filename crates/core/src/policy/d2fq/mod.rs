@@ -140,7 +140,7 @@ use crate::contract::vtime::{LIFT_PERIOD_NS, VTime};
 use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
-use port::{Usage, units};
+use port::{Usage, name, units};
 use ratio::Sample;
 use tracker::{Tracker, Way, least};
 use urgent::Budget;
@@ -198,7 +198,7 @@ struct Shared<P: Platform> {
     flows: FlowTable<P>,
     states: Box<[FlowState<P>]>,
     tracker: CachePadded<Tracker<P>>,
-    /// Per port and slot.
+    /// Per port and seat.
     usage: Box<[Box<[Usage<P>]>]>,
     survey: CachePadded<Survey<P>>,
     urgent: Option<CachePadded<Budget<P>>>,
@@ -233,9 +233,13 @@ struct Adjuster {
     last_ns: Option<u64>,
     /// The most units of late that were served in a period.
     served: u64,
+    /// Per flow's slot.
     flows: Box<[Last]>,
-    /// Requests of the high class on each port, wrapping; and how many of them are new.
-    high: Box<[(u32, u32)]>,
+    did: Box<[Did]>,
+    /// Per port and seat.
+    seats: Box<[Box<[LastSeat]>]>,
+    /// Requests of the high class on each port in this period.
+    high: Box<[u32]>,
     /// Room for one of each flow.
     samples: Vec<Sample>,
 }
@@ -246,8 +250,27 @@ struct Last {
     of: Option<(FlowId, Weight)>,
     vt: VTime,
     moved: u64,
-    requests: [u32; 3],
     was_active: bool,
+}
+
+/// What a flow did on all ports in the period that ends.
+#[derive(Clone, Copy)]
+struct Did {
+    /// The flow and its weight now, if it is open.
+    of: Option<(FlowId, Weight)>,
+    /// Requests submitted to each class.
+    requests: [u64; 3],
+    /// Bytes in flight.
+    in_flight: u64,
+    /// See [`Sample::waits`].
+    waits: bool,
+}
+
+/// A seat of a port at the end of the last period: its owner in a word, and its counts.
+#[derive(Clone, Copy)]
+struct LastSeat {
+    owner: u64,
+    requests: [u32; 3],
 }
 
 impl<P: Platform> D2fq<P> {
@@ -255,12 +278,13 @@ impl<P: Platform> D2fq<P> {
     pub fn new(config: D2fqConfig) -> Result<(Self, Vec<D2fqPort<P>>), ConfigError> {
         config.validate()?;
         let (ports, flows) = (config.ports.ports(), config.flows);
+        let seats = flows.min(config.tags);
         let budget = || CachePadded::new(Budget::new(config.urgent_percent, config.medium()));
         let shared = Arc::new(Shared {
             flows: FlowTable::new(flows, ports),
             states: (0..flows).map(|_| FlowState::new()).collect(),
             tracker: CachePadded::new(Tracker::new(&config)),
-            usage: (0..ports).map(|_| (0..flows).map(|_| Usage::new()).collect()).collect(),
+            usage: (0..ports).map(|_| (0..seats).map(|_| Usage::new()).collect()).collect(),
             survey: CachePadded::new(Survey { due_ns: P::U64::new(0), used: P::U64::new(0) }),
             urgent: (config.urgent_percent > 0).then(budget),
             cost: config.cost,
@@ -277,13 +301,15 @@ impl<P: Platform> D2fq<P> {
         let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
-        let none =
-            Last { of: None, vt: VTime::ZERO, moved: 0, requests: [0; 3], was_active: false };
+        let none = Last { of: None, vt: VTime::ZERO, moved: 0, was_active: false };
+        let seat = LastSeat { owner: 0, requests: [0; 3] };
         let adjuster = Adjuster {
             last_ns: None,
             served: 0,
             flows: (0..flows).map(|_| none).collect(),
-            high: (0..ports).map(|_| (0, 0)).collect(),
+            did: (0..flows).map(|_| Did::of(None)).collect(),
+            seats: (0..ports).map(|_| (0..seats).map(|_| seat).collect()).collect(),
+            high: (0..ports).map(|_| 0).collect(),
             samples: Vec::with_capacity(flows),
         };
         let policy = D2fq {
@@ -407,27 +433,65 @@ fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
     most.abs_diff(least)
 }
 
+impl Did {
+    /// Nothing, yet.
+    fn of(of: Option<(FlowId, Weight)>) -> Did {
+        Did { of, requests: [0; 3], in_flight: 0, waits: false }
+    }
+}
+
 impl Adjuster {
+    /// Adds up what each flow did on the ports since the last period. A flow that has taken another
+    /// one's seat counts there from the next period on.
+    fn add_up<P: Platform>(&mut self, shared: &Shared<P>) {
+        for (slot, did) in self.did.iter_mut().enumerate() {
+            *did = Did::of(shared.flows.open_in(slot));
+        }
+        for (high, (seats, usage)) in self.high.iter_mut().zip(self.seats.iter().zip(&shared.usage))
+        {
+            let new = |(last, usage): (&LastSeat, &Usage<P>)| {
+                usage.requests()[0].wrapping_sub(last.requests[0])
+            };
+            *high = seats.iter().zip(usage).map(new).fold(0, u32::wrapping_add);
+        }
+        let most_high = u64::from(self.high.iter().copied().max().unwrap_or(0));
+        for (&high, (seats, usage)) in
+            self.high.iter().zip(self.seats.iter_mut().zip(&shared.usage))
+        {
+            let is_busiest = u64::from(high) * 16 >= most_high * 15;
+            for (last, usage) in seats.iter_mut().zip(usage) {
+                let now = LastSeat { owner: usage.owner(), requests: usage.requests() };
+                let before = core::mem::replace(last, now);
+                let did = self.did.get_mut(now.owner as u32 as usize);
+                let is_same = |did: &&mut Did| did.of.is_some_and(|of| name(of.0) == now.owner);
+                let Some(did) = did.filter(is_same) else { continue };
+                let in_flight = usage.in_flight();
+                did.in_flight = did.in_flight.wrapping_add(in_flight);
+                did.waits |= is_busiest && in_flight > 0;
+                if before.owner == now.owner || before.owner == 0 {
+                    for (sum, class) in did.requests.iter_mut().zip(0..) {
+                        let class: usize = class;
+                        *sum += u64::from(now.requests[class].wrapping_sub(before.requests[class]));
+                    }
+                }
+            }
+        }
+    }
+
     /// Makes `samples` say what each flow did since the last period.
     fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
         self.last_ns = Some(now_ns);
         self.served /= 2;
-        for ((sum, new), usage) in self.high.iter_mut().zip(&shared.usage) {
-            let before = *sum;
-            *sum = usage.iter().fold(0, |sum, usage| sum.wrapping_add(usage.requests()[0]));
-            *new = sum.wrapping_sub(before);
-        }
-        let most_high = self.high.iter().map(|&(_, new)| new).max().unwrap_or(0);
+        self.add_up(shared);
         let mut served = 0u64;
-        for (slot, (last, state)) in self.flows.iter_mut().zip(shared.states.iter()).enumerate() {
-            let of = shared.flows.open_in(slot);
+        for ((last, did), state) in self.flows.iter_mut().zip(&self.did).zip(shared.states.iter()) {
+            let Did { of, requests, in_flight, waits } = *did;
             if of.is_none() && last.of.is_none() {
                 continue;
             }
-            let (requests, in_flight) = shared.usage_of(slot);
             let was_active = state.activity().is_active(now_ns, shared.grace_ns);
-            let now = Last { of, vt: state.vt(), moved: state.moved(), requests, was_active };
+            let now = Last { of, vt: state.vt(), moved: state.moved(), was_active };
             let before = core::mem::replace(last, now);
             state.halve_reach();
             // A new flow, or one of another weight, or one that came back, counts from the next
@@ -441,18 +505,8 @@ impl Adjuster {
                 if !before.was_active && !shared.strict_paper {
                     continue;
                 }
-                self.samples.push(Sample {
-                    vt: now.vt,
-                    progress,
-                    waits: shared.usage.iter().zip(&self.high).any(|(port, &(_, new))| {
-                        port.get(slot).is_some_and(|usage| usage.in_flight() > 0)
-                            && u64::from(new) * 16 >= u64::from(most_high) * 15
-                    }),
-                    requests: [0, 1, 2].map(|class: usize| {
-                        u64::from(requests[class].wrapping_sub(before.requests[class]))
-                    }),
-                    in_flight: units(in_flight, weight),
-                });
+                let in_flight = units(in_flight, weight);
+                self.samples.push(Sample { vt: now.vt, progress, waits, requests, in_flight });
             }
         }
         self.served = self.served.max(served);
@@ -565,19 +619,5 @@ impl<P: Platform> Shared<P> {
         self.states.iter().filter(|state| state.vt().is_before(floor)).for_each(|state| {
             state.lift(floor);
         });
-    }
-
-    /// What a flow did on all ports: requests submitted to each class, wrapping, and bytes in
-    /// flight.
-    fn usage_of(&self, slot: usize) -> ([u32; 3], u64) {
-        self.usage.iter().filter_map(|port| port.get(slot)).fold(
-            ([0; 3], 0),
-            |(requests, in_flight), usage| {
-                let [a, b, c] = usage.requests();
-                let [x, y, z] = requests;
-                let sum = [x.wrapping_add(a), y.wrapping_add(b), z.wrapping_add(c)];
-                (sum, in_flight.wrapping_add(usage.in_flight()))
-            },
-        )
     }
 }

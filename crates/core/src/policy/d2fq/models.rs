@@ -134,6 +134,27 @@ fn activity_is_counted() {
     });
 }
 
+/// The same beside 254 ports that stay: the last two of 256 are counted, and neither is the last to
+/// leave.
+#[test]
+fn as_many_ports_as_there_may_be_are_counted() {
+    check(5, || {
+        let flow = Flow::<Loom>::new(0);
+        assert!(flow.state.enter(1000).is_some());
+        (1..254).for_each(|_| assert!(flow.state.enter(1000).is_none()));
+        let other = flow.clone();
+        let peer = thread::spawn(move || {
+            let first = other.state.enter(1000).is_some();
+            (first, other.state.leave(3000))
+        });
+        let found = (flow.state.enter(2000).is_some(), flow.state.activity().ports());
+        assert!(!found.0 && (255..=256).contains(&found.1), "{found:?}");
+        assert!(!flow.state.leave(4000));
+        assert_eq!(peer.join().unwrap(), (false, false));
+        assert_eq!(flow.state.activity().ports(), 254);
+    });
+}
+
 /// A lift of an idle flow and a port that charges it lose nothing of the charge.
 #[test]
 fn a_lift_and_a_charge_both_count() {

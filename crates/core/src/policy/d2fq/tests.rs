@@ -394,7 +394,8 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(3, &[most, least], unfair), 22, "Figure 6: 7 x 3 + 1");
     let stuck = sample(0, 0, [0, 0, 0]);
     assert_eq!(next(3, &[most, least, stuck], unfair), 256);
-    assert_eq!(next(3, &[Sample { progress: 0, ..most }, stuck], unfair), 256, "neither did");
+    let neither = [Sample { progress: 0, ..most }, stuck];
+    assert_eq!(next_as_in_paper(3, &neither, unfair), 256, "nor did the other");
     let unpublished = Sample { in_flight: 0, ..stuck };
     assert_eq!(next_as_in_paper(3, &[most, unpublished], unfair), 3, "nothing to divide by");
     let small = sample(0, 1, [300, 0, 0]);
@@ -556,6 +557,75 @@ fn virtual_time_is_published_in_batches() {
         rig.complete(port, tag);
         let lag = (done as u64 + 1) * 4096 - rig.vt(0);
         assert!(lag < 2 * batch && (done < 399 || lag == 0), "{lag}");
+    }
+}
+
+/// A flow that has requests on every port that there may be is counted on each, and is idle when the
+/// last has none.
+#[test]
+fn a_flow_is_counted_on_256_ports() {
+    let mut rig = Rig::new(PortSet::MAX_PORTS, &[100, 100], |config| config.tags = 257);
+    let tags: Vec<u32> = (0..256).map(|port| rig.submit(port, 0, 4096).1).collect();
+    let activity = |rig: &Rig| rig.policy.shared.states[0].activity();
+    assert_eq!(activity(&rig).ports(), 256);
+    for (port, &tag) in tags.iter().enumerate() {
+        rig.now_ns += MS;
+        assert!(activity(&rig).is_active(rig.now_ns, 0));
+        rig.complete(port, tag);
+        assert_eq!(activity(&rig).ports(), 255 - port as u64);
+    }
+    assert!(
+        activity(&rig).is_active(rig.now_ns, MS) && !activity(&rig).is_active(2 * rig.now_ns, MS)
+    );
+    assert_eq!((rig.holder(), rig.vt(0)), (None, 256 * 4096));
+}
+
+/// What the device has not begun is sent again: to the class that the flow has come to by now, and
+/// charged once.
+#[test]
+fn what_is_sent_again_is_charged_once() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(1);
+    let (class, tag) = rig.submit(0, 0, 4096);
+    assert_eq!(class, Class::High);
+    rig.serve(0, 12);
+    let again =
+        |rig: &mut Rig, tag| rig.ports[0].requeue(rig.now_ns, Tag(tag), &mut { PortSet::EMPTY });
+    for _ in 0..2 {
+        assert_eq!(again(&mut rig, tag), Some(Submitted::Issue { class: Class::Low }));
+    }
+    assert_eq!(rig.ports[0].flow_stats(rig.flows[0]).in_flight, 1);
+    let before = rig.vt(0);
+    rig.complete(0, tag);
+    assert_eq!(rig.vt(0) - before, 4096);
+    assert_eq!(again(&mut rig, tag), None, "it has completed");
+    assert_eq!(again(&mut rig, 5000), None, "there is no such tag");
+}
+
+/// Seven flows take turns on a port of two tags, and so of two seats: what each is served is
+/// charged to it alone, and counts where it keeps its seat.
+#[test]
+fn flows_share_the_seats_of_a_port() {
+    let mut rig = Rig::new(1, &[100, 200, 300, 400, 500, 600, 700], |config| config.tags = 2);
+    rig.free = vec![1, 0];
+    (0..7).for_each(|flow| _ = rig.serve(flow, 1));
+    for flow in (0..7).cycle().take(35) {
+        let before = rig.vt(flow);
+        rig.serve(flow, 7);
+        // Less than a unit is lost each time that a flow comes to a seat.
+        let lost = (7 << 20) / (flow as u64 + 1) - (rig.vt(flow) - before);
+        assert!(lost <= 1, "flow {flow}: {lost}");
+    }
+    assert_eq!(rig.tick(), []);
+    for (served, counted) in [
+        (&[(5, 3), (6, 4)][..], &[3, 4][..]),
+        // The first one takes flow 5's seat, and counts from the next period on.
+        (&[(0, 2), (6, 3)], &[3]),
+        (&[(0, 2), (5, 1)], &[2]),
+    ] {
+        rig.now_ns += 1000 * MS;
+        served.iter().for_each(|&(flow, mib)| _ = rig.serve(flow, mib));
+        assert_eq!(rig.tick(), counted);
     }
 }
 
