@@ -169,7 +169,10 @@ struct Shared<P: Platform> {
     lines: Box<[CachePadded<Line<P>>]>,
     /// What writes cost, in 1/256 of their bytes.
     write_ratio: CachePadded<P::U64>,
-    /// Only for who begins a period, and only one does at a time: nobody ever waits for it.
+    /// The tokens predicted for this period, for statistics.
+    predicted: P::U64,
+    /// Taken by the port that begins a period, and only one does at a time: no port ever waits for
+    /// it.
     planner: P::Mutex<Planner>,
     cost: CostModel,
     measured_writes: bool,
@@ -234,6 +237,7 @@ impl<P: Platform> KyberFair<P> {
             ),
             lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
+            predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
             cost: config.cost,
             measured_writes: config.measured_writes,
@@ -293,7 +297,9 @@ impl<P: Platform> Policy for KyberFair<P> {
 
     fn stats(&self) -> Stats {
         let shared = &*self.shared;
-        let (periods, tokens) = shared.planner.with(|planner| planner.predictor.state());
+        // The first is there from the beginning.
+        let periods = shared.periods.number().saturating_sub(1);
+        let tokens = shared.predicted.load(Ordering::Relaxed);
         let ratio = shared.write_ratio.load(Ordering::Relaxed);
         Stats {
             tokens: Some(TokenStats { periods, tokens, write_percent: ratio * 100 / Ratio::ONE }),

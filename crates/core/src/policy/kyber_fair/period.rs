@@ -148,6 +148,8 @@ pub(super) struct Pot<P: Platform> {
     seen_ns: P::U64,
     /// The last period in which it counted as active.
     counted: P::U64,
+    /// What the flow owes on ports where another flow has taken its seat, in tokens.
+    debt: P::U64,
 }
 
 /// What came of taking tokens.
@@ -163,14 +165,27 @@ pub(super) enum Taken {
 
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
-        let [tokens, seen, seen_ns, counted] = [(); 4].map(|()| P::U64::new(0));
-        Pot { tokens, seen, seen_ns, counted }
+        let [tokens, seen, seen_ns, counted, debt] = [(); 5].map(|()| P::U64::new(0));
+        Pot { tokens, seen, seen_ns, counted, debt }
     }
 
     /// For a new flow in the slot: its first port fills it, and it does not count yet.
     pub(super) fn reset(&self) {
-        for word in [&self.tokens, &self.seen, &self.seen_ns, &self.counted] {
+        for word in [&self.tokens, &self.seen, &self.seen_ns, &self.counted, &self.debt] {
             word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves a debt for the port that the flow comes to next. A sum that guards nothing: Relaxed.
+    pub(super) fn leave_debt(&self, tokens: u64) {
+        self.debt.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Takes up all that was left.
+    pub(super) fn take_up_debt(&self) -> u64 {
+        match self.debt.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.debt.swap(0, Ordering::Relaxed),
         }
     }
 
@@ -466,7 +481,9 @@ impl<P: Platform> Shared<P> {
             let is_short = self.outstanding() < self.busy;
             let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
             let since_ns = now_ns.saturating_sub(horizon_ns);
-            (planner.predictor.next(now_ns, used, ran_out_early), since_ns)
+            let tokens = planner.predictor.next(now_ns, used, ran_out_early);
+            self.predicted.store(planner.predictor.tokens(), Ordering::Relaxed);
+            (tokens, since_ns)
         })
     }
 
