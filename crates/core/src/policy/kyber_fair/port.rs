@@ -170,7 +170,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let (weight, seat) =
             local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let flow = local.flows.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        if flow.owner != request.flow {
+        // A seat changes hands only while it is idle.
+        if local.account.live(seat) == 1 && flow.owner != request.flow {
             shared.reseat(flow, request.flow);
         }
         flow.weight = weight;
@@ -205,7 +206,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         local.follow(shared);
         for _ in 0..MOST_PERIODS {
             while let Some(seat) = local.ready.first() {
-                if !local.has_tokens(shared, seat, now_ns, wake) {
+                if !local.has_tokens(shared, seat, wake) {
                     local.ring.pop(&mut local.ready);
                     local.ring.push(&mut local.throttled, seat);
                     if let Some(flow) = local.flows.get_mut(seat as usize) {
@@ -382,22 +383,14 @@ impl Local {
         &mut self,
         shared: &Shared<P>,
         seat: u32,
-        now_ns: u64,
         wake: &mut PortSet,
     ) -> bool {
         let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
-        flow.tokens > 0 && flow.number == self.period.number()
-            || self.take(shared, seat, now_ns, wake)
+        flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, seat, wake)
     }
 
     /// Takes tokens from the flow's pot; whether there is one in hand then.
-    fn take<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        seat: u32,
-        now_ns: u64,
-        wake: &mut PortSet,
-    ) -> bool {
+    fn take<P: Platform>(&mut self, shared: &Shared<P>, seat: u32, wake: &mut PortSet) -> bool {
         let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
         let Some(pot) = shared.pots.get(flow.owner.slot()) else { return false };
         let (periods, number) = (&shared.periods, self.period.number());
@@ -408,7 +401,7 @@ impl Local {
             }
             flow.number = number;
             flow.list = List::Ready;
-            pot.see(self.period, now_ns);
+            pot.see(&shared.census, self.period, flow.weight);
         }
         if flow.tokens > 0 {
             return true;
