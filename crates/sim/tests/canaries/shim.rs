@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::{
-    ConfigError, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortSet, Request,
-    Stats, SubmitError, Submitted, Tag, Weight,
+    ConfigError, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortSet,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
