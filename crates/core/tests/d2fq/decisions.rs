@@ -14,7 +14,7 @@ const FILES: [(&str, &str); 12] = [
     ("cost", "core/src/contract/cost.rs"),
     ("arbiter", "device/tests/arbiter/main.rs"),
     ("nvme_soft", "host/src/device/nvme_soft/tests.rs"),
-    ("controller", "host/src/nvme/controller/tests.rs"),
+    ("controller", "host/src/device/nvme/controller/tests.rs"),
     ("program", "cli/tests/program.rs"),
     ("operate", "cli/tests/operate.rs"),
     ("clients", "../tests/clients/test_fio.py"),
