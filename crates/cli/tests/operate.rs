@@ -408,14 +408,14 @@ fn a_device_with_classes_takes_d2fq_and_gives_it_back() {
         let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
         policy["state"]["class_weights"].clone()
     };
-    assert_eq!(classes()["low"], json!(256 / 8));
+    assert_eq!(classes(), json!({ "high": 8, "medium": 3, "low": 1 }));
     let said = server.said(&["params", "hl=static-4,tau-l=1M,period=200ms"]);
     assert_eq!(
         said,
         "policy.hl: static-8 -> static-4\npolicy.period: (nothing) -> 200ms\npolicy.tau-l: \
          (nothing) -> 1M\n"
     );
-    assert_eq!(classes()["low"], json!(256 / 4));
+    assert_eq!(classes(), json!({ "high": 4, "medium": 2, "low": 1 }));
     let (code, text) = server.refused(&["params", "tau-m=2M"]);
     assert!(code == 1 && text.contains("tau_m <= tau_l <= tau_w must hold"), "{code} {text}");
     assert!(server.said(&["params"]).contains("static-4"));

@@ -26,8 +26,8 @@ use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;
 use fairq_core::{
-    FlowError, FlowId, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats, SubmitError,
-    Submitted, Tag, TuneError, Tuning, Weight,
+    FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats,
+    SubmitError, Submitted, Tag, TuneError, Tuning, Weight,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -56,9 +56,15 @@ struct House {
     patience: Duration,
     /// The most that may be outstanding.
     bound: u64,
+    /// Of each port.
+    requests: usize,
 }
 
 impl House {
+    fn ports(&self) -> PortSet {
+        PortSet::first(self.bells.len())
+    }
+
     fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
@@ -74,7 +80,8 @@ impl House {
     }
 
     fn all_finished(&self) -> bool {
-        self.finished.load(Ordering::SeqCst) == PORTS || self.failed.load(Ordering::SeqCst)
+        self.finished.load(Ordering::SeqCst) == self.bells.len()
+            || self.failed.load(Ordering::SeqCst)
     }
 
     /// Sleeps until the port's bell rings, everybody has finished, or it is time.
@@ -124,10 +131,10 @@ impl<P: Port> Shard<'_, P> {
             // Who anticipates has any port wait, for another's sake.
             let is_right = matches!(last, Next::Idle | Next::WaitUntil(_));
             assert!(!idle || is_right, "nothing is live, but next says {last:?}");
-            if idle && self.submitted == REQUESTS && !finished {
+            if idle && self.submitted == self.house.requests && !finished {
                 finished = true;
                 self.house.finished.fetch_add(1, Ordering::SeqCst);
-                self.house.wake(PortSet::first(PORTS));
+                self.house.wake(self.house.ports());
             } else if idle && !finished {
                 continue;
             }
@@ -138,9 +145,10 @@ impl<P: Port> Shard<'_, P> {
     }
 
     fn fill(&mut self) {
-        while self.submitted < REQUESTS {
+        while self.submitted < self.house.requests {
             let Some(tag) = self.tags.iter().position(Option::is_none) else { return };
-            let flow = *self.house.flows[self.random.random_range(0..FLOWS)].lock().unwrap();
+            let flows = &self.house.flows;
+            let flow = *flows[self.random.random_range(0..flows.len())].lock().unwrap();
             let length = [512, 4096, 4096, 65_536][self.random.random_range(0..4)];
             let request = Request { tag: Tag(tag as u32), flow, op: Op::Write, offset: 0, length };
             let mut wake = PortSet::EMPTY;
@@ -193,7 +201,7 @@ impl Drop for Tell<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.failed.store(true, Ordering::SeqCst);
-            self.0.wake(PortSet::first(PORTS));
+            self.0.wake(self.0.ports());
         }
     }
 }
@@ -208,7 +216,7 @@ fn control(policy: &impl Policy, house: &House) {
             return;
         }
         let mut wake = PortSet::EMPTY;
-        let mut flow = house.flows[round % FLOWS].lock().unwrap();
+        let mut flow = house.flows[round % house.flows.len()].lock().unwrap();
         policy.set_weight(*flow, weight()).unwrap();
         if round % 4 == 3 {
             // There are more slots than flows, but removed flows hold theirs until all ports have
@@ -232,14 +240,25 @@ fn control(policy: &impl Policy, house: &House) {
     }
 }
 
-fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
+fn stress<P: Policy>(patience: Duration, built: (P, Vec<P::Port>)) {
+    stress_with(patience, FLOWS, REQUESTS, built);
+}
+
+/// The policy has room for twice as many flows.
+fn stress_with<P: Policy>(
+    patience: Duration,
+    flows: usize,
+    requests: usize,
+    (policy, ports): (P, Vec<P::Port>),
+) {
     let slots = policy.stats().slots;
     let house = House {
-        bells: (0..PORTS)
+        bells: (0..ports.len())
             .map(|_| Bell { rung: AtomicBool::new(true), sleeper: Mutex::new(None) })
             .collect(),
-        flows: (1..=FLOWS as u16)
-            .map(|n| Mutex::new(policy.add_flow(Weight::new(n * 100).unwrap()).unwrap()))
+        flows: (0..flows as u16)
+            .map(|n| Weight::new((n % FLOWS as u16 + 1) * 100).unwrap())
+            .map(|weight| Mutex::new(policy.add_flow(weight).unwrap()))
             .collect(),
         outstanding: AtomicU64::new(0),
         finished: AtomicUsize::new(0),
@@ -247,6 +266,7 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
         started: Instant::now(),
         patience,
         bound: slots.unwrap_or(u64::MAX),
+        requests,
     };
     let mut ports: Vec<P::Port> = thread::scope(|scope| {
         let shard = |(index, port): (usize, P::Port)| {
@@ -276,7 +296,8 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
             .collect()
     });
     assert_eq!(house.outstanding.load(Ordering::SeqCst), 0);
-    for _ in 0..2 {
+    // A port hears of 16 removals at a time.
+    for _ in 0..2 + flows / 16 {
         for port in &mut ports {
             assert_eq!(port.next(house.now_ns(), &mut { PortSet::EMPTY }), Next::Idle);
         }
@@ -285,7 +306,7 @@ fn stress<P: Policy>(patience: Duration, (policy, ports): (P, Vec<P::Port>)) {
     let added = std::iter::repeat_with(|| policy.add_flow(Weight::DEFAULT))
         .take_while(Result::is_ok)
         .count();
-    assert_eq!(added, CAPACITY - FLOWS, "the slots of removed flows have come back");
+    assert_eq!(added, flows, "the slots of removed flows have come back");
 }
 
 const CAPACITY: usize = 2 * FLOWS;
@@ -302,6 +323,45 @@ fn mqfq(change: impl FnOnce(&mut MqfqConfig)) {
 #[test]
 fn sfqd() {
     stress(PATIENCE, build_sfqd());
+}
+
+/// 64 ports, and more flows than a port has tags.
+mod crowds {
+    use super::*;
+
+    const PORTS: usize = 64;
+    const FLOWS: usize = 1000;
+
+    fn crowd<P: Policy>(built: (P, Vec<P::Port>)) {
+        stress_with(PATIENCE, FLOWS, 4000, built);
+    }
+
+    #[test]
+    fn mqfq() {
+        let topology = Topology::new((0..PORTS as u16).map(|port| (port / 8, port / 2)).collect());
+        let config = MqfqConfig { slots: 70, ..MqfqConfig::new(topology, 2 * FLOWS, DEPTH) };
+        crowd(Mqfq::<fairq_core::Native>::new(config).unwrap());
+    }
+
+    #[test]
+    fn sfqd() {
+        let (ports, flows, tags) = (PORTS, 2 * FLOWS, DEPTH);
+        let config = SerialConfig { ports, flows, tags, slots: 70, ..SerialConfig::default() };
+        crowd(<Sfqd>::new(&config).unwrap());
+    }
+
+    #[test]
+    fn kyber() {
+        let config =
+            KyberConfig { depths: [1, 70, 1, 1], ..KyberConfig::new(PORTS, 2 * FLOWS, DEPTH) };
+        crowd(Kyber::<fairq_core::Native>::new(&config).unwrap());
+    }
+
+    #[test]
+    fn kyber_fair() {
+        let config = KyberFairConfig::new(PORTS, 2 * FLOWS, DEPTH);
+        crowd(KyberFair::<fairq_core::Native>::new(&config).unwrap());
+    }
 }
 
 fn bounds() -> SerialConfig {
@@ -408,6 +468,27 @@ impl Port for ForgetfulPort {
     }
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.0.complete(now_ns, tag, outcome, wake);
+    }
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.0.admit(flow)
+    }
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.0.cancel(now_ns, tag, wake)
+    }
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        self.0.requeue(now_ns, tag, wake)
+    }
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.0.grow(now_ns, tag, growth, wake)
+    }
+    fn has_work(&self) -> bool {
+        self.0.has_work()
+    }
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.0.staged(flow)
+    }
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        self.0.flow_stats(flow)
     }
 }
 

@@ -18,8 +18,8 @@ use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig};
 use fairq_core::{
-    FlowId, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag,
-    Weight,
+    FlowId, FlowStats, Growth, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError,
+    Submitted, Tag, Weight,
 };
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::device::write_back::WriteBack;
@@ -74,6 +74,27 @@ impl<P: Port> Port for Audited<P> {
         self.held -= 1;
         self.served.fetch_add(1, Ordering::Relaxed);
         self.port.complete(now_ns, tag, outcome, wake);
+    }
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.port.admit(flow)
+    }
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.port.cancel(now_ns, tag, wake)
+    }
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        self.port.requeue(now_ns, tag, wake)
+    }
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.port.grow(now_ns, tag, growth, wake)
+    }
+    fn has_work(&self) -> bool {
+        self.port.has_work()
+    }
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.port.staged(flow)
+    }
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        self.port.flow_stats(flow)
     }
 }
 

@@ -65,7 +65,7 @@ fn the_same_run_on_a_host_for_ever() {
                 tau_m: None,
                 strict_paper: false,
             }),
-            0xcb84_72a0_4749_5559,
+            0x64bb_e612_0ba3_0c16,
         ),
     ];
     // Ports on both sockets, and two hardware threads of one core.

@@ -10,7 +10,8 @@ pub const MAX_HOLDERS: usize = 65_535;
 pub const MAX_TAGS: usize = 1 << 24;
 /// The most slots D: the deepest an NVMe queue can be.
 pub const MAX_SLOTS: u32 = 65_536;
-/// The largest threshold T, in bytes at weight 100: 1 TiB, far inside the window of virtual time.
+/// The largest threshold T, in bytes at the [reference weight](crate::ReferenceWeight): 1 TiB. That
+/// is 2^46.7 units at the most, where all weights are 1: far inside the window of virtual time.
 pub const MAX_THRESHOLD: u64 = 1 << 40;
 
 /// The longest time that a knob may say: a minute.

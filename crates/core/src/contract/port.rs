@@ -218,49 +218,35 @@ pub trait Port: Send {
     /// A flow may keep as many requests here as leave an equal part of the port's tags to each flow
     /// that has requests here and to one flow more, and at least one. So no flow takes all tags; a
     /// flow that is alone may have half of them.
-    fn admit(&self, _flow: FlowId) -> Result<(), SubmitError> {
-        Ok(())
-    }
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes a staged request back: it is gone, its tag is free, and its flow is not charged for
     /// it, unless it was issued before and [requeued](Port::requeue), or a policy behind one lock
     /// has chosen it already. `false`: it is not staged here, or the policy has
     /// [merged](crate::serial::merge) it with others, with which it goes.
-    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
-        false
-    }
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
     /// is charged for it once in all: a staged policy gives it again before anything else, once
     /// `next` is called. Answers what [`Port::submit`] does; `None`: it is not issued, or was
     /// issued as one command with others.
-    fn requeue(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
-        None
-    }
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
 
     /// A staged request has grown, since its caller has merged another into it; that one, if it
     /// was staged, is then [cancelled](Port::cancel). `false`: it is not staged here, or the policy
     /// merges by itself, and nothing has changed.
-    fn grow(&mut self, _now_ns: u64, _tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
-        false
-    }
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
 
     /// Whether `next` may have something to give; changes nothing. `false`: `next` would give
     /// nothing now, and whatever changes that wakes this port or is called on it.
-    fn has_work(&self) -> bool {
-        true
-    }
+    fn has_work(&self) -> bool;
 
     /// One of the flow's requests that are staged here: who removes a flow and wants what it has
     /// staged [cancelled](Port::cancel) asks until there is none.
-    fn staged(&self, _flow: FlowId) -> Option<Tag> {
-        None
-    }
+    fn staged(&self, flow: FlowId) -> Option<Tag>;
 
     /// What the port knows of the flow. Reads only what is the port's own.
-    fn flow_stats(&self, _flow: FlowId) -> FlowStats {
-        FlowStats::default()
-    }
+    fn flow_stats(&self, flow: FlowId) -> FlowStats;
 
     /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
     /// with one that was submitted to it before. Requests that are neither reads nor writes do that
@@ -305,7 +291,8 @@ pub enum Tuning {
     /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are
     /// waited for.
     Slots(u32),
-    /// T, how far a flow may run ahead of virtual time, in bytes at weight 100.
+    /// T, how far a flow may run ahead of virtual time, in bytes at the
+    /// [reference weight](crate::ReferenceWeight).
     Threshold(u64),
     /// The same, at least so much, and more as the device and the ports need it.
     FollowingThreshold(u64),
@@ -335,7 +322,8 @@ pub trait Policy: Send + Sync + 'static {
     }
 
     /// Adds a flow under the name that it had in another policy, which this one follows; or,
-    /// without one, as [`add_flow`](Self::add_flow). Known flows come before all others.
+    /// without one, as [`add_flow`](Self::add_flow). Known flows come before all others. A policy
+    /// takes the memory for all its flows when it is built, and none here.
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
 
     /// Changes a flow's weight, for requests submitted from now on.

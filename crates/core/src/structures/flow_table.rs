@@ -336,7 +336,9 @@ impl<T: Default> PortFlows<T> {
         Some((weight, seat))
     }
 
-    /// The seat for a request of the flow: it is not idle from now on.
+    /// The seat for a request of the flow, where there are fewer than flows: it is not idle from
+    /// now on. Out of line, so that there is room for the rest in the verbs.
+    #[inline(never)]
     fn sit(&mut self, flow: FlowId) -> Option<usize> {
         let seat = *self.seats.get(flow.slot())?;
         if let Some(record) = self.records.get(seat as usize) {

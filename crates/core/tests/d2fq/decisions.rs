@@ -5,15 +5,16 @@ use std::path::Path;
 const TABLE: &str = include_str!("../../src/policy/d2fq/decisions.md");
 
 /// What stands before `::` in the table, and the file.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("tests", "core/src/policy/d2fq/tests.rs"),
     ("models", "core/src/policy/d2fq/models.rs"),
     ("convergence", "core/tests/d2fq/convergence.rs"),
+    ("laws", "core/tests/d2fq/laws.rs"),
     ("vtime", "core/src/contract/vtime.rs"),
     ("cost", "core/src/contract/cost.rs"),
     ("arbiter", "device/tests/arbiter/main.rs"),
     ("nvme_soft", "host/src/device/nvme_soft/tests.rs"),
-    ("controller", "host/src/nvme/controller/tests.rs"),
+    ("controller", "host/src/device/nvme/controller/tests.rs"),
     ("program", "cli/tests/program.rs"),
     ("operate", "cli/tests/operate.rs"),
     ("clients", "../tests/clients/test_fio.py"),

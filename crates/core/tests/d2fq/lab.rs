@@ -68,6 +68,8 @@ pub(crate) struct Lab<P: Policy> {
     pub(crate) served: Vec<Served>,
     /// Each change of the H/L ratio: when, and to what.
     pub(crate) ratios: Vec<(u64, u16)>,
+    /// What becomes of the policy's class; a canary's is wrong.
+    pub(crate) twist: fn(Class) -> Class,
 }
 
 const TAGS: usize = 4096;
@@ -115,6 +117,7 @@ impl<P: Policy> Lab<P> {
             tick_ns: SECOND,
             served: Vec::new(),
             ratios: Vec::new(),
+            twist: |class| class,
         }
     }
 
@@ -141,6 +144,7 @@ impl<P: Policy> Lab<P> {
         let mut wake = PortSet::EMPTY;
         let answer = self.ports[port].submit(self.now_ns, &request, &mut wake);
         let Ok(Submitted::Issue { class }) = answer else { panic!("{answer:?}") };
+        let class = (self.twist)(class);
         self.ports[port].next(self.now_ns, &mut wake);
         assert!(wake.is_empty(), "there is nobody to wake");
         let at = &mut self.live[port][tag.0 as usize];

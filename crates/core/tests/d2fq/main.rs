@@ -4,3 +4,4 @@
 mod convergence;
 mod decisions;
 mod lab;
+mod laws;

@@ -427,6 +427,33 @@ impl Port for ShimPort {
     }
 }
 
+/// The seldom verbs, as the port inside has them.
+macro_rules! verbs_of {
+    ($inner:tt) => {
+        fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+            self.$inner.admit(flow)
+        }
+        fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+            self.$inner.cancel(now_ns, tag, wake)
+        }
+        fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+            self.$inner.requeue(now_ns, tag, wake)
+        }
+        fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+            self.$inner.grow(now_ns, tag, growth, wake)
+        }
+        fn has_work(&self) -> bool {
+            self.$inner.has_work()
+        }
+        fn staged(&self, flow: FlowId) -> Option<Tag> {
+            self.$inner.staged(flow)
+        }
+        fn flow_stats(&self, flow: FlowId) -> FlowStats {
+            self.$inner.flow_stats(flow)
+        }
+    };
+}
+
 /// What is joined that must not be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Joins {
@@ -507,6 +534,7 @@ impl<P: Port> Port for JoiningPort<P> {
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.inner.complete(now_ns, tag, outcome, wake);
     }
+    verbs_of!(inner);
     fn barrier(&mut self, flow: FlowId) {
         if self.fault != Joins::AcrossBarriers {
             self.inner.barrier(flow);
@@ -590,4 +618,5 @@ impl Port for PerPortPort {
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.0.complete(now_ns, tag, outcome, wake);
     }
+    verbs_of!(0);
 }

@@ -42,7 +42,7 @@ pub(crate) fn check(trace: &Trace, rule: VirtualTime) -> Result<(), String> {
 }
 
 const EXACT: Kind = Kind {
-    max_ports: 1,
+    ports: (1, 1),
     thresholds: &[0],
     weights: &[1, 5, 20, 50, 100, 100, 160, 400, 1024, 3200, 6400],
     lengths: &[512, 1024, 4096, 51_200, 1 << 20],

@@ -13,15 +13,15 @@ use crate::{law_requests, law_slots, law_virtual_time, law_work};
 pub(crate) const TAKING_BACK: Kind = Kind { takes_back: true, ..ANYTHING };
 
 pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
-    for_all(subject, TAKING_BACK, 200, |trace| {
-        law_requests::check(trace)?;
-        law_virtual_time::check(trace)
-    })
+    for_all(subject, TAKING_BACK, 200, law_requests::check)
 }
 
-/// The same for a policy that has slots.
+/// The same for a policy that has slots, and a virtual time that does not go back, if any.
 pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
-    for_all(subject, TAKING_BACK, 200, law_slots::check)
+    for_all(subject, TAKING_BACK, 200, |trace| {
+        law_slots::check(trace)?;
+        law_virtual_time::check(trace)
+    })
 }
 
 /// The same for one that serves whenever it can.

@@ -10,6 +10,7 @@ mod canary;
 mod clocked;
 mod closed;
 mod law_absence;
+mod law_crowd;
 mod law_fairness;
 mod law_idle;
 mod law_merge;
@@ -87,6 +88,12 @@ macro_rules! law {
         law!(taking_back_conserves_work, $of, $at);
         law!(taking_back_is_free, $of, $at);
     };
+    // The same with many flows on many ports, of those that decide the order by weight.
+    (all_of_crowds, $of:expr, $at:expr) => {
+        law!(crowds, $of, $at);
+        law!(crowds_keep_slots, $of, $at);
+        law!(crowds_share_by_weight, $of, $at);
+    };
     (keeping, $of:expr, $at:expr) => {
         law!(requests, $of, $at);
         law!(slots, $of, $at);
@@ -151,6 +158,15 @@ mod checks {
     }
     pub(crate) fn taking_back_is_free(of: &impl Subject, _at: &[u64]) {
         law_take_back::is_free(of).unwrap();
+    }
+    pub(crate) fn crowds(of: &impl Subject, _at: &[u64]) {
+        law_crowd::holds(of).unwrap();
+    }
+    pub(crate) fn crowds_keep_slots(of: &impl Subject, _at: &[u64]) {
+        law_crowd::keeps_slots(of).unwrap();
+    }
+    pub(crate) fn crowds_share_by_weight(of: &impl Subject, at: &[u64]) {
+        each(at, |threshold| law_crowd::shares_by_weight(of, threshold));
     }
     pub(crate) fn merging(of: &impl Subject, _at: &[u64]) {
         law_merge::holds(of).unwrap();
@@ -239,33 +255,37 @@ const T: [u64; 3] = [0, 16_384, 46_080];
 
 laws! {
     /// It stages nothing and promises no fairness.
-    none: None, [0] => requests absence work_conserving taking_back;
+    none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqD, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
-        taking_back_all;
-    mqfq: Multi::Paper, T => scale all_of_mqfq;
+        taking_back_all all_of_crowds;
+    mqfq: Multi::Paper, T => scale all_of_mqfq all_of_crowds;
     mqfq_array_scan: Multi::ArrayScan, T => scale all_of_mqfq;
     mqfq_atomic_counter: Multi::AtomicCounter, T => scale all_of_mqfq;
     mqfq_scalable_bitmap: Multi::ScalableBitmap, T => scale all_of_mqfq;
     mqfq_polling: Multi::Polling, T => scale all_of_mqfq;
     mqfq_serial: Multi::Serial, T => scale all_of_mqfq;
-    mqfq_sockets: Multi::Sockets, T => scale all_of_mqfq;
+    mqfq_sockets: Multi::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
-    d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests absence work_conserving;
-    d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests absence work_conserving;
-    d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests absence work_conserving;
-    d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests absence work_conserving;
-    d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests absence work_conserving;
-    d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests absence work_conserving;
+    d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests taking_back absence work_conserving
+        crowds;
+    d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests taking_back absence work_conserving;
+    d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests taking_back absence
+        work_conserving crowds;
+    d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests taking_back absence work_conserving;
+    d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests taking_back absence
+        work_conserving;
+    d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests taking_back absence
+        work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
     kyber: Depths, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
-        merging_without_slots;
+        merging_without_slots crowds;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
     /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
     /// keeps the device busy.
     kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving two_shards_at_depth_one
-        five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots;
+        five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots crowds;
     /// The same with fewer tokens and with more.
     kyber_fair_one_token: Tokens(1), [0] => requests taking_back absence work_conserving;
     kyber_fair_short: Tokens(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
@@ -274,7 +294,7 @@ laws! {
     kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
     /// With as many tokens as it predicts.
-    kyber_fair_predicting: Predicting, [0] => requests shares_some_periods_after_absence shares_at_any_rate;
+    kyber_fair_predicting: Predicting, [0] => requests crowds shares_some_periods_after_absence shares_at_any_rate;
     /// Shares do not change with the scale; waits are whole periods, and which one a request is in
     /// hangs on single tokens.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
@@ -289,10 +309,10 @@ laws! {
         bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
-        taking_back_conserves_work taking_back_is_free;
+        taking_back_conserves_work taking_back_is_free crowds crowds_keep_slots;
     /// Looked at with requests that cost their length.
     flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
-        taking_back_all;
+        taking_back_all crowds crowds_keep_slots;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
     flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
@@ -305,7 +325,7 @@ laws! {
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
     /// It shares time, which scripts do not have (its own tests look at its shares), and has a
     /// quantum: while others wait it leaves slots free.
-    cfq_na: BySlices { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one;
+    cfq_na: BySlices { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds crowds_keep_slots;
     cfq: BySlices { idle_ns: IDLE_NS }, [0] => keeping;
     /// With slices as long as on a real device.
     cfq_linux: Slices(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
@@ -319,7 +339,7 @@ laws! {
     nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_on_two_ports;
     nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
-        two_shards_at_depth_one scaling_weights_changes_nothing;
+        two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
     nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one

@@ -60,7 +60,12 @@ pub(crate) enum Step {
 /// What scripts of a kind may contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
-    pub(crate) max_ports: usize,
+    /// The least and the most.
+    pub(crate) ports: (usize, usize),
+    /// The least and the most at the beginning; there may be as many as the most at a time.
+    pub(crate) flows: (usize, usize),
+    /// Live requests per port.
+    pub(crate) tags: usize,
     pub(crate) max_slots: u32,
     /// Thresholds to choose from, in units.
     pub(crate) thresholds: &'static [u64],
@@ -81,7 +86,9 @@ pub(crate) struct Kind {
 
 /// A bit of everything.
 pub(crate) const ANYTHING: Kind = Kind {
-    max_ports: 4,
+    ports: (1, 4),
+    flows: (2, 5),
+    tags: 48,
     max_slots: 9,
     thresholds: &[0, 4096, 65_536, 1_000_000],
     weights: &[1, 7, 50, 100, 100, 300, 1000, 9999, 10_000],
@@ -102,12 +109,10 @@ pub(crate) struct Script {
     pub(crate) steps: Vec<Step>,
 }
 
-const MAX_FLOWS: usize = 5;
-
 fn step(kind: Kind, ports: usize) -> BoxedStrategy<Step> {
     let weight = prop::sample::select(kind.weights);
     let op = prop_oneof![4 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Flush), 1 => Just(Op::Discard)];
-    let flow = 0..MAX_FLOWS;
+    let flow = 0..kind.flows.1;
     let length = prop::sample::select(kind.lengths);
     let control = u32::from(kind.control);
     let steps = prop_oneof![
@@ -137,18 +142,21 @@ fn step(kind: Kind, ports: usize) -> BoxedStrategy<Step> {
 }
 
 pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
-    let shape = (1..=kind.max_ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds))
-        .prop_map(move |(ports, slots, threshold)| Shape {
+    let ports = kind.ports.0..=kind.ports.1;
+    let shape = (ports, 1..=kind.max_slots, prop::sample::select(kind.thresholds)).prop_map(
+        move |(ports, slots, threshold)| Shape {
             ports,
-            flows: MAX_FLOWS,
-            tags: 48,
+            flows: kind.flows.1,
+            tags: kind.tags,
             slots,
             threshold,
             cost: CostModel::default(),
             merge_bytes: kind.merge_bytes,
-        });
+        },
+    );
     shape.prop_flat_map(move |shape| {
-        let weights = prop::collection::vec(prop::sample::select(kind.weights), 2..=MAX_FLOWS);
+        let flows = kind.flows.0..=kind.flows.1;
+        let weights = prop::collection::vec(prop::sample::select(kind.weights), flows);
         let steps = prop::collection::vec(step(kind, shape.ports), 1..=kind.max_steps);
         let late = if kind.late { any::<bool>().boxed() } else { Just(false).boxed() };
         (weights, late, any::<u64>(), steps).prop_map(move |(weights, late, seed, steps)| Script {
@@ -168,7 +176,7 @@ pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
     let mut flows: Vec<usize> =
         script.weights.iter().map(|&weight| world.add_flow(weight).expect("it fits")).collect();
     for step in &script.steps {
-        apply(&mut world, &mut flows, step, script.late);
+        apply(&mut world, &mut flows, step, script);
         if !script.late {
             world.settle();
         }
@@ -178,12 +186,12 @@ pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
     world.trace
 }
 
-fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, late: bool) {
+fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, script: &Script) {
     match *step {
         Step::Arrive { port, flow, op, length, count } => {
             for _ in 0..count {
                 world.submit(port, flows[flow % flows.len()], op, length);
-                if !late {
+                if !script.late {
                     world.settle();
                 }
             }
@@ -204,7 +212,7 @@ fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, l
         Step::Remove { flow } => world.remove_flow(flows[flow % flows.len()]),
         Step::Add { weight } => {
             if let Ok(flow) = world.add_flow(weight) {
-                if flows.len() < MAX_FLOWS {
+                if flows.len() < script.shape.flows {
                     flows.push(flow);
                 } else if let Some(closed) =
                     flows.iter().position(|&flow| !world.trace.flows[flow].open)
@@ -236,8 +244,9 @@ pub(crate) fn for_all<S: Subject>(
 ) -> Result<(), String> {
     let times = Config::default().cases;
     let cases = (cases * times / 256).max(1);
-    let config =
-        Config { cases, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
+    // What is large takes long to make smaller.
+    let max_shrink_iters = 20_000 / kind.flows.1 as u32;
+    let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let mut seed = [7; 32];
     if let Some(given) =
         std::env::var("FAIRQ_LAW_SEED").ok().and_then(|seed| seed.parse::<u64>().ok())

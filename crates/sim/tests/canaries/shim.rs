@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::{
-    ConfigError, FlowError, FlowId, Next, Outcome, Policy, Port, PortSet, Request, Stats,
-    SubmitError, Submitted, Tag, Weight,
+    ConfigError, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortSet,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
@@ -122,5 +122,33 @@ impl<P: Port> Port for ShimPort<P> {
         if self.fault == Fault::LosesWakeUps {
             *wake = PortSet::EMPTY;
         }
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.admit(flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.inner.cancel(now_ns, tag, wake)
+    }
+
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        self.inner.requeue(now_ns, tag, wake)
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.inner.grow(now_ns, tag, growth, wake)
+    }
+
+    fn has_work(&self) -> bool {
+        self.inner.has_work()
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.inner.staged(flow)
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        self.inner.flow_stats(flow)
     }
 }

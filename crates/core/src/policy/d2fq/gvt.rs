@@ -8,9 +8,21 @@
 //!
 //! **The word**, from the top: virtual time in KiU (1024 units) modulo 2^40, 8 bits of the holder's
 //! generation, 16 bits of its slot plus one; 0 in the lower 24 bits says that nobody holds it. Two
-//! points compare by their signed difference, right while they are within 2^49 units (9 minutes of
-//! a 10 GB/s device that serves a flow of weight 1); `tick` brings idle flows near, and active ones
-//! are near.
+//! points compare by their signed difference, right while they are within 2^49 units.
+//!
+//! **Nothing leaves the window.** Let V be the word and F the floor, both in units.
+//! - *F <= V* whenever no publication is under way: a flow that raises F raises V to it, and a flow
+//!   that swaps V looks at F once more (below).
+//! - *vt - V <= 2^46 + 2^40 for each port* for any flow: a publication charges at most 2^40 units
+//!   ([`super::CHARGE_MAX`]) and then raises F to at least vt less 2^46 ([`super::SPAN_MAX`]). With
+//!   256 ports that is less than 2^48.4.
+//! - *V - F <= 2^46 + 2^40 for each port*, because V is never after all published virtual times,
+//!   and F is within a span of each of them.
+//! - *vt >= F* after each publication of the flow and each tick. Between two ticks F moves by what
+//!   the device serves: 2^46 units in a minute, the longest that a tick is away, at 10 GB/s to a
+//!   flow of weight 1.
+//!
+//! So whatever weights, depths and sizes are, |vt - V| < 2^49 for flows in use or not.
 //!
 //! **How sloppy.** When the holder moves on it may pass a flow that is behind it: then the word is
 //! too late until that flow's next publication, which moves it back. So after each publication the
@@ -23,11 +35,14 @@
 //! least. Otherwise the least is looked for ([`super::Shared::survey`]) and the value raised to it,
 //! without a holder; the flow that it belongs to takes it with its next publication.
 //!
-//! **Memory ordering.** The word is complete in itself, so it is accessed with Relaxed. That no
-//! flow holds it while it has nothing in flight follows from `activity`: a port publishes only
-//! while it is counted; the port that takes the count to 0 synchronizes with all that left before
-//! (AcqRel), so it sees their swaps of this word, and then lets go. If the flow comes back at that
-//! very moment, its next publication takes the word again. The models show both.
+//! **Memory ordering.** The word is complete in itself: a submission reads it with Relaxed. V and F
+//! need a total order between them (SeqCst): a port that raises F *then* reads V, and a port that
+//! moves V back *then* reads F. So at least one of the two sees the other's write, and raises V.
+//! `P::fence` marks the places. That no flow holds V while it has nothing in flight follows from
+//! `activity`: a port publishes only while it is counted; the port that takes the count to 0
+//! synchronizes with all that left before (AcqRel), so it sees their swaps of this word, and then
+//! lets go. If the flow comes back at that very moment, its next publication takes the word again.
+//! The models show both.
 //!
 //! **Rejected.** A version stamp: each swap is right for whatever history led to the value that it
 //! replaces.
@@ -107,7 +122,7 @@ impl<P: Platform> Gvt<P> {
                 }
                 _ => return true,
             };
-            match self.0.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => old = now,
             }
@@ -125,7 +140,21 @@ impl<P: Platform> Gvt<P> {
             if holder != 0 && !(mine && since(my, old) > 0 || !mine && since(my, old) < 0) {
                 return;
             }
-            match self.0.compare_exchange(old, my | me.0, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.0.compare_exchange(old, my | me.0, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Raises the value to the floor; its holder stays. The caller has raised the floor before, or
+    /// swapped the word.
+    #[inline]
+    pub(super) fn raise(&self, floor: VTime) {
+        let mut old = self.0.load(Ordering::SeqCst);
+        while since(point(floor), old) > 0 {
+            let new = point(floor) | old & HOLDER;
+            match self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(now) => old = now,
             }
@@ -160,6 +189,31 @@ impl<P: Platform> Gvt<P> {
         while old & HOLDER != 0 && lets_go(Holder(old & HOLDER)) {
             match self.0.compare_exchange(old, old & !HOLDER, Ordering::Relaxed, Ordering::Relaxed)
             {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+}
+
+/// The least that global virtual time may be: no flow is farther ahead of it than its span.
+pub(super) struct Floor<P: Platform>(P::U64);
+
+impl<P: Platform> Floor<P> {
+    pub(super) fn new() -> Self {
+        Floor(P::U64::new(VTime::ZERO.to_word()))
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> VTime {
+        VTime::from_word(self.0.load(Ordering::SeqCst))
+    }
+
+    /// It never goes back.
+    pub(super) fn raise(&self, to: VTime) {
+        let mut old = self.0.load(Ordering::Relaxed);
+        while VTime::from_word(old).is_before(to) {
+            match self.0.compare_exchange(old, to.to_word(), Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => old = now,
             }

@@ -7,10 +7,9 @@
 //! **Model.** An NVMe controller with weighted round robin serves three classes of submission
 //! queues at three speeds. A flow's *virtual time* is what it has been served, divided by its
 //! weight; one unit is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time*
-//! (gvt) is the least of all active flows. Whoever is behind or near it uses the high class,
-//! whoever is ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is
-//! dispatch, nothing is staged, nobody waits for another port. Virtual time is charged at
-//! completion.
+//! (gvt) is the least of all active flows. A flow behind or near it uses the high class, a flow
+//! ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch,
+//! nothing is staged, no port waits for another. Virtual time is charged at completion.
 //!
 //! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what
 //! the flows need (`ratio`); [`Policy::class_weights`] tells the weights that the device is to
@@ -19,7 +18,8 @@
 //! **What it guarantees.** No bound on unfairness over short times (the paper has none either);
 //! over longer ones two backlogged flows stay within about tau_w of each other in virtual time once
 //! the ratio has adapted, **if** the device schedules: its queues must be backed up behind a window
-//! of commands that it works on, and it must be asked for at most 256:1.
+//! of commands that it works on, and it must be asked for at most 256:1. At all times active flows
+//! are within a span of each other (below), so their virtual times compare.
 //!
 //! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a
 //! time; tau_l = 8 MiB. Both begin in the high class, each is served half, and b's virtual time
@@ -27,15 +27,37 @@
 //! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
 //! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
 //!
-//! | structure | what it holds | source |
+//! | module | what it holds | source |
 //! |---|---|---|
-//! | `gvt`, `tracker` | global virtual time: the sloppy word, or the two others of Figure 17 | Section 3.4 |
+//! | `gvt`, `tracker` | global virtual time: the sloppy word, or the two others of Figure 17; its floor | Section 3.4 |
 //! | `activity` | each flow's virtual time, and whether it is active | Sections 3.1, 3.5 |
 //! | `port` | the verbs, and what a port keeps for itself | Figure 10 |
 //! | `ratio` | Eq. 2 and Eq. 3 | Section 3.2 |
 //! | `urgent` | a budget for the urgent class | beyond the paper |
 //!
 //! **Knobs.** [`D2fqConfig`].
+//!
+//! # Flows that want less than their share
+//! Gvt is the least of all active flows (Section 3.1), and all flows of the paper are backlogged. A
+//! flow that always has a request in flight and wants little never stops being active, falls behind
+//! for ever and holds gvt there. All others are far ahead, run in the low class, and weights mean
+//! nothing. The fair queueing that D2FQ comes from does not know the fault: in SFQ a request's
+//! start tag is max(virtual time, the flow's last finish tag), so a flow that is not backlogged is
+//! lifted with each request and has no claim to service that it did not ask for. D2FQ cannot see
+//! which requests wait in the device; but a flow that is behind is in the fastest class, and if it
+//! falls farther behind all the same, no class can help it. So:
+//!
+//! **No flow is ahead of gvt by more than its span**, `SPANS` (2) times tau_w. A flow that comes to
+//! be farther ahead raises the *floor* of gvt to its virtual time less its span; gvt is not before
+//! the floor; and flows that are, are lifted to it (`Shared::bound`, at each publication and tick).
+//! What a flow is owed is thus at most a span.
+//!
+//! Beside a flow that is left behind the foremost of the others is a span ahead, so it is low. The
+//! others fall behind the foremost until they are near gvt, and cross the thresholds there to and
+//! fro as b does in the example above, at the speed of the foremost. So shares are fair among them,
+//! and the flow that is left behind has what it asks for. Example: beside a and b, c (weight 100)
+//! reads 2 at a time; on a Z-SSD that is 23 K requests per second of its share of 150 K. Gvt is
+//! 32 MiB behind b; b is low, a is 28 MiB behind b, between high and medium, and they share 3:1.
 //!
 //! # What a request writes
 //! The paper's Figure 10 changes the flow's virtual time and its number of requests in flight,
@@ -52,7 +74,7 @@
 //!
 //! | tracker | lines moved per request |
 //! |---|---|
-//! | sloppy | up to 2/k for the flow's own (one to write, one to read it again), and 2/(k F) for gvt, which only its holder writes: 0.07 |
+//! | sloppy | up to 2/k for the flow's own (one to write, one to read it again), and 2/(k F) for gvt, which only its holder writes, or the foremost flow while another is left behind: 0.07 |
 //! | mindicator | the same for the flow's, plus a leaf and its path per publication that changes a port's least: up to (2 + depth)/(k F), and an exclusive root for each flow that comes or goes |
 //! | scan | F reads a request, of which every line that another port wrote since the last scan moves: up to F/k x (n - 1)/n and at least F cache hits |
 //!
@@ -68,11 +90,13 @@
 //! | a flow that comes back after the grace period | max(its virtual time, gvt): idling does not erase debt | gvt |
 //! | a holder with nothing in flight | lets go at once | lets go when its grace period is over |
 //! | who takes gvt that nobody holds | the least flow; the value never goes back (`gvt`) | the next to complete, at its value |
-//! | a flow that is behind but asks for little | brought up to tau_m / 2 behind the least backlogged flow when it comes back | pins gvt, and sends everyone to the low class |
-//! | a flow that pauses, but is deep most of the time | keeps what it is owed, up to 4 tau_w (`activity`) | keeps it within the grace period |
+//! | a flow that wants less than its share | is lifted to 2 tau_w behind the foremost | holds gvt back, and sends the others to the low class |
 //! | thresholds | halved until the device serves tau_l in 1/128 of a period, unless they are set | 8 MiB |
 //! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
-//! | f_min in Eq. 2 | of the flows that were in flight all period | of all active flows |
+//! | f_min in Eq. 2 | of the flows that wait in a high class that is backed up (`ratio`) | of all active flows |
+//! | Eq. 3 | not below what the shares ask for; relative to the least slowed flow if one is left behind (`ratio`) | as it is |
+//! | what Eq. 3 counts | requests, as arbitration does | bytes |
+//! | registers | the smallest that have the ratio (`ratio`) | the authors': 256 for the high class |
 //!
 //! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged
 //! like any other, once, when it completes.
@@ -116,9 +140,9 @@ use crate::contract::vtime::{LIFT_PERIOD_NS, VTime};
 use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
-use port::{Usage, units};
+use port::{Usage, name, units};
 use ratio::Sample;
-use tracker::{Least, Tracker, least};
+use tracker::{Tracker, Way, least};
 use urgent::Budget;
 
 /// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so
@@ -136,8 +160,19 @@ const SCALE_MAX: u64 = 7;
 /// The paper's device does that in 1/400.
 const PERIOD_PARTS: u64 = 128;
 
-/// A flow that pauses may be behind by so many times what counts as unfair.
-const LAGS: u64 = 4;
+/// A flow may be ahead of global virtual time by so many times what counts as unfair. More than
+/// once, so that Eq. 2 sees unfairness before it is forgiven; and no more than twice, because what
+/// is not forgiven is paid back at the others' cost: at 4 times the lightest flow of Figure 11c is
+/// 8 % short for seconds.
+const SPANS: u64 = 2;
+
+/// The most units that one publication charges: 11 GB at weight 1. `gvt` says what these three
+/// bounds are for.
+const CHARGE_MAX: u64 = 1 << 40;
+/// The most units by which a flow's tau_l grows with what it has in flight.
+const REACH_MAX: u64 = 1 << 44;
+/// The largest span in units: that of the largest reach.
+const SPAN_MAX: u64 = 2 * SPANS * REACH_MAX;
 
 /// The least time between two looks at all flows, in nanoseconds; and per flow slot in use.
 const SURVEY_MIN_NS: u64 = 64_000;
@@ -163,7 +198,7 @@ struct Shared<P: Platform> {
     flows: FlowTable<P>,
     states: Box<[FlowState<P>]>,
     tracker: CachePadded<Tracker<P>>,
-    /// Per port and slot.
+    /// Per port and seat.
     usage: Box<[Box<[Usage<P>]>]>,
     survey: CachePadded<Survey<P>>,
     urgent: Option<CachePadded<Budget<P>>>,
@@ -179,17 +214,15 @@ struct Shared<P: Platform> {
     /// And for how long, in nanoseconds.
     flush_ns: u64,
     grace_ns: u64,
-    /// How far behind the least backlogged flow one may be that comes back, in units.
-    lag: u64,
+    /// How far a flow may be ahead, in units, before thresholds are halved and its own grow.
+    span: u64,
     strict_paper: bool,
 }
 
-/// When the flows were last looked at, and what came of it.
+/// When the flows were last looked at.
 struct Survey<P: Platform> {
     /// When they may be looked at again.
     due_ns: P::U64,
-    /// The least virtual time of those in flight without a break, and 1; 0 if there is none.
-    floor: P::U64,
     /// Slots that have been used.
     used: P::U64,
 }
@@ -200,7 +233,13 @@ struct Adjuster {
     last_ns: Option<u64>,
     /// The most units of late that were served in a period.
     served: u64,
+    /// Per flow's slot.
     flows: Box<[Last]>,
+    did: Box<[Did]>,
+    /// Per port and seat.
+    seats: Box<[Box<[LastSeat]>]>,
+    /// Requests of the high class on each port in this period.
+    high: Box<[u32]>,
     /// Room for one of each flow.
     samples: Vec<Sample>,
 }
@@ -211,7 +250,27 @@ struct Last {
     of: Option<(FlowId, Weight)>,
     vt: VTime,
     moved: u64,
-    bytes: [u64; 3],
+    was_active: bool,
+}
+
+/// What a flow did on all ports in the period that ends.
+#[derive(Clone, Copy)]
+struct Did {
+    /// The flow and its weight now, if it is open.
+    of: Option<(FlowId, Weight)>,
+    /// Requests submitted to each class.
+    requests: [u64; 3],
+    /// Bytes in flight.
+    in_flight: u64,
+    /// See [`Sample::waits`].
+    waits: bool,
+}
+
+/// A seat of a port at the end of the last period: its owner in a word, and its counts.
+#[derive(Clone, Copy)]
+struct LastSeat {
+    owner: u64,
+    requests: [u32; 3],
 }
 
 impl<P: Platform> D2fq<P> {
@@ -219,17 +278,14 @@ impl<P: Platform> D2fq<P> {
     pub fn new(config: D2fqConfig) -> Result<(Self, Vec<D2fqPort<P>>), ConfigError> {
         config.validate()?;
         let (ports, flows) = (config.ports.ports(), config.flows);
+        let seats = flows.min(config.tags);
         let budget = || CachePadded::new(Budget::new(config.urgent_percent, config.medium()));
         let shared = Arc::new(Shared {
             flows: FlowTable::new(flows, ports),
             states: (0..flows).map(|_| FlowState::new()).collect(),
             tracker: CachePadded::new(Tracker::new(&config)),
-            usage: (0..ports).map(|_| (0..flows).map(|_| Usage::new()).collect()).collect(),
-            survey: CachePadded::new(Survey {
-                due_ns: P::U64::new(0),
-                floor: P::U64::new(0),
-                used: P::U64::new(0),
-            }),
+            usage: (0..ports).map(|_| (0..seats).map(|_| Usage::new()).collect()).collect(),
+            survey: CachePadded::new(Survey { due_ns: P::U64::new(0), used: P::U64::new(0) }),
             urgent: (config.urgent_percent > 0).then(budget),
             cost: config.cost,
             medium: (config.medium() >> KIU) as i64,
@@ -239,17 +295,21 @@ impl<P: Platform> D2fq<P> {
             batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
-            lag: config.medium() / 2,
+            span: if config.strict_paper { SPAN_MAX } else { span(config.unfair()) },
             strict_paper: config.strict_paper,
         });
         let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = (0..ports).map(port).collect();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
-        let none = Last { of: None, vt: VTime::ZERO, moved: 0, bytes: [0; 3] };
+        let none = Last { of: None, vt: VTime::ZERO, moved: 0, was_active: false };
+        let seat = LastSeat { owner: 0, requests: [0; 3] };
         let adjuster = Adjuster {
             last_ns: None,
             served: 0,
             flows: (0..flows).map(|_| none).collect(),
+            did: (0..flows).map(|_| Did::of(None)).collect(),
+            seats: (0..ports).map(|_| (0..seats).map(|_| seat).collect()).collect(),
+            high: (0..ports).map(|_| 0).collect(),
             samples: Vec::with_capacity(flows),
         };
         let policy = D2fq {
@@ -269,6 +329,11 @@ impl<P: Platform> D2fq<P> {
     }
 }
 
+/// How far a flow may be ahead if this is how far counts as unfair.
+fn span(unfair: u64) -> u64 {
+    unfair.saturating_mul(SPANS).min(SPAN_MAX)
+}
+
 /// Global virtual time, of which `vt` is so many KiU ahead.
 fn at_gvt(vt: VTime, ahead: i64) -> VTime {
     let units = ahead.unsigned_abs() << KIU;
@@ -282,7 +347,7 @@ impl<P: Platform> Policy for D2fq<P> {
         let Shared { flows, states, tracker, survey, .. } = &*self.shared;
         flows.add(known, weight, |slot| {
             let Some(state) = states.get(slot) else { return };
-            if let Tracker::Sloppy(gvt) = &**tracker {
+            if let Way::Sloppy(gvt) = tracker.way() {
                 // In the paper's mode an idle holder keeps it.
                 gvt.release_slot(slot);
             }
@@ -315,7 +380,7 @@ impl<P: Platform> Policy for D2fq<P> {
     }
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        self.shared.lift_idle(now_ns);
+        self.shared.lift();
         if !self.is_dynamic && self.shared.strict_paper {
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
@@ -330,12 +395,13 @@ impl<P: Platform> Policy for D2fq<P> {
             }
             let unfair = self.unfair >> self.shared.scale();
             if self.is_dynamic {
-                let ratio =
-                    ratio::next(self.ratio(), &adjuster.samples, unfair, self.shared.strict_paper);
+                let (ratio, samples) = (self.ratio(), &adjuster.samples);
+                let ratio = if self.shared.strict_paper {
+                    ratio::next_as_in_paper(ratio, samples, unfair)
+                } else {
+                    ratio::next(ratio, samples, unfair)
+                };
                 self.ratio.store(u64::from(ratio), Ordering::Relaxed);
-            }
-            if !self.shared.strict_paper {
-                self.shared.forfeit(&adjuster.samples, unfair);
             }
             now_ns.saturating_add(self.period_ns)
         });
@@ -343,7 +409,11 @@ impl<P: Platform> Policy for D2fq<P> {
     }
 
     fn class_weights(&self) -> Option<ClassWeights> {
-        Some(ratio::class_weights(self.ratio()))
+        let weights = match self.shared.strict_paper {
+            true => ratio::class_weights_as_in_paper,
+            false => ratio::class_weights,
+        };
+        Some(weights(self.ratio()))
     }
 
     fn stats(&self) -> Stats {
@@ -363,40 +433,80 @@ fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
     most.abs_diff(least)
 }
 
+impl Did {
+    /// Nothing, yet.
+    fn of(of: Option<(FlowId, Weight)>) -> Did {
+        Did { of, requests: [0; 3], in_flight: 0, waits: false }
+    }
+}
+
 impl Adjuster {
+    /// Adds up what each flow did on the ports since the last period. A flow that has taken another
+    /// one's seat counts there from the next period on.
+    fn add_up<P: Platform>(&mut self, shared: &Shared<P>) {
+        for (slot, did) in self.did.iter_mut().enumerate() {
+            *did = Did::of(shared.flows.open_in(slot));
+        }
+        for (high, (seats, usage)) in self.high.iter_mut().zip(self.seats.iter().zip(&shared.usage))
+        {
+            let new = |(last, usage): (&LastSeat, &Usage<P>)| {
+                usage.requests()[0].wrapping_sub(last.requests[0])
+            };
+            *high = seats.iter().zip(usage).map(new).fold(0, u32::wrapping_add);
+        }
+        let most_high = u64::from(self.high.iter().copied().max().unwrap_or(0));
+        for (&high, (seats, usage)) in
+            self.high.iter().zip(self.seats.iter_mut().zip(&shared.usage))
+        {
+            let is_busiest = u64::from(high) * 16 >= most_high * 15;
+            for (last, usage) in seats.iter_mut().zip(usage) {
+                let now = LastSeat { owner: usage.owner(), requests: usage.requests() };
+                let before = core::mem::replace(last, now);
+                let did = self.did.get_mut(now.owner as u32 as usize);
+                let is_same = |did: &&mut Did| did.of.is_some_and(|of| name(of.0) == now.owner);
+                let Some(did) = did.filter(is_same) else { continue };
+                let in_flight = usage.in_flight();
+                did.in_flight = did.in_flight.wrapping_add(in_flight);
+                did.waits |= is_busiest && in_flight > 0;
+                if before.owner == now.owner || before.owner == 0 {
+                    for (sum, class) in did.requests.iter_mut().zip(0..) {
+                        let class: usize = class;
+                        *sum += u64::from(now.requests[class].wrapping_sub(before.requests[class]));
+                    }
+                }
+            }
+        }
+    }
+
     /// Makes `samples` say what each flow did since the last period.
     fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
-        let began_ns = self.last_ns.replace(now_ns).unwrap_or(0);
-        let period_ns = now_ns.saturating_sub(began_ns);
+        self.last_ns = Some(now_ns);
         self.served /= 2;
+        self.add_up(shared);
         let mut served = 0u64;
-        for (slot, (last, state)) in self.flows.iter_mut().zip(shared.states.iter()).enumerate() {
-            let of = shared.flows.open_in(slot);
+        for ((last, did), state) in self.flows.iter_mut().zip(&self.did).zip(shared.states.iter()) {
+            let Did { of, requests, in_flight, waits } = *did;
             if of.is_none() && last.of.is_none() {
                 continue;
             }
-            let (bytes, in_flight) = shared.usage_of(slot);
-            let now = Last { of, vt: state.vt(), moved: state.moved(), bytes };
+            let was_active = state.activity().is_active(now_ns, shared.grace_ns);
+            let now = Last { of, vt: state.vt(), moved: state.moved(), was_active };
             let before = core::mem::replace(last, now);
-            // A new flow, or one of another weight, counts from the next period on.
+            state.halve_reach();
+            // A new flow, or one of another weight, or one that came back, counts from the next
+            // period on.
             let Some((_, weight)) = of.filter(|_| of == before.of) else { continue };
-            let activity = state.activity();
-            if activity.is_active(now_ns, shared.grace_ns) {
+            if was_active {
                 let shifted = now.moved.wrapping_sub(before.moved) as i64;
                 let progress = now.vt.since(before.vt).saturating_sub(shifted);
                 let progress = u64::try_from(progress).unwrap_or(0);
                 served = served.saturating_add(progress);
-                self.samples.push(Sample {
-                    slot,
-                    vt: now.vt,
-                    progress,
-                    paused: state.has_paused_since(began_ns),
-                    backlogged: activity.is_backlogged(now_ns, period_ns),
-                    bytes: [0, 1, 2]
-                        .map(|class: usize| bytes[class].wrapping_sub(before.bytes[class])),
-                    in_flight: units(in_flight, weight),
-                });
+                if !before.was_active && !shared.strict_paper {
+                    continue;
+                }
+                let in_flight = units(in_flight, weight);
+                self.samples.push(Sample { vt: now.vt, progress, waits, requests, in_flight });
             }
         }
         self.served = self.served.max(served);
@@ -412,16 +522,15 @@ impl Adjuster {
 
 impl<P: Platform> Shared<P> {
     /// The least of all flows.
-    fn least(&self, now_ns: u64) -> Least {
+    fn least(&self, now_ns: u64) -> Option<VTime> {
         let used = self.survey.used.load(Ordering::Relaxed) as usize;
         least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
     }
 
-    /// Looks at all flows, if that is due, for the least backlogged one and for gvt if nobody holds
-    /// it.
+    /// Looks at all flows, if that is due, for the least one, as nobody holds gvt.
     #[cold]
     fn survey(&self, now_ns: u64) {
-        let Survey { due_ns, floor, used } = &*self.survey;
+        let Survey { due_ns, used } = &*self.survey;
         let due = due_ns.load(Ordering::Relaxed);
         let period_ns =
             used.load(Ordering::Relaxed).saturating_mul(SURVEY_PER_FLOW_NS).max(SURVEY_MIN_NS);
@@ -431,10 +540,8 @@ impl<P: Platform> Shared<P> {
         {
             return;
         }
-        let least = self.least(now_ns);
-        floor.store(least.backlogged.map_or(0, |vt| vt.to_word() | 1), Ordering::Relaxed);
-        if let (Tracker::Sloppy(gvt), Some(active)) = (&*self.tracker, least.active) {
-            gvt.raise_unheld(active);
+        if let (Way::Sloppy(gvt), Some(least)) = (self.tracker.way(), self.least(now_ns)) {
+            gvt.raise_unheld(least);
         }
     }
 
@@ -445,62 +552,58 @@ impl<P: Platform> Shared<P> {
             let before = state.vt();
             state.shift(|vt| (vt == before && ahead != 0).then(|| at_gvt(vt, ahead)));
         }
-        if ahead <= 0 && !self.strict_paper {
-            self.clamp(state, now_ns);
-        }
     }
 
-    /// Limits how far a flow that comes back is behind the least backlogged one (decision 8).
-    fn clamp(&self, state: &FlowState<P>, now_ns: u64) {
-        self.survey(now_ns);
-        let floor = self.survey.floor.load(Ordering::Relaxed);
-        let least = VTime::from_word(floor).minus(self.lag >> self.scale());
-        if floor != 0 {
-            state.shift(|vt| vt.is_before(least).then_some(least));
+    /// A flow has come to `after`: none is farther ahead of gvt than its span, and none is before
+    /// the floor. Gives where it is. `in_flight` says what it has in flight, in units.
+    #[inline]
+    fn bound(&self, state: &FlowState<P>, after: VTime, in_flight: impl FnOnce() -> u64) -> VTime {
+        let floor = self.tracker.floor();
+        let above = after.since(floor);
+        if above < 0 {
+            state.lift(floor);
+            return floor;
         }
+        if above as u64 > self.span >> self.scale() {
+            self.pull(state, after, in_flight());
+        }
+        after
     }
 
-    /// Takes from flows that had nothing in flight at times what they are behind the others by more
-    /// than `LAGS` times what counts as unfair: more was never waited for.
-    fn forfeit(&self, samples: &[Sample], unfair: u64) {
-        let backlogged = || samples.iter().filter(|sample| sample.backlogged);
-        let most_in_flight = samples.iter().map(|sample| sample.in_flight).max().unwrap_or(0);
-        let lag = ratio::unfair(unfair, most_in_flight).saturating_mul(LAGS);
-        for sample in samples.iter().filter(|sample| sample.paused) {
-            let others = backlogged().filter(|other| other.slot != sample.slot);
-            let least =
-                others.map(|other| other.vt).reduce(|a, b| if b.is_before(a) { b } else { a });
-            let (Some(least), Some(state)) =
-                (least.map(|least| least.minus(lag)), self.states.get(sample.slot))
-            else {
-                continue;
-            };
-            state.shift(|vt| vt.is_before(least).then_some(least));
+    /// The flow is far ahead: gvt, and with it the flows that are left behind, comes along.
+    #[cold]
+    fn pull(&self, state: &FlowState<P>, after: VTime, in_flight: u64) {
+        let mut span = self.span >> self.scale();
+        if !self.strict_paper {
+            let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
+            span = span.max(self::span(2 * reach));
         }
+        self.tracker.raise(after.minus(span));
     }
 
     /// A flow's virtual time has been published.
     #[inline]
     fn moved(&self, me: Holder, before: VTime, after: VTime, now_ns: u64) {
-        let Tracker::Sloppy(gvt) = &*self.tracker else { return };
+        let Way::Sloppy(gvt) = self.tracker.way() else { return };
         if self.strict_paper {
             self.expire_holder(now_ns);
             gvt.update_as_in_paper(me, after);
         } else if !gvt.update(me, before, after) {
             self.survey(now_ns);
         }
+        self.tracker.follow();
     }
 
     /// A flow has nothing in flight any more.
     fn left(&self, me: Holder) {
-        if let (Tracker::Sloppy(gvt), false) = (&*self.tracker, self.strict_paper) {
+        if let (Way::Sloppy(gvt), false) = (self.tracker.way(), self.strict_paper) {
             gvt.release(me);
         }
     }
 
     /// The paper's holder lets go when its grace period is over; whoever comes next sees to it.
     fn expire_holder(&self, now_ns: u64) {
-        let Tracker::Sloppy(gvt) = &*self.tracker else { return };
+        let Way::Sloppy(gvt) = self.tracker.way() else { return };
         if let Some(slot) = gvt.holder_slot()
             && let Some(state) = self.states.get(slot)
             && !state.activity().is_active(now_ns, self.grace_ns)
@@ -509,33 +612,12 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Brings idle flows that lag behind up to gvt, where they would be brought when they come back
-    /// anyway, so that nothing leaves the window in which virtual times compare.
-    fn lift_idle(&self, now_ns: u64) {
-        let least = self.least(now_ns).active;
-        for state in self.states.iter() {
-            let activity = state.activity();
-            if activity.is_active(now_ns, self.grace_ns) {
-                continue;
-            }
-            let before = state.vt();
-            let ahead = self.tracker.ahead(before, || least);
-            if ahead < 0 {
-                state.shift(|vt| (vt == before).then(|| at_gvt(vt, ahead)));
-            }
-        }
-    }
-
-    /// What a flow did on all ports: bytes submitted to each class, wrapping, and bytes in flight.
-    fn usage_of(&self, slot: usize) -> ([u64; 3], u64) {
-        self.usage.iter().filter_map(|port| port.get(slot)).fold(
-            ([0; 3], 0),
-            |(bytes, in_flight), usage| {
-                let [a, b, c] = usage.bytes();
-                let [x, y, z] = bytes;
-                let sum = [x.wrapping_add(a), y.wrapping_add(b), z.wrapping_add(c)];
-                (sum, in_flight.wrapping_add(usage.in_flight()))
-            },
-        )
+    /// Brings flows up to the floor that have not published since it passed them, or are idle, so
+    /// that nothing leaves the window in which virtual times compare.
+    fn lift(&self) {
+        let floor = self.tracker.floor();
+        self.states.iter().filter(|state| state.vt().is_before(floor)).for_each(|state| {
+            state.lift(floor);
+        });
     }
 }

@@ -6,35 +6,28 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::activity::FlowState;
-use super::gvt::{Gvt, Holder};
-use crate::contract::platform::Loom;
+use super::gvt::{Floor, Gvt, Holder};
+use crate::contract::platform::{Loom, Platform};
 use crate::contract::vtime::VTime;
+use crate::structures::broken::{NoOrder, check};
 
 fn at(kiu: u64) -> VTime {
     VTime::from_units(kiu << 10)
 }
 
-/// Runs the model in every interleaving with at most so many preemptions.
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(5);
-    builder.max_branches = 20_000;
-    builder.check(model);
-}
-
 /// A flow and the word, as a port uses them.
-struct Flow {
-    state: FlowState<Loom>,
+struct Flow<P: Platform = Loom> {
+    state: FlowState<P>,
     me: Holder,
 }
 
-impl Flow {
-    fn new(slot: usize) -> Arc<Flow> {
+impl<P: Platform> Flow<P> {
+    fn new(slot: usize) -> Arc<Self> {
         Arc::new(Flow { state: FlowState::new(), me: Holder::new(slot, 1) })
     }
 
     /// One request from submission to completion, the only one on its port.
-    fn serve(&self, gvt: &Gvt<Loom>, kiu: u64, releases: bool) {
+    fn serve(&self, gvt: &Gvt<P>, kiu: u64, releases: bool) {
         self.state.enter(1000);
         self.publish(gvt, kiu);
         if self.state.leave(2000) && releases {
@@ -42,7 +35,7 @@ impl Flow {
         }
     }
 
-    fn publish(&self, gvt: &Gvt<Loom>, kiu: u64) {
+    fn publish(&self, gvt: &Gvt<P>, kiu: u64) {
         let before = self.state.charge(kiu << 10);
         gvt.update(self.me, before, before.plus(kiu << 10));
     }
@@ -51,7 +44,7 @@ impl Flow {
 /// A flow on two ports goes idle: nobody holds the word, whoever was last; its value is what the
 /// flow reached.
 fn an_idle_flow_holds_nothing(releases: bool) {
-    check(move || {
+    check(5, move || {
         let (gvt, flow) = (Arc::new(Gvt::<Loom>::new()), Flow::new(0));
         let (other_gvt, other_flow) = (gvt.clone(), flow.clone());
         let other = thread::spawn(move || other_flow.serve(&other_gvt, 3, releases));
@@ -79,7 +72,7 @@ fn without_release_an_idle_flow_keeps_it() {
 /// and publishes again takes it up again, whatever the other did meanwhile.
 #[test]
 fn the_word_is_never_lost_and_never_runs_ahead() {
-    check(|| {
+    check(5, || {
         let gvt = Arc::new(Gvt::<Loom>::new());
         let (a, b) = (Flow::new(0), Flow::new(1));
         a.state.enter(0);
@@ -100,7 +93,7 @@ fn the_word_is_never_lost_and_never_runs_ahead() {
 /// Two flows that stay: the word ends at one of them, held by it, and not after the lesser.
 #[test]
 fn the_lesser_of_two_holds_it() {
-    check(|| {
+    check(5, || {
         let gvt = Arc::new(Gvt::<Loom>::new());
         let (a, b) = (Flow::new(0), Flow::new(1));
         for flow in [&a, &b] {
@@ -120,8 +113,8 @@ fn the_lesser_of_two_holds_it() {
 /// told what was before.
 #[test]
 fn activity_is_counted() {
-    check(|| {
-        let flow = Flow::new(0);
+    check(5, || {
+        let flow = Flow::<Loom>::new(0);
         let other = flow.clone();
         let peer = thread::spawn(move || {
             let first = other.state.enter(1000).is_some();
@@ -141,11 +134,32 @@ fn activity_is_counted() {
     });
 }
 
+/// The same beside 254 ports that stay: the last two of 256 are counted, and neither is the last to
+/// leave.
+#[test]
+fn as_many_ports_as_there_may_be_are_counted() {
+    check(5, || {
+        let flow = Flow::<Loom>::new(0);
+        assert!(flow.state.enter(1000).is_some());
+        (1..254).for_each(|_| assert!(flow.state.enter(1000).is_none()));
+        let other = flow.clone();
+        let peer = thread::spawn(move || {
+            let first = other.state.enter(1000).is_some();
+            (first, other.state.leave(3000))
+        });
+        let found = (flow.state.enter(2000).is_some(), flow.state.activity().ports());
+        assert!(!found.0 && (255..=256).contains(&found.1), "{found:?}");
+        assert!(!flow.state.leave(4000));
+        assert_eq!(peer.join().unwrap(), (false, false));
+        assert_eq!(flow.state.activity().ports(), 254);
+    });
+}
+
 /// A lift of an idle flow and a port that charges it lose nothing of the charge.
 #[test]
 fn a_lift_and_a_charge_both_count() {
-    check(|| {
-        let flow = Flow::new(0);
+    check(5, || {
+        let flow = Flow::<Loom>::new(0);
         let other = flow.clone();
         let lifter =
             thread::spawn(move || other.state.shift(|vt| vt.is_before(at(10)).then(|| at(10))));
@@ -154,5 +168,81 @@ fn a_lift_and_a_charge_both_count() {
         let charged = flow.state.vt().since(VTime::ZERO) - flow.state.moved() as i64;
         assert_eq!(charged, 3 << 10);
         assert!(!flow.state.vt().is_before(at(10)));
+    });
+}
+
+/// A flow far ahead raises the floor while one that is left behind publishes and moves gvt back: in
+/// the end gvt is not before the floor, and neither is the flow that was left behind once it has
+/// published again. `rises` says where the floor is raised to; gvt is at 3 KiU in the beginning.
+fn gvt_is_not_before_its_floor<P: Platform>(looks_again: bool, rises: &'static [u64]) {
+    check(5, move || {
+        let (gvt, floor) = (Arc::new(Gvt::<P>::new()), Arc::new(Floor::<P>::new()));
+        let behind = Flow::<P>::new(0);
+        let last = at(*rises.last().unwrap());
+        let publish = move |gvt: &Gvt<P>, floor: &Floor<P>, flow: &Flow<P>| {
+            let before = flow.state.charge(1 << 10);
+            flow.state.lift(floor.get());
+            gvt.update(flow.me, before, before.plus(1 << 10).max(floor.get()));
+            if looks_again {
+                P::fence();
+                gvt.raise(floor.get());
+            }
+        };
+        behind.state.enter(0);
+        gvt.update(Holder::new(1, 1), VTime::ZERO, at(3));
+        let (other_gvt, other_floor) = (gvt.clone(), floor.clone());
+        let foremost = thread::spawn(move || {
+            for &kiu in rises {
+                other_floor.raise(at(kiu));
+                P::fence();
+                other_gvt.raise(at(kiu));
+            }
+        });
+        publish(&gvt, &floor, &behind);
+        foremost.join().unwrap();
+        assert!(gvt.ahead(last) <= 0, "before the floor");
+        publish(&gvt, &floor, &behind);
+        assert!(!behind.state.vt().is_before(last));
+        assert!(gvt.ahead(behind.state.vt()) >= 0, "a flow that has published is behind");
+    });
+}
+
+#[test]
+fn the_floor_holds_against_a_flow_that_is_behind() {
+    gvt_is_not_before_its_floor::<Loom>(true, &[2, 4]);
+}
+
+/// The floor is not after gvt when it is raised, so the foremost flow does not swap the word.
+#[test]
+fn the_floor_holds_against_a_flow_that_moves_gvt_back() {
+    gvt_is_not_before_its_floor::<Loom>(true, &[2]);
+}
+
+#[test]
+#[should_panic(expected = "before the floor")]
+fn without_a_total_order_the_floor_does_not_hold() {
+    gvt_is_not_before_its_floor::<NoOrder>(true, &[2]);
+}
+
+#[test]
+#[should_panic(expected = "before the floor")]
+fn without_a_second_look_the_floor_does_not_hold() {
+    gvt_is_not_before_its_floor::<Loom>(false, &[2, 4]);
+}
+
+/// Two flows raise the floor: it ends at the later, and gvt with it.
+#[test]
+fn the_floor_is_the_latest() {
+    check(5, || {
+        let (gvt, floor) = (Arc::new(Gvt::<Loom>::new()), Arc::new(Floor::<Loom>::new()));
+        let (other_gvt, other_floor) = (gvt.clone(), floor.clone());
+        let other = thread::spawn(move || {
+            other_floor.raise(at(5));
+            other_gvt.raise(at(5));
+        });
+        floor.raise(at(3));
+        gvt.raise(at(3));
+        other.join().unwrap();
+        assert_eq!((floor.get(), gvt.ahead(at(5))), (at(5), 0));
     });
 }

@@ -1,20 +1,21 @@
-//! One port of D2FQ: the three verbs.
+//! One port of D2FQ: the verbs.
 //!
-//! A flow's record on a port is one cache line that nobody else touches: what it has in flight,
+//! A flow's record on a port is one cache line that no other port touches: what it has in flight,
 //! what has been completed but not published, what it submitted to each class. [`Local::publish`]
-//! writes it where others see it.
+//! writes it where others see it. Records lie in the seats of [`PortFlows`], so a port has as many
+//! as tags at most, however many flows there are.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
-use super::tracker::{Leads, Tracker};
-use super::{DEPTHS, Shared};
+use super::tracker::{Leads, Way};
+use super::{CHARGE_MAX, DEPTHS, REACH_MAX, Shared};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, VTime};
@@ -30,18 +31,18 @@ pub struct D2fqPort<P: Platform = Native> {
 struct Local {
     port: PortId,
     account: PortFlows,
-    /// Per tag: cost less 1 in the upper 48 bits, slot plus 1 in the lower 16; 0 where the tag is
-    /// not in use.
+    /// Per tag: cost less 1 in the upper 48 bits, its flow's seat plus 1 in the lower 16; 0 where
+    /// the tag is not in use.
     live: Box<[u64]>,
+    /// Per seat.
     flows: Box<[PortFlow]>,
     /// For the mindicator.
     leads: Option<Box<Leads>>,
 }
 
-const SLOT_BITS: u32 = 16;
-
-/// A flow with so many requests in flight on one port waits for the device, not for its client.
-const DEEP: u32 = 8;
+const SEAT_BITS: u32 = 16;
+/// Bytes per block that the paper's mode counts, as a shift.
+const BLOCK_BITS: u32 = 9;
 
 /// A flow on one port.
 #[derive(Clone, Copy)]
@@ -51,41 +52,43 @@ struct PortFlow {
     pending: u64,
     /// Cost of what is in flight, in bytes.
     in_flight: u64,
-    /// Cost of all that was submitted to the high (and urgent), medium and low class, in bytes,
-    /// wrapping.
-    bytes: [u64; 3],
     /// When it was last published.
     published_ns: u64,
-    /// Of the flow that the record is about; 0: of none.
-    generation: u32,
-    /// The most requests it has had in flight here since it last had none.
-    deepest: u32,
     normalizer: Normalizer,
+    /// Requests submitted to the high (and urgent), medium and low class, wrapping; in the paper's
+    /// mode their blocks of 512 bytes.
+    requests: [u32; 3],
+    /// The flow that the record is about.
+    owner: FlowId,
     /// At which `pending` is charged.
     weight: Weight,
 }
 
+/// A request touches one line of its port's memory for its flow.
+const _: () = assert!(size_of::<PortFlow>() == 64);
+
 const UNUSED: PortFlow = PortFlow {
     pending: 0,
     in_flight: 0,
-    bytes: [0; 3],
     published_ns: 0,
-    generation: 0,
-    deepest: 0,
     normalizer: Normalizer::NEW,
+    requests: [0; 3],
+    // Of no flow: generations begin at 1.
+    owner: FlowId::new(0, 0),
     weight: Weight::DEFAULT,
 };
 
 impl<P: Platform> D2fqPort<P> {
     pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P>>) -> Self {
-        let flows = shared.flows.capacity();
+        let account = PortFlows::new(port, &shared.flows, tags);
+        let seats = account.seats();
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
+            account,
             live: (0..tags).map(|_| 0).collect(),
-            flows: (0..flows).map(|_| UNUSED).collect(),
-            leads: matches!(*shared.tracker, Tracker::Mindicator(_))
-                .then(|| Box::new(Leads::new(flows))),
+            flows: (0..seats).map(|_| UNUSED).collect(),
+            leads: matches!(shared.tracker.way(), Way::Mindicator(_))
+                .then(|| Box::new(Leads::new(seats))),
         };
         D2fqPort { shared, local }
     }
@@ -116,12 +119,46 @@ impl<P: Platform> Port for D2fqPort<P> {
         self.local.complete(&self.shared, now_ns, tag);
     }
 
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.local.account.has_room(&self.shared.flows, flow)
+    }
+
+    /// Nothing is ever staged.
+    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    /// Its class is chosen anew. It is never urgent: the credit for that, if it was, is spent.
+    fn requeue(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        let class = self.local.requeue(&self.shared, now_ns, tag)?;
+        Some(Submitted::Issue { class })
+    }
+
+    /// Nothing is ever staged.
+    fn grow(&mut self, _now_ns: u64, _tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn staged(&self, _flow: FlowId) -> Option<Tag> {
+        None
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let account = &self.local.account;
+        let in_flight = account.seat(flow).map_or(0, |seat| account.live(seat));
+        FlowStats { in_flight, ..FlowStats::default() }
+    }
+
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        let live = tag.and_then(|tag| self.local.live.get(tag.0 as usize)).copied().unwrap_or(0);
-        let slot = (live as usize & 0xffff).wrapping_sub(1);
+        let owner = tag.and_then(|tag| self.local.owner(tag));
+        let state = owner.and_then(|flow| self.shared.states.get(flow.slot()));
         Reason {
             virtual_time: Some(self.shared.tracker.units()),
-            start_tag: self.shared.states.get(slot).map(|state| state.vt().units()),
+            start_tag: state.map(|state| state.vt().units()),
             ..Reason::default()
         }
     }
@@ -135,22 +172,21 @@ impl Local {
         now_ns: u64,
         request: &Request,
     ) -> Result<Class, SubmitError> {
-        let slot = request.flow.slot();
         let tag = request.tag.0 as usize;
         if self.live.get(tag).is_none_or(|&live| live != 0) {
             return Err(SubmitError::BadTag);
         }
-        let (weight, _) =
+        let (weight, seat) =
             self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        let live = self.account.live(slot);
-        if live == 1 {
-            self.activate(shared, request.flow, now_ns);
+        if self.account.live(seat) == 1 {
+            self.activate(shared, request.flow, seat, now_ns);
         }
         let cost = shared.cost.cost(request.op, request.length);
         if let Some(live) = self.live.get_mut(tag) {
-            *live = cost.wrapping_sub(1) << SLOT_BITS | (slot as u64).wrapping_add(1);
+            *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
         }
-        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
+        let state = shared.states.get(request.flow.slot());
+        let (Some(flow), Some(state)) = (self.flows.get_mut(seat), state) else {
             return Err(SubmitError::NoSuchFlow);
         };
         let ahead = shared.ahead(state.vt(), now_ns);
@@ -161,67 +197,72 @@ impl Local {
         {
             class = Class::Urgent;
         }
-        flow.deepest = flow.deepest.max(live);
         flow.in_flight = flow.in_flight.wrapping_add(cost);
-        let [high, medium, low] = &mut flow.bytes;
-        let bytes = match class {
-            Class::Urgent | Class::High => high,
-            Class::Medium => medium,
-            Class::Low => low,
-        };
-        *bytes = bytes.wrapping_add(cost);
+        flow.count(shared, class, cost);
         Ok(class)
+    }
+
+    /// The flow of a live tag.
+    fn owner(&self, tag: Tag) -> Option<FlowId> {
+        let (seat, _) = unpack(*self.live.get(tag.0 as usize)?)?;
+        self.flows.get(seat).map(|flow| flow.owner)
+    }
+
+    /// A request that the device has not begun goes to it once more. It is charged when it
+    /// completes.
+    fn requeue<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) -> Option<Class> {
+        let (seat, cost) = unpack(*self.live.get(tag.0 as usize)?)?;
+        let flow = self.flows.get_mut(seat)?;
+        let slot = flow.owner.slot();
+        let (state, weight) = (shared.states.get(slot)?, shared.flows.weight_in(slot));
+        let others = flow.in_flight.wrapping_sub(cost);
+        let class = shared.class(shared.ahead(state.vt(), now_ns), others, state, weight);
+        flow.count(shared, class, cost);
+        Some(class)
     }
 
     #[inline]
     fn complete<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) {
-        let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else {
-            return;
-        };
-        let (slot, cost) =
-            ((*live as usize & 0xffff).wrapping_sub(1), (*live >> SLOT_BITS).wrapping_add(1));
-        *live = 0;
-        let Some(flow) = self.flows.get_mut(slot) else { return };
-        let weight = shared.flows.weight_in(slot);
+        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+        let Some((seat, cost)) = unpack(core::mem::take(live)) else { return };
+        let Some(flow) = self.flows.get_mut(seat) else { return };
+        let weight = shared.flows.weight_in(flow.owner.slot());
         if flow.weight != weight {
-            self.reweigh(shared, slot, weight, now_ns);
+            self.reweigh(shared, seat, weight, now_ns);
         }
-        let last = self.account.live(slot) == 1;
-        let Some(flow) = self.flows.get_mut(slot) else { return };
+        let last = self.account.live(seat) == 1;
+        let Some(flow) = self.flows.get_mut(seat) else { return };
         flow.pending = flow.pending.wrapping_add(cost);
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
         let batch = u64::from(weight.get()).wrapping_mul(shared.batch >> shared.scale());
         let due_ns = flow.published_ns.wrapping_add(shared.flush_ns);
         if last || flow.pending.wrapping_mul(100) >= batch || now_ns >= due_ns {
-            self.publish(shared, slot, last, now_ns);
+            self.publish(shared, seat, last, now_ns);
         }
-        // Last of all: then the slot may be another flow's.
-        self.account.finish(&shared.flows, slot);
+        // Last of all: then the seat may be another flow's.
+        self.account.finish(&shared.flows, seat);
     }
 
     /// The flow has requests here again.
     #[cold]
-    fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, now_ns: u64) {
-        let slot = id.slot();
-        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
-            return;
-        };
-        if flow.generation != id.generation() {
-            flow.generation = id.generation();
+    fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, seat: usize, now_ns: u64) {
+        let state = shared.states.get(id.slot());
+        let (Some(flow), Some(state)) = (self.flows.get_mut(seat), state) else { return };
+        if flow.owner != id {
+            flow.owner = id;
             flow.normalizer = Normalizer::NEW;
-            flow.deepest = 0;
+            if let Some(usage) = shared.usage(self.port, seat) {
+                usage.change_hands(id);
+            }
         }
         flow.published_ns = now_ns;
-        let was_deep = core::mem::take(&mut flow.deepest) >= DEEP;
         // Before it counts as active itself.
         let ahead = shared.ahead(state.vt(), now_ns);
-        if let Some(was) = state.enter(now_ns)
-            && (!state.resume(was, was_deep, now_ns, shared.grace_ns) || shared.strict_paper)
-        {
+        if let Some(was) = state.enter(now_ns) {
             shared.reactivate(state, was, ahead, now_ns);
         }
-        if let (Tracker::Mindicator(time), Some(leads)) = (&*shared.tracker, &mut self.leads) {
-            leads.put(time, self.port, slot, Some(state.vt()));
+        if let (Way::Mindicator(time), Some(leads)) = (shared.tracker.way(), &mut self.leads) {
+            leads.put(time, self.port, seat, Some(state.vt()));
         }
     }
 
@@ -230,14 +271,14 @@ impl Local {
     fn reweigh<P: Platform>(
         &mut self,
         shared: &Shared<P>,
-        slot: usize,
+        seat: usize,
         weight: Weight,
         now_ns: u64,
     ) {
-        if self.flows.get(slot).is_some_and(|flow| flow.pending > 0) {
-            self.publish(shared, slot, false, now_ns);
+        if self.flows.get(seat).is_some_and(|flow| flow.pending > 0) {
+            self.publish(shared, seat, false, now_ns);
         }
-        if let Some(flow) = self.flows.get_mut(slot) {
+        if let Some(flow) = self.flows.get_mut(seat) {
             flow.weight = weight;
         }
     }
@@ -245,28 +286,27 @@ impl Local {
     /// Charges the flow for what was completed here, shows what it did, and moves global virtual
     /// time. `last`: it has nothing in flight here any more.
     #[inline(never)]
-    fn publish<P: Platform>(&mut self, shared: &Shared<P>, slot: usize, last: bool, now_ns: u64) {
-        let (Some(flow), Some(state)) = (self.flows.get_mut(slot), shared.states.get(slot)) else {
-            return;
-        };
-        let units = flow.normalizer.units(flow.pending, flow.weight);
+    fn publish<P: Platform>(&mut self, shared: &Shared<P>, seat: usize, last: bool, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(seat) else { return };
+        let slot = flow.owner.slot();
+        let Some(state) = shared.states.get(slot) else { return };
+        let units = flow.normalizer.units(flow.pending, flow.weight).min(CHARGE_MAX);
+        let before = state.charge(units);
+        let own = || in_flight_units(flow.in_flight.wrapping_add(flow.pending), state, flow.weight);
+        let after = shared.bound(state, before.plus(units), own);
+        if let Some(budget) = &shared.urgent {
+            budget.earn(flow.pending);
+        }
         flow.pending = 0;
         flow.published_ns = now_ns;
-        let before = state.charge(units);
-        let after = before.plus(units);
-        if let Some(usage) =
-            shared.usage.get(usize::from(self.port.0)).and_then(|port| port.get(slot))
-        {
-            let submitted = usage.show(flow.bytes, flow.in_flight);
-            if let Some(budget) = &shared.urgent {
-                budget.earn(submitted);
-            }
+        if let Some(usage) = shared.usage(self.port, seat) {
+            usage.show(flow.requests, flow.in_flight);
         }
-        let holder = Holder::new(slot, flow.generation);
-        match (&*shared.tracker, &mut self.leads) {
-            (Tracker::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
-            (Tracker::Mindicator(time), Some(leads)) => {
-                leads.put(time, self.port, slot, (!last).then_some(after))
+        let holder = Holder::new(slot, flow.owner.generation());
+        match (shared.tracker.way(), &mut self.leads) {
+            (Way::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
+            (Way::Mindicator(time), Some(leads)) => {
+                leads.put(time, self.port, seat, (!last).then_some(after))
             }
             _ => {}
         }
@@ -276,39 +316,82 @@ impl Local {
     }
 }
 
+impl PortFlow {
+    /// Counts a request that goes to a class.
+    #[inline]
+    fn count<P: Platform>(&mut self, shared: &Shared<P>, class: Class, cost: u64) {
+        let [high, medium, low] = &mut self.requests;
+        let requests = match class {
+            Class::Urgent | Class::High => high,
+            Class::Medium => medium,
+            Class::Low => low,
+        };
+        let count = if shared.strict_paper { (cost >> BLOCK_BITS).max(1) as u32 } else { 1 };
+        *requests = requests.wrapping_add(count);
+    }
+}
+
+/// The seat and the cost of a live tag, from its word.
+#[inline]
+fn unpack(live: u64) -> Option<(usize, u64)> {
+    let seat = (live as usize & 0xffff).checked_sub(1)?;
+    Some((seat, (live >> SEAT_BITS).wrapping_add(1)))
+}
+
 /// Bytes at a weight, in units.
 #[inline]
 pub(super) fn units(bytes: u64, weight: Weight) -> u64 {
     bytes.saturating_mul(100) / u64::from(weight.get()).max(1)
 }
 
-/// What a flow did on one port, for the adjustment of the ratio. Written by that port alone.
+/// What a flow has in flight on all ports together, if it has so many bytes on one of them.
+fn in_flight_units<P: Platform>(bytes: u64, state: &FlowState<P>, weight: Weight) -> u64 {
+    units(bytes.saturating_mul(state.activity().ports()), weight)
+}
+
+/// What the flow in a seat of a port did there, for the adjustment of the ratio. Written by that
+/// port alone; the counts are the seat's, and go on when another flow takes it.
 pub(super) struct Usage<P: Platform> {
-    bytes: [P::U64; 3],
+    /// The flow, as [`name`] has it; 0: none yet.
+    owner: P::U64,
+    requests: [P::U64; 3],
     in_flight: P::U64,
+}
+
+/// A flow in a word; never 0, since generations begin at 1.
+pub(super) fn name(flow: FlowId) -> u64 {
+    u64::from(flow.generation()) << 32 | flow.slot() as u64
 }
 
 impl<P: Platform> Usage<P> {
     pub(super) fn new() -> Self {
-        Usage { bytes: core::array::from_fn(|_| P::U64::new(0)), in_flight: P::U64::new(0) }
+        let zero = || P::U64::new(0);
+        Usage { owner: zero(), requests: core::array::from_fn(|_| zero()), in_flight: zero() }
     }
 
-    /// Shows the bytes submitted to each class and what is in flight; gives how many bytes came
-    /// since the last time.
-    fn show(&self, bytes: [u64; 3], in_flight: u64) -> u64 {
-        let mut since = 0u64;
-        for (word, bytes) in self.bytes.iter().zip(bytes) {
-            since = since.wrapping_add(bytes.wrapping_sub(word.load(Ordering::Relaxed)));
-            word.store(bytes, Ordering::Relaxed);
+    /// The seat is this flow's from now on, which has published nothing here.
+    fn change_hands(&self, flow: FlowId) {
+        self.in_flight.store(0, Ordering::Relaxed);
+        self.owner.store(name(flow), Ordering::Relaxed);
+    }
+
+    /// Shows the requests submitted to each class and the bytes in flight.
+    fn show(&self, requests: [u32; 3], in_flight: u64) {
+        for (word, requests) in self.requests.iter().zip(requests) {
+            word.store(u64::from(requests), Ordering::Relaxed);
         }
         self.in_flight.store(in_flight, Ordering::Relaxed);
-        since
     }
 
-    /// The bytes submitted to each class, wrapping.
-    pub(super) fn bytes(&self) -> [u64; 3] {
+    /// Whose the seat is, in a word.
+    pub(super) fn owner(&self) -> u64 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// The requests submitted to each class, wrapping.
+    pub(super) fn requests(&self) -> [u32; 3] {
         [0, 1, 2].map(|class: usize| {
-            self.bytes.get(class).map_or(0, |word| word.load(Ordering::Relaxed))
+            self.requests.get(class).map_or(0, |word| word.load(Ordering::Relaxed) as u32)
         })
     }
 
@@ -319,10 +402,15 @@ impl<P: Platform> Usage<P> {
 }
 
 impl<P: Platform> Shared<P> {
+    /// What the flow in a seat of a port did there.
+    fn usage(&self, port: PortId, seat: usize) -> Option<&Usage<P>> {
+        self.usage.get(usize::from(port.0))?.get(seat)
+    }
+
     /// How far a flow is ahead of global virtual time, in KiU.
     #[inline]
     fn ahead(&self, vt: VTime, now_ns: u64) -> i64 {
-        self.tracker.ahead(vt, || self.least(now_ns).active)
+        self.tracker.ahead(vt, || self.least(now_ns))
     }
 
     /// How often all thresholds are halved.
@@ -345,7 +433,8 @@ impl<P: Platform> Shared<P> {
         if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get()))
             && !self.strict_paper
         {
-            return self.class_of_deep(ahead, (units(own, weight) >> KIU) as i64);
+            let low = units(own, weight).min(REACH_MAX << scale);
+            return self.class_of_deep(ahead, (low >> KIU) as i64);
         }
         if ahead < self.low { Class::Medium } else { Class::Low }
     }

@@ -3,24 +3,45 @@
 //! **Problem.** Too small a ratio cannot slow a flow down to its share; too large a one makes the
 //! throttled flows' tails long for nothing (Figure 5). **Model.** Once a period, from what each
 //! flow did in it:
-//! - *Increase* (Eq. 2), if the flow that is most ahead is more than tau_w ahead of the least: the
-//!   ratio is multiplied by how much faster it ran, rounded down, plus 1.
-//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: what a flow's bytes in each class
-//!   would have cost it in the low and medium classes, relative to all in the high one; rounded up.
+//! - *Increase* (Eq. 2), if the foremost flow is more than tau_w ahead of the least: the ratio is
+//!   multiplied by how much faster the foremost ran, rounded down, plus 1.
+//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: what a flow's requests in each
+//!   class would have cost it in the low and medium classes, relative to all in the high one;
+//!   rounded up. But not below what the period's shares ask for ([`kept`]).
 //!
-//! The registers are `L = 256 / r`, `M = L x ceil(sqrt r)`, `H = L x r`, so that H/L is the ratio
-//! exactly, and M is at the geometric mean.
+//! **The registers** are `H = r`, `M = ceil(sqrt r)`, `L = 1`: M is at the geometric mean, and no
+//! smaller numbers have these ratios. Their sum is a round of the arbiter. A flow that has few
+//! requests in flight spends its turn of a round and waits for the others', so its latency grows
+//! with the round: at H/L = 4 a round is 7 commands, and 448 if the registers are 256, 128, 64, as
+//! the paper's authors have them.
 //!
-//! **What the paper leaves open.** The floor is 3: the paper reports 3 where less would do. Flows
-//! that were not in flight all period are no measure for the least (decision 9), because no ratio
-//! helps a flow that waits for its own client. If the least flow got nothing all period though it
-//! was backlogged, the ratio becomes 256 (decision 10). tau_w is at least twice what tau_l is for
-//! the foremost flow. Eq. 2 is taken as it stands, also when it gives less than before because the
-//! gap is closing: kept from falling, the ratio was seen to climb to 256 and stay. A flow whose
-//! weight changed counts from the next period on (decision 11).
+//! # Flows that are left behind
+//! A flow that wants less than its share is in the high class all along and still more than tau_w
+//! behind, which is the paper's sign that the ratio is too small. But no ratio helps a flow that
+//! waits for its own client. Arbitration tells the two apart:
+//! - A queue that is backed up gets as many turns as any other queue of its class. So a flow none
+//!   of whose high queues got as many requests as the busiest one is served at once.
+//! - The high class gets `r` requests for each of a low class that is backed up, while it is backed
+//!   up itself. If it got less than a quarter of that, its queues were empty most of the time, and
+//!   a larger ratio has nothing to give.
+//!
+//! Eq. 2 is applied to the least of the flows that are behind and pass both tests. Without any, the
+//! ratio decreases, and Eq. 3 is taken relative to the *least* slowdown of the flows that are not
+//! behind: with a flow that is left behind all others are throttled, and what counts is how much
+//! more one is than another. Half more than needed is kept, for the medium class takes its part;
+//! beside a flow that waits in the high class four times, so that the class is empty more often
+//! than not; and the ratio falls to a quarter at most, as all measures were taken at the old one.
+//!
+//! **What else the paper leaves open.** The floor is 3: the paper reports 3 where less would do. If
+//! the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is at least
+//! twice what tau_l is for the flow that is ahead. Eq. 2 is taken as it stands, also when it gives
+//! less than before because the gap is closing: kept from falling, the ratio was seen to climb to
+//! 256 and stay. Slowdown counts requests, as arbitration does, where the paper counts bytes
+//! (`strict_paper`: blocks of 512). A flow whose weight changed, or that was idle, counts from the
+//! next period on (decision 11).
 
-use super::DEPTHS;
 use super::gvt::KIU;
+use super::{DEPTHS, SPAN_MAX};
 use crate::contract::port::ClassWeights;
 use crate::contract::vtime::VTime;
 
@@ -31,29 +52,49 @@ pub(super) const RATIO_MAX: u16 = 256;
 /// The smallest that the adjustment gives.
 pub(super) const RATIO_FLOOR: u16 = 3;
 
+/// Fractions are counted in so many parts.
+const ONE: u64 = 256;
+
+/// The high class is taken for backed up from one part in so many of the ratio on.
+const BACKED_UP: u64 = 4;
+
+/// While a flow is left behind, the ratio falls to one part in so many at once: what a period tells
+/// of a ratio that is far away is rough.
+const FALL: u16 = 4;
+
 /// What a flow did in a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// Whose it is.
-    pub(super) slot: usize,
     /// Its virtual time at the end.
     pub(super) vt: VTime,
     /// How far that moved by service, in units.
     pub(super) progress: u64,
-    /// Whether it was in flight all the time, short pauses included.
-    pub(super) backlogged: bool,
-    /// Whether it paused.
-    pub(super) paused: bool,
-    /// Bytes submitted to the high, medium and low classes.
-    pub(super) bytes: [u64; 3],
+    /// Requests submitted to the high, medium and low classes; in the paper's mode their blocks.
+    pub(super) requests: [u64; 3],
+    /// Whether it is on a port that submitted about as many requests to the high class as any.
+    pub(super) waits: bool,
     /// What it has in flight, in units.
     pub(super) in_flight: u64,
 }
 
+impl Sample {
+    /// Whether it was in the high class all along, give or take a sixteenth.
+    fn is_high(&self) -> bool {
+        let [high, medium, low] = self.requests;
+        (medium + low) * 15 <= high
+    }
+}
+
 /// The weights that the classes get at this ratio.
 pub(super) fn class_weights(ratio: u16) -> ClassWeights {
-    let low = RATIO_MAX / ratio.max(1);
-    ClassWeights { high: low * ratio, medium: low * ceil_sqrt(ratio), low }
+    ClassWeights { high: ratio, medium: ceil_sqrt(ratio), low: 1 }
+}
+
+/// The same as the paper's authors have it: the high class has all that fits.
+pub(super) fn class_weights_as_in_paper(ratio: u16) -> ClassWeights {
+    let times = RATIO_MAX / ratio.max(1);
+    let ClassWeights { high, medium, low } = class_weights(ratio);
+    ClassWeights { high: high * times, medium: medium * times, low: low * times }
 }
 
 /// The least whole number whose square is at least `ratio`.
@@ -61,56 +102,101 @@ fn ceil_sqrt(ratio: u16) -> u16 {
     (1..=16).find(|root| root * root >= ratio).unwrap_or(16)
 }
 
-/// What counts as unfair when the foremost flow has so much in flight.
+/// What counts as unfair when a flow that is ahead has so much in flight.
 pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
-    unfair.max(in_flight.saturating_mul(2 * DEPTHS))
+    unfair.max(in_flight.saturating_mul(2 * DEPTHS)).min(SPAN_MAX)
 }
 
 /// The ratio of the next period.
-pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64, strict_paper: bool) -> u16 {
-    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
-    let counts = |sample: &&Sample| strict_paper || sample.backlogged;
-    let least =
-        samples.iter().filter(counts).reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
-    if let (Some(most), Some(least)) = (most, least) {
-        let limit = if strict_paper { unfair } else { self::unfair(unfair, most.in_flight) };
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        if most.vt.since(least.vt) > limit {
-            return increased(ratio, most, least);
-        }
+pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
+    // Who is before this point is unfairly far behind the flow.
+    let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
+    let foremost = samples.iter().reduce(|a, b| if edge(a).is_before(edge(b)) { b } else { a });
+    let Some(foremost) = foremost else { return ratio };
+    let is_behind = |sample: &&Sample| sample.vt.is_before(edge(foremost)) && sample.is_high();
+    if !samples.iter().any(|sample| is_behind(&sample)) {
+        return decreased(ratio, samples).max(kept(samples).min(ratio));
     }
-    decreased(ratio, samples)
+    let used = used(samples);
+    let waiting = samples.iter().filter(|sample| is_behind(sample) && sample.waits);
+    let least = waiting.min_by_key(|sample| sample.progress);
+    if let Some(least) = least
+        && used * BACKED_UP >= u64::from(ratio) * ONE
+    {
+        return increased(ratio, foremost, least);
+    }
+    let others = samples.iter().filter(|sample| !is_behind(sample));
+    let slowdowns = others.filter_map(|sample| slowdown(sample, class_weights(ratio)));
+    let (min, max) =
+        slowdowns.fold((u64::MAX, 0), |(min, max), slow| (slow.min(min), slow.max(max)));
+    let needed = (max * ONE / min).max(used) * 3 / 2;
+    let needed = if least.is_some() { needed.max(used * BACKED_UP) } else { needed };
+    let next = u16::try_from(needed.div_ceil(ONE) + 1).unwrap_or(ratio);
+    next.max(ratio / FALL).min(ratio).max(RATIO_FLOOR)
+}
+
+/// The same as the paper has it: f_min is any flow.
+pub(super) fn next_as_in_paper(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
+    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
+    let least = samples.iter().reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
+    match (most, least) {
+        (Some(most), Some(least)) if least.vt.is_before(most.vt.minus(unfair.min(SPAN_MAX))) => {
+            increased(ratio, most, least)
+        }
+        _ => decreased(ratio, samples),
+    }
+}
+
+/// How many requests of the high class there were for each of the low one, in parts.
+fn used(samples: &[Sample]) -> u64 {
+    let (high, low) = samples.iter().fold((0, 0), |(high, low), sample| {
+        let [h, _, l] = sample.requests;
+        (high + h, low + l)
+    });
+    high * ONE / low.max(1)
 }
 
 /// Eq. 2.
 fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
-    match least.progress {
-        0 if least.backlogged => RATIO_MAX,
-        0 => ratio,
-        progress => {
-            // In KiU where the product would not fit.
-            let shift = if most.progress >> 54 == 0 { 0 } else { KIU };
-            let widened = (most.progress >> shift) * u64::from(ratio) / (progress >> shift).max(1);
-            u16::try_from(widened + 1).map_or(RATIO_MAX, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
-        }
+    if least.progress == 0 {
+        return if least.in_flight == 0 { ratio } else { RATIO_MAX };
     }
+    // In KiU where the product would not fit.
+    let shift = if most.progress >> 54 == 0 { 0 } else { KIU };
+    let widened = (most.progress >> shift) * u64::from(ratio) / (least.progress >> shift).max(1);
+    u16::try_from(widened + 1).map_or(RATIO_MAX, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// The largest Eq. 3 of all flows; without any, no change.
+/// The largest Eq. 3 of all flows, rounded up; without any, no change.
 fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     let weights = class_weights(ratio);
-    let slowdown = samples.iter().filter_map(|sample| slowdown(sample, weights)).max();
-    slowdown.map_or(ratio, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
+    let most = samples.iter().filter_map(|sample| slowdown(sample, weights)).max();
+    let next = most.and_then(|most| u16::try_from(most.div_ceil(ONE)).ok());
+    next.map_or(ratio, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// Eq. 3, rounded up.
-fn slowdown(sample: &Sample, weights: ClassWeights) -> Option<u16> {
+/// What the ratio must be if the shares of this period are to stay: with the lightest of the
+/// throttled flows in the low class, those of less than twice its requests with it, and all others
+/// in the classes above, `r + ceil(sqrt r)` of theirs for each of them.
+///
+/// Eq. 3 takes a class's speed for a flow's, as if no other were in the medium class. After a ratio
+/// that was too large that is too little, and the ratio would swing between 5 and 33 in Figure 15
+/// with flows that are unevenly placed.
+fn kept(samples: &[Sample]) -> u16 {
+    let requests = |sample: &Sample| sample.requests.iter().sum::<u64>();
+    let throttled = || samples.iter().filter(|sample| !sample.is_high()).map(requests);
+    let Some(least) = throttled().min() else { return RATIO_FLOOR };
+    let low = throttled().filter(|&requests| requests < 2 * least).sum::<u64>();
+    let others = samples.iter().map(requests).sum::<u64>() - low;
+    let enough = |ratio: &u16| u64::from(ratio + ceil_sqrt(*ratio)) * low >= others;
+    (RATIO_FLOOR..RATIO_MAX).find(enough).unwrap_or(RATIO_MAX)
+}
+
+/// Eq. 3 in parts, at least one whole, rounded up; `None` for a flow that submitted nothing.
+fn slowdown(sample: &Sample, weights: ClassWeights) -> Option<u64> {
     let [h, m, l] = [weights.high, weights.medium, weights.low].map(u64::from);
-    // 40 bits are exact enough for a ratio of at most 8 bits.
-    let total = sample.bytes.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
-    let shift = 24u32.saturating_sub(total.leading_zeros());
-    let [high, medium, low] = sample.bytes.map(|bytes| bytes >> shift);
+    let [high, medium, low] = sample.requests;
     let served = (high + medium + low) * m * l;
     let in_high_only = high * m * l + medium * h * l + low * h * m;
-    (served > 0).then(|| u16::try_from(in_high_only.div_ceil(served)).unwrap_or(RATIO_MAX))
+    (served > 0).then(|| (in_high_only * ONE).div_ceil(served))
 }

@@ -3,7 +3,7 @@
 
 use super::activity::FlowState;
 use super::config::{D2fqConfig, TrackerKind};
-use super::gvt::{Gvt, KIU};
+use super::gvt::{Floor, Gvt, KIU};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tag;
 use crate::contract::port_set::PortId;
@@ -11,8 +11,8 @@ use crate::contract::vtime::VTime;
 use crate::structures::mindicator::VirtualTime;
 use crate::structures::tournament::{Key, Tournament};
 
-/// Global virtual time.
-pub(super) enum Tracker<P: Platform> {
+/// How global virtual time is found.
+pub(super) enum Way<P: Platform> {
     /// One word with a holder.
     Sloppy(Gvt<P>),
     /// The least of all active flows, looked for each time; the word keeps it for when there is
@@ -22,36 +22,68 @@ pub(super) enum Tracker<P: Platform> {
     Mindicator(VirtualTime<P>),
 }
 
+/// Global virtual time: what the way says, but never before the floor.
+pub(super) struct Tracker<P: Platform> {
+    way: Way<P>,
+    floor: Floor<P>,
+}
+
 impl<P: Platform> Tracker<P> {
     pub(super) fn new(config: &D2fqConfig) -> Self {
-        match config.tracker {
-            TrackerKind::Sloppy => Tracker::Sloppy(Gvt::new()),
-            TrackerKind::Scan => Tracker::Scan(Gvt::new()),
-            TrackerKind::Mindicator => Tracker::Mindicator(VirtualTime::new(config.ports.tree())),
+        let way = match config.tracker {
+            TrackerKind::Sloppy => Way::Sloppy(Gvt::new()),
+            TrackerKind::Scan => Way::Scan(Gvt::new()),
+            TrackerKind::Mindicator => Way::Mindicator(VirtualTime::new(config.ports.tree())),
+        };
+        Tracker { way, floor: Floor::new() }
+    }
+
+    #[inline]
+    pub(super) fn way(&self) -> &Way<P> {
+        &self.way
+    }
+
+    #[inline]
+    pub(super) fn floor(&self) -> VTime {
+        self.floor.get()
+    }
+
+    /// Raises the floor, and the word to it.
+    pub(super) fn raise(&self, floor: VTime) {
+        self.floor.raise(floor);
+        self.follow();
+    }
+
+    /// Sees to it that the word is not before the floor, after one of them has been written.
+    pub(super) fn follow(&self) {
+        P::fence();
+        if let Way::Sloppy(gvt) = &self.way {
+            gvt.raise(self.floor());
         }
     }
 
     /// How far a flow at `vt` is ahead, in KiU. `least` finds the least of all active flows.
     #[inline]
     pub(super) fn ahead(&self, vt: VTime, least: impl FnOnce() -> Option<VTime>) -> i64 {
-        match self {
-            Tracker::Sloppy(gvt) => gvt.ahead(vt),
-            Tracker::Scan(gvt) => match least() {
+        match &self.way {
+            Way::Sloppy(gvt) => gvt.ahead(vt),
+            Way::Scan(gvt) => match least() {
                 Some(least) => {
+                    let least = least.max(self.floor());
                     gvt.raise_unheld(least);
                     vt.since(least) >> KIU
                 }
                 None => gvt.ahead(vt),
             },
-            Tracker::Mindicator(time) => vt.since(time.now()) >> KIU,
+            Way::Mindicator(time) => vt.since(time.now().max(self.floor())) >> KIU,
         }
     }
 
     /// Its value in units; modulo 2^50 where one word keeps it.
     pub(super) fn units(&self) -> u64 {
-        match self {
-            Tracker::Sloppy(gvt) | Tracker::Scan(gvt) => gvt.units(),
-            Tracker::Mindicator(time) => time.now().units(),
+        match &self.way {
+            Way::Sloppy(gvt) | Way::Scan(gvt) => gvt.units(),
+            Way::Mindicator(time) => time.now().max(self.floor()).units(),
         }
     }
 }
@@ -98,26 +130,12 @@ impl Leads {
     }
 }
 
-/// The least virtual time of what is active, and of what has been in flight without a break.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Least {
-    pub(super) active: Option<VTime>,
-    pub(super) backlogged: Option<VTime>,
-}
-
-/// Looks at every flow.
-pub(super) fn least<P: Platform>(states: &[FlowState<P>], now_ns: u64, grace_ns: u64) -> Least {
-    let earlier = |least: Option<VTime>, vt: VTime| Some(least.map_or(vt, |least| least.min(vt)));
-    states.iter().fold(Least::default(), |least, state| {
-        let activity = state.activity();
-        if !activity.is_active(now_ns, grace_ns) {
-            return least;
-        }
-        let vt = state.vt();
-        let backlogged = activity.is_backlogged(now_ns, grace_ns);
-        Least {
-            active: earlier(least.active, vt),
-            backlogged: if backlogged { earlier(least.backlogged, vt) } else { least.backlogged },
-        }
-    })
+/// The least virtual time of the active flows; looks at every flow.
+pub(super) fn least<P: Platform>(
+    states: &[FlowState<P>],
+    now_ns: u64,
+    grace_ns: u64,
+) -> Option<VTime> {
+    let active = states.iter().filter(|state| state.activity().is_active(now_ns, grace_ns));
+    active.map(FlowState::vt).reduce(VTime::min)
 }

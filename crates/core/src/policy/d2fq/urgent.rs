@@ -3,12 +3,12 @@
 //! **Problem.** A controller serves urgent queues before all weighted ones, without limit: nothing
 //! protects the others. **Model.** A flow that is marked urgent gets the urgent class where Eq. 1
 //! would give it the high one, so it stays bound to its share, and only while there is **credit**:
-//! every byte that anybody submits earns `percent / 100` of a byte, every urgent byte takes one,
-//! and at most [`Budget::burst`] are saved up. **Law.** In any interval urgent requests take at
-//! most `percent` of all bytes, plus the burst, plus what ports have not published; what remains,
-//! at least half, is the weighted classes'. **Units.** Hundredths of a byte, so nothing is rounded.
-//! One shared word, written once per publication and per urgent request; accessed with Relaxed, for
-//! nothing else depends on it.
+//! every byte served earns `percent / 100` of a byte, every urgent byte takes one, and at most
+//! [`Budget::burst`] are saved up. **Law.** In any interval urgent requests take at most `percent`
+//! of all bytes, plus the burst, plus what ports have not published; what remains, at least half,
+//! is the weighted classes'. **Units.** Hundredths of a byte, so nothing is rounded. One shared
+//! word, written once per publication and per urgent request; accessed with Relaxed, for nothing
+//! else depends on it.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
@@ -29,7 +29,7 @@ impl<P: Platform> Budget<P> {
         }
     }
 
-    /// So many bytes were submitted.
+    /// So many bytes were served.
     pub(super) fn earn(&self, bytes: u64) {
         let earned = bytes.saturating_mul(self.percent);
         self.change(|credit| Some(credit.saturating_add(earned).min(self.burst)));

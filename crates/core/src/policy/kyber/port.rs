@@ -36,7 +36,8 @@ pub struct KyberPort<P: Platform = Native> {
 struct Entry {
     submitted_ns: u64,
     issued_ns: u64,
-    flow: u32,
+    /// Of its flow.
+    seat: u32,
     domain: Domain,
     state: State,
 }
@@ -46,13 +47,13 @@ impl<P: Platform> KyberPort<P> {
         let free = Entry {
             submitted_ns: 0,
             issued_ns: 0,
-            flow: 0,
+            seat: 0,
             domain: Domain::Other,
             state: State::Free,
         };
-        let account = PortFlows::new(id, &shared.flows, shared.flows.capacity());
+        let account = PortFlows::new(id, &shared.flows, config.tags);
         let entries = (0..config.tags).map(|_| free).collect();
-        let units = Units::new(config.flows, config.tags, config.merge_bytes);
+        let units = Units::new(account.seats(), config.tags, config.merge_bytes);
         KyberPort {
             shared,
             id,
@@ -85,11 +86,11 @@ impl<P: Platform> KyberPort<P> {
 
     /// What the flow has staged, the first part of each command.
     fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
-        let owned = self.account.seat(flow).is_some();
+        let seat = self.account.seat(flow);
         let units = self.queues.iter(&self.links).filter_map(|unit| self.units.first(unit));
         self.again.iter().map(Tag).chain(units).filter(move |tag| {
             let entry = self.entries.get(tag.0 as usize);
-            owned && entry.is_some_and(|entry| entry.flow as usize == flow.slot())
+            seat.is_some() && entry.map(|entry| entry.seat as usize) == seat
         })
     }
 
@@ -123,12 +124,11 @@ impl<P: Platform> Port for KyberPort<P> {
         let free = |entry: &&mut Entry| entry.state == State::Free;
         let entry =
             self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
-        let (weight, _) =
+        let (weight, at) =
             self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        let domain = Domain::of(request.op);
-        let flow = request.flow.slot() as u32;
-        *entry = Entry { submitted_ns: now_ns, issued_ns: 0, flow, domain, state: State::Staged };
-        if let Placed::New(unit) = self.units.place(request, weight) {
+        let (domain, seat) = (Domain::of(request.op), at as u32);
+        *entry = Entry { submitted_ns: now_ns, issued_ns: 0, seat, domain, state: State::Staged };
+        if let Placed::New(unit) = self.units.place(request, at, weight) {
             self.queues.stage(&mut self.links, domain, unit.0);
         }
         Ok(Submitted::Staged)
@@ -159,8 +159,8 @@ impl<P: Platform> Port for KyberPort<P> {
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
         let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else { return };
         entry.state = State::Free;
-        let Entry { submitted_ns, issued_ns, flow, domain, .. } = *entry;
-        self.account.finish(&self.shared.flows, flow as usize);
+        let Entry { submitted_ns, issued_ns, seat, domain, .. } = *entry;
+        self.account.finish(&self.shared.flows, seat as usize);
         let (total_ns, device_ns) =
             (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
         self.shared.latencies.record(self.id, domain, total_ns, device_ns);
@@ -186,8 +186,8 @@ impl<P: Platform> Port for KyberPort<P> {
                 entry.state = State::Free;
                 self.queues.remove(&mut self.links, entry.domain, unit);
                 self.units.cancel(tag, unit);
-                let flow = entry.flow as usize;
-                self.account.finish(&self.shared.flows, flow);
+                let seat = entry.seat as usize;
+                self.account.finish(&self.shared.flows, seat);
             }
             State::Again => {
                 entry.state = State::Issued;
@@ -232,7 +232,10 @@ impl<P: Platform> Port for KyberPort<P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        self.units.barrier(flow);
+        // Without a seat it has nothing here.
+        if let Some(seat) = self.account.seat(flow) {
+            self.units.barrier(seat);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! Merging is the port's own business, as its queues are: each port has a [`Merger`], and nothing
 //! of it is shared.
 
-use crate::contract::flow::{FlowId, Weight};
+use crate::contract::flow::Weight;
 use crate::contract::port::{Class, Next, Outcome, Request, Tag};
 use crate::policy::serial::merge::{Merger, Piece, Placed};
 use crate::policy::serial::{Arrival, Job, SerialConfig};
@@ -16,8 +16,9 @@ pub(in crate::policy) struct Units {
 }
 
 impl Units {
-    /// For the tags `0..tags`; `merge_bytes` of 0 merges nothing.
-    pub(in crate::policy) fn new(flows: usize, tags: usize, merge_bytes: u32) -> Units {
+    /// For the tags `0..tags` of the flows in so many seats; `merge_bytes` of 0 merges nothing.
+    pub(in crate::policy) fn new(seats: usize, tags: usize, merge_bytes: u32) -> Units {
+        let flows = seats;
         let config = SerialConfig { ports: 1, flows, tags, merge_bytes, ..SerialConfig::default() };
         let merger = (merge_bytes > 0).then(|| Merger::new(&config));
         let bound = if merger.is_some() { config.jobs() } else { tags };
@@ -29,20 +30,18 @@ impl Units {
         self.bound
     }
 
-    /// Puts a request into a staged unit or makes it a new one, which is to be staged.
+    /// Puts a request of the flow in the seat into a staged unit or makes it a new one, which is to
+    /// be staged.
     #[inline]
-    pub(in crate::policy) fn place(&mut self, request: &Request, weight: Weight) -> Placed {
-        let Request { tag: Tag(tag), flow, op, offset, length } = *request;
+    pub(in crate::policy) fn place(
+        &mut self,
+        request: &Request,
+        seat: usize,
+        weight: Weight,
+    ) -> Placed {
+        let Request { tag: Tag(tag), op, offset, length, .. } = *request;
         let Some(merger) = &mut self.merger else { return Placed::New(Job(tag)) };
-        merger.place(&Arrival {
-            job: Job(tag),
-            flow: flow.slot(),
-            weight,
-            op,
-            offset,
-            length,
-            cost: 0,
-        })
+        merger.place(&Arrival { job: Job(tag), flow: seat, weight, op, offset, length, cost: 0 })
     }
 
     /// The next part of the command that the port is in the midst of.
@@ -102,10 +101,11 @@ impl Units {
         self.merger.is_some()
     }
 
+    /// Nothing that comes from now on is merged with what the flow in the seat has staged.
     #[inline]
-    pub(in crate::policy) fn barrier(&mut self, flow: FlowId) {
+    pub(in crate::policy) fn barrier(&mut self, seat: usize) {
         if let Some(merger) = &mut self.merger {
-            merger.barrier(flow.slot());
+            merger.barrier(seat);
         }
     }
 }

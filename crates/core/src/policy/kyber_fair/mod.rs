@@ -56,6 +56,7 @@
 //! | port | a queue set and tokens in hand for each flow | `port`, private to the port |
 //! | pot | a flow's tokens of this period, shared by its ports | `period` |
 //! | period | number, tokens per weight, who is out of tokens, who sleeps | `period` |
+//! | census | the weights of the flows that are active | `census` |
 //! | predictor | tokens of the next period | `predict` |
 //!
 //! **Ports of one flow** share its pot. Each takes a *batch* at a time, a 32nd of the flow's tokens
@@ -74,6 +75,7 @@
 //!
 //! **Knobs** ([`KyberFairConfig`]).
 
+mod census;
 #[cfg(all(test, loom))]
 mod models;
 mod period;
@@ -98,6 +100,7 @@ use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::structures::flow_table::FlowTable;
+use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
 
@@ -165,11 +168,15 @@ pub struct KyberFair<P: Platform = Native> {
 struct Shared<P: Platform> {
     flows: FlowTable<P>,
     pots: Box<[Pot<P>]>,
+    census: CachePadded<Census<P>>,
     periods: Periods<P>,
     lines: Box<[CachePadded<Line<P>>]>,
     /// What writes cost, in 1/256 of their bytes.
     write_ratio: CachePadded<P::U64>,
-    /// Only for who begins a period, and only one does at a time: nobody ever waits for it.
+    /// The tokens predicted for this period, for statistics.
+    predicted: P::U64,
+    /// Taken by the port that begins a period, and only one does at a time: no port ever waits for
+    /// it.
     planner: P::Mutex<Planner>,
     cost: CostModel,
     measured_writes: bool,
@@ -201,6 +208,7 @@ struct Planner {
     predictor: Predictor,
     ratio: Ratio,
     stay: Stay,
+    ends: Ends,
     /// When latencies were last looked at.
     measured_ns: u64,
 }
@@ -222,10 +230,11 @@ impl<P: Platform> KyberFair<P> {
         };
         let predictor = Predictor::new(config.tokens, config.period_ns);
         let (ratio, stay) = (Ratio::default(), Stay::default());
-        let planner = Planner { predictor, ratio, stay, measured_ns: 0 };
+        let planner = Planner { predictor, ratio, stay, ends: Ends::default(), measured_ns: 0 };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             pots: (0..config.flows).map(|_| Pot::new()).collect(),
+            census: CachePadded::new(Census::new()),
             periods: Periods::new(
                 config.ports,
                 config.period_ns,
@@ -234,6 +243,7 @@ impl<P: Platform> KyberFair<P> {
             ),
             lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
+            predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
             cost: config.cost,
             measured_writes: config.measured_writes,
@@ -264,11 +274,11 @@ impl<P: Platform> Policy for KyberFair<P> {
     type Port = KyberFairPort<P>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        let Shared { flows, pots, .. } = &*self.shared;
+        let Shared { flows, pots, census, .. } = &*self.shared;
         flows.add(known, weight, |slot| {
             if let Some(pot) = pots.get(slot) {
                 // No port uses the slot yet; the table makes it visible.
-                pot.reset();
+                pot.reset(census);
             }
         })
     }
@@ -278,11 +288,19 @@ impl<P: Platform> Policy for KyberFair<P> {
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.shared.flows.close(flow)
+        let Shared { flows, pots, census, .. } = &*self.shared;
+        let ports = flows.close(flow)?;
+        if let Some(pot) = pots.get(flow.slot()) {
+            pot.forget(census);
+        }
+        Ok(ports)
     }
 
+    /// Looks at the pots of all open flows.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let shared = &*self.shared;
+        let pots = shared.flows.open_slots().filter_map(|slot| shared.pots.get(slot));
+        pots.for_each(|pot| pot.expire(&shared.periods));
         if shared.periods.is_over(now_ns)
             && let Some(sleepers) = shared.begin_period(shared.periods.now(), now_ns)
         {
@@ -293,7 +311,9 @@ impl<P: Platform> Policy for KyberFair<P> {
 
     fn stats(&self) -> Stats {
         let shared = &*self.shared;
-        let (periods, tokens) = shared.planner.with(|planner| planner.predictor.state());
+        // The first is there from the beginning.
+        let periods = shared.periods.number().saturating_sub(1);
+        let tokens = shared.predicted.load(Ordering::Relaxed);
         let ratio = shared.write_ratio.load(Ordering::Relaxed);
         Stats {
             tokens: Some(TokenStats { periods, tokens, write_percent: ratio * 100 / Ratio::ONE }),

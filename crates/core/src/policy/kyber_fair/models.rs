@@ -8,6 +8,7 @@ use std::vec::Vec;
 
 use loom::thread;
 
+use super::census::Census;
 use super::period::{Period, Periods, Pot, Taken};
 use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use crate::contract::flow::{FlowId, Weight};
@@ -105,7 +106,7 @@ fn tokens_are_neither_lost_nor_doubled<P: Platform>(begins: bool) {
         let second = thread::spawn(move || {
             if begins {
                 clock.publish(next);
-                other.expire(now, true);
+                other.expire(&clock);
             }
             empty(&other, &clock, if begins { next } else { now })
         });
@@ -143,6 +144,43 @@ fn without_a_compare_and_swap_tokens_are_doubled() {
 #[should_panic(expected = "tokens were lost or doubled")]
 fn without_any_order_a_port_that_is_behind_takes_tokens_twice() {
     tokens_are_neither_lost_nor_doubled::<Unordered>(true);
+}
+
+/// Two ports see a flow that was last seen in the first period, one of them perhaps by that period's
+/// number still: it is counted once, in the second.
+fn a_flow_is_counted_once<P: Platform>(is_behind: bool) {
+    check(6, move || {
+        let (pot, census) = (Arc::new(Pot::<P>::new()), Arc::new(Census::<P>::new()));
+        let [first, second] = [1, 2].map(|number| Period::new(number, 1, 32));
+        if !is_behind {
+            pot.see(&census, first, Weight::DEFAULT);
+        }
+        census.open(2);
+        let (other_pot, other) = (pot.clone(), census.clone());
+        let peer = thread::spawn(move || {
+            other_pot.see(&other, if is_behind { first } else { second }, Weight::DEFAULT);
+        });
+        pot.see(&census, second, Weight::DEFAULT);
+        peer.join().unwrap();
+        let counted = [census.sum(2, 1), census.sum(2, 2)];
+        assert_eq!(counted, [(1, 100); 2], "not once");
+    });
+}
+
+#[test]
+fn a_flow_that_two_ports_see_is_counted_once() {
+    a_flow_is_counted_once::<Loom>(false);
+}
+
+#[test]
+fn a_port_that_is_behind_moves_no_flow_back() {
+    a_flow_is_counted_once::<Loom>(true);
+}
+
+#[test]
+#[should_panic(expected = "not once")]
+fn without_a_compare_and_swap_a_flow_is_counted_twice() {
+    a_flow_is_counted_once::<Torn>(false);
 }
 
 /// What ends the period for a port that is out of tokens.

@@ -6,29 +6,31 @@
 //! the period whose tokens are in it (the low bits of the number), and how many are left. The first
 //! port that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and
 //! what was left of the period before, up to as much again, by the same compare-and-swap that takes
-//! from it. So to begin a period is to write two words, however many flows there are, and no token
-//! is handed out twice: of all ports that find an old tag, one succeeds.
+//! from it. So to begin a period is to add up a few sums (`census`) and to write some words, however
+//! many flows there are, and no token is handed out twice: of all ports that find an old tag, one
+//! succeeds.
 //!
 //! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that
 //! is not the port's own is of an earlier period, unless the port is behind. That the port finds
 //! out by reading the number again *after* the pot: the port that filled the pot had read the later
 //! number (acquire) and published the pot after that (release), so a port that sees the pot
 //! (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
-//! of this period and no other with the same low bits: the port that begins a period looks at the
-//! pots of all flows, whose lines it reads anyway, and empties those of another period than the one
-//! that ends, so no pot keeps its tag, or its tokens, for two periods. (A verb that is suspended
-//! for 65,536 periods in the midst of its compare-and-swap may write a tag that old; its tokens are
-//! good for one period at most.)
+//! of this period and no other with the same low bits, for `tick` empties all pots that are of
+//! another period than this one and the last; and it comes more often than 65,536 periods, which
+//! take longer than one period's time but where each serves next to nothing. (If it does not, or a
+//! verb is suspended for so long in the midst of its compare-and-swap, the flow finds what was left
+//! 65,536 periods ago, for one period.)
 //!
-//! **The tokens per weight** are written while the bit is set, before the number that they belong
-//! to. A port that reads the number and then the tokens has those of that number or of the next: a
-//! port that is just being overtaken may fill a pot by the next period's measure.
+//! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set, before
+//! the number that they belong to. A port that reads the number and then the rest has that of this
+//! number or of the next: a port that is just being overtaken may fill a pot by the next period's
+//! measure.
 //!
 //! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
-//! port that fails leaves it to the winner. The winner counts the active flows (seen in this
-//! period, or so lately that they may have all their requests in the device), marks them as
-//! `counted` for the next, sets `unspent` to their number, publishes the new words, and wakes all
-//! who sleep.
+//! port that fails leaves it to the winner. The winner asks the census for the active flows (seen in
+//! this period, or so lately that they may have all their requests in the device), sets `unspent`
+//! to their number, publishes the new words, and wakes all who sleep. The port that sees one of
+//! those flows first in the new period marks it as `counted`.
 //!
 //! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
 //! `unspent`. At 0 all active flows have run out.
@@ -74,6 +76,7 @@
 
 use crossbeam_utils::CachePadded;
 
+use super::census::Census;
 use super::predict::MAX_TOKENS;
 use super::{Latency, Line, Planner, Shared};
 use crate::contract::flow::Weight;
@@ -94,6 +97,9 @@ const FRACTION: u32 = 12;
 /// Of `unspent`: flows, of which there are at most 2^24. 39 bits of the number are above them, and
 /// only ports that are in the midst of a verb compare them.
 const COUNT_BITS: u32 = 25;
+/// Of the word that says when a flow was seen. 48 bits of the period's number are above them, which
+/// last for 9 years of a period a microsecond.
+const WEIGHT_BITS: u32 = 16;
 /// Each port takes at most so little of a flow's tokens at a time: 1/32.
 const LEAST_BATCHES: usize = 32;
 
@@ -104,13 +110,18 @@ pub(super) struct Period {
     number: u64,
     /// Tokens per unit of weight, times 2^[`FRACTION`].
     per_weight: u64,
+    /// Flows that were last seen in one of so many periods before this one count in it.
+    pub(super) reach: u8,
+    /// Whether what is left of the period before is good in this one.
+    pub(super) keeps: bool,
 }
 
 impl Period {
+    /// In which flows of the last period count, and what they have left is good.
     pub(super) fn new(number: u64, tokens: u64, weights: u64) -> Period {
         let most = MAX_TOKENS << FRACTION;
         let per_weight = ((tokens << FRACTION) / weights.max(1)).clamp(1, most);
-        Period { number, per_weight }
+        Period { number, per_weight, reach: 1, keeps: true }
     }
 
     /// Its number.
@@ -122,7 +133,12 @@ impl Period {
     /// What is above the tokens in a pot of this period.
     #[inline]
     fn tag(self) -> u64 {
-        FILLED | self.number << TAG_SHIFT & !FILLED
+        tag(self.number)
+    }
+
+    /// Its reach, and above that whether it keeps what was left.
+    fn terms(self) -> u64 {
+        u64::from(self.keeps) << u8::BITS | u64::from(self.reach)
     }
 
     /// The tokens of a flow: at least 1, and less than 2^46. Fractions of a token are handed out in
@@ -136,18 +152,25 @@ impl Period {
     }
 }
 
+/// What is above the tokens in a pot of a period.
+#[inline]
+fn tag(number: u64) -> u64 {
+    FILLED | number << TAG_SHIFT & !FILLED
+}
+
 /// A flow's tokens, and what its ports tell of it; in two cache lines of its own, which some
 /// processors fetch as one.
 #[repr(align(128))]
 pub(super) struct Pot<P: Platform> {
     /// The tag of a period and the tokens left of it; 0: of no period.
     tokens: P::U64,
-    /// The last period in which the flow sent, or waited to.
+    /// The last period in which the flow sent, or waited to, and its weight then in the lowest 16
+    /// bits; 0: none.
     seen: P::U64,
-    /// When it was first seen in that period by the last port to see it, in nanoseconds.
-    seen_ns: P::U64,
     /// The last period in which it counted as active.
     counted: P::U64,
+    /// What the flow owes on ports where another flow has taken its seat, in tokens.
+    debt: P::U64,
 }
 
 /// What came of taking tokens.
@@ -163,28 +186,58 @@ pub(super) enum Taken {
 
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
-        let [tokens, seen, seen_ns, counted] = [(); 4].map(|()| P::U64::new(0));
-        Pot { tokens, seen, seen_ns, counted }
+        let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
+        Pot { tokens, seen, counted, debt }
     }
 
     /// For a new flow in the slot: its first port fills it, and it does not count yet.
-    pub(super) fn reset(&self) {
-        for word in [&self.tokens, &self.seen, &self.seen_ns, &self.counted] {
+    pub(super) fn reset(&self, census: &Census<P>) {
+        self.forget(census);
+        for word in [&self.tokens, &self.counted, &self.debt] {
             word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The flow sent in this period, or waits to.
-    #[inline]
-    pub(super) fn see(&self, period: Period, now_ns: u64) {
-        self.seen.store(period.number, Ordering::Relaxed);
-        self.seen_ns.store(now_ns, Ordering::Relaxed);
+    /// The flow has not been seen: from the next period on it does not count.
+    pub(super) fn forget(&self, census: &Census<P>) {
+        let (number, weight) = split(self.seen.swap(0, Ordering::AcqRel));
+        census.leave(number, weight);
     }
 
-    /// Whether the flow is active: it was seen in this period, or after this time.
-    fn is_active(&self, period: Period, since_ns: u64) -> bool {
-        self.seen.load(Ordering::Relaxed) == period.number
-            || self.seen_ns.load(Ordering::Relaxed) > since_ns
+    /// Leaves a debt for the port that the flow comes to next. A sum that guards nothing: Relaxed.
+    pub(super) fn leave_debt(&self, tokens: u64) {
+        self.debt.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Takes up all that was left.
+    pub(super) fn take_up_debt(&self) -> u64 {
+        match self.debt.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.debt.swap(0, Ordering::Relaxed),
+        }
+    }
+
+    /// The flow sends in this period, or waits to.
+    #[inline]
+    pub(super) fn see(&self, census: &Census<P>, period: Period, weight: Weight) {
+        let mut old = self.seen.load(Ordering::Acquire);
+        loop {
+            let (last, old_weight) = split(old);
+            // A port that is behind moves nothing back.
+            let Some(age @ 1..) = period.number.checked_sub(last) else { return };
+            if age <= u64::from(period.reach) {
+                // Before the flow can be taken for seen: its tokens may be gone at once.
+                self.counted.store(period.number, Ordering::Relaxed);
+            }
+            let new = period.number << WEIGHT_BITS | u64::from(weight.get());
+            // It enters before the word says so: another port may take it out of there at once.
+            census.enter(period.number, weight);
+            match self.seen.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return census.leave(last, old_weight),
+                Err(now) => old = now,
+            }
+            census.leave(period.number, weight);
+        }
     }
 
     /// Takes a batch beyond what is `owed`, or what there is.
@@ -197,6 +250,7 @@ impl<P: Platform> Pot<P> {
         owed: u64,
     ) -> Taken {
         let (tag, share) = (period.tag(), period.share(weight));
+        let tag_before = self::tag(period.number.wrapping_sub(1));
         let want = owed + (share >> periods.batch_shift).max(1);
         // Acquire and release: see the module's text.
         let mut old = self.tokens.load(Ordering::Acquire);
@@ -204,7 +258,8 @@ impl<P: Platform> Pot<P> {
             let left = if old & !LEFT == tag {
                 old & LEFT
             } else if periods.number() == period.number {
-                share + (old & LEFT).min(share)
+                let is_kept = period.keeps && old & !LEFT == tag_before;
+                share + if is_kept { (old & LEFT).min(share) } else { 0 }
             } else {
                 return Taken::None;
             };
@@ -221,23 +276,21 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// Empties the pot, unless it is of this period, which ends. If a port is faster, it has filled
-    /// it for this period.
-    ///
-    /// What is left of the period that ends is kept only if its time was over: one that ends early,
-    /// for the device has too little to do, owes nothing to flows that did not use their tokens.
-    pub(super) fn expire(&self, period: Period, keeps: bool) {
-        let old = self.tokens.load(Ordering::Relaxed);
-        let new = match old & !LEFT == period.tag() {
-            true if keeps => old,
-            true => period.tag(),
-            false => 0,
-        };
-        if old != new {
-            // It guards nothing: an empty pot is filled by whoever reads the number after it.
-            _ = self.tokens.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+    /// Empties the pot, unless it is of this period or the last. Which this is, is read after the
+    /// pot, as by a port that takes tokens; and a port that fills the pot meanwhile is faster.
+    pub(super) fn expire(&self, periods: &Periods<P>) {
+        let old = self.tokens.load(Ordering::Acquire);
+        let number = periods.number();
+        if old != 0 && ![number, number.wrapping_sub(1)].map(tag).contains(&(old & !LEFT)) {
+            // It guards nothing: an empty pot is filled by the port that reads the number after it.
+            _ = self.tokens.compare_exchange(old, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
+}
+
+/// The period and the weight in a word of [`Pot::seen`].
+fn split(seen: u64) -> (u64, Weight) {
+    (seen >> WEIGHT_BITS, Weight::of_word(seen as u16))
 }
 
 /// What all ports know of periods.
@@ -261,6 +314,8 @@ struct Clock<P: Platform> {
     /// Its number, and whether the next is claimed.
     word: P::U64,
     per_weight: P::U64,
+    /// Its reach, and above that whether it keeps what was left.
+    terms: P::U64,
 }
 
 /// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as
@@ -272,8 +327,13 @@ impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
-        let Period { number, per_weight } = Period::new(1, tokens, NOBODY);
-        let clock = Clock { word: P::U64::new(number << 1), per_weight: P::U64::new(per_weight) };
+        let first = Period::new(1, tokens, NOBODY);
+        let Period { number, per_weight, .. } = first;
+        let clock = Clock {
+            word: P::U64::new(number << 1),
+            per_weight: P::U64::new(per_weight),
+            terms: P::U64::new(first.terms()),
+        };
         Periods {
             clock: CachePadded::new(clock),
             unspent: word(number << COUNT_BITS),
@@ -296,7 +356,10 @@ impl<P: Platform> Periods<P> {
     pub(super) fn now(&self) -> Period {
         let number = self.number();
         // Not before the number: what is read is as new as that, or newer.
-        Period { number, per_weight: self.clock.per_weight.load(Ordering::Relaxed) }
+        let Clock { per_weight, terms, .. } = &*self.clock;
+        let terms = terms.load(Ordering::Relaxed);
+        let (reach, keeps) = (terms as u8, terms >> u8::BITS != 0);
+        Period { number, per_weight: per_weight.load(Ordering::Relaxed), reach, keeps }
     }
 
     /// The port that does so may begin the next period; false: another does, or has.
@@ -315,6 +378,7 @@ impl<P: Platform> Periods<P> {
     /// all that was written before.
     pub(super) fn publish(&self, next: Period) -> PortSet {
         self.clock.per_weight.store(next.per_weight, Ordering::Relaxed);
+        self.clock.terms.store(next.terms(), Ordering::Relaxed);
         self.clock.word.store(next.number << 1, Ordering::SeqCst);
         P::fence();
         self.sleepers.set().take(Ordering::SeqCst)
@@ -425,33 +489,26 @@ impl<P: Platform> Shared<P> {
 
     /// Begins the period after `period`; gives the ports to wake. `None`: another does so, or has.
     pub(super) fn begin_period(&self, period: Period, now_ns: u64) -> Option<PortSet> {
-        let Shared { flows, pots, periods, .. } = self;
+        let Shared { census, periods, .. } = self;
         if !periods.claim(period) {
             return None;
         }
+        // A period that ends early, for the device has too little to do, owes nothing to flows that
+        // did not use their tokens.
         let keeps = periods.is_over(now_ns);
-        let (tokens, since_ns) = self.plan(period, now_ns);
+        let (tokens, reach) = self.plan(period, now_ns);
+        let (active, weights) = census.sum(period.number, reach);
         let next = period.number + 1;
-        let (mut weights, mut active) = (0, 0u64);
-        for (slot, weight) in flows.open_weights() {
-            let Some(pot) = pots.get(slot) else { continue };
-            pot.expire(period, keeps);
-            if pot.is_active(period, since_ns) {
-                pot.counted.store(next, Ordering::Relaxed);
-                weights += u64::from(weight.get());
-                active += 1;
-            }
-        }
+        census.open(next);
         periods.unspent.store(next << COUNT_BITS | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);
         periods.is_supplied();
         let weights = if active == 0 { NOBODY } else { weights };
-        Some(periods.publish(Period::new(next, tokens, weights)))
+        Some(periods.publish(Period { reach, keeps, ..Period::new(next, tokens, weights) }))
     }
 
-    /// The tokens of the next period, and since when a flow must have been seen to be active; also
-    /// what writes are to cost.
-    fn plan(&self, period: Period, now_ns: u64) -> (u64, u64) {
+    /// The tokens of the next period, and its reach; also what writes are to cost.
+    fn plan(&self, period: Period, now_ns: u64) -> (u64, u8) {
         // At the end of its time it says nothing: perhaps nobody was active.
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
@@ -466,7 +523,10 @@ impl<P: Platform> Shared<P> {
             let is_short = self.outstanding() < self.busy;
             let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
             let since_ns = now_ns.saturating_sub(horizon_ns);
-            (planner.predictor.next(now_ns, used, ran_out_early), since_ns)
+            let reach = planner.ends.reach(period.number, now_ns, since_ns);
+            let tokens = planner.predictor.next(now_ns, used, ran_out_early);
+            self.predicted.store(planner.predictor.tokens(), Ordering::Relaxed);
+            (tokens, reach)
         })
     }
 
@@ -513,10 +573,13 @@ mod tests {
         periods.publish(second);
         assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
         assert_eq!(take(first, WEIGHT, 1), Taken::None);
-        // What is left is good for one more period, up to as much again.
+        // What is left is good for one more period, up to as much again; not if that says so.
         let third = Period::new(9, 6400, 200);
         periods.publish(third);
-        assert_eq!(take(third, WEIGHT, 1 << 40), Taken::Last(6400));
+        assert_eq!(take(third, WEIGHT, 0), Taken::Some(100));
+        let fourth = Period { keeps: false, ..Period::new(10, 6400, 200) };
+        periods.publish(fourth);
+        assert_eq!(take(fourth, WEIGHT, 1 << 40), Taken::Last(3200));
     }
 
     /// Tags come round after 65,536 periods; a pot that was not touched is empty by then.
@@ -525,10 +588,12 @@ mod tests {
         let pot = Pot::<Native>::new();
         let (periods, first) = seventh(2, 3200, 100);
         assert_eq!(pot.take(&periods, first, WEIGHT, 3000), Taken::Some(3100));
-        pot.expire(first, true);
-        let left = pot.take(&periods, first, WEIGHT, 0);
-        assert_eq!(left, Taken::Last(100), "the pot is of the period that ends");
-        pot.expire(Period::new(8, 3200, 100), true);
+        for number in [8, 9] {
+            pot.expire(&periods);
+            assert_ne!(pot.tokens.load(Ordering::Relaxed), 0, "it is of this period or the last");
+            periods.publish(Period::new(number, 3200, 100));
+        }
+        pot.expire(&periods);
         let later = Period::new(7 + (1 << 16), 3200, 100);
         assert_eq!(later.tag(), first.tag());
         periods.publish(later);

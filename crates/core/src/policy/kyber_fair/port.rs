@@ -4,7 +4,9 @@
 //! negative: a request goes if there is one token, and what it costs beyond that is owed. Flows
 //! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
 //! *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
-//! they were taken in by one; debts outlive any.
+//! they were taken in by one; debts outlive any. All this lies in the flow's seat ([`PortFlows`]);
+//! if another flow takes that, tokens in hand are given up, and a debt is left with the pot, where
+//! the flow takes it up again on the port that it comes to next.
 //!
 //! **Bounds of loops.** In one period `next` looks at each flow of the ready list once at most: a
 //! flow sends, or goes to the throttled list. Each further round follows another period, begun here
@@ -50,8 +52,10 @@ struct Local {
     entries: Box<[Entry]>,
     units: Units,
     links: Links,
+    /// Per seat.
     flows: Box<[LocalFlow]>,
     again: Again,
+    /// Of seats.
     ring: Links,
     ready: Fifo,
     throttled: Fifo,
@@ -70,7 +74,8 @@ struct Local {
 struct Entry {
     cost: u64,
     issued_ns: u64,
-    flow: u32,
+    /// Of its flow.
+    seat: u32,
     domain: Domain,
     state: State,
 }
@@ -82,8 +87,8 @@ struct LocalFlow {
     tokens: i64,
     /// The period in which the flow last took tokens or ran out of them here; 0: none.
     number: u64,
-    /// Of the flow that has the slot. What is said of a slot that had none is right for any.
-    generation: u32,
+    /// The flow that this is about.
+    owner: FlowId,
     weight: Weight,
     list: List,
 }
@@ -100,12 +105,13 @@ enum List {
 const _: () = assert!(size_of::<LocalFlow>() == 64);
 
 impl LocalFlow {
-    fn new(generation: u32) -> Self {
+    /// A flow that comes to a port and owes so much.
+    fn new(owner: FlowId, debt: i64) -> Self {
         LocalFlow {
             queues: QueueSet::default(),
-            tokens: 0,
+            tokens: -debt,
             number: 0,
-            generation,
+            owner,
             weight: Weight::DEFAULT,
             list: List::None,
         }
@@ -114,20 +120,24 @@ impl LocalFlow {
 
 impl<P: Platform> KyberFairPort<P> {
     pub(super) fn new(port: PortId, config: &KyberFairConfig, shared: Arc<Shared<P>>) -> Self {
-        let (flows, tags) = (config.flows, config.tags);
-        let units = Units::new(flows, tags, config.merge_bytes);
+        let tags = config.tags;
+        let account = PortFlows::new(port, &shared.flows, tags);
+        let seats = account.seats();
+        let units = Units::new(seats, tags, config.merge_bytes);
         let free =
-            Entry { cost: 0, issued_ns: 0, flow: 0, domain: Domain::Other, state: State::Free };
+            Entry { cost: 0, issued_ns: 0, seat: 0, domain: Domain::Other, state: State::Free };
+        // Generations begin at 1.
+        let nobody = || LocalFlow::new(FlowId::new(0, 0), 0);
         let period = shared.periods.now();
         let local = Local {
             port,
-            account: PortFlows::new(port, &shared.flows, shared.flows.capacity()),
+            account,
             entries: (0..tags).map(|_| free).collect(),
             links: Links::new(units.bound()),
             units,
-            flows: (0..flows).map(|_| LocalFlow::new(0)).collect(),
+            flows: (0..seats).map(|_| nobody()).collect(),
             again: Again::new(tags),
-            ring: Links::new(flows),
+            ring: Links::new(seats),
             ready: Fifo::default(),
             throttled: Fifo::default(),
             period,
@@ -157,29 +167,28 @@ impl<P: Platform> Port for KyberFairPort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(free)
             .ok_or(SubmitError::BadTag)?;
-        let (weight, _) =
+        let (weight, seat) =
             local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        let slot = request.flow.slot();
-        let flow = local.flows.get_mut(slot).ok_or(SubmitError::NoSuchFlow)?;
-        if flow.generation != request.flow.generation() {
-            // The slot's old flow has nothing here: its last request completed before the slot was
-            // free.
-            *flow = LocalFlow::new(request.flow.generation());
+        let flow = local.flows.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        // A seat changes hands only while it is idle.
+        if local.account.live(seat) == 1 && flow.owner != request.flow {
+            shared.reseat(flow, request.flow);
         }
         flow.weight = weight;
         let domain = Domain::of(request.op);
         let cost_of = |length| shared.cost.cost(request.op, length).min(MAX_CHARGE);
-        let cost = match local.units.place(request, weight) {
+        let cost = match local.units.place(request, seat, weight) {
             Placed::New(unit) => {
                 flow.queues.stage(&mut local.links, domain, unit.0);
                 cost_of(request.length)
             }
             Placed::Into { before, length, .. } => cost_of(length).saturating_sub(cost_of(before)),
         };
-        *entry = Entry { cost, issued_ns: 0, flow: slot as u32, domain, state: State::Staged };
+        let seat = seat as u32;
+        *entry = Entry { cost, issued_ns: 0, seat, domain, state: State::Staged };
         if flow.list == List::None {
             flow.list = List::Ready;
-            local.ring.push(&mut local.ready, slot as u32);
+            local.ring.push(&mut local.ready, seat);
         }
         Ok(Submitted::Staged)
     }
@@ -196,15 +205,15 @@ impl<P: Platform> Port for KyberFairPort<P> {
         local.account.poll(&shared.flows);
         local.follow(shared);
         for _ in 0..MOST_PERIODS {
-            while let Some(slot) = local.ready.first() {
-                if !local.has_tokens(shared, slot, now_ns, wake) {
+            while let Some(seat) = local.ready.first() {
+                if !local.has_tokens(shared, seat, wake) {
                     local.ring.pop(&mut local.ready);
-                    local.ring.push(&mut local.throttled, slot);
-                    if let Some(flow) = local.flows.get_mut(slot as usize) {
+                    local.ring.push(&mut local.throttled, seat);
+                    if let Some(flow) = local.flows.get_mut(seat as usize) {
                         flow.list = List::Throttled;
                     }
                     local.throttles += 1;
-                } else if let Some(piece) = local.pick(slot) {
+                } else if let Some(piece) = local.pick(seat) {
                     return local.send(shared, &piece, now_ns);
                 }
             }
@@ -224,8 +233,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
         let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else { return };
         entry.state = State::Free;
-        let Entry { issued_ns, flow, domain, .. } = *entry;
-        local.account.finish(&shared.flows, flow as usize);
+        let Entry { issued_ns, seat, domain, .. } = *entry;
+        local.account.finish(&shared.flows, seat as usize);
         if !local.units.completed(tag, outcome) {
             return;
         }
@@ -304,13 +313,16 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let Some(seat) = local.account.seat(flow) else { return FlowStats::default() };
         let staged = local.staged_of(flow).count() as u32;
         let in_flight = local.account.live(seat).saturating_sub(staged);
-        let tokens = local.flows.get(flow.slot()).map(|flow| flow.tokens);
+        let tokens = local.flows.get(seat).map(|flow| flow.tokens);
         FlowStats { staged, in_flight, tokens, ..FlowStats::default() }
     }
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        self.local.units.barrier(flow);
+        // Without a seat it has nothing here.
+        if let Some(seat) = self.local.account.seat(flow) {
+            self.local.units.barrier(seat);
+        }
     }
 }
 
@@ -335,14 +347,13 @@ impl Local {
 
     /// What the flow has staged, the first part of each command.
     fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
-        let slot = flow.slot();
+        let seat = self.account.seat(flow);
         let of_flow = move |tag: &u32| {
             let entry = self.entries.get(*tag as usize);
-            entry.is_some_and(|entry| entry.flow as usize == slot)
+            seat.is_some() && entry.map(|entry| entry.seat as usize) == seat
         };
-        let seat = self.account.seat(flow);
-        let local = seat.and_then(|_| self.flows.get(slot));
-        let again = self.again.iter().filter(of_flow).filter(move |_| local.is_some()).map(Tag);
+        let local = seat.and_then(|seat| self.flows.get(seat));
+        let again = self.again.iter().filter(of_flow).map(Tag);
         let units = local.into_iter().flat_map(|local| local.queues.iter(&self.links));
         again.chain(units.filter_map(|unit| self.units.first(unit)))
     }
@@ -352,17 +363,17 @@ impl Local {
         let unit = self.units.alone(tag)?;
         let entry = self.entries.get_mut(tag.0 as usize)?;
         entry.state = State::Free;
-        let (slot, domain) = (entry.flow, entry.domain);
+        let (seat, domain) = (entry.seat, entry.domain);
         self.units.cancel(tag, unit);
-        let flow = self.flows.get_mut(slot as usize)?;
+        let flow = self.flows.get_mut(seat as usize)?;
         flow.queues.remove(&mut self.links, domain, unit);
         if flow.queues.is_empty() {
             let is_throttled = flow.list == List::Throttled && flow.number == self.period.number();
             let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
-            self.ring.remove(list, slot);
+            self.ring.remove(list, seat);
             flow.list = List::None;
         }
-        self.account.finish(&shared.flows, slot as usize);
+        self.account.finish(&shared.flows, seat as usize);
         Some(())
     }
 
@@ -371,25 +382,17 @@ impl Local {
     fn has_tokens<P: Platform>(
         &mut self,
         shared: &Shared<P>,
-        slot: u32,
-        now_ns: u64,
+        seat: u32,
         wake: &mut PortSet,
     ) -> bool {
-        let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
-        flow.tokens > 0 && flow.number == self.period.number()
-            || self.take(shared, slot, now_ns, wake)
+        let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
+        flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, seat, wake)
     }
 
     /// Takes tokens from the flow's pot; whether there is one in hand then.
-    fn take<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        slot: u32,
-        now_ns: u64,
-        wake: &mut PortSet,
-    ) -> bool {
-        let Some(pot) = shared.pots.get(slot as usize) else { return false };
-        let Some(flow) = self.flows.get_mut(slot as usize) else { return false };
+    fn take<P: Platform>(&mut self, shared: &Shared<P>, seat: u32, wake: &mut PortSet) -> bool {
+        let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
+        let Some(pot) = shared.pots.get(flow.owner.slot()) else { return false };
         let (periods, number) = (&shared.periods, self.period.number());
         if flow.number != number {
             // What was taken in the last period is still good.
@@ -398,7 +401,7 @@ impl Local {
             }
             flow.number = number;
             flow.list = List::Ready;
-            pot.see(self.period, now_ns);
+            pot.see(&shared.census, self.period, flow.weight);
         }
         if flow.tokens > 0 {
             return true;
@@ -418,15 +421,15 @@ impl Local {
 
     /// What the first flow in the ready list sends next.
     #[inline]
-    fn pick(&mut self, slot: u32) -> Option<Piece> {
-        let flow = self.flows.get_mut(slot as usize)?;
+    fn pick(&mut self, seat: u32) -> Option<Piece> {
+        let flow = self.flows.get_mut(seat as usize)?;
         let unit = flow.queues.pick(&mut self.links, |_| true);
         if flow.queues.is_empty() {
             flow.list = List::None;
             self.ring.pop(&mut self.ready);
         } else if flow.queues.batch_is_over() {
             self.ring.pop(&mut self.ready);
-            self.ring.push(&mut self.ready, slot);
+            self.ring.push(&mut self.ready, seat);
         }
         self.units.begin(unit?)
     }
@@ -444,7 +447,7 @@ impl Local {
         } else {
             entry.cost
         };
-        if let Some(flow) = self.flows.get_mut(entry.flow as usize) {
+        if let Some(flow) = self.flows.get_mut(entry.seat as usize) {
             flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
         }
         self.used = self.used.wrapping_add(charge);
@@ -510,6 +513,26 @@ impl Local {
             line.blocks.store(self.blocks, Ordering::Relaxed);
             line.wakes.store(self.wakes, Ordering::Relaxed);
         }
+    }
+}
+
+impl<P: Platform> Shared<P> {
+    /// The seat is another flow's from now on: the old one leaves its debt with its pot, and the
+    /// new one takes up what it has left with its own.
+    ///
+    /// The pot is the old flow's as long as that is open: the port has not let go of it, and does
+    /// not in the midst of a verb.
+    #[cold]
+    fn reseat(&self, seat: &mut LocalFlow, flow: FlowId) {
+        let old = seat.owner;
+        if seat.tokens < 0
+            && self.flows.weight(old).is_some()
+            && let Some(pot) = self.pots.get(old.slot())
+        {
+            pot.leave_debt(seat.tokens.unsigned_abs());
+        }
+        let debt = self.pots.get(flow.slot()).map_or(0, |pot| pot.take_up_debt());
+        *seat = LocalFlow::new(flow, i64::try_from(debt).unwrap_or(i64::MAX));
     }
 }
 

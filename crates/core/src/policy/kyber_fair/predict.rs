@@ -78,7 +78,6 @@ pub(super) struct Predictor {
     totals: Totals,
     part_ns: u64,
     tokens: u64,
-    periods: u64,
     /// When the period began; `None` before the first.
     began_ns: Option<u64>,
     /// The counter of used tokens then.
@@ -96,7 +95,6 @@ impl Predictor {
             totals,
             part_ns: (period_ns / PARTS).max(1),
             tokens: totals.first.clamp(totals.least, totals.most),
-            periods: 0,
             began_ns: None,
             used_before: 0,
             used: 0,
@@ -105,15 +103,14 @@ impl Predictor {
         }
     }
 
-    /// Periods begun, and the tokens predicted.
-    pub(super) fn state(&self) -> (u64, u64) {
-        (self.periods, self.tokens)
+    /// The tokens predicted.
+    pub(super) fn tokens(&self) -> u64 {
+        self.tokens
     }
 
     /// The tokens of the period that begins now. `used` counts those used since the start, over all
     /// ports; `ran_out_early` says that the last period ended because all had run out.
     pub(super) fn next(&mut self, now_ns: u64, used: u64, ran_out_early: bool) -> u64 {
-        self.periods += 1;
         let used = used.wrapping_sub(core::mem::replace(&mut self.used_before, used)).min(1 << 46);
         let began_ns = self.began_ns.replace(now_ns);
         if used == 0 {
@@ -232,7 +229,7 @@ mod tests {
         capacity: u64,
         periods: u32,
     ) -> u64 {
-        let mut tokens = predictor.state().1;
+        let mut tokens = predictor.tokens();
         for _ in 0..periods {
             let served = tokens.min(capacity);
             let length = if tokens < capacity {
@@ -279,7 +276,7 @@ mod tests {
         for period in 1..100 {
             assert_eq!(predictor.next(period * PERIOD, 0, false), 20 * MIB);
         }
-        assert_eq!(predictor.state(), (100, 20 * MIB));
+        assert_eq!(predictor.tokens(), 20 * MIB);
     }
 
     #[test]

@@ -236,6 +236,43 @@ fn what_a_request_uses_beyond_its_tokens_is_owed() {
     assert_eq!(issue_all(port, 300 * MS), [1], "two periods have paid for it");
 }
 
+/// A port of two tags has two seats. a owes for a large request when b and c take them; back, it
+/// still does.
+#[test]
+fn what_is_owed_outlives_the_seat() {
+    let config = KyberFairConfig {
+        busy: 1,
+        tokens: Totals::fixed(TOKENS),
+        cost: CostModel { min_bytes: 1, ..CostModel::default() },
+        ..KyberFairConfig::new(1, 4, 2)
+    };
+    let (policy, mut ports) = KyberFair::<Native>::new(&config).unwrap();
+    let [a, b, c] = [(); 3].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+    let port = &mut ports[0];
+    warm_up(&policy, port, &[a, b], 100 * MS);
+    let serve = |port: &mut KyberFairPort, flow, length, now_ns| {
+        submit(port, 0, flow, Op::Read, length).unwrap();
+        assert_eq!(issue_all(port, now_ns), [0]);
+        port.complete(now_ns, Tag(0), Outcome::Done, &mut { PortSet::EMPTY });
+    };
+    // 2000 tokens: nearly three periods' worth.
+    serve(port, a, 5900, 100 * MS);
+    assert!(port.flow_stats(a).tokens < Some(-3000));
+    serve(port, b, 100, 100 * MS);
+    serve(port, c, 100, 100 * MS);
+    assert_eq!(port.flow_stats(a).tokens, None, "it has no seat");
+    submit(port, 1, a, Op::Read, 100).unwrap();
+    assert!(port.flow_stats(a).tokens < Some(-3000));
+    port.cancel(100 * MS, Tag(1), &mut { PortSet::EMPTY });
+    // A new flow in the slot owes nothing.
+    policy.remove_flow(a).unwrap();
+    port.next(100 * MS, &mut { PortSet::EMPTY });
+    let new = policy.add_flow(Weight::DEFAULT).unwrap();
+    assert_eq!(new.slot(), a.slot());
+    submit(port, 1, new, Op::Read, 100).unwrap();
+    assert_eq!(port.flow_stats(new).tokens, Some(0));
+}
+
 #[test]
 fn writes_cost_the_measured_ratio() {
     let (policy, mut ports, [a, b]) = setup([100, 100]);

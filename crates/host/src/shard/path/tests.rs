@@ -4,7 +4,7 @@ use std::io;
 
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
-use fairq_core::{Native, Policy, Weight};
+use fairq_core::{FlowStats, Growth, Native, Policy, SubmitError, Weight};
 
 use super::*;
 use crate::device::store::Store;
@@ -241,6 +241,34 @@ impl Port for Spy {
     }
 
     fn complete(&mut self, _now_ns: u64, _tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {}
+
+    fn admit(&self, _flow: FlowId) -> Result<(), SubmitError> {
+        Ok(())
+    }
+
+    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn requeue(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+        Some(Submitted::Issue { class: Class::Medium })
+    }
+
+    fn grow(&mut self, _now_ns: u64, _tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn staged(&self, _flow: FlowId) -> Option<Tag> {
+        None
+    }
+
+    fn flow_stats(&self, _flow: FlowId) -> FlowStats {
+        FlowStats::default()
+    }
 }
 
 /// What the policy hears is what the tenant is charged for: blocks that a write cuts, the time of

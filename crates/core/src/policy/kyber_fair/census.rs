@@ -1,0 +1,199 @@
+//! Which flows are active: a census that the ports keep as they go.
+//!
+//! **Problem.** To begin a period the weights of the active flows have to be added up, and a port
+//! that begins one is in the midst of a verb: it cannot walk over all flows. **Model.** A flow is
+//! in the *bucket* of the last period that it was *seen* in: a port sees a flow when it takes
+//! tokens for it for the first time in a period. A bucket has the number of its flows and the sum
+//! of their weights. The first port that sees a flow in a period moves it there from the bucket
+//! where it was. The port that begins a period adds up the buckets of the last periods, as many as
+//! flows count from (`reach`): one, and on a slow device up to 63, since all that a flow has may be
+//! in the device for longer than a period.
+//!
+//! **Words.** There is a bucket for each of the last [`BUCKETS`] periods, of two words; each has
+//! the low bits of its period's number above the sum. The port that begins a period empties its
+//! bucket before the period is published. A sum is changed by a compare-and-swap that finds its own period's
+//! number there, so a port that is suspended in the midst of a move, however long, changes no other
+//! period's sums (but after 2^26 periods, a multiple of 64).
+//!
+//! **What may be wrong.** A port enters the flow in this period's bucket, then changes the flow's
+//! word, then takes it out of the old bucket, or out of this one if another port was faster. A
+//! period that begins between these steps counts the flow twice, and ends when its time is over; no
+//! token is handed out twice for that. No error stays: a flow is taken out of the bucket that its
+//! word said, once, by the port that changed the word; and that it had entered there is seen then,
+//! since the word is changed with acquire and release. The sums themselves are Relaxed. The port
+//! that finds a flow seen finds it `counted` as well, for the same reason.
+
+use crate::contract::flow::Weight;
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// Periods that are remembered. Flows that were seen longer ago do not count, however long requests
+/// take.
+pub(super) const BUCKETS: usize = 64;
+
+/// Bits of the number of flows, of which there are at most 2^24.
+const COUNT_BITS: u32 = 25;
+/// Bits of the sum of weights: 2^24 times 10,000 is below 2^38.
+const WEIGHT_BITS: u32 = 38;
+
+/// The flows that were last seen in one period.
+struct Bucket<P: Platform> {
+    count: P::U64,
+    weights: P::U64,
+}
+
+/// The buckets of the last periods.
+pub(super) struct Census<P: Platform>([Bucket<P>; BUCKETS]);
+
+impl<P: Platform> Census<P> {
+    pub(super) fn new() -> Self {
+        let bucket = |_| Bucket { count: P::U64::new(0), weights: P::U64::new(0) };
+        let census = Census(core::array::from_fn(bucket));
+        census.open(1);
+        census
+    }
+
+    #[inline]
+    fn bucket(&self, number: u64) -> Option<&Bucket<P>> {
+        self.0.get(number as usize % BUCKETS)
+    }
+
+    /// Empties the bucket of a period that is about to begin.
+    pub(super) fn open(&self, number: u64) {
+        if let Some(Bucket { count, weights }) = self.bucket(number) {
+            count.store(number << COUNT_BITS, Ordering::Relaxed);
+            weights.store(number << WEIGHT_BITS, Ordering::Relaxed);
+        }
+    }
+
+    /// A flow has been seen in this period, and in none before in it.
+    pub(super) fn enter(&self, number: u64, weight: Weight) {
+        if let Some(Bucket { count, weights }) = self.bucket(number) {
+            change(count, number, COUNT_BITS, |count| count + 1);
+            change(weights, number, WEIGHT_BITS, |sum| sum + u64::from(weight.get()));
+        }
+    }
+
+    /// A flow that entered is no longer of this period.
+    pub(super) fn leave(&self, number: u64, weight: Weight) {
+        if let Some(Bucket { count, weights }) = self.bucket(number) {
+            change(count, number, COUNT_BITS, |count| count.saturating_sub(1));
+            change(weights, number, WEIGHT_BITS, |sum| sum.saturating_sub(weight.get().into()));
+        }
+    }
+
+    /// The flows of the last `reach` periods up to this one, and the sum of their weights.
+    pub(super) fn sum(&self, number: u64, reach: u8) -> (u64, u64) {
+        let of = |word: &P::U64, number: u64, bits: u32| {
+            let word = word.load(Ordering::Relaxed);
+            if is_of(word, number, bits) { word & ((1 << bits) - 1) } else { 0 }
+        };
+        (0..u64::from(reach)).filter_map(|back| number.checked_sub(back)).fold(
+            (0, 0),
+            |(flows, sum), number| match self.bucket(number) {
+                Some(Bucket { count, weights }) => {
+                    (flows + of(count, number, COUNT_BITS), sum + of(weights, number, WEIGHT_BITS))
+                }
+                None => (flows, sum),
+            },
+        )
+    }
+}
+
+/// When the last periods ended, in nanoseconds.
+pub(super) struct Ends([u64; BUCKETS]);
+
+impl Default for Ends {
+    fn default() -> Self {
+        Ends([0; BUCKETS])
+    }
+}
+
+impl Ends {
+    /// Notes that the period ends now. Gives from how many periods flows count in the next: from
+    /// this one, and from those before that began after `since_ns`. (A flow that has something in
+    /// the device is seen in each period, or these are shorter than requests stay.)
+    pub(super) fn reach(&mut self, number: u64, now_ns: u64, since_ns: u64) -> u8 {
+        if let Some(end_ns) = self.0.get_mut(number as usize % BUCKETS) {
+            *end_ns = now_ns;
+        }
+        let began_after = |back: &u64| {
+            let end_before = number.checked_sub(*back + 1).map(|before| before as usize % BUCKETS);
+            end_before.and_then(|at| self.0.get(at)).is_some_and(|&end_ns| end_ns > since_ns)
+        };
+        1 + (1..BUCKETS as u64 - 1).take_while(began_after).count() as u8
+    }
+}
+
+/// Whether the word is a sum of this period.
+fn is_of(word: u64, number: u64, bits: u32) -> bool {
+    word >> bits << bits == number << bits
+}
+
+/// Changes a sum of this period, unless its bucket is another period's by now.
+fn change<W: AtomicWord>(word: &W, number: u64, bits: u32, to: impl Fn(u64) -> u64) {
+    let mut old = word.load(Ordering::Relaxed);
+    while is_of(old, number, bits) {
+        let new = number << bits | to(old & ((1 << bits) - 1));
+        match word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => old = now,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+
+    fn weight(weight: u16) -> Weight {
+        Weight::new(weight).unwrap()
+    }
+
+    #[test]
+    fn flows_are_where_they_were_last_seen() {
+        let census = Census::<Native>::new();
+        census.enter(1, weight(100));
+        census.enter(1, weight(300));
+        census.open(2);
+        census.enter(2, weight(150));
+        census.leave(1, weight(100));
+        assert_eq!([census.sum(2, 1), census.sum(2, 2)], [(1, 150), (2, 450)]);
+        assert_eq!(census.sum(2, 62), (2, 450), "nothing is before the first");
+        // 64 periods later the bucket is another's.
+        census.open(65);
+        census.leave(1, weight(300));
+        census.enter(1, weight(300));
+        assert_eq!(census.sum(65, 1), (0, 0));
+    }
+
+    #[test]
+    fn flows_count_from_the_periods_that_began_lately() {
+        let mut ends = Ends::default();
+        let mut at = |number, now_ns, since_ns| ends.reach(number, now_ns, since_ns);
+        assert_eq!(at(1, 100, 0), 1);
+        assert_eq!(at(2, 200, 0), 1, "the first began at 0");
+        assert_eq!([at(3, 300, 99), at(4, 400, 99)], [2, 3]);
+        assert_eq!(at(5, 500, 500), 1);
+        (6..200).for_each(|number| _ = at(number, 100 * number, 0));
+        assert_eq!(at(200, 20_000, 0), 63, "as many as are remembered");
+    }
+
+    proptest! {
+        /// As many flows as there may be, of any weight: nothing spills over.
+        #[test]
+        fn sums_hold_all_flows(number in 1u64.., heavy in 1u16..=10_000) {
+            let census = Census::<Native>::new();
+            census.open(number);
+            let Bucket { count, weights } = census.bucket(number).unwrap();
+            let (flows, sum) = ((1 << 24) - 1, ((1 << 24) - 1) * 10_000);
+            count.fetch_add(flows, Ordering::Relaxed);
+            weights.fetch_add(sum, Ordering::Relaxed);
+            census.enter(number, weight(heavy));
+            prop_assert_eq!(census.sum(number, 1), (flows + 1, sum + u64::from(heavy)));
+            census.leave(number, weight(heavy));
+            prop_assert_eq!(census.sum(number, 1), (flows, sum));
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! **Laws of shares.** D2FQ's flows get what weighted max-min fairness says: a flow that wants less
+//! than its share gets what it wants, and the others share the rest by weight, as far as a ratio of
+//! 256:1 between two classes can tell them apart. Where it cannot, no flow does worse than one of
+//! less weight. And a flow that is entitled to more than it has without a scheduler does not have
+//! less than that.
+//!
+//! What a flow wants follows from its depth: the device takes the same time for every command, so a
+//! flow with n requests in flight is served at most n commands in that time. It is served a little
+//! less, since a command waits for the rest of the arbiter's round.
+
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
+use fairq_core::none::{NonePolicy, NonePort};
+use fairq_core::{Class, Policy, Topology};
+
+use crate::lab::{Device, Lab, SECOND, Thread};
+
+/// As many commands at a time as a Z-SSD, and slower, so that runs are short: 100,000 a second.
+const SLOW: Device = Device { window: 64, service_ns: 640_000 };
+
+/// A flow: weight, requests in flight of each job, jobs.
+#[derive(Clone, Copy, Debug)]
+struct Flow(u16, usize, usize);
+
+impl Flow {
+    /// What it is served, in commands a second, if none of its commands ever waits.
+    fn wants(self) -> f64 {
+        (self.1 * self.2) as f64 * SECOND as f64 / SLOW.service_ns as f64
+    }
+}
+
+/// Commands of each flow in a second, in the second half of a run, each job on the next of the
+/// ports with 4 KiB a request.
+fn run<P: Policy>(
+    build: impl FnOnce(usize, usize, usize) -> (P, Vec<P::Port>),
+    twist: fn(Class) -> Class,
+    flows: &[Flow],
+    ports: usize,
+    seconds: u64,
+) -> Vec<f64> {
+    let jobs = flows
+        .iter()
+        .enumerate()
+        .flat_map(|(flow, &Flow(_, depth, jobs))| std::iter::repeat_n((flow, depth), jobs));
+    let on_port = |(job, (flow, depth))| Thread { flow, port: job % ports, depth, length: 4096 };
+    let threads: Vec<Thread> = jobs.enumerate().map(on_port).collect();
+    let weights: Vec<u16> = flows.iter().map(|flow| flow.0).collect();
+    let mut lab = Lab::new(build, &weights, &threads, SLOW);
+    lab.twist = twist;
+    (0..flows.len()).for_each(|flow| lab.start(flow));
+    lab.run(seconds * SECOND);
+    let bytes = lab.bytes_since(lab.now_ns - seconds * SECOND / 2);
+    bytes.iter().map(|&bytes| bytes as f64 / 4096.0 / (seconds as f64 / 2.0)).collect()
+}
+
+fn none(ports: usize, flows: usize, tags: usize) -> (NonePolicy, Vec<NonePort>) {
+    NonePolicy::new(ports, flows, tags).expect("legal")
+}
+
+/// D2FQ, or what a canary makes of it.
+#[derive(Clone, Copy)]
+struct Subject {
+    change: fn(&mut D2fqConfig),
+    twist: fn(Class) -> Class,
+}
+
+const D2FQ: Subject = Subject { change: |_| (), twist: |class| class };
+const AS_IN_PAPER: Subject = Subject { change: |config| config.strict_paper = true, ..D2FQ };
+const RATIO_2: Subject = Subject { change: |config| config.ratio = Ratio::Static(2), ..D2FQ };
+const UPSIDE_DOWN: Subject = Subject { twist: upside_down, ..D2FQ };
+
+fn upside_down(class: Class) -> Class {
+    match class {
+        Class::High => Class::Low,
+        Class::Low => Class::High,
+        other => other,
+    }
+}
+
+impl Subject {
+    fn run(self, flows: &[Flow], ports: usize, seconds: u64) -> Vec<f64> {
+        let build = |ports, flows, tags| -> (D2fq, Vec<D2fqPort>) {
+            let mut config = D2fqConfig::new(Topology::flat(ports), flows, tags);
+            (self.change)(&mut config);
+            D2fq::new(config).expect("legal")
+        };
+        run(build, self.twist, flows, ports, seconds)
+    }
+}
+
+/// What weighted max-min fairness gives each flow, in commands a second: flows that want less than
+/// their share of what is left get what they want, until all others want more.
+fn entitled(flows: &[Flow]) -> Vec<f64> {
+    let mut left = f64::from(SLOW.window) * SECOND as f64 / SLOW.service_ns as f64;
+    let mut of = vec![0.0; flows.len()];
+    let mut open: Vec<usize> = (0..flows.len()).collect();
+    while !open.is_empty() {
+        let weights: f64 = open.iter().map(|&flow| f64::from(flows[flow].0)).sum();
+        let share = |flow: usize| left * f64::from(flows[flow].0) / weights;
+        let (full, more): (Vec<usize>, Vec<usize>) =
+            open.iter().partition(|&&flow| flows[flow].wants() <= share(flow));
+        let done = if full.is_empty() { &more } else { &full };
+        done.iter().for_each(|&flow| of[flow] = flows[flow].wants().min(share(flow)));
+        left -= done.iter().map(|&flow| of[flow]).sum::<f64>();
+        open = if full.is_empty() { full } else { more };
+    }
+    of
+}
+
+/// How many commands all others get for each of the lightest of the flows that want more than they
+/// are entitled to: what the ratio of two classes must reach.
+fn apart(flows: &[Flow]) -> f64 {
+    let all = flows.iter().zip(entitled(flows));
+    let hungry = all.clone().filter(|(flow, entitled)| flow.wants() > 1.01 * entitled);
+    let least = hungry.map(|(_, entitled)| entitled).fold(f64::INFINITY, f64::min);
+    all.map(|(_, entitled)| entitled).sum::<f64>() / least
+}
+
+/// What goes wrong in a run; the text names the law.
+type Verdict = Result<(), String>;
+
+/// Law: each flow has at least this part of what it is entitled to.
+fn each_has(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
+    for ((flow, got), entitled) in flows.iter().zip(got).zip(entitled(flows)) {
+        if *got < part * entitled {
+            return Err(format!("{flow:?} has {got:.0} of {entitled:.0}; all: {flows:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Law: flows that want half more than they are entitled to are served by weight, to this part.
+fn hungry_share_by_weight(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
+    let all = flows.iter().zip(got).zip(entitled(flows));
+    let hungry = all.filter(|((flow, _), entitled)| flow.wants() > 1.5 * entitled);
+    let per_weight = hungry.map(|((flow, got), _)| got / f64::from(flow.0));
+    let (least, most) =
+        per_weight.fold((f64::INFINITY, 0f64), |(least, most), x| (least.min(x), most.max(x)));
+    if most > least * (1.0 + part) {
+        return Err(format!("{least:.3} to {most:.3} per weight: {got:.0?} of {flows:?}"));
+    }
+    Ok(())
+}
+
+/// Law: a flow that is entitled to more than it has without a scheduler has at least this part of
+/// that.
+fn none_is_harmed(part: f64, flows: &[Flow], got: &[f64], without: &[f64]) -> Verdict {
+    for (flow, entitled) in entitled(flows).into_iter().enumerate() {
+        if entitled > without[flow] && got[flow] < part * without[flow] {
+            let (got, without, of) = (got[flow], without[flow], flows[flow]);
+            return Err(format!("{of:?} has {got:.0}, without {without:.0}; all: {flows:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Law: a flow is not served less than one of less weight, unless it wants no more.
+fn no_inversion(flows: &[Flow], got: &[f64]) -> Verdict {
+    for (heavy, got_heavy) in flows.iter().zip(got) {
+        for (light, got_light) in flows.iter().zip(got) {
+            if heavy.0 >= light.0 && *got_heavy < 0.9 * got_light.min(0.9 * heavy.wants()) {
+                let got = format!("{got_heavy:.0} and {got_light:.0}");
+                return Err(format!("{heavy:?} and {light:?} have {got}; all: {flows:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A flow of weight 300 and one of weight 100, both deep, beside flows of weight 100 that want
+/// little.
+fn shallow(depth: usize, jobs: usize, count: usize) -> Vec<Flow> {
+    let mut flows = vec![Flow(300, 64, 2), Flow(100, 64, 2)];
+    flows.extend(std::iter::repeat_n(Flow(100, depth, jobs), count));
+    flows
+}
+
+/// Flows that want little take no weight from the others, and have what they want.
+fn shallow_flows_void_no_weights(subject: Subject) -> Verdict {
+    for (depth, jobs, count) in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (4, 1, 1),
+        (8, 1, 1),
+        (1, 2, 1),
+        (4, 2, 1),
+        (8, 2, 1),
+        (2, 1, 3),
+        (8, 1, 2),
+        (4, 2, 3),
+    ] {
+        let flows = shallow(depth, jobs, count);
+        let (got, without) = (subject.run(&flows, 8, 6), run(none, |class| class, &flows, 8, 1));
+        hungry_share_by_weight(0.05, &flows, &got)?;
+        each_has(0.9, &flows, &got)?;
+        none_is_harmed(0.95, &flows, &got, &without)?;
+    }
+    Ok(())
+}
+
+/// A flow of the largest weight is not worse off than without a scheduler.
+fn large_weights_do_no_harm(subject: Subject) -> Verdict {
+    for (weight, depth) in [(10_000, 1), (10_000, 4), (10_000, 64), (300, 1), (257, 32)] {
+        let flows = [Flow(weight, depth, 1), Flow(1, 64, 2), Flow(1, 64, 2)];
+        let (got, without) = (subject.run(&flows, 8, 6), run(none, |class| class, &flows, 8, 1));
+        none_is_harmed(0.95, &flows, &got, &without)?;
+        no_inversion(&flows, &got)?;
+    }
+    Ok(())
+}
+
+/// Loads by chance: 2 to 8 flows of 1 to 3 jobs, 1 to 64 deep, with weights up to `most`.
+struct Loads {
+    random: u64,
+    most: &'static [u64],
+}
+
+impl Loads {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % bound
+    }
+}
+
+impl Iterator for Loads {
+    type Item = Vec<Flow>;
+
+    fn next(&mut self) -> Option<Vec<Flow>> {
+        let count = 2 + self.below(7);
+        let most = self.most[self.below(self.most.len() as u64) as usize];
+        let scale = [1, 10, 39][self.below(3) as usize].min(10_000 / most);
+        let mut flow = || {
+            let weight = (1 + self.below(most)) * scale;
+            Flow(weight as u16, 1 << self.below(7), 1 + self.below(3) as usize)
+        };
+        Some((0..count).map(|_| flow()).collect())
+    }
+}
+
+/// Shares by weight up to 256:1. With 8 ports for all jobs a shallow flow waits behind the requests
+/// of a deep one in the queue that they share, so less can be had than with a port for each.
+fn shares_are_max_min(subject: Subject, random: u64, count: usize) -> Verdict {
+    let loads = Loads { random, most: &[2, 4, 16, 64, 256] };
+    for (number, flows) in loads.filter(|flows| apart(flows) < 250.0).take(count).enumerate() {
+        let (ports, part, by_weight) =
+            if number % 2 == 0 { (32, 0.85, 0.1) } else { (8, 0.75, 0.3) };
+        let got = subject.run(&flows, ports, 10);
+        each_has(part, &flows, &got)?;
+        hungry_share_by_weight(by_weight, &flows, &got)?;
+        none_is_harmed(0.9, &flows, &got, &run(none, |class| class, &flows, ports, 1))?;
+    }
+    Ok(())
+}
+
+/// Beyond 256:1.
+fn order_is_kept(subject: Subject, random: u64, count: usize) -> Verdict {
+    let loads = Loads { random, most: &[1_000, 10_000] };
+    loads.take(count).try_for_each(|flows| no_inversion(&flows, &subject.run(&flows, 32, 8)))
+}
+
+#[track_caller]
+fn caught(verdict: Verdict, why: &str) {
+    let said = verdict.expect_err("the canary passes");
+    assert!(said.contains(why), "{said}");
+}
+
+#[test]
+fn weights_hold_beside_shallow_flows() {
+    shallow_flows_void_no_weights(D2FQ).unwrap();
+    caught(shallow_flows_void_no_weights(AS_IN_PAPER), "per weight");
+    caught(shallow_flows_void_no_weights(RATIO_2), "per weight");
+}
+
+#[test]
+fn a_large_weight_is_not_worse_than_no_scheduler() {
+    large_weights_do_no_harm(D2FQ).unwrap();
+    caught(large_weights_do_no_harm(UPSIDE_DOWN), "without");
+}
+
+#[test]
+fn shares_are_max_min_fair() {
+    shares_are_max_min(D2FQ, 1, 16).unwrap();
+    caught(shares_are_max_min(RATIO_2, 1, 16), " of ");
+    caught(shares_are_max_min(UPSIDE_DOWN, 1, 16), " of ");
+}
+
+#[test]
+fn no_flow_is_served_less_than_one_of_less_weight() {
+    order_is_kept(D2FQ, 1, 8).unwrap();
+    caught(order_is_kept(UPSIDE_DOWN, 1, 8), "have");
+}
