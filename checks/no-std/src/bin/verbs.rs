@@ -24,7 +24,7 @@ use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{
-    FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
+    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
 };
 
 unsafe extern "C" {
@@ -154,6 +154,7 @@ verbs!(
     D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete d2fq_others,
     KyberPort<Native>: kyber_submit kyber_next kyber_complete kyber_others,
     KyberFairPort<Native>: kyber_fair_submit kyber_fair_next kyber_fair_complete kyber_fair_others,
+    AnyPort<Native>: any_submit any_next any_complete any_others,
 );
 
 /// What `run` must notice.

@@ -30,6 +30,7 @@ mod world;
 
 use fairq_core::cfq::CfqConfig;
 use fairq_core::d2fq::TrackerKind;
+use fairq_core::registry;
 
 use clocked::MS;
 use script::Kind;
@@ -322,8 +323,24 @@ laws! {
         two_shards_at_depth_one scaling_weights_changes_nothing;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
+    /// It knows no weights. It is there by a module and a line of the registry.
+    toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
+        taking_back_keeps_slots taking_back_conserves_work;
     nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
+}
+
+/// Each policy of the registry as it is without keys: what is owed by all, and D by those that say
+/// so. A policy that is added is here by its line.
+#[test]
+fn each_of_the_registry_owes_what_all_owe() {
+    for policy in registry::ALL {
+        let of = &Registered(policy.name);
+        law_requests::holds(of).unwrap_or_else(|why| panic!("{}: {why}", policy.name));
+        if policy.promises.slots {
+            law_slots::holds(of).unwrap_or_else(|why| panic!("{}: {why}", policy.name));
+        }
+    }
 }
 
 /// The exemptions are needed: each of these does break the law that it is exempted from.
@@ -346,6 +363,7 @@ fn exempted_with_reason() {
     law_shares::five_to_one_over_two_ports(&AROUND_MQFQ, 0).unwrap_err();
     law_shares::remainders_are_kept(&AROUND_MQFQ).unwrap_err();
     law_virtual_time::survives_the_wrap(&AROUND_MQFQ).unwrap_err();
+    law_take_back::is_free(&Registered("toy")).unwrap_err();
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! The policies that the laws are applied to.
 
-use fairq_core::Topology;
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, Budgets};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, TimeSlices};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
@@ -13,6 +12,7 @@ use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;
 use fairq_core::sfqd::{Sfqd, SfqdPort, StartTime};
+use fairq_core::{AnyPolicy, AnyPort, Topology, registry};
 
 use crate::canary::serial_config;
 use crate::world::{Shape, Subject};
@@ -384,3 +384,26 @@ pub(crate) const AROUND_FIOPS: Limited<Make<VirtualIops>> =
     Limited(|shape| VirtualIops::new(&serial_config(shape)));
 pub(crate) const AROUND_MQFQ: Limited<Make<StartTime>> =
     Limited(|shape| StartTime::new(&serial_config(shape)));
+
+/// A policy of the registry by its name, with D of the shape.
+pub(crate) struct Registered(pub(crate) &'static str);
+
+impl Subject for Registered {
+    type Policy = AnyPolicy;
+    fn build(&self, shape: &Shape) -> (AnyPolicy, Vec<AnyPort>) {
+        let Registered(name) = *self;
+        let topology = Topology::flat(shape.ports);
+        let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
+        let knobs = registry::find(name).expect("it is registered").knobs();
+        let has = |(key, _): &(&str, u64)| knobs.iter().any(|knob| knob.key == *key);
+        let keys = [("merge", u64::from(shape.merge_bytes)), ("threshold", shape.threshold)];
+        let keys: Vec<_> = keys.into_iter().filter(has).collect();
+        AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}

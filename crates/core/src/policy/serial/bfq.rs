@@ -51,13 +51,15 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, in_range};
+use crate::contract::bounds::{ConfigError, MAX_KNOB_NS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
-use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::anticipation::{Anticipation, IDLE};
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -104,14 +106,61 @@ impl Default for BfqConfig {
 }
 
 impl BfqConfig {
-    fn check(&self) -> Result<(), ConfigError> {
-        in_range("the budget", self.budget_bytes, 1, 1 << 40)?;
-        in_range("the longest turn", self.timeout_ns, 1, MAX_KNOB_NS)?;
-        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
-    }
-
     fn least_budget(&self) -> u64 {
         (self.budget_bytes / BUDGET_RANGE).max(1)
+    }
+}
+
+impl Configure for BfqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let budget = "the most that a turn may serve";
+        knobs.is(Knob::bytes("budget", 1, 1 << 40, budget), &mut self.budget_bytes);
+        let timeout = "the longest turn while others wait";
+        knobs.is(Knob::duration("timeout", 1, MAX_KNOB_NS, timeout), &mut self.timeout_ns);
+        knobs.is(IDLE, &mut self.idle_ns);
+        let equals = "whether to wait also while all busy tenants have the same weight";
+        knobs.is(Knob::switch("wait-for-equals", equals), &mut self.waits_for_equals);
+        let writes = "whether tenants that write are waited for, too";
+        knobs.is(Knob::switch("sync-writes", writes), &mut self.sync_writes);
+    }
+}
+
+impl Scheduler for Budgets {
+    const NAME: &'static str = "bfq";
+    const LIMITED: &'static str = "nass+bfq";
+    type Config = BfqConfig;
+
+    fn limited(keeps_room: bool) -> BfqConfig {
+        let usual = BfqConfig::default();
+        if keeps_room { BfqConfig { idle_ns: 0, ..usual } } else { usual }
+    }
+
+    fn build(
+        config: &BfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(Budgets::new(bounds, config)?))
+    }
+}
+
+/// BFQ without anticipation.
+pub enum BfqNa {}
+
+impl Scheduler for BfqNa {
+    const NAME: &'static str = "bfq-na";
+    /// Nothing is waited for, so that nothing says for which flows.
+    const WITHOUT: &'static [&'static str] = &["idle", "wait-for-equals", "sync-writes"];
+    type Config = BfqConfig;
+
+    fn config() -> BfqConfig {
+        BfqConfig { idle_ns: 0, ..BfqConfig::default() }
+    }
+
+    fn build(
+        config: &BfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Budgets::build(config, bounds)
     }
 }
 
@@ -227,7 +276,7 @@ impl Budgets {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        bfq.check()?;
+        knobs::check(&mut bfq.clone())?;
         Ok(Budgets {
             config: *bfq,
             virtual_time: VTime::ZERO,

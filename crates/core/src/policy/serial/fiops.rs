@@ -34,6 +34,7 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::policy::reference::ReferenceWeight;
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -48,6 +49,16 @@ pub type Fiops<P = Native> = Serial<VirtualIops, P>;
 
 /// A port of [`Fiops`].
 pub type FiopsPort<P = Native> = SerialPort<VirtualIops, P>;
+
+impl Scheduler for VirtualIops {
+    const NAME: &'static str = "fiops";
+    const LIMITED: &'static str = "nass+fiops";
+    type Config = ();
+
+    fn build(_config: &(), bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(VirtualIops::new(bounds)))
+    }
+}
 
 impl<P: Platform> Serial<VirtualIops, P> {
     /// The policy and its ports.

@@ -38,13 +38,15 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD, in_range};
+use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
-use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::anticipation::{Anticipation, IDLE};
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -76,12 +78,34 @@ impl Default for FlashFqConfig {
     }
 }
 
-impl FlashFqConfig {
-    fn check(&self) -> Result<(), ConfigError> {
-        if self.threshold_bytes > MAX_THRESHOLD {
-            return Err(ConfigError::Threshold(self.threshold_bytes));
-        }
-        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+impl Configure for FlashFqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
+                         ones in proportion, up to 4 T";
+        let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold).alias("T");
+        knobs.is(threshold, &mut self.threshold_bytes);
+        knobs.is(IDLE, &mut self.idle_ns);
+        let request = "what a request costs beside its length";
+        let most = u32::MAX.into();
+        knobs.is(Knob::bytes("request-cost", 0, most, request), &mut self.request_bytes);
+    }
+}
+
+impl Scheduler for Throttled {
+    const NAME: &'static str = "flashfq";
+    const LIMITED: &'static str = "nass+flashfq";
+    type Config = FlashFqConfig;
+
+    fn limited(keeps_room: bool) -> FlashFqConfig {
+        let usual = FlashFqConfig::default();
+        if keeps_room { FlashFqConfig { idle_ns: 0, ..usual } } else { usual }
+    }
+
+    fn build(
+        config: &FlashFqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(Throttled::new(bounds, config)?))
     }
 }
 
@@ -137,7 +161,7 @@ impl Throttled {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        flashfq.check()?;
+        knobs::check(&mut flashfq.clone())?;
         Ok(Throttled {
             config: *flashfq,
             threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),

@@ -33,7 +33,9 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::Promises;
 use crate::policy::reference::ReferenceWeight;
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -45,6 +47,20 @@ pub type Sfqd<P = Native> = Serial<StartTime, P>;
 
 /// A port of [`Sfqd`].
 pub type SfqdPort<P = Native> = SerialPort<StartTime, P>;
+
+impl Scheduler for StartTime {
+    const NAME: &'static str = "sfqd";
+    /// MQFQ on one queue is SFQ(D).
+    const LIMITED: &'static str = "nass+mqfq";
+    /// Not MQFQ's theorems: `next` of one port chooses what another port issues a wake-up later, so
+    /// that the moment of the choice cannot be seen.
+    const PROMISES: Promises = Promises { steady_time: true, shares: true, ..Promises::NONE };
+    type Config = ();
+
+    fn build(_config: &(), bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(StartTime::new(bounds)))
+    }
+}
 
 impl<P: Platform> Serial<StartTime, P> {
     /// The policy and its ports.
