@@ -267,6 +267,9 @@ impl Knobs<'_> {
     }
 }
 
+/// Knobs and their values; `None` where the policy finds a value by itself.
+pub type Values = Vec<(Knob, Option<u64>)>;
+
 /// A configuration that has knobs.
 pub trait Configure {
     /// Goes through the knobs, always in the same order.
@@ -279,7 +282,7 @@ pub(crate) fn each<C: Configure>(config: &mut C, mut visit: impl FnMut(&Knob, &m
 }
 
 /// The knobs and their values.
-pub(crate) fn list<C: Configure>(config: &mut C) -> Vec<(Knob, Option<u64>)> {
+pub(crate) fn list<C: Configure>(config: &mut C) -> Values {
     let mut list = Vec::new();
     each(config, |knob, field| list.push((*knob, field.get())));
     list

@@ -22,7 +22,7 @@ use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 use crate::structures::topology::Topology;
 
-pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit};
+pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
 pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 
 macro_rules! policies {
@@ -110,21 +110,21 @@ macro_rules! policies {
 
 policies! { $
     None: none::Entry,
-    Sfqd: Alone<serial::sfqd::StartTime>,
+    Sfqd: Alone<serial::sfqd::SfqdScheduler>,
     Mqfq: mqfq::Entry,
     MqfqSerial: mqfq::SerialEntry,
     D2fq: d2fq::Entry,
-    Cfq: Alone<serial::cfq::TimeSlices>,
+    Cfq: Alone<serial::cfq::CfqScheduler>,
     CfqNa: Alone<serial::cfq::CfqNa>,
-    Bfq: Alone<serial::bfq::Budgets>,
+    Bfq: Alone<serial::bfq::BfqScheduler>,
     BfqNa: Alone<serial::bfq::BfqNa>,
-    FlashFq: Alone<serial::flashfq::Throttled>,
-    Fiops: Alone<serial::fiops::VirtualIops>,
-    NassCfq: Limited<serial::cfq::TimeSlices>,
-    NassBfq: Limited<serial::bfq::Budgets>,
-    NassFlashFq: Limited<serial::flashfq::Throttled>,
-    NassFiops: Limited<serial::fiops::VirtualIops>,
-    NassMqfq: Limited<serial::sfqd::StartTime>,
+    FlashFq: Alone<serial::flashfq::FlashFqScheduler>,
+    Fiops: Alone<serial::fiops::FiopsScheduler>,
+    NassCfq: Limited<serial::cfq::CfqScheduler>,
+    NassBfq: Limited<serial::bfq::BfqScheduler>,
+    NassFlashFq: Limited<serial::flashfq::FlashFqScheduler>,
+    NassFiops: Limited<serial::fiops::FiopsScheduler>,
+    NassMqfq: Limited<serial::sfqd::SfqdScheduler>,
     Kyber: kyber::Entry,
     KyberFair: kyber_fair::Entry,
     #[cfg(feature = "toy")]
@@ -170,7 +170,7 @@ pub struct Registered {
     pub promises: Promises,
     /// Whether submit is dispatch ([`Port::IS_DIRECT`]).
     pub is_direct: bool,
-    knobs: fn(Keys<'_>, &Shape) -> Result<Vec<(Knob, Option<u64>)>, Error>,
+    knobs: fn(Keys<'_>, &Shape) -> Result<Values, Error>,
 }
 
 impl PartialEq for Registered {
@@ -200,11 +200,7 @@ impl Registered {
 
     /// The knobs that it has, and what they are with these keys; `None` where the policy finds a
     /// value by itself.
-    pub fn configured(
-        &self,
-        keys: Keys<'_>,
-        shape: &Shape,
-    ) -> Result<Vec<(Knob, Option<u64>)>, Error> {
+    pub fn configured(&self, keys: Keys<'_>, shape: &Shape) -> Result<Values, Error> {
         (self.knobs)(keys, shape)
     }
 

@@ -70,10 +70,10 @@ use crate::policy::serial::{
 const BUDGET_RANGE: u64 = 32;
 
 /// BFQ behind the port contract.
-pub type Bfq<P = Native> = Serial<Budgets, P>;
+pub type Bfq<P = Native> = Serial<BfqScheduler, P>;
 
 /// A port of [`Bfq`].
-pub type BfqPort<P = Native> = SerialPort<Budgets, P>;
+pub type BfqPort<P = Native> = SerialPort<BfqScheduler, P>;
 
 /// The knobs of BFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +125,7 @@ impl Configure for BfqConfig {
     }
 }
 
-impl Scheduler for Budgets {
+impl Scheduler for BfqScheduler {
     const NAME: &'static str = "bfq";
     const LIMITED: &'static str = "nass+bfq";
     type Config = BfqConfig;
@@ -139,7 +139,7 @@ impl Scheduler for Budgets {
         config: &BfqConfig,
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        Ok(Box::new(Budgets::new(bounds, config)?))
+        Ok(Box::new(BfqScheduler::new(bounds, config)?))
     }
 }
 
@@ -160,22 +160,22 @@ impl Scheduler for BfqNa {
         config: &BfqConfig,
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        Budgets::build(config, bounds)
+        BfqScheduler::build(config, bounds)
     }
 }
 
-impl<P: Platform> Serial<Budgets, P> {
+impl<P: Platform> Serial<BfqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         bfq: &BfqConfig,
     ) -> Result<(Self, Vec<BfqPort<P>>), ConfigError> {
-        Serial::with_policy(Budgets::new(config, bfq)?, config)
+        Serial::with_policy(BfqScheduler::new(config, bfq)?, config)
     }
 }
 
 /// BFQ as a [`SerialPolicy`].
-pub struct Budgets {
+pub struct BfqScheduler {
     config: BfqConfig,
     virtual_time: VTime,
     /// What the last division left of virtual time, in hundredths of a byte.
@@ -272,12 +272,12 @@ struct JobState {
     read: bool,
 }
 
-impl Budgets {
+impl BfqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut bfq.clone())?;
-        Ok(Budgets {
+        Ok(BfqScheduler {
             config: *bfq,
             virtual_time: VTime::ZERO,
             remainder: 0,
@@ -467,7 +467,7 @@ impl Budgets {
     }
 }
 
-impl SerialPolicy for Budgets {
+impl SerialPolicy for BfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(turn) = self.in_service.filter(|turn| turn.flow == slot) {
             // The slot's last life has nothing staged any more.
@@ -590,8 +590,8 @@ mod tests {
     /// As long as no turn ends by time.
     const FOR_EVER: u64 = MAX_KNOB_NS;
 
-    fn bfq(idle_ns: u64) -> Budgets {
-        Budgets::new(
+    fn bfq(idle_ns: u64) -> BfqScheduler {
+        BfqScheduler::new(
             &config(8),
             &BfqConfig {
                 budget_bytes: BUDGET,
@@ -662,7 +662,7 @@ mod tests {
         let timeout_ns = 10_000_000;
         let knobs =
             BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0, ..BfqConfig::default() };
-        let mut policy = Budgets::new(&config(8), &knobs).unwrap();
+        let mut policy = BfqScheduler::new(&config(8), &knobs).unwrap();
         let tenant = |length| Loop { weight: 100, length, depth: 32 };
         let served =
             run(&mut policy, &[tenant(4096), tenant(65_536)], 8, 1_000_000_000, |_| 100_000);

@@ -70,10 +70,10 @@ pub const LEAST_SLICE_NS: u64 = 1_000_000;
 pub const LEAST_CHARGE_NS: u64 = 1_000_000;
 
 /// CFQ behind the port contract.
-pub type Cfq<P = Native> = Serial<TimeSlices, P>;
+pub type Cfq<P = Native> = Serial<CfqScheduler, P>;
 
 /// A port of [`Cfq`].
-pub type CfqPort<P = Native> = SerialPort<TimeSlices, P>;
+pub type CfqPort<P = Native> = SerialPort<CfqScheduler, P>;
 
 /// The knobs of CFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +109,7 @@ impl Configure for CfqConfig {
     }
 }
 
-impl Scheduler for TimeSlices {
+impl Scheduler for CfqScheduler {
     const NAME: &'static str = "cfq";
     const LIMITED: &'static str = "nass+cfq";
     const COSTS: bool = false;
@@ -125,7 +125,7 @@ impl Scheduler for TimeSlices {
         config: &CfqConfig,
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        Ok(Box::new(TimeSlices::new(bounds, config)?))
+        Ok(Box::new(CfqScheduler::new(bounds, config)?))
     }
 }
 
@@ -146,22 +146,22 @@ impl Scheduler for CfqNa {
         config: &CfqConfig,
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        TimeSlices::build(config, bounds)
+        CfqScheduler::build(config, bounds)
     }
 }
 
-impl<P: Platform> Serial<TimeSlices, P> {
+impl<P: Platform> Serial<CfqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         cfq: &CfqConfig,
     ) -> Result<(Self, Vec<CfqPort<P>>), ConfigError> {
-        Serial::with_policy(TimeSlices::new(config, cfq)?, config)
+        Serial::with_policy(CfqScheduler::new(config, cfq)?, config)
     }
 }
 
 /// CFQ as a [`SerialPolicy`].
-pub struct TimeSlices {
+pub struct CfqScheduler {
     config: CfqConfig,
     reference: ReferenceWeight,
     /// [`LEAST_CHARGE_NS`] of a flow of the reference weight, in units.
@@ -235,12 +235,12 @@ struct JobState {
     beside: Option<u64>,
 }
 
-impl TimeSlices {
+impl CfqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut cfq.clone())?;
-        Ok(TimeSlices {
+        Ok(CfqScheduler {
             config: *cfq,
             reference: ReferenceWeight::default(),
             tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
@@ -412,7 +412,7 @@ impl TimeSlices {
     }
 }
 
-impl SerialPolicy for TimeSlices {
+impl SerialPolicy for CfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(slice) = self.active.filter(|slice| slice.flow == slot) {
             // The slot's last life has nothing staged any more.
@@ -532,8 +532,8 @@ mod tests {
 
     const LATENCY_NS: u64 = 100_000;
 
-    fn cfq(knobs: CfqConfig) -> TimeSlices {
-        TimeSlices::new(&config(8), &knobs).unwrap()
+    fn cfq(knobs: CfqConfig) -> CfqScheduler {
+        CfqScheduler::new(&config(8), &knobs).unwrap()
     }
 
     fn tenant(weight: u16, depth: u32) -> Loop {
@@ -590,7 +590,7 @@ mod tests {
     #[test]
     fn knobs_out_of_range_are_refused() {
         let refused = |knobs: CfqConfig| {
-            TimeSlices::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
+            CfqScheduler::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
         };
         assert_eq!(refused(CfqConfig::default()), None);
         let why = refused(CfqConfig { quantum: 0, ..CfqConfig::default() });

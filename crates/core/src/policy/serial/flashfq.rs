@@ -54,10 +54,10 @@ use crate::policy::serial::{
 };
 
 /// FlashFQ behind the port contract.
-pub type FlashFq<P = Native> = Serial<Throttled, P>;
+pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
 
 /// A port of [`FlashFq`].
-pub type FlashFqPort<P = Native> = SerialPort<Throttled, P>;
+pub type FlashFqPort<P = Native> = SerialPort<FlashFqScheduler, P>;
 
 /// The knobs of FlashFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,7 +91,7 @@ impl Configure for FlashFqConfig {
     }
 }
 
-impl Scheduler for Throttled {
+impl Scheduler for FlashFqScheduler {
     const NAME: &'static str = "flashfq";
     const LIMITED: &'static str = "nass+flashfq";
     type Config = FlashFqConfig;
@@ -105,22 +105,22 @@ impl Scheduler for Throttled {
         config: &FlashFqConfig,
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        Ok(Box::new(Throttled::new(bounds, config)?))
+        Ok(Box::new(FlashFqScheduler::new(bounds, config)?))
     }
 }
 
-impl<P: Platform> Serial<Throttled, P> {
+impl<P: Platform> Serial<FlashFqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         flashfq: &FlashFqConfig,
     ) -> Result<(Self, Vec<FlashFqPort<P>>), ConfigError> {
-        Serial::with_policy(Throttled::new(config, flashfq)?, config)
+        Serial::with_policy(FlashFqScheduler::new(config, flashfq)?, config)
     }
 }
 
 /// FlashFQ as a [`SerialPolicy`].
-pub struct Throttled {
+pub struct FlashFqScheduler {
     config: FlashFqConfig,
     /// T in units, for the weights of the flows that there are.
     threshold_units: u64,
@@ -157,12 +157,12 @@ struct JobState {
     read: bool,
 }
 
-impl Throttled {
+impl FlashFqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut flashfq.clone())?;
-        Ok(Throttled {
+        Ok(FlashFqScheduler {
             config: *flashfq,
             threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
             virtual_time: VTime::ZERO,
@@ -207,7 +207,7 @@ impl Throttled {
     }
 }
 
-impl SerialPolicy for Throttled {
+impl SerialPolicy for FlashFqScheduler {
     /// The slot's last life is not expected any more.
     fn add_flow(&mut self, slot: usize, _weight: Weight) {
         self.absent.remove(slot);
@@ -342,8 +342,8 @@ mod tests {
     use super::*;
     use crate::policy::serial::testing::{Loop, config, counts, run};
 
-    fn flashfq(knobs: FlashFqConfig) -> Throttled {
-        Throttled::new(&config(8), &knobs).unwrap()
+    fn flashfq(knobs: FlashFqConfig) -> FlashFqScheduler {
+        FlashFqScheduler::new(&config(8), &knobs).unwrap()
     }
 
     /// Device time is shared by weight, however long requests are.

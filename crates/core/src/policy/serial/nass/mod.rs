@@ -30,9 +30,9 @@
 //! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
 //! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
 //! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
-//! [`crate::policy::serial::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops
-//! the least start tag). The limits count what is on the device per flow over all ports, which is
-//! just what MQFQ does without: they have no lock-free form here.
+//! [`SfqdScheduler`](crate::policy::serial::sfqd::SfqdScheduler), which is MQFQ on one queue (its
+//! throttle never stops the least start tag). The limits count what is on the device per flow over
+//! all ports, which is just what MQFQ does without: they have no lock-free form here.
 //!
 //! **Work conserving** it is not: places are kept free on purpose.
 //!
