@@ -1,19 +1,36 @@
 //! What a program needs that has no operating system library: an entry point, two system calls, and
-//! the memory functions that the compiler calls. x86-64 Linux.
+//! the memory functions that the compiler calls. x86-64 Linux; for aarch64, where programs are only
+//! linked and the compiler brings its memory functions, no more than an entry point.
 
-use core::arch::{asm, global_asm};
+#[cfg(target_arch = "x86_64")]
+use core::arch::asm;
+use core::arch::global_asm;
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(".globl _start", "_start:", "bl {main}", "brk 1", main = sym crate::main);
+
+/// Never called: the program is not run.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn exit(code: i32) -> ! {
+    loop {
+        core::hint::black_box(code);
+    }
+}
 
 // The stack is aligned as a function expects it, and `main` never returns.
+#[cfg(target_arch = "x86_64")]
 global_asm!(".globl \
  _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {main}", "ud2", main = sym crate::main);
 
 /// Ends the process.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn exit(code: i32) -> ! {
     // SAFETY: exit_group (231) takes a number and does not return.
     unsafe { asm!("syscall", in("rax") 231, in("rdi") code, options(noreturn, nostack)) }
 }
 
 /// Writes to standard output; what cannot be written is lost.
+#[cfg(target_arch = "x86_64")]
 #[allow(dead_code)]
 pub(crate) fn print(text: &str) {
     // SAFETY: write (1) reads `len` bytes from a live string and touches no memory of ours; the
@@ -28,6 +45,7 @@ pub(crate) fn print(text: &str) {
 ///
 /// # Safety
 /// `to` and `from` are valid for `count` bytes and do not overlap.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     // SAFETY: the caller's promise is what `rep movsb` needs; the direction flag is clear by the
@@ -43,6 +61,7 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
 ///
 /// # Safety
 /// `to` and `from` are valid for `count` bytes.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= count {
@@ -64,6 +83,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut
 ///
 /// # Safety
 /// `to` is valid for `count` bytes.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, byte: i32, count: usize) -> *mut u8 {
     // SAFETY: the caller's promise is what `rep stosb` needs.
@@ -78,6 +98,7 @@ unsafe extern "C" fn memset(to: *mut u8, byte: i32, count: usize) -> *mut u8 {
 ///
 /// # Safety
 /// `a` and `b` are valid for `count` bytes.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, count: usize) -> i32 {
     for at in 0..count {

@@ -76,6 +76,7 @@
 //! **Knobs** ([`KyberFairConfig`]).
 
 mod census;
+mod entry;
 #[cfg(all(test, loom))]
 mod models;
 mod period;
@@ -90,6 +91,7 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+pub use entry::Entry;
 pub use port::KyberFairPort;
 pub use predict::Totals;
 
