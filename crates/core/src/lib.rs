@@ -91,6 +91,6 @@ pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
 pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
-pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+pub use policy::{d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
 pub use structures::fifo;
 pub use structures::topology::Topology;

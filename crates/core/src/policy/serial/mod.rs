@@ -467,7 +467,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             throttles: read(throttles),
             blocks: read(blocks),
             wakes: read(wakes),
-            tokens: None,
+            ..Stats::default()
         }
     }
 }
