@@ -18,16 +18,12 @@ use fairq_host::measure::load::{self, Measured, Times};
 use fairq_host::observe::interference::Served;
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::shard::shared::Common;
-use fairq_sim::scenario::MOVES_NS;
 
 use crate::args::{BenchArgs, Policies, Way};
 use crate::config::device::{DeviceConfig, Kind};
 use crate::config::policy::PolicyConfig;
-use crate::config::policy::name::PolicyName;
-use crate::config::policy::table::PolicyTable;
-use crate::engine::{
-    Shape, WithPolicy, describe_policy, shard_cpus, shards_in_words, topology, with_policy,
-};
+use crate::config::policy::PolicyTable;
+use crate::engine::{Shape, WithPolicy, shard_cpus, shards_in_words, topology, with_policy};
 use crate::files::Output;
 use crate::fiojob;
 use crate::job::Job;
@@ -39,6 +35,8 @@ use crate::units::{Nanos, exact_size, show_duration, show_percent, show_size};
 /// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
 /// than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
+/// How long jobs stay on one shard where nothing is said: as threads in the lab.
+const MOVES_NS: u64 = 120_000_000;
 /// How finely a run is cut if tenants come and go in it and nobody says.
 const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most intervals of a series.
@@ -72,11 +70,11 @@ impl Plan {
             Place::Server { .. } => "connect".into(),
             Place::Device { device, .. } => {
                 let namesakes =
-                    self.policies.iter().filter(|other| other.name == policy.name).count();
+                    self.policies.iter().filter(|other| other.policy == policy.policy).count();
                 if namesakes > 1 {
-                    describe_policy(policy, device.default_slots())
+                    policy.describe(device.default_slots())
                 } else {
-                    policy.name.name().into()
+                    policy.name().into()
                 }
             }
         }
@@ -163,8 +161,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         let target =
             client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
         check_connect(args, &jobs)?;
-        let once =
-            PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
+        let once = PolicyTable::of("none", &[]).complete()?;
         return Ok(Plan {
             place: Place::Server { target, uri: uri.clone() },
             policies: vec![once],
@@ -216,14 +213,13 @@ fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<lo
     if way == Way::Shards {
         return Ok(load::Path::Shards);
     }
-    let stages =
-        |policy: &&PolicyConfig| !matches!(policy.name, PolicyName::None | PolicyName::D2fq);
+    let stages = |config: &&PolicyConfig| !config.policy.is_direct;
     if let Some(policy) = policies.iter().find(stages) {
         return Err(Refusal::new(format!(
             "path: the direct path needs a policy that never holds a request back, and {} does: \
              use --policy none,d2fq, \
              or --path shards",
-            policy.name.name()
+            policy.name()
         )));
     }
     if !device.is_polled() {
@@ -325,7 +321,7 @@ fn introduction(plan: &Plan) -> String {
     let mut text = match &plan.place {
         Place::Server { uri, .. } => format!("{uri}\n"),
         Place::Device { device, cpus, path, moves } => {
-            let describe = |policy| describe_policy(policy, device.default_slots());
+            let describe = |policy: &PolicyConfig| policy.describe(device.default_slots());
             let policies: Vec<_> = plan.policies.iter().map(describe).collect();
             let way = if *path == load::Path::Direct { " on the direct path" } else { "" };
             let moves = moves.map(|interval| {
@@ -402,8 +398,7 @@ impl Bench {
 
     /// Each tenant's bytes a second when it has the device for itself.
     fn alone(&self, jobs: &[Job], times: Times) -> anyhow::Result<Vec<Option<f64>>> {
-        let none =
-            PolicyTable { name: Some(PolicyName::None), ..PolicyTable::default() }.complete()?;
+        let none = PolicyTable::of("none", &[]).complete()?;
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
             // The others are there but silent, so that it works on the range that it has later.
@@ -455,15 +450,10 @@ impl Bench {
                     write_back: Arc::new(WriteBack::new(cpus.len(), jobs.len())),
                     fixed_buffers: 0,
                 };
-                let shape = Shape {
-                    topology: topology(cpus),
-                    flows: jobs.len(),
-                    tags: common.tags,
-                    slots: *slots,
-                };
+                let shape = Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots);
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
-                let name = policy.name.name();
+                let name = policy.name();
                 let measured = with_policy::<Native, _>(policy, shape, load)?
                     .with_context(|| format!("cannot run the load under {name}"))?;
                 if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {

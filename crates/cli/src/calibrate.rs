@@ -19,8 +19,7 @@ use serde::Serialize;
 use crate::args::CalibrateArgs;
 use crate::bench::{Bench, Target, write_out};
 use crate::config::device::{Backing, DeviceConfig, Kind, NvmeConfig};
-use crate::config::policy::PolicyConfig;
-use crate::config::policy::table::PolicyTable;
+use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::engine::{shard_cpus, shards_in_words};
 use crate::job::{Job, JobTable, Pattern};
 use crate::refusal::Refusal;
@@ -247,11 +246,8 @@ impl Gauge {
             .map(|shard| self.job(&format!("s{shard}"), block, depth))
             .collect::<Result<_, _>>()?;
         let trial = |threshold: u64| -> anyhow::Result<Trial> {
-            let table = PolicyTable {
-                slots: Some(slots),
-                threshold: Some(Size(threshold)),
-                ..PolicyTable::default()
-            };
+            let keys = [("slots", slots.into()), ("threshold", threshold)];
+            let table = PolicyTable::of("mqfq", &keys);
             let best =
                 self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
             Ok(Trial { threshold, iops: rate(&best) })

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::config::device::SECTOR;
-use crate::config::policy::table::{PolicyTable, parse_list};
+use crate::config::policy::{PolicyTable, parse_list};
 use crate::config::tenant::{Tenant, TenantTable, layout};
 use crate::config::tests::surroundings;
 use crate::config::{self, Settings};
@@ -289,7 +289,7 @@ proptest! {
         let Ok(tables) = parse_list(&text) else { return Ok(()) };
         for table in tables {
             let Ok(config) = table.complete() else { continue };
-            let shape = Shape { topology: Topology::flat(2), flows: 2, tags: 32, slots: 8 };
+            let shape = Shape::new(Topology::flat(2), 2, 32).before(8);
             let _ = with_policy::<Native, _>(&config, shape, Serve);
         }
     }

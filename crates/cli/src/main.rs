@@ -29,9 +29,12 @@ mod fiojob;
 #[cfg(test)]
 mod hostile;
 mod job;
+#[cfg(feature = "lab")]
 mod lab;
 mod logging;
+mod look;
 mod machine;
+#[cfg(feature = "man")]
 mod manual;
 mod operate;
 mod pairs;
@@ -41,6 +44,7 @@ mod series;
 mod serve;
 mod status;
 mod table;
+#[cfg(feature = "top")]
 mod top;
 mod trace;
 mod units;
@@ -110,8 +114,11 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
             serve::run(sources)
         }
         Command::Ctl(args) => ctl::run(args),
+        #[cfg(feature = "top")]
         Command::Top(args) => top::run(args),
+        #[cfg(feature = "man")]
         Command::Completions { shell } => manual::completions(shell),
+        #[cfg(feature = "man")]
         Command::Man { folder } => manual::pages(&folder),
         Command::Bench(args) => {
             logging::start(cli.log, "warn", false)?;
@@ -125,6 +132,7 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
             logging::start(cli.log, "warn", false)?;
             device::run(command)
         }
+        #[cfg(feature = "lab")]
         Command::Lab(args) => {
             logging::start(cli.log, "warn", false)?;
             lab::run(args)

@@ -15,8 +15,7 @@ use crate::config::policy::PolicyConfig;
 use crate::config::tenant::{Range, Tenant, layout};
 use crate::config::{self, Plan, Settings, Source, Surroundings};
 use crate::engine::{
-    FLOWS_MIN, Shape, WithPolicy, available_cpus, describe_policy, shards_in_words, topology,
-    with_policy,
+    FLOWS_MIN, Shape, WithPolicy, available_cpus, shards_in_words, topology, with_policy,
 };
 use crate::machine;
 use crate::operate::{Console, Given};
@@ -57,12 +56,8 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let flows = config.most_tenants;
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let shape = Shape {
-        topology: topology(&plan.cpus),
-        flows,
-        tags: config.tags,
-        slots: plan.device.default_slots(),
-    };
+    let shape =
+        Shape::new(topology(&plan.cpus), flows, config.tags).before(plan.device.default_slots());
     let policy = build_policy(&plan.policy, &shape)?;
     let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
     server::serve(policy, device, config, &mut console)?;
@@ -200,7 +195,7 @@ impl Welcome {
             "fairq {}: {} · {} · {} on CPU {}\n\n",
             env!("CARGO_PKG_VERSION"),
             plan.device.describe(),
-            describe_policy(&plan.policy, plan.device.default_slots()),
+            plan.policy.describe(plan.device.default_slots()),
             shards_in_words(cpus.len()),
             cpus.join(","),
         );

@@ -6,6 +6,8 @@ mod common;
 mod doors;
 #[path = "operate/storage.rs"]
 mod storage;
+#[path = "operate/toy.rs"]
+mod toy;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -376,7 +378,7 @@ fn the_policy_changes_under_load_and_a_bad_one_does_not() {
         "{code} {text}"
     );
     let (code, text) = server.refused(&["policy", "mqfq:T=9P"]);
-    assert!(code != 0 && text.contains("a threshold of"), "{code} {text}");
+    assert!(code != 0 && text.contains("threshold 9216T is not in 0..1T"), "{code} {text}");
     let (code, text) = server.refused(&["policy", "cfq", "slice=2h"]);
     assert!(code != 0 && text.contains("slice"), "{code} {text}");
     assert!(server.said(&["status"]).contains("nass+bfq D=16"), "the old one goes on");

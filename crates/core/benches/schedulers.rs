@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion};
 use crossbeam_utils::CachePadded;
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, Budgets};
-use fairq_core::cfq::{CfqConfig, TimeSlices};
+use fairq_core::bfq::{BfqConfig, BfqScheduler};
+use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
-use fairq_core::fiops::VirtualIops;
-use fairq_core::flashfq::{FlashFqConfig, Throttled};
+use fairq_core::fiops::FiopsScheduler;
+use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
@@ -38,7 +38,7 @@ use fairq_core::none::NonePolicy;
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
 };
-use fairq_core::sfqd::StartTime;
+use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
     FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, ReferenceWeight, Request, Submitted,
     Tag, Weight,
@@ -511,16 +511,16 @@ fn main() {
         &mut rows,
         &mut added,
         ["sfqd", "turns+sfqd", "nass+mqfq"],
-        StartTime::new,
+        SfqdScheduler::new,
     );
     // Without anticipation: time stands still here while a port waits.
     // NASS takes the place of the quantum.
     let cfq = CfqConfig { idle_ns: 0, quantum: SLOTS, ..CfqConfig::default() };
     let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
-    let slices = |bounds: &SerialConfig| TimeSlices::new(bounds, &cfq).expect("legal");
-    let budgets = |bounds: &SerialConfig| Budgets::new(bounds, &bfq).expect("legal");
-    let throttled = |bounds: &SerialConfig| Throttled::new(bounds, &flashfq).expect("legal");
+    let slices = |bounds: &SerialConfig| CfqScheduler::new(bounds, &cfq).expect("legal");
+    let budgets = |bounds: &SerialConfig| BfqScheduler::new(bounds, &bfq).expect("legal");
+    let throttled = |bounds: &SerialConfig| FlashFqScheduler::new(bounds, &flashfq).expect("legal");
     measure_serial(
         &mut criterion,
         &mut rows,
@@ -547,7 +547,7 @@ fn main() {
         &mut rows,
         &mut added,
         ["fiops", "turns+fiops", "nass+fiops"],
-        VirtualIops::new,
+        FiopsScheduler::new,
     );
     measure(&mut criterion, &mut rows, "mqfq", |threads, flows| mqfq(threads, flows, false));
     measure(&mut criterion, &mut rows, "mqfq-serial", |threads, flows| mqfq(threads, flows, true));

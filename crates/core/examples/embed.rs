@@ -1,26 +1,31 @@
 //! A storage server of one's own around a scheduler of fairq, in the least code that does all a
 //! caller owes ([`fairq_core::port`]): two threads serve, four others read a file for them, and two
 //! tenants of weights 300 and 100, who both always have more to ask for, get three bytes to one.
+//! Then the second tenant leaves.
 //!
-//!     cargo run --release -p fairq-core --example embed [FILE]
+//!     cargo run --release -p fairq-core --example embed [FILE [POLICY]]
+//!
+//! The policy is chosen by its name while the program runs ([`AnyPolicy`]). A server that knows its
+//! policy uses that policy's own type, and its verbs are compiled into the server's loop.
 //!
 //! Where a real server differs: its requests come from connections instead of being made up by
-//! `Shard::ask`, and it has something faster than channels and a pool (`fairq-host` has io_uring,
-//! and eventfds for wake-ups).
+//! `Shard::ask`, and it has something faster than a pool (`fairq-host` has io_uring).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{env, io};
 
-use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort};
+use fairq_core::registry::Shape;
+use fairq_core::wake::Bell;
 use fairq_core::{
-    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology,
-    Weight,
+    AnyPolicy, AnyPort, FlowError, FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet,
+    Request, SubmitError, Submitted, Tag, Topology, Weight,
 };
 
 /// Serving threads, each with a port of its own.
@@ -31,75 +36,108 @@ const DEPTH: u32 = 32;
 const LENGTH: u32 = 4096;
 const TENANTS: [(&str, u16); 2] = [("gold", 300), ("silver", 100)];
 
-/// What a serving thread is told.
-enum Event {
-    /// A request was carried out.
-    Done(Tag, Outcome),
-    /// Another thread's verb has unblocked this port.
-    Wake,
-    /// Take no more requests, and end when those there are have been served.
-    Stop,
+/// A serving thread as others see it.
+#[derive(Default)]
+struct Door {
+    /// Requests that were carried out.
+    done: Mutex<Vec<(Tag, Outcome)>>,
+    /// Whether to take no more requests, and to end when those there are have been served.
+    is_closed: AtomicBool,
+    bell: Bell<Native>,
+    thread: OnceLock<Thread>,
+}
+
+impl Door {
+    /// Has the thread look again: at what was done, or, since another port's verb has unblocked it,
+    /// at what it may send. Costs a system call only if the thread sleeps.
+    fn ring(&self) {
+        if self.bell.ring()
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Sleeps until somebody rings, or until the time at which to ask the port again.
+    fn sleep(&self, duration: Option<Duration>) {
+        if self.bell.park() {
+            match duration {
+                Some(duration) => thread::park_timeout(duration),
+                None => thread::park(),
+            }
+        }
+        self.bell.wake();
+    }
 }
 
 /// A read for the pool, and whom to tell.
 struct Read {
     offset: u64,
     tag: Tag,
-    from: Sender<Event>,
+    door: usize,
 }
 
-/// One serving thread: nobody else touches its port or its requests.
-struct Shard {
-    port: MqfqPort,
-    /// What each tag stands for.
-    requests: Vec<Option<Request>>,
-    events: Receiver<Event>,
-    /// How to reach each serving thread, this one too.
-    shards: Vec<Sender<Event>>,
-    own: usize,
-    pool: Sender<Read>,
-    flows: [FlowId; TENANTS.len()],
-    served: Arc<[AtomicU64; TENANTS.len()]>,
-    blocks: u64,
-    asked: u64,
+/// What all threads share.
+struct Common {
+    doors: [Door; PORTS],
+    served: [AtomicU64; TENANTS.len()],
     started: Instant,
 }
 
-impl Shard {
+impl Common {
     fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
 
+    fn ring(&self, wake: &mut PortSet) {
+        for port in std::mem::take(wake) {
+            self.doors[usize::from(port.0)].ring();
+        }
+    }
+
+    fn served(&self) -> [u64; TENANTS.len()] {
+        [0, 1].map(|tenant: usize| self.served[tenant].load(Ordering::Relaxed))
+    }
+}
+
+/// One serving thread: no other touches its port or its requests.
+struct Shard<'a> {
+    port: AnyPort,
+    /// What each tag stands for.
+    requests: Vec<Option<Request>>,
+    own: usize,
+    common: &'a Common,
+    pool: Sender<Read>,
+    flows: [FlowId; TENANTS.len()],
+    blocks: u64,
+    asked: u64,
+}
+
+impl Shard<'_> {
     fn serve(mut self) {
+        let door = &self.common.doors[self.own];
+        door.thread.get_or_init(thread::current);
         let mut wake = PortSet::EMPTY;
         for tag in 0..self.requests.len() as u32 {
             self.ask(Tag(tag), tag as usize % TENANTS.len(), &mut wake);
         }
-        let (mut open, mut until) = (true, self.dispatch(&mut wake));
-        while open || self.requests.iter().any(Option::is_some) {
-            match self.wait(until) {
-                Some(Event::Done(tag, outcome)) => {
-                    let tenant = self.finish(tag, outcome, &mut wake);
-                    if open {
-                        self.ask(tag, tenant, &mut wake);
-                    }
-                }
-                Some(Event::Stop) => open = false,
-                Some(Event::Wake) | None => {}
+        loop {
+            let until = self.dispatch(&mut wake);
+            let is_closed = door.is_closed.load(Ordering::Acquire);
+            if is_closed && self.requests.iter().all(Option::is_none) {
+                return;
             }
-            until = self.dispatch(&mut wake);
-        }
-    }
-
-    /// The next event, or none if the time at which to ask the port again has come.
-    fn wait(&self, until: Option<u64>) -> Option<Event> {
-        let Some(until) = until else {
-            return Some(self.events.recv().expect("this thread holds a sender"));
-        };
-        match self.events.recv_timeout(Duration::from_nanos(until.saturating_sub(self.now_ns()))) {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => unreachable!("this thread holds a sender"),
+            if !door.bell.take() {
+                let now_ns = self.common.now_ns();
+                door.sleep(until.map(|ns| Duration::from_nanos(ns.saturating_sub(now_ns))));
+            }
+            let done = std::mem::take(&mut *door.done.lock().expect("no thread panics"));
+            for (tag, outcome) in done {
+                let tenant = self.finish(tag, outcome, &mut wake);
+                if !is_closed {
+                    self.ask(tag, tenant, &mut wake);
+                }
+            }
         }
     }
 
@@ -111,53 +149,55 @@ impl Shard {
         let offset = block * u64::from(LENGTH);
         let request =
             Request { tag, flow: self.flows[tenant], op: Op::Read, offset, length: LENGTH };
-        self.requests[tag.0 as usize] = Some(request);
-        match self.port.submit(self.now_ns(), &request, wake) {
-            Ok(Submitted::Staged) => {}
-            // Only policies whose submit is dispatch say so: `d2fq`, `none`.
-            Ok(Submitted::Issue { .. }) => self.start(tag),
-            Err(error) => panic!("flows are there throughout, and tags are free: {error}"),
+        match self.port.submit(self.common.now_ns(), &request, wake) {
+            Ok(submitted) => {
+                self.requests[tag.0 as usize] = Some(request);
+                // Policies whose submit is dispatch answer so: `d2fq`, `none`.
+                if matches!(submitted, Submitted::Issue { .. }) {
+                    self.start(tag);
+                }
+            }
+            // The tenant has left.
+            Err(SubmitError::NoSuchFlow) => {}
+            Err(error) => panic!("each tag is used once at a time: {error}"),
         }
     }
 
     /// A request has been carried out; gives its tenant, to whom a server would reply.
     fn finish(&mut self, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> usize {
-        self.port.complete(self.now_ns(), tag, outcome, wake);
+        self.port.complete(self.common.now_ns(), tag, outcome, wake);
         let request =
             self.requests[tag.0 as usize].take().expect("each request is carried out once");
         let tenant =
             self.flows.iter().position(|flow| *flow == request.flow).expect("its own flow");
-        self.served[tenant].fetch_add(u64::from(request.length), Ordering::Relaxed);
+        self.common.served[tenant].fetch_add(u64::from(request.length), Ordering::Relaxed);
         tenant
     }
 
-    /// Starts all that may go, and wakes whom the verbs have unblocked. Gives the time at which to
-    /// ask again.
+    /// Starts all that may go, and rings those whom the verbs have unblocked. Gives the time at
+    /// which to ask again.
     fn dispatch(&mut self, wake: &mut PortSet) -> Option<u64> {
         let until = loop {
-            match self.port.next(self.now_ns(), wake) {
-                Next::Issue { tag, .. } => self.start(tag),
+            match self.port.next(self.common.now_ns(), wake) {
+                // A server would make one command of what is joined and of what follows.
+                Next::Issue { tag, .. } | Next::Join { tag } => self.start(tag),
                 Next::WaitUntil(until) => break Some(until),
                 Next::Blocked | Next::Idle => break None,
-                Next::Join { .. } => unreachable!("mqfq makes no commands of several requests"),
             }
         };
-        for port in std::mem::take(wake) {
-            // One that has ended has nothing left to be woken for.
-            let _ = self.shards[usize::from(port.0)].send(Event::Wake);
-        }
+        self.common.ring(wake);
         until
     }
 
     fn start(&self, tag: Tag) {
         let request = self.requests[tag.0 as usize].expect("it was submitted");
-        let read = Read { offset: request.offset, tag, from: self.shards[self.own].clone() };
+        let read = Read { offset: request.offset, tag, door: self.own };
         self.pool.send(read).expect("the pool lives as long as this");
     }
 }
 
-/// Reads what it is told to until nobody can tell it any more.
-fn read_all(file: &File, reads: &Mutex<Receiver<Read>>) {
+/// Reads what it is told to until no shard is left that could tell it.
+fn read_all(file: &File, reads: &Mutex<Receiver<Read>>, doors: &[Door]) {
     let mut buffer = [0; LENGTH as usize];
     loop {
         let Ok(read) = reads.lock().expect("no reader panics").recv() else { return };
@@ -165,80 +205,98 @@ fn read_all(file: &File, reads: &Mutex<Receiver<Read>>) {
             Ok(()) => Outcome::Done,
             Err(_) => Outcome::Failed,
         };
-        let _ = read.from.send(Event::Done(read.tag, outcome));
+        doors[read.door].done.lock().expect("no thread panics").push((read.tag, outcome));
+        doors[read.door].ring();
     }
 }
 
-/// Serves both tenants for so many bytes, and says how many each got.
-fn serve(file: &File, bytes: u64) -> io::Result<[u64; TENANTS.len()]> {
+/// The control side, which any one thread may be: it does the policy's periodic work at the time
+/// that the policy asked for.
+struct Control<'a> {
+    policy: &'a AnyPolicy,
+    common: &'a Common,
+    deadline_ns: Option<u64>,
+}
+
+impl Control<'_> {
+    /// Ticks until both tenants together were served so much.
+    fn until(&mut self, bytes: u64) {
+        while self.common.served().iter().sum::<u64>() < bytes {
+            let now_ns = self.common.now_ns();
+            if self.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= now_ns) {
+                let mut wake = PortSet::EMPTY;
+                self.deadline_ns = self.policy.tick(now_ns, &mut wake);
+                self.common.ring(&mut wake);
+            }
+            let left_ns = self.deadline_ns.map_or(u64::MAX, |ns| ns.saturating_sub(now_ns));
+            thread::sleep(Duration::from_nanos(left_ns.min(1_000_000)));
+        }
+    }
+}
+
+/// What each tenant was served while both were there, and after the second was told to leave.
+struct Served {
+    together: [u64; TENANTS.len()],
+    after: [u64; TENANTS.len()],
+}
+
+/// Serves both tenants for so many bytes under this policy, and then the first alone for as many.
+fn serve(name: &str, file: &File, bytes: u64) -> io::Result<Served> {
     let tags = TENANTS.len() * DEPTH as usize;
-    let config = MqfqConfig { slots: 16, ..MqfqConfig::new(Topology::flat(PORTS), 16, tags) };
-    let (policy, ports) = Mqfq::<Native>::new(config).map_err(io::Error::other)?;
-    // Tenants may also be added, re-weighted and removed while the threads serve.
-    let flows = TENANTS.map(|(_, weight)| {
-        policy.add_flow(Weight::new(weight).expect("1 to 10000")).expect("room for 16")
-    });
-    let served: Arc<[AtomicU64; TENANTS.len()]> = Arc::default();
+    let shape = Shape::new(Topology::flat(PORTS), TENANTS.len(), tags).before(16);
+    let (policy, ports) = AnyPolicy::new(name, &[], &shape).map_err(io::Error::other)?;
+    let add = |weight| policy.add_flow(Weight::new(weight).expect("1 to 10000"));
+    let flows = TENANTS.map(|(_, weight)| add(weight).expect("room for both"));
+    assert_eq!(add(100), Err(FlowError::Full), "each has its place");
+    let common =
+        Common { doors: Default::default(), served: Default::default(), started: Instant::now() };
     let (pool, reads) = channel();
     let reads = Mutex::new(reads);
-    let (shards, events): (Vec<_>, Vec<_>) = (0..PORTS).map(|_| channel()).unzip();
-    let started = Instant::now();
     let blocks = (file.metadata()?.len() / u64::from(LENGTH)).max(1);
-    thread::scope(|scope| {
-        for (own, (port, events)) in ports.into_iter().zip(events).enumerate() {
-            let (requests, shards, pool) = (vec![None; tags], shards.clone(), pool.clone());
-            let served = served.clone();
-            let (asked, flows) = (own as u64, flows);
-            let shard = Shard {
-                port,
-                requests,
-                events,
-                shards,
-                own,
-                pool,
-                flows,
-                served,
-                blocks,
-                asked,
-                started,
-            };
+    let served = thread::scope(|scope| {
+        for (own, port) in ports.into_iter().enumerate() {
+            let (requests, pool, common) = (vec![None; tags], pool.clone(), &common);
+            let asked = own as u64;
+            let shard = Shard { port, requests, own, common, pool, flows, blocks, asked };
             scope.spawn(|| shard.serve());
         }
         drop(pool);
         for _ in 0..4 {
-            scope.spawn(|| read_all(file, &reads));
+            scope.spawn(|| read_all(file, &reads, &common.doors));
         }
-        // The control side: any one thread does the policy's periodic work, and wakes whom that
-        // unblocks.
-        while served.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum::<u64>() < bytes {
-            thread::sleep(Duration::from_millis(1));
-            let mut wake = PortSet::EMPTY;
-            policy.tick(started.elapsed().as_nanos() as u64, &mut wake);
-            for port in wake {
-                let _ = shards[usize::from(port.0)].send(Event::Wake);
-            }
+        let mut control = Control { policy: &policy, common: &common, deadline_ns: Some(0) };
+        control.until(bytes);
+        let together = common.served();
+        // What is staged is still served; the ports are woken so that they see it at once.
+        let mut wake = policy.remove_flow(flows[1]).expect("it is there");
+        common.ring(&mut wake);
+        control.until(2 * bytes);
+        let after = [0, 1].map(|tenant: usize| common.served()[tenant] - together[tenant]);
+        for door in &common.doors {
+            door.is_closed.store(true, Ordering::Release);
+            door.ring();
         }
-        // What is counted from here on is served while tenants leave, not in proportion to weights.
-        let received = [0, 1].map(|tenant: usize| served[tenant].load(Ordering::Relaxed));
-        for shard in &shards {
-            let _ = shard.send(Event::Stop);
-        }
-        Ok(received)
-    })
+        Served { together, after }
+    });
+    // All ports have seen the removal and completed what they had: the place is free again.
+    add(100).map_err(io::Error::other)?;
+    Ok(served)
 }
 
 fn main() -> io::Result<()> {
-    let path =
-        env::args_os().nth(1).map_or_else(env::current_exe, |path| Ok(PathBuf::from(path)))?;
-    let received = serve(&File::open(&path)?, 1 << 30)?;
-    let (bytes, weights): (u64, u16) =
-        (received.iter().sum(), TENANTS.iter().map(|(_, weight)| weight).sum());
-    println!("tenant  entitled  received");
-    for ((name, weight), received) in TENANTS.iter().zip(received) {
-        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
-        let (entitled, share) =
-            (percent((*weight).into(), weights.into()), percent(received, bytes));
-        println!("{name:<8}{entitled:>6.1} %{share:>8.1} %");
+    let mut args = env::args_os().skip(1);
+    let path = args.next().map_or_else(env::current_exe, |path| Ok(PathBuf::from(path)))?;
+    let name =
+        args.next().map_or_else(|| "mqfq".into(), |name| name.to_string_lossy().into_owned());
+    let Served { together, after } = serve(&name, &File::open(&path)?, 1 << 30)?;
+    let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+    let weights: u16 = TENANTS.iter().map(|(_, weight)| weight).sum();
+    println!("tenant  entitled  received  after silver has left");
+    for ((name, weight), (received, alone)) in TENANTS.iter().zip(together.iter().zip(after)) {
+        let entitled = percent((*weight).into(), weights.into());
+        let [share, alone] = [(*received, together), (alone, after)]
+            .map(|(part, whole)| percent(part, whole.iter().sum()));
+        println!("{name:<8}{entitled:>6.1} %{share:>8.1} %{alone:>20.1} %");
     }
     Ok(())
 }
@@ -248,9 +306,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_as_weights() {
+    fn bytes_are_as_weights_until_a_tenant_leaves() {
         let file = File::open(env::current_exe().unwrap()).unwrap();
-        let [gold, silver] = serve(&file, 64 << 20).unwrap();
-        assert!(gold * 100 > silver * 290 && gold * 100 < silver * 310, "{gold} : {silver}");
+        for name in ["mqfq", "sfqd"] {
+            let Served { together: [gold, silver], after } = serve(name, &file, 64 << 20).unwrap();
+            let is_fair = gold * 100 > silver * 290 && gold * 100 < silver * 310;
+            assert!(is_fair, "{name}: {gold} : {silver}");
+            // No more than what it had asked for.
+            let most = u64::from(DEPTH * LENGTH) * PORTS as u64;
+            assert!(after[1] <= most, "{name}: {after:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_without_shares_serves_as_well() {
+        let file = File::open(env::current_exe().unwrap()).unwrap();
+        for name in ["none", "kyber-fair"] {
+            let Served { together, .. } = serve(name, &file, 8 << 20).unwrap();
+            assert!(together.iter().all(|bytes| *bytes > 0), "{name}: {together:?}");
+        }
     }
 }

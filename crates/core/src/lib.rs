@@ -75,7 +75,9 @@ extern crate alloc;
 extern crate std;
 
 mod contract;
+mod entry;
 mod policy;
+pub mod registry;
 mod structures;
 pub mod wake;
 
@@ -92,5 +94,6 @@ pub use contract::vtime;
 pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
+pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::topology::Topology;

@@ -14,10 +14,10 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, Budgets};
-use fairq_core::cfq::{CfqConfig, TimeSlices};
-use fairq_core::fiops::VirtualIops;
-use fairq_core::flashfq::{FlashFqConfig, Throttled};
+use fairq_core::bfq::{BfqConfig, BfqScheduler};
+use fairq_core::cfq::{CfqConfig, CfqScheduler};
+use fairq_core::fiops::FiopsScheduler;
+use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
@@ -328,8 +328,11 @@ fn serial<S: SerialPolicy>(alone: S, inside: S) {
 #[test]
 fn cfq() {
     let build = |idle_ns| {
-        TimeSlices::new(&bounds(), &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() })
-            .unwrap()
+        CfqScheduler::new(
+            &bounds(),
+            &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() },
+        )
+        .unwrap()
     };
     serial(build(20_000), build(0));
 }
@@ -337,7 +340,7 @@ fn cfq() {
 #[test]
 fn bfq() {
     let build = |idle_ns| {
-        Budgets::new(
+        BfqScheduler::new(
             &bounds(),
             &BfqConfig {
                 budget_bytes: 1 << 16,
@@ -354,7 +357,7 @@ fn bfq() {
 #[test]
 fn flashfq() {
     let build = |idle_ns| {
-        Throttled::new(
+        FlashFqScheduler::new(
             &bounds(),
             &FlashFqConfig { threshold_bytes: 16_384, idle_ns, ..FlashFqConfig::default() },
         )
@@ -365,7 +368,7 @@ fn flashfq() {
 
 #[test]
 fn fiops() {
-    serial(VirtualIops::new(&bounds()), VirtualIops::new(&bounds()));
+    serial(FiopsScheduler::new(&bounds()), FiopsScheduler::new(&bounds()));
 }
 
 /// A policy that forgets whom to wake: the test must notice.

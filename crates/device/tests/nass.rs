@@ -14,10 +14,10 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairq_core::bfq::{Bfq, BfqConfig, Budgets};
-use fairq_core::cfq::{Cfq, CfqConfig, TimeSlices};
-use fairq_core::fiops::{Fiops, VirtualIops};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig, Throttled};
+use fairq_core::bfq::{Bfq, BfqConfig, BfqScheduler};
+use fairq_core::cfq::{Cfq, CfqConfig, CfqScheduler};
+use fairq_core::fiops::{Fiops, FiopsScheduler};
+use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqScheduler};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -231,17 +231,17 @@ impl Base {
             Base::Cfq => {
                 let cfq =
                     CfqConfig { idle_ns: idle(cfq.idle_ns), quantum: nass.queue_length, ..cfq };
-                around(TimeSlices::new(&config(), &cfq).expect("legal"), nass, tenants)
+                around(CfqScheduler::new(&config(), &cfq).expect("legal"), nass, tenants)
             }
             Base::Bfq => {
                 let bfq = BfqConfig { idle_ns: idle(bfq.idle_ns), ..bfq };
-                around(Budgets::new(&config(), &bfq).expect("legal"), nass, tenants)
+                around(BfqScheduler::new(&config(), &bfq).expect("legal"), nass, tenants)
             }
             Base::FlashFq => {
                 let flashfq = FlashFqConfig { idle_ns: idle(flashfq.idle_ns), ..flashfq };
-                around(Throttled::new(&config(), &flashfq).expect("legal"), nass, tenants)
+                around(FlashFqScheduler::new(&config(), &flashfq).expect("legal"), nass, tenants)
             }
-            Base::Fiops => around(VirtualIops::new(&config()), nass, tenants),
+            Base::Fiops => around(FiopsScheduler::new(&config()), nass, tenants),
         }
     }
 }
@@ -326,7 +326,7 @@ struct Conflicts {
 /// FIOPS where the second flow, of large requests, may have `limit` requests on the device,
 /// whatever happens.
 struct Fixed {
-    inner: VirtualIops,
+    inner: FiopsScheduler,
     limit: u32,
     requests: [u32; 2],
     conflicts: Arc<Conflicts>,
@@ -403,7 +403,7 @@ impl SerialPolicy for Fixed {
 fn no_limit_that_lasts_leaves_fiops_even() {
     for limit in [1, 2, 3, 4, 8, 16, 31] {
         let conflicts = Arc::new(Conflicts::default());
-        let inner = VirtualIops::new(&config());
+        let inner = FiopsScheduler::new(&config());
         let fixed = Fixed { inner, limit, requests: [0; 2], conflicts: conflicts.clone() };
         let got = run(Serial::with_policy(fixed, &config()).expect("legal"), &N9);
         let [small, large] = [0, 1].map(|tenant| got[tenant] / f64::from(N9[tenant].length));
@@ -426,7 +426,7 @@ fn no_limit_that_lasts_leaves_fiops_even() {
 #[test]
 fn small_requests_beside_large_ones_after_stalls() {
     let inside = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
-    let cfq = || TimeSlices::new(&config(), &inside).expect("legal");
+    let cfq = || CfqScheduler::new(&config(), &inside).expect("legal");
     let with = || NassOver::new(cfq(), &config(), &NassConfig::default()).expect("legal");
     let alone = N9.map(|tenant| Base::Cfq.run(&[tenant])[0]);
     for stall_ns in [0, 1_000_000, 5_000_000, 20_000_000] {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, Budgets};
-use fairq_core::cfq::{CfqConfig, TimeSlices};
+use fairq_core::bfq::{BfqConfig, BfqScheduler};
+use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
@@ -125,9 +125,9 @@ fn build(which: usize) -> Built {
             };
             audited(KyberFair::<Native>::new(&config).unwrap())
         }
-        4 => audited(Serial::<Budgets, Native>::new(&serial, &BfqConfig::default()).unwrap()),
+        4 => audited(Serial::<BfqScheduler, Native>::new(&serial, &BfqConfig::default()).unwrap()),
         5 => {
-            let cfq = TimeSlices::new(
+            let cfq = CfqScheduler::new(
                 &serial,
                 &CfqConfig { slice_ns: 2_000_000, ..CfqConfig::default() },
             )

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use fairq_device::Profile;
-use fairq_sim::policies::{FirstCome, Multi, SfqD};
+use fairq_sim::policies::{MqfqSubject, NoneSubject, SfqdSubject};
 use fairq_sim::scenario::MS;
 use fairq_sim::{Job, Machine, Scenario, Subject, Tenant, check, run, run_traced};
 
@@ -57,7 +57,7 @@ fn measure_costs(criterion: &mut Criterion) {
     for (name, scenario) in
         [("8 cores", scenario().on(Machine::GOLD_5112.host(8))), ("64 cores", many)]
     {
-        let subject = Multi { slots: 64, threshold: 45 << 10 };
+        let subject = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let go = || run_traced(&scenario, &subject, Vec::new()).expect("the scenario is legal");
         group.throughput(Throughput::Elements(go().requests));
         group.bench_function(BenchmarkId::new("mqfq", name), |bencher| {
@@ -72,9 +72,9 @@ fn main() {
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(2))
         .configure_from_args();
-    measure(&mut criterion, "none", &FirstCome);
-    measure(&mut criterion, "sfqd", &SfqD { slots: 64 });
-    measure(&mut criterion, "mqfq", &Multi { slots: 64, threshold: 45 << 10 });
+    measure(&mut criterion, "none", &NoneSubject);
+    measure(&mut criterion, "sfqd", &SfqdSubject { slots: 64 });
+    measure(&mut criterion, "mqfq", &MqfqSubject { slots: 64, threshold: 45 << 10 });
     measure_costs(&mut criterion);
     criterion.final_summary();
 }

@@ -9,7 +9,10 @@ use fairq_core::nass::NassConfig;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 
-use crate::policies::{AnyPolicy, Depths, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
+use crate::policies::{
+    AnySubject, D2fqSubject, KyberFairSubject, KyberSubject, MqfqSubject, Scheduler, SerialSubject,
+    SfqdSubject,
+};
 use crate::random::Random;
 use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
 
@@ -21,7 +24,7 @@ const DURATION_NS: u64 = 8 * MS;
 const STREAM: u64 = 1 << 40;
 
 /// The scenario of a seed, and the policy to run it under.
-pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
+pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     let random = &mut Random::new(seed, STREAM);
     let ports = 1 + random.below(8) as usize;
     let (name, _) = random.pick(&BUILT_IN);
@@ -42,40 +45,44 @@ pub fn scenario(seed: u64) -> (Scenario, AnyPolicy) {
     (scenario, policy)
 }
 
-fn policy(random: &mut Random) -> AnyPolicy {
+fn policy(random: &mut Random) -> AnySubject {
     let slots = random.pick(&[1, 2, 9, 64, 200]);
     let ratio =
         random.pick(&[Ratio::Dynamic { initial: 256 }, Ratio::Static(3), Ratio::Static(256)]);
     match random.below(8) {
-        0 => AnyPolicy::FirstCome,
-        1 => AnyPolicy::SfqD(SfqD { slots }),
-        2..4 => AnyPolicy::Direct(Direct {
+        0 => AnySubject::None,
+        1 => AnySubject::Sfqd(SfqdSubject { slots }),
+        2..4 => AnySubject::D2fq(D2fqSubject {
             ratio,
             tau_l: random.pick(&[1 << 16, 1 << 20, 8 << 20]),
             tau_m: random.one_in(2).then_some(1 << 16),
             strict_paper: false,
         }),
-        _ => AnyPolicy::Multi(Multi { slots, threshold: random.pick(&[0, 4096, 46_080, 1 << 20]) }),
+        _ => AnySubject::Mqfq(MqfqSubject {
+            slots,
+            threshold: random.pick(&[0, 4096, 46_080, 1 << 20]),
+        }),
     }
 }
 
 /// Another policy for the scenario of a seed: the schedulers behind one lock, with limits and
 /// without, and Kyber's.
-pub fn older_policy(seed: u64) -> AnyPolicy {
+pub fn older_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 1);
     let slots = random.pick(&[1, 2, 9, 32, 64]);
     match random.below(6) {
-        0 => AnyPolicy::Depths(Depths),
-        1 => {
-            AnyPolicy::Tokens(Tokens { busy: random.pick(&[1, 16, 64]), totals: Totals::default() })
-        }
+        0 => AnySubject::Kyber(KyberSubject),
+        1 => AnySubject::KyberFair(KyberFairSubject {
+            busy: random.pick(&[1, 16, 64]),
+            totals: Totals::default(),
+        }),
         _ => {
             let schedulers = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
-            let mut lock = OneLock::new(random.pick(&schedulers), slots);
+            let mut lock = SerialSubject::new(random.pick(&schedulers), slots);
             lock.waits = random.one_in(2);
             lock.merge_bytes = random.pick(&[0, 0, 65_536, 512 << 10]);
             let nass = NassConfig { sequentiality: random.one_in(2), ..NassConfig::default() };
-            AnyPolicy::OneLock(if random.one_in(2) { lock.limited(nass) } else { lock })
+            AnySubject::Serial(if random.one_in(2) { lock.limited(nass) } else { lock })
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
-use fairq_sim::policies::{AnyPolicy, Direct, Multi, SfqD};
+use fairq_sim::policies::{AnySubject, D2fqSubject, MqfqSubject, SfqdSubject};
 use fairq_sim::scenario::{Access, Burst, MS, US};
 use fairq_sim::{Job, Machine, Scenario, Tenant, swarm};
 
@@ -32,9 +32,9 @@ fn scenario() -> Scenario {
 #[test]
 fn the_same_run_for_ever() {
     let policies = [
-        (AnyPolicy::FirstCome, 0xd51d_22b2_d74a_b4ae),
-        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x0001_8eb6_48d8_c671),
-        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0x6209_51dc_0ecb_c5ad),
+        (AnySubject::None, 0xd51d_22b2_d74a_b4ae),
+        (AnySubject::Sfqd(SfqdSubject { slots: 32 }), 0x0001_8eb6_48d8_c671),
+        (AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }), 0x6209_51dc_0ecb_c5ad),
     ];
     let digests = policies.map(|(policy, _)| policy.run(&scenario()).expect("it is legal").digest);
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
@@ -55,11 +55,11 @@ fn twice_the_same_and_another_seed_another_run() {
 #[test]
 fn the_same_run_on_a_host_for_ever() {
     let policies = [
-        (AnyPolicy::FirstCome, 0x9d13_5dc0_c424_62b7),
-        (AnyPolicy::SfqD(SfqD { slots: 32 }), 0x73d0_bc65_7949_b482),
-        (AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }), 0x89fa_aa14_151b_ad13),
+        (AnySubject::None, 0x9d13_5dc0_c424_62b7),
+        (AnySubject::Sfqd(SfqdSubject { slots: 32 }), 0x73d0_bc65_7949_b482),
+        (AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }), 0x89fa_aa14_151b_ad13),
         (
-            AnyPolicy::Direct(Direct {
+            AnySubject::D2fq(D2fqSubject {
                 ratio: Ratio::Static(8),
                 tau_l: 1 << 20,
                 tau_m: None,

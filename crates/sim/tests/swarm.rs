@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::process::Command;
 
-use fairq_sim::policies::AnyPolicy;
+use fairq_sim::policies::AnySubject;
 use fairq_sim::{Machine, Scenario, swarm};
 
 /// How many seeds a usual run of the tests takes.
@@ -47,7 +47,7 @@ fn told(test: &str, seed: u64, what: &str) -> String {
 }
 
 /// Runs all seeds; how many requests that were.
-fn nothing_is_wrong(test: &str, usual: u64, case: impl Fn(u64) -> (Scenario, AnyPolicy)) -> u64 {
+fn nothing_is_wrong(test: &str, usual: u64, case: impl Fn(u64) -> (Scenario, AnySubject)) -> u64 {
     let one = |seed| {
         let (scenario, policy) = case(seed);
         let run = policy

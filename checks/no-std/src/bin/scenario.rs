@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use fairq_core::Topology;
 use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::{Fiops, VirtualIops};
+use fairq_core::fiops::{Fiops, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
@@ -166,7 +166,7 @@ extern "C" fn main() -> ! {
         print("bfq, flashfq or fiops: wrong\n");
         exit(4);
     }
-    let inner = VirtualIops::new(&config);
+    let inner = FiopsScheduler::new(&config);
     if NassOver::<_, Native>::new(inner, &config, &NassConfig::default())
         .ok()
         .and_then(closed_loop)

@@ -12,11 +12,11 @@ mod freestanding;
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
-use fairq_core::bfq::{BfqPort, Budgets};
-use fairq_core::cfq::{CfqPort, TimeSlices};
+use fairq_core::bfq::{BfqPort, BfqScheduler};
+use fairq_core::cfq::{CfqPort, CfqScheduler};
 use fairq_core::d2fq::D2fqPort;
-use fairq_core::fiops::{FiopsPort, VirtualIops};
-use fairq_core::flashfq::{FlashFqPort, Throttled};
+use fairq_core::fiops::{FiopsPort, FiopsScheduler};
+use fairq_core::flashfq::{FlashFqPort, FlashFqScheduler};
 use fairq_core::kyber::KyberPort;
 use fairq_core::kyber_fair::KyberFairPort;
 use fairq_core::mqfq::MqfqPort;
@@ -24,7 +24,7 @@ use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{
-    FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
+    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
 };
 
 unsafe extern "C" {
@@ -146,14 +146,15 @@ verbs!(
     BfqPort<Native>: bfq_submit bfq_next bfq_complete bfq_others,
     FlashFqPort<Native>: flashfq_submit flashfq_next flashfq_complete flashfq_others,
     FiopsPort<Native>: fiops_submit fiops_next fiops_complete fiops_others,
-    NassPort<TimeSlices, Native>: nass_cfq_submit nass_cfq_next nass_cfq_complete nass_cfq_others,
-    NassPort<Budgets, Native>: nass_bfq_submit nass_bfq_next nass_bfq_complete nass_bfq_others,
-    NassPort<Throttled, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete nass_flashfq_others,
-    NassPort<VirtualIops, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete nass_fiops_others,
+    NassPort<CfqScheduler, Native>: nass_cfq_submit nass_cfq_next nass_cfq_complete nass_cfq_others,
+    NassPort<BfqScheduler, Native>: nass_bfq_submit nass_bfq_next nass_bfq_complete nass_bfq_others,
+    NassPort<FlashFqScheduler, Native>: nass_flashfq_submit nass_flashfq_next nass_flashfq_complete nass_flashfq_others,
+    NassPort<FiopsScheduler, Native>: nass_fiops_submit nass_fiops_next nass_fiops_complete nass_fiops_others,
     MqfqPort<Native>: mqfq_submit mqfq_next mqfq_complete mqfq_others,
     D2fqPort<Native>: d2fq_submit d2fq_next d2fq_complete d2fq_others,
     KyberPort<Native>: kyber_submit kyber_next kyber_complete kyber_others,
     KyberFairPort<Native>: kyber_fair_submit kyber_fair_next kyber_fair_complete kyber_fair_others,
+    AnyPort<Native>: any_submit any_next any_complete any_others,
 );
 
 /// What `run` must notice.

@@ -24,6 +24,7 @@ pub(crate) struct CtlArgs {
 }
 
 /// `fairq top`.
+#[cfg(feature = "top")]
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// The server's control socket [default: beside the default socket] [env: FAIRQ_CONTROL]

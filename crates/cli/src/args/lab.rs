@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use fairq_sim::lab::Shard;
 
 use super::{Policies, parse_policies};
-use crate::config::policy::name::PolicyName;
+use crate::config::policy::NAMES;
 
 /// `fairq lab`.
 #[derive(Debug, Args)]
@@ -80,6 +80,6 @@ pub(crate) struct LabMergeArgs {
 }
 
 fn parse_lab_policies(text: &str) -> Result<Policies, String> {
-    let all = PolicyName::ALL.map(PolicyName::name).join(",");
+    let all = NAMES.join(",");
     parse_policies(if text == "all" { &all } else { text })
 }

@@ -2,28 +2,29 @@
 // Doc comments here are help texts, in which [brackets] mean optional.
 #![allow(rustdoc::broken_intra_doc_links)]
 
-use std::path::PathBuf;
-
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::CpuList;
-use crate::config::policy::table::{self, PolicyTable};
+use crate::config::policy::{PolicyTable, parse_list};
 use crate::units::Nanos;
 
 mod control;
+#[cfg(feature = "lab")]
 mod lab;
 mod measure;
 mod serve;
 mod texts;
 
-pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TopArgs, TraceArgs, TraceFormat};
+#[cfg(feature = "top")]
+pub(crate) use control::TopArgs;
+pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TraceArgs, TraceFormat};
+#[cfg(feature = "lab")]
 pub(crate) use lab::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
 pub(crate) use measure::{BenchArgs, CalibrateArgs, DeviceCommand, ProbeArgs, ShowArgs, Way};
 pub(crate) use serve::ServeArgs;
 
 use texts::{
-    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, lab_examples,
-    serve_examples, top_examples,
+    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, serve_examples,
 };
 
 /// Share one fast SSD between tenants by weight.
@@ -63,7 +64,8 @@ pub(crate) enum Command {
     /// Fills the terminal, once a second. A bar is what a tenant got, the mark in it what the
     /// tenant is entitled to; `hurt by` names the tenants whose requests were served while its own
     /// waited. s sorts, w changes a weight, space pauses, q ends.
-    #[command(after_help = top_examples())]
+    #[cfg(feature = "top")]
+    #[command(after_help = texts::top_examples())]
     Top(TopArgs),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
     ///
@@ -92,8 +94,10 @@ pub(crate) enum Command {
     /// Runs the schedulers on models of the papers' devices and says of each claim what the paper
     /// says, what came out and whether it holds. The same seed gives the same answers on any
     /// machine.
-    #[command(after_help = lab_examples(), subcommand_required = true)]
+    #[cfg(feature = "lab")]
+    #[command(after_help = texts::lab_examples(), subcommand_required = true)]
     Lab(LabArgs),
+    #[cfg(feature = "man")]
     /// Print a shell's completions
     ///
     /// For example: fairq completions bash > /etc/bash_completion.d/fairq
@@ -101,12 +105,13 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    #[cfg(feature = "man")]
     /// Write man pages into a folder
     ///
     /// For example: fairq man /usr/local/share/man/man1
     Man {
         /// The folder; it is made if it is not there
-        folder: PathBuf,
+        folder: std::path::PathBuf,
     },
 }
 
@@ -133,7 +138,7 @@ impl Policies {
 }
 
 fn parse_policies(text: &str) -> Result<Policies, String> {
-    table::parse_list(text).map(Policies)
+    parse_list(text).map(Policies)
 }
 
 /// A duration; a number alone is seconds.
@@ -184,7 +189,7 @@ mod tests {
                 .policy
                 .iter()
                 .flat_map(|list| &list.0)
-                .map(|policy| policy.name.unwrap().name())
+                .map(|policy| policy.clone().complete().unwrap().name())
                 .collect()
         };
         assert_eq!(parse(&[]).policy.len(), 0);

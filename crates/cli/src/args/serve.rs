@@ -10,7 +10,7 @@ use toml::Spanned;
 use super::ShardArgs;
 use crate::config::device::DeviceTable;
 use crate::config::listen::Listen;
-use crate::config::policy::table::PolicyTable;
+use crate::config::policy::PolicyTable;
 use crate::config::tenant::TenantTable;
 use crate::config::{LimitsTable, Settings, TlsMode, TlsTable};
 use crate::units::Size;

@@ -8,6 +8,7 @@ pub(super) const UNITS: &str = "Sizes are in bytes or binary units (4k = 4096, 6
  bandwidths likewise (1G/s); counts are \
 decimal (100k = 100000); durations need their unit (80us, 1ms, 10s).";
 
+#[cfg(feature = "lab")]
 pub(super) fn lab_examples() -> String {
     format!(
         "\
@@ -60,6 +61,7 @@ Examples:
     )
 }
 
+#[cfg(feature = "top")]
 pub(super) fn top_examples() -> String {
     format!(
         "\

@@ -32,7 +32,7 @@ pub(crate) fn foreign<T: Serialize>(table: &T, which: &str, keys: &[&str]) -> Op
 mod tests {
     use super::*;
     use crate::config::device::DeviceTable;
-    use crate::config::policy::table::PolicyTable;
+    use crate::config::policy::PolicyTable;
     use crate::config::tenant::TenantTable;
 
     /// Whatever is written comes through as it is.

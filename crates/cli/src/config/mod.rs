@@ -28,15 +28,13 @@ pub(crate) mod access;
 pub(crate) mod device;
 mod keys;
 pub(crate) mod listen;
-pub(crate) mod parameters;
 pub(crate) mod policy;
 pub(crate) mod tenant;
 pub(crate) mod weight;
 
 use device::{DeviceConfig, DeviceTable, Kind};
 use listen::Listen;
-use policy::PolicyConfig;
-use policy::table::PolicyTable;
+use policy::{PolicyConfig, PolicyTable};
 use tenant::{Origin, Tenant, TenantTable};
 
 /// Shards are ports of a policy, of which there are at most so many.

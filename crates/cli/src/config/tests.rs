@@ -1,8 +1,6 @@
 //! The configuration as a whole: file, flags, defaults, and what is said when it cannot be used.
 
 use super::device::FileConfig;
-use super::policy::name::PolicyName;
-use super::policy::values::{SlotKind, Unthrottle, VirtualTime};
 use super::*;
 
 /// Two CPUs, and sockets where the system has them.
@@ -44,7 +42,7 @@ fn nothing_said_is_a_paced_device_for_two_tenants_three_to_one() {
     let tenants: Vec<_> =
         plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("gold", 300), ("silver", 100)]);
-    assert_eq!(plan.policy.name, PolicyName::Mqfq);
+    assert_eq!(plan.policy.name(), "mqfq");
     assert_eq!(plan.source, Source::Sockets(vec!["unix:/run/fairq.sock".parse().unwrap()]));
     assert_eq!(plan.cpus, [0, 1]);
     assert_eq!(plan.tls, None);
@@ -66,10 +64,11 @@ fn the_example_file_is_read_and_names_every_key() {
             direct: device::Direct::Auto,
         }
     );
-    assert_eq!(plan.policy.slots, Some(64));
-    assert_eq!(plan.policy.virtual_time, VirtualTime::Mindicator);
-    assert_eq!(plan.policy.slot_kind, SlotKind::Tree);
-    assert_eq!(plan.policy.unthrottle, Unthrottle::Wheel);
+    let keys = |key: &str| plan.policy.keys.iter().find(|(said, _)| *said == key);
+    assert_eq!(keys("slots"), Some(&("slots", 64)));
+    for key in ["virtual-time", "slot-kind", "unthrottle"] {
+        assert_eq!(keys(key), Some(&(key, 0)));
+    }
     let tenants: Vec<_> =
         plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
@@ -86,7 +85,9 @@ fn the_example_file_is_read_and_names_every_key() {
     for table in
         ["x=1", "device={x=1}", "policy={x=1}", "tls={x=1}", "limits={x=1}", "[[tenant]]\nx=1"]
     {
-        for key in allowed(table).iter().filter(|key| !["D", "T"].contains(&key.as_str())) {
+        // Aliases, and what only the policy takes that tests add.
+        let others = ["D", "T", "newest-first"];
+        for key in allowed(table).iter().filter(|key| !others.contains(&key.as_str())) {
             let shown = |line: &str| {
                 let line = line.trim_start_matches(['#', ' ', '[']);
                 line.strip_prefix(key.as_str())
@@ -120,7 +121,7 @@ fn a_wrong_line_is_shown() {
     );
     let typo = refusal("policy = \"mqfq:slots=64,treshold=4k\"");
     let start = "fairq.toml:1:10: policy: unknown key `treshold`; did you mean `threshold`? \
-     (allowed: name, D, slots, merge, T, ";
+     (allowed: name, D, slots, merge, read-cost, ";
     let shown = ")\n   |\n 1 | policy = \"mqfq:slots=64,treshold=4k\"\n   |          \
      ^^^^^^^^^^^^^^^^^^^^^^^^^^^";
     assert!(typo.starts_with(start) && typo.ends_with(shown), "{typo}");
@@ -158,7 +159,7 @@ fn flags_win_key_by_key() {
     };
     let plan = file.overlaid(flags).plan(&surroundings()).unwrap();
     assert!(matches!(plan.device, DeviceConfig::Paced { size: 1_073_741_824, iops: 10_000, .. }));
-    assert_eq!((plan.policy.name, plan.policy.slots), (PolicyName::Sfqd, None));
+    assert_eq!((plan.policy.name(), &plan.policy.keys[..]), ("sfqd", &[][..]));
     let tenants: Vec<_> =
         plan.tenants.iter().map(|t| (t.name.as_str(), t.weight.get(), t.size)).collect();
     assert_eq!(tenants, [("a", 300, Some(10 << 20)), ("b", 700, Some(20 << 20)), ("c", 100, None)]);

@@ -24,7 +24,7 @@ use fairq_host::observe::stats::TenantStats;
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target, write_out};
 use crate::config::device::{DeviceTable, Kind};
-use crate::config::policy::table::PolicyTable;
+use crate::config::policy::PolicyTable;
 use crate::engine::shard_cpus;
 use crate::job::Job;
 use crate::refusal::Refusal;

@@ -26,7 +26,7 @@ use crate::bench::write_out;
 use crate::config::device::{State, load_profile};
 use crate::config::policy::PolicyConfig;
 use crate::config::{line_and_column, misread, weight};
-use crate::engine::{Shape, WithPolicy, describe_policy, with_policy};
+use crate::engine::{Shape, WithPolicy, with_policy};
 use crate::files::{Output, read_text};
 use crate::fiojob;
 use crate::job::{Job, Pattern};
@@ -166,13 +166,8 @@ impl WithPolicy for Simulate<'_> {
 
 fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
     let slots = scenario.profile.host.window.get();
-    let shape = Shape {
-        topology: scenario.topology(),
-        flows: scenario.flows(),
-        tags: scenario.tags(),
-        slots,
-    };
-    let name = describe_policy(&policy, slots);
+    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
+    let name = policy.describe(slots);
     let run = match &scenario.host {
         None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),
         Some(host) => {

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use fairq_core::{TuneError, Tuning, Weight};
+use fairq_core::registry::Knob;
+use fairq_core::{TuneError, Weight};
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
@@ -17,16 +18,15 @@ use super::storage::{clear_error, cut_off_files, write_back_errors};
 use super::{Console, rpc};
 use crate::config::device::FileConfig;
 use crate::config::listen::Listen;
-use crate::config::parameters;
-use crate::config::policy::PolicyConfig;
-use crate::config::policy::table::PolicyTable;
+use crate::config::policy::value;
+use crate::config::policy::{PolicyConfig, PolicyTable};
 use crate::config::tenant::{Range, Tenant, TenantTable, layout};
 use crate::config::weight::WeightSource;
 use crate::config::{self, Settings, Source};
-use crate::engine::{describe_policy, file_spec};
+use crate::engine::file_spec;
+use crate::look::Look;
 use crate::refusal::Refusal;
 use crate::serve::{build_policy, server_tenant, tls_mode};
-use crate::top::Look;
 use crate::units::Size;
 
 #[derive(Deserialize)]
@@ -223,7 +223,7 @@ impl Console {
     }
 
     fn describe_policy(&self) -> String {
-        describe_policy(&self.plan.policy, self.plan.device.default_slots())
+        self.plan.policy.describe(self.plan.device.default_slots())
     }
 
     fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
@@ -329,14 +329,13 @@ impl Console {
     }
 
     fn policy(&self, admin: &dyn Admin) -> Value {
-        let name = self.plan.policy.name;
         let mut keys = serde_json::to_value(self.settings.policy.clone().unwrap_or_default())
             .unwrap_or_default();
         if let Some(keys) = keys.as_object_mut() {
             keys.retain(|key, value| key != "name" && !value.is_null());
         }
         json!({
-            "name": name.name(),
+            "name": self.plan.policy.name(),
             "description": self.describe_policy(),
             "params": keys,
             "state": policy_state(&admin.status()),
@@ -530,25 +529,22 @@ impl Console {
 
     /// The parameters that the policy takes, and what they are now.
     fn parameters(&self) -> Value {
-        let keys = self.plan.policy.name.keys();
-        let parameter = |key: &str| {
-            let about = parameters::about(key);
+        let parameter = |(knob, now): &(Knob, Option<u64>)| {
             json!({
-                "key": key,
-                "value": parameters::present(key, &self.plan.policy, self.plan.device.default_slots()),
-                "takes": about.takes,
-                "summary": about.summary,
+                "key": knob.key,
+                "value": value::show_or_auto(knob, *now),
+                "takes": value::takes(knob),
+                "summary": knob.help,
             })
         };
-        keys.into_iter().map(parameter).collect()
+        self.plan.policy.knobs(self.plan.device.default_slots()).iter().map(parameter).collect()
     }
 
     fn params(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
-        let name = self.plan.policy.name;
+        let PolicyConfig { policy, .. } = self.plan.policy;
         let flags: PolicyTable =
-            format!("{}:{text}", name.name()).parse().map_err(Fault::params)?;
-        let written =
-            PolicyTable { name: Some(name), ..self.settings.policy.clone().unwrap_or_default() };
+            format!("{}:{text}", policy.name).parse().map_err(Fault::params)?;
+        let written = self.settings.policy.clone().unwrap_or_default().named(policy);
         self.change_policy(admin, written.overlaid(flags))
     }
 
@@ -563,7 +559,9 @@ impl Console {
         let settings = Settings { policy: Some(table), ..self.settings.clone() };
         let mut differ = changes::between(&self.settings, &settings);
         // The policy that nobody named has a name from now on; that is no difference.
-        differ.retain(|change| change.key != "policy.name" || wanted.name != self.plan.policy.name);
+        differ.retain(|change| {
+            change.key != "policy.name" || wanted.policy != self.plan.policy.policy
+        });
         self.make_policy(admin, wanted, &settings).map_err(Fault::refused)?;
         differ.iter_mut().for_each(|change| change.done = true);
         Ok(json!({ "from": before, "to": self.describe_policy(), "changes": differ }))
@@ -579,7 +577,7 @@ impl Console {
     ) -> Result<(), String> {
         let mut differ = changes::between(&self.settings, settings);
         differ.retain(|change| change.key.starts_with("policy."));
-        if wanted.name == self.plan.policy.name {
+        if wanted.policy == self.plan.policy.policy {
             differ.retain(|change| change.key != "policy.name");
         }
         if wanted != self.plan.policy && !self.tune_all(admin, &differ, &wanted)? {
@@ -599,22 +597,15 @@ impl Console {
         differ: &[Change],
         wanted: &PolicyConfig,
     ) -> Result<bool, String> {
-        let is_live = |key: &str| {
-            wanted.name.live_keys().iter().any(|live| key.strip_prefix("policy.") == Some(live))
-        };
-        if !differ.iter().all(|change| is_live(&change.key)) {
-            return Ok(false);
-        }
+        let knobs = wanted.knobs(self.plan.device.default_slots());
+        let mut tunings = Vec::new();
         for Change { key, .. } in differ {
-            let tuning = match key.as_str() {
-                "policy.slots" => {
-                    Tuning::Slots(wanted.slots.unwrap_or(self.plan.device.default_slots()))
-                }
-                _ => wanted.threshold.map_or_else(
-                    || Tuning::FollowingThreshold(crate::engine::default_threshold()),
-                    Tuning::Threshold,
-                ),
-            };
+            let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
+            let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };
+            let Some(tuning) = knob.tuning else { return Ok(false) };
+            tunings.push((key, tuning(*value)));
+        }
+        for (key, tuning) in tunings {
             match admin.tune(tuning) {
                 Ok(()) => {}
                 Err(AdminError::Tune(TuneError::Fixed)) => return Ok(false),

@@ -138,7 +138,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
     text.family("fairq_info", "gauge", "Always 1; its labels say what runs.");
     let labels = [
         ("version", env!("CARGO_PKG_VERSION")),
-        ("policy", plan.policy.name.name()),
+        ("policy", plan.policy.name()),
         ("device", &plan.device.describe()),
     ];
     text.sample("fairq_info", &labels, 1.0);

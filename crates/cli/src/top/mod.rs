@@ -9,12 +9,13 @@ use serde_json::json;
 
 use crate::args::TopArgs;
 use crate::connection::{Connection, socket};
+use crate::look::Look;
 use crate::refusal::Refusal;
 
-mod model;
+mod order;
 mod view;
 
-pub(crate) use model::Look;
+use order::Order;
 use view::Screen;
 
 /// Between two looks.
@@ -28,7 +29,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
         return print(&format!("{:#}", look.json()));
     }
     if args.once {
-        look.sort(model::Order::default());
+        look.sort(Order::default());
         let height = look.tenants.len() as u16 + 5;
         let columns =
             rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);

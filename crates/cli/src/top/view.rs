@@ -7,7 +7,8 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
-use super::model::{LastSecond, Look, Order, Tenant};
+use super::order::Order;
+use crate::look::{LastSecond, Look, Tenant};
 use crate::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 
 /// Columns of a bar.

@@ -18,6 +18,7 @@ pub const MAX_KNOB_NS: u64 = 60_000_000_000;
 
 /// Why a policy cannot be built, or not be changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// No ports, or too many.
     #[error("{0} ports, but there must be 1 to {max}", max = PortSet::MAX_PORTS)]
@@ -57,6 +58,16 @@ pub enum ConfigError {
     /// The weights of two NVMe queue classes cannot differ by that much.
     #[error("an H/L ratio of {0}, but it must be 1 to 256")]
     Ratio(u16),
+    /// A ratio that is always the same begins nowhere else.
+    #[error(
+        "initial {initial} is where a dynamic ratio begins, but hl is static-{ratio}: leave one out"
+    )]
+    Initial {
+        /// What the ratio was to begin with.
+        initial: u64,
+        /// What it always is.
+        ratio: u64,
+    },
     /// The period of the H/L adjustment is out of range.
     #[error("a period of {0} ns for the H/L ratio, but it must be 1 ms to 1 minute")]
     AdjustPeriod(u64),
@@ -110,18 +121,4 @@ pub(crate) fn check(
         return Err(ConfigError::Slots(slots));
     }
     Ok(())
-}
-
-/// Refuses a knob outside its range.
-pub(crate) fn in_range(
-    knob: &'static str,
-    value: u64,
-    least: u64,
-    most: u64,
-) -> Result<(), ConfigError> {
-    if (least..=most).contains(&value) {
-        Ok(())
-    } else {
-        Err(ConfigError::Knob { knob, value, least, most })
-    }
 }

@@ -16,7 +16,32 @@ use crate::contract::port::{
     Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::{Configure, Knobs};
+use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::structures::flow_table::{FlowTable, PortFlows};
+
+/// `none` in the registry.
+pub enum Entry {}
+
+impl entry::Entry for Entry {
+    const NAME: &'static str = "none";
+    const PROMISES: Promises = Promises::NONE;
+    type Config = Shape;
+    type Policy<P: Platform> = NonePolicy<P>;
+
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
+        Ok(shape.clone())
+    }
+
+    fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
+        NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
+    }
+}
+
+/// There is nothing to be told.
+impl Configure for Shape {
+    fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
+}
 
 /// The control side of `none`.
 pub struct NonePolicy<P: Platform = Native> {

@@ -9,7 +9,7 @@ use fairq_core::serial::merge::MOST_PARTS;
 
 use crate::canary::{self, Fault, caught};
 use crate::script::{ANYTHING, Kind, for_all};
-use crate::subjects::{Depths, SfqD, Tokens};
+use crate::subjects::{KyberFairSubject, KyberSubject, SfqdSubject};
 use crate::world::{Req, Subject, Trace};
 use crate::{law_fairness, law_requests, law_slots, law_virtual_time, law_work};
 
@@ -22,7 +22,7 @@ pub(crate) const STREAMS: Kind = Kind {
 };
 
 /// Few enough for flows to run out of them.
-const TOKENS: Tokens = Tokens(1 << 16);
+const TOKENS: KyberFairSubject = KyberFairSubject(1 << 16);
 
 /// The requests of each command, in the order in which they were joined.
 fn commands(trace: &Trace) -> Vec<Vec<&Req>> {
@@ -103,7 +103,7 @@ fn merged(subject: &impl Subject) -> (usize, usize) {
 
 #[test]
 fn streams_are_merged_and_nothing_else() {
-    let counts = [merged(&canary::Serial(Fault::None)), merged(&Depths), merged(&TOKENS)];
+    let counts = [merged(&canary::Serial(Fault::None)), merged(&KyberSubject), merged(&TOKENS)];
     for (requests, commands) in counts {
         assert!(
             10 * requests > 11 * commands,
@@ -116,7 +116,7 @@ fn streams_are_merged_and_nothing_else() {
         several => Err(format!("{several} commands of several requests")),
     };
     for_all(&canary::Serial(Fault::None), off, 50, one_each).unwrap();
-    for_all(&Depths, off, 50, one_each).unwrap();
+    for_all(&KyberSubject, off, 50, one_each).unwrap();
     for_all(&TOKENS, off, 50, one_each).unwrap();
 }
 
@@ -133,8 +133,8 @@ fn catches_what_joins_too_much() {
         (canary::Joins::WritesToReads, "parts that differ"),
     ];
     for (fault, how) in faults {
-        caught(for_all(&canary::Joining(SfqD, fault), STREAMS, 200, check), how);
-        caught(for_all(&canary::Joining(Depths, fault), STREAMS, 200, check), how);
+        caught(for_all(&canary::Joining(SfqdSubject, fault), STREAMS, 200, check), how);
+        caught(for_all(&canary::Joining(KyberSubject, fault), STREAMS, 200, check), how);
         caught(for_all(&canary::Joining(TOKENS, fault), STREAMS, 200, check), how);
     }
 }

@@ -30,6 +30,7 @@ mod world;
 
 use fairq_core::cfq::CfqConfig;
 use fairq_core::d2fq::TrackerKind;
+use fairq_core::registry;
 
 use clocked::MS;
 use script::Kind;
@@ -39,12 +40,12 @@ use subjects::*;
 const ONE_LENGTH: &[u32] = &[4096];
 /// How long it is waited for flows in scripts, where every verb takes a nanosecond.
 const IDLE_NS: u64 = 50;
-const FEW: Tokens = Tokens(1 << 18);
+const FEW: KyberFairSubject = KyberFairSubject(1 << 18);
 /// Linux's slices.
 const SLICES: CfqConfig =
     CfqConfig { slice_ns: 100_000_000, target_ns: 300_000_000, quantum: 8, idle_ns: 8_000_000 };
 /// As it is without being asked.
-const PATIENT: Patient = Patient(FEW, 64);
+const PATIENT: KyberFairPatient = KyberFairPatient(FEW, 64);
 
 /// The law for each of the thresholds.
 fn each(thresholds: &[u64], law: impl Fn(u64) -> Result<(), String>) {
@@ -240,26 +241,26 @@ const T: [u64; 3] = [0, 16_384, 46_080];
 laws! {
     /// It stages nothing and promises no fairness.
     none: None, [0] => requests absence work_conserving taking_back;
-    sfqd: SfqD, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
+    sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
         taking_back_all;
-    mqfq: Multi::Paper, T => scale all_of_mqfq;
-    mqfq_array_scan: Multi::ArrayScan, T => scale all_of_mqfq;
-    mqfq_atomic_counter: Multi::AtomicCounter, T => scale all_of_mqfq;
-    mqfq_scalable_bitmap: Multi::ScalableBitmap, T => scale all_of_mqfq;
-    mqfq_polling: Multi::Polling, T => scale all_of_mqfq;
-    mqfq_serial: Multi::Serial, T => scale all_of_mqfq;
-    mqfq_sockets: Multi::Sockets, T => scale all_of_mqfq;
+    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq;
+    mqfq_array_scan: MqfqSubject::ArrayScan, T => scale all_of_mqfq;
+    mqfq_atomic_counter: MqfqSubject::AtomicCounter, T => scale all_of_mqfq;
+    mqfq_scalable_bitmap: MqfqSubject::ScalableBitmap, T => scale all_of_mqfq;
+    mqfq_polling: MqfqSubject::Polling, T => scale all_of_mqfq;
+    mqfq_serial: MqfqSubject::Serial, T => scale all_of_mqfq;
+    mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
-    d2fq: Direct(TrackerKind::Sloppy, false), [0] => requests absence work_conserving;
-    d2fq_scan: Direct(TrackerKind::Scan, false), [0] => requests absence work_conserving;
-    d2fq_mindicator: Direct(TrackerKind::Mindicator, false), [0] => requests absence work_conserving;
-    d2fq_paper: Direct(TrackerKind::Sloppy, true), [0] => requests absence work_conserving;
-    d2fq_paper_scan: Direct(TrackerKind::Scan, true), [0] => requests absence work_conserving;
-    d2fq_paper_mindicator: Direct(TrackerKind::Mindicator, true), [0] => requests absence work_conserving;
+    d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests absence work_conserving;
+    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests absence work_conserving;
+    d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests absence work_conserving;
+    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests absence work_conserving;
+    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests absence work_conserving;
+    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests absence work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
-    kyber: Depths, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
+    kyber: KyberSubject, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
         merging_without_slots;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
     /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
@@ -267,49 +268,49 @@ laws! {
     kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving two_shards_at_depth_one
         five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots;
     /// The same with fewer tokens and with more.
-    kyber_fair_one_token: Tokens(1), [0] => requests taking_back absence work_conserving;
-    kyber_fair_short: Tokens(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
-    kyber_fair_rich: Tokens(1 << 38), [0] => requests absence work_conserving;
+    kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
+    kyber_fair_short: KyberFairSubject(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
+    kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests absence work_conserving;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
     /// With as many tokens as it predicts.
-    kyber_fair_predicting: Predicting, [0] => requests shares_some_periods_after_absence shares_at_any_rate;
+    kyber_fair_predicting: KyberFairPredicting, [0] => requests shares_some_periods_after_absence shares_at_any_rate;
     /// Shares do not change with the scale; waits are whole periods, and which one a request is in
     /// hangs on single tokens.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
-    kyber_fair_exact: Tokens(8192), [0] => remainders_are_kept;
+    kyber_fair_exact: KyberFairSubject(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
-    fiops: ByIops, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
+    fiops: FiopsSubject, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
         taking_back_all;
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
-    bfq_na: ByBudgets { idle_ns: 0 }, [0] => scale keeping shares_after_absence work_conserving
+    bfq_na: BfqSubject { idle_ns: 0 }, [0] => scale keeping shares_after_absence work_conserving
         bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
         taking_back_conserves_work taking_back_is_free;
     /// Looked at with requests that cost their length.
-    flashfq_na: ByDeviceTime { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
+    flashfq_na: FlashFqSubject { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
         taking_back_all;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
-    flashfq: ByDeviceTime { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
+    flashfq: FlashFqSubject { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
     /// With room to run ahead of a flow that it waits for.
-    flashfq_ahead: ByDeviceTime { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
+    flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
     /// It anticipates and lends no turn, so one that sends one request at a time has the device
     /// alone.
-    bfq: ByBudgets { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody one_at_a_time_beside_a_flood
+    bfq: BfqSubject { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody one_at_a_time_beside_a_flood
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
     /// It shares time, which scripts do not have (its own tests look at its shares), and has a
     /// quantum: while others wait it leaves slots free.
-    cfq_na: BySlices { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one;
-    cfq: BySlices { idle_ns: IDLE_NS }, [0] => keeping;
+    cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one;
+    cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
     /// With slices as long as on a real device.
-    cfq_linux: Slices(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
-    cfq_linux_idles: Slices(SLICES), [0] => scale;
+    cfq_linux: CfqConfigured(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
+    cfq_linux_idles: CfqConfigured(SLICES), [0] => scale;
     nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
@@ -322,30 +323,47 @@ laws! {
         two_shards_at_depth_one scaling_weights_changes_nothing;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
+    /// It knows no weights. It is there by a module and a line of the registry.
+    toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
+        taking_back_keeps_slots taking_back_conserves_work;
     nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
+}
+
+/// Each policy of the registry as it is without keys: what is owed by all, and D by those that say
+/// so. A policy that is added is here by its line.
+#[test]
+fn each_of_the_registry_owes_what_all_owe() {
+    for policy in registry::ALL {
+        let of = &Registered(policy.name);
+        law_requests::holds(of).unwrap_or_else(|why| panic!("{}: {why}", policy.name));
+        if policy.promises.slots {
+            law_slots::holds(of).unwrap_or_else(|why| panic!("{}: {why}", policy.name));
+        }
+    }
 }
 
 /// The exemptions are needed: each of these does break the law that it is exempted from.
 #[test]
 fn exempted_with_reason() {
     law_shares::five_to_one_over_two_ports(&None, 0).unwrap_err();
-    law_shares::five_to_one_over_two_ports(&Depths, 0).unwrap_err();
-    law_periods::bounded_deviation(&Depths, 1, 1 << 18).unwrap_err();
-    law_fairness::holds(&ByIops).unwrap_err();
-    law_work::holds(&BySlices { idle_ns: 0 }).unwrap_err();
+    law_shares::five_to_one_over_two_ports(&KyberSubject, 0).unwrap_err();
+    law_periods::bounded_deviation(&KyberSubject, 1, 1 << 18).unwrap_err();
+    law_fairness::holds(&FiopsSubject).unwrap_err();
+    law_work::holds(&CfqSubject { idle_ns: 0 }).unwrap_err();
     law_idle::two_shards_at_depth_one(&PATIENT, 0).unwrap_err();
     law_idle::one_at_a_time_beside_a_flood(&FEW, 2, 0).unwrap_err();
     law_work::holds(&AROUND_FIOPS).unwrap_err();
-    law_shares::five_to_one_over_two_ports(&BySlices { idle_ns: 0 }, 0).unwrap_err();
-    law_idle::two_shards_at_depth_one(&BySlices { idle_ns: IDLE_NS }, 0).unwrap_err();
-    law_idle::two_shards_at_depth_one(&ByBudgets { idle_ns: IDLE_NS }, 0).unwrap_err();
-    law_work::holds(&ByDeviceTime { idle_ns: IDLE_NS }).unwrap_err();
+    law_shares::five_to_one_over_two_ports(&CfqSubject { idle_ns: 0 }, 0).unwrap_err();
+    law_idle::two_shards_at_depth_one(&CfqSubject { idle_ns: IDLE_NS }, 0).unwrap_err();
+    law_idle::two_shards_at_depth_one(&BfqSubject { idle_ns: IDLE_NS }, 0).unwrap_err();
+    law_work::holds(&FlashFqSubject { idle_ns: IDLE_NS }).unwrap_err();
     law_idle::returning_starves_nobody(&AROUND_MQFQ, 1, 0).unwrap_err();
     law_shares::three_to_one_whatever_the_sum(&AROUND_MQFQ, 0).unwrap_err();
     law_shares::five_to_one_over_two_ports(&AROUND_MQFQ, 0).unwrap_err();
     law_shares::remainders_are_kept(&AROUND_MQFQ).unwrap_err();
     law_virtual_time::survives_the_wrap(&AROUND_MQFQ).unwrap_err();
+    law_take_back::is_free(&Registered("toy")).unwrap_err();
 }
 
 #[test]
@@ -361,7 +379,7 @@ mod periods {
     fn bounded_deviation() {
         for ports in [1, 2] {
             for tokens in [1 << 16, 1 << 18, 1 << 20] {
-                law_periods::bounded_deviation(&Tokens(tokens), ports, tokens).unwrap();
+                law_periods::bounded_deviation(&KyberFairSubject(tokens), ports, tokens).unwrap();
             }
         }
     }
@@ -374,7 +392,7 @@ mod periods {
     #[test]
     fn catches_more_tokens_than_it_says() {
         canary::caught(
-            law_periods::bounded_deviation(&Tokens(1 << 21), 1, 1 << 18),
+            law_periods::bounded_deviation(&KyberFairSubject(1 << 21), 1, 1 << 18),
             "units within",
         );
     }
@@ -383,7 +401,7 @@ mod periods {
     #[test]
     fn over_prediction_costs_fairness_and_under_prediction_periods() {
         let [over, right, under] = [1 << 36, 1 << 18, 1 << 12]
-            .map(|tokens| law_periods::shares_and_periods(&Tokens(tokens)));
+            .map(|tokens| law_periods::shares_and_periods(&KyberFairSubject(tokens)));
         assert!(over.0 < 1.1 && over.1 <= 3, "{over:?}");
         assert!(
             (right.0 / 3.0 - 1.0).abs() < 0.01 && (right.1 - 625).unsigned_abs() < 50,

@@ -1,18 +1,18 @@
 //! The policies that the laws are applied to.
 
-use fairq_core::Topology;
-use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, Budgets};
-use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, TimeSlices};
+use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
+use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
-use fairq_core::fiops::{Fiops, FiopsPort, VirtualIops};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, Throttled};
+use fairq_core::fiops::{Fiops, FiopsPort, FiopsScheduler};
+use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;
-use fairq_core::sfqd::{Sfqd, SfqdPort, StartTime};
+use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
+use fairq_core::{AnyPolicy, AnyPort, Topology, registry};
 
 use crate::canary::serial_config;
 use crate::world::{Shape, Subject};
@@ -32,9 +32,9 @@ impl Subject for None {
     }
 }
 
-pub(crate) struct SfqD;
+pub(crate) struct SfqdSubject;
 
-impl Subject for SfqD {
+impl Subject for SfqdSubject {
     type Policy = Sfqd;
     fn build(&self, shape: &Shape) -> (Sfqd, Vec<SfqdPort>) {
         Sfqd::new(&serial_config(shape)).expect("the shape is legal")
@@ -50,7 +50,7 @@ impl Subject for SfqD {
 
 /// MQFQ, or one of the alternatives that the paper compares its parts with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Multi {
+pub(crate) enum MqfqSubject {
     Paper,
     ArrayScan,
     AtomicCounter,
@@ -61,24 +61,24 @@ pub(crate) enum Multi {
     Sockets,
 }
 
-impl Subject for Multi {
+impl Subject for MqfqSubject {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
         let sockets =
             Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
         let flat = Topology::flat(shape.ports);
-        let topology = if matches!(self, Multi::Sockets) { sockets } else { flat };
+        let topology = if matches!(self, MqfqSubject::Sockets) { sockets } else { flat };
         let mut config = MqfqConfig::new(topology, shape.flows, shape.tags);
         config.slots = shape.slots;
         config.threshold_bytes = shape.threshold;
         config.cost = shape.cost;
         match self {
-            Multi::Paper | Multi::Sockets => {}
-            Multi::ArrayScan => config.virtual_time = VirtualTimeKind::ArrayScan,
-            Multi::AtomicCounter => config.slot_kind = SlotKind::AtomicCounter,
-            Multi::ScalableBitmap => config.slot_kind = SlotKind::ScalableBitmap,
-            Multi::Polling => config.unthrottle = UnthrottleKind::Polling { period_ns: 1000 },
-            Multi::Serial => config.serial = true,
+            MqfqSubject::Paper | MqfqSubject::Sockets => {}
+            MqfqSubject::ArrayScan => config.virtual_time = VirtualTimeKind::ArrayScan,
+            MqfqSubject::AtomicCounter => config.slot_kind = SlotKind::AtomicCounter,
+            MqfqSubject::ScalableBitmap => config.slot_kind = SlotKind::ScalableBitmap,
+            MqfqSubject::Polling => config.unthrottle = UnthrottleKind::Polling { period_ns: 1000 },
+            MqfqSubject::Serial => config.serial = true,
         }
         Mqfq::new(config).expect("the shape is legal")
     }
@@ -94,9 +94,9 @@ impl Subject for Multi {
 }
 
 /// D2FQ. What it owes in shares it owes on a device with classes: see `tests/d2fq`.
-pub(crate) struct Direct(pub(crate) TrackerKind, pub(crate) bool);
+pub(crate) struct D2fqSubject(pub(crate) TrackerKind, pub(crate) bool);
 
-impl Subject for Direct {
+impl Subject for D2fqSubject {
     type Policy = D2fq;
     fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
         let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
@@ -118,7 +118,7 @@ pub(crate) struct Overstepping;
 impl Subject for Overstepping {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
-        Multi::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
+        MqfqSubject::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
@@ -136,9 +136,9 @@ impl Subject for Overstepping {
 pub(crate) const NO_VIRTUAL_TIME: u64 = 1 << 50;
 
 /// Kyber with depths of D in each domain, and with targets that nothing misses.
-pub(crate) struct Depths;
+pub(crate) struct KyberSubject;
 
-impl Subject for Depths {
+impl Subject for KyberSubject {
     type Policy = Kyber;
     fn build(&self, shape: &Shape) -> (Kyber, Vec<KyberPort>) {
         let hour_ns = 3_600_000_000_000;
@@ -163,16 +163,16 @@ impl Subject for Depths {
 /// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the
 /// device is busy with D, and nobody bears that it has less.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tokens(pub(crate) u64);
+pub(crate) struct KyberFairSubject(pub(crate) u64);
 
 /// The same, with so much patience.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patient(pub(crate) Tokens, pub(crate) u32);
+pub(crate) struct KyberFairPatient(pub(crate) KyberFairSubject, pub(crate) u32);
 
-impl Subject for Tokens {
+impl Subject for KyberFairSubject {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
-        Patient(*self, 0).build(shape)
+        KyberFairPatient(*self, 0).build(shape)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         NO_VIRTUAL_TIME
@@ -182,10 +182,10 @@ impl Subject for Tokens {
     }
 }
 
-impl Subject for Patient {
+impl Subject for KyberFairPatient {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
-        let Patient(Tokens(tokens), patience) = *self;
+        let KyberFairPatient(KyberFairSubject(tokens), patience) = *self;
         let config = KyberFairConfig {
             busy: shape.slots,
             patience,
@@ -207,9 +207,9 @@ impl Subject for Patient {
 
 /// Kyber-fairness as it is without being asked: tokens follow the rate of service.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Predicting;
+pub(crate) struct KyberFairPredicting;
 
-impl Subject for Predicting {
+impl Subject for KyberFairPredicting {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         let config = KyberFairConfig {
@@ -231,9 +231,9 @@ impl Subject for Predicting {
 /// A budget smaller than some requests.
 pub(crate) const BUDGET: u64 = 64 << 10;
 
-pub(crate) struct ByIops;
+pub(crate) struct FiopsSubject;
 
-impl Subject for ByIops {
+impl Subject for FiopsSubject {
     type Policy = Fiops;
     fn build(&self, shape: &Shape) -> (Fiops, Vec<FiopsPort>) {
         Fiops::new(&serial_config(shape)).expect("the shape is legal")
@@ -250,17 +250,17 @@ impl Subject for ByIops {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct ByBudgets {
+pub(crate) struct BfqSubject {
     pub(crate) idle_ns: u64,
 }
 
-impl ByBudgets {
+impl BfqSubject {
     fn config(self) -> BfqConfig {
         BfqConfig { budget_bytes: BUDGET, idle_ns: self.idle_ns, ..Default::default() }
     }
 }
 
-impl Subject for ByBudgets {
+impl Subject for BfqSubject {
     type Policy = Bfq;
     fn build(&self, shape: &Shape) -> (Bfq, Vec<BfqPort>) {
         Bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
@@ -275,17 +275,17 @@ impl Subject for ByBudgets {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct ByDeviceTime {
+pub(crate) struct FlashFqSubject {
     pub(crate) idle_ns: u64,
 }
 
-impl ByDeviceTime {
+impl FlashFqSubject {
     fn config(self, shape: &Shape) -> FlashFqConfig {
         FlashFqConfig { threshold_bytes: shape.threshold, idle_ns: self.idle_ns, request_bytes: 0 }
     }
 }
 
-impl Subject for ByDeviceTime {
+impl Subject for FlashFqSubject {
     type Policy = FlashFq;
     fn build(&self, shape: &Shape) -> (FlashFq, Vec<FlashFqPort>) {
         FlashFq::new(&serial_config(shape), &self.config(shape)).expect("the shape is legal")
@@ -302,17 +302,17 @@ impl Subject for ByDeviceTime {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct BySlices {
+pub(crate) struct CfqSubject {
     pub(crate) idle_ns: u64,
 }
 
-impl BySlices {
+impl CfqSubject {
     fn config(self) -> CfqConfig {
         CfqConfig { slice_ns: 400, target_ns: 1200, quantum: 3, idle_ns: self.idle_ns }
     }
 }
 
-impl Subject for BySlices {
+impl Subject for CfqSubject {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
         Cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
@@ -326,9 +326,9 @@ impl Subject for BySlices {
 }
 
 /// CFQ as it is told to be.
-pub(crate) struct Slices(pub(crate) CfqConfig);
+pub(crate) struct CfqConfigured(pub(crate) CfqConfig);
 
-impl Subject for Slices {
+impl Subject for CfqConfigured {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
         Cfq::new(&serial_config(shape), &self.0).expect("the shape is legal")
@@ -368,19 +368,43 @@ impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
 type Make<S> = fn(&Shape) -> S;
 
 /// NASS around each of the schedulers, which do not anticipate.
-pub(crate) const AROUND_CFQ: Limited<Make<TimeSlices>> = Limited(|shape| {
-    TimeSlices::new(&serial_config(shape), &BySlices { idle_ns: 0 }.config()).expect("legal")
+pub(crate) const AROUND_CFQ: Limited<Make<CfqScheduler>> = Limited(|shape| {
+    CfqScheduler::new(&serial_config(shape), &CfqSubject { idle_ns: 0 }.config()).expect("legal")
 });
-pub(crate) const AROUND_SLICES: Limited<Make<TimeSlices>> =
-    Limited(|shape| TimeSlices::new(&serial_config(shape), &CfqConfig::default()).expect("legal"));
-pub(crate) const AROUND_BFQ: Limited<Make<Budgets>> = Limited(|shape| {
-    Budgets::new(&serial_config(shape), &ByBudgets { idle_ns: 0 }.config()).expect("legal")
+pub(crate) const AROUND_SLICES: Limited<Make<CfqScheduler>> = Limited(|shape| {
+    CfqScheduler::new(&serial_config(shape), &CfqConfig::default()).expect("legal")
 });
-pub(crate) const AROUND_FLASHFQ: Limited<Make<Throttled>> = Limited(|shape| {
-    Throttled::new(&serial_config(shape), &ByDeviceTime { idle_ns: 0 }.config(shape))
+pub(crate) const AROUND_BFQ: Limited<Make<BfqScheduler>> = Limited(|shape| {
+    BfqScheduler::new(&serial_config(shape), &BfqSubject { idle_ns: 0 }.config()).expect("legal")
+});
+pub(crate) const AROUND_FLASHFQ: Limited<Make<FlashFqScheduler>> = Limited(|shape| {
+    FlashFqScheduler::new(&serial_config(shape), &FlashFqSubject { idle_ns: 0 }.config(shape))
         .expect("legal")
 });
-pub(crate) const AROUND_FIOPS: Limited<Make<VirtualIops>> =
-    Limited(|shape| VirtualIops::new(&serial_config(shape)));
-pub(crate) const AROUND_MQFQ: Limited<Make<StartTime>> =
-    Limited(|shape| StartTime::new(&serial_config(shape)));
+pub(crate) const AROUND_FIOPS: Limited<Make<FiopsScheduler>> =
+    Limited(|shape| FiopsScheduler::new(&serial_config(shape)));
+pub(crate) const AROUND_MQFQ: Limited<Make<SfqdScheduler>> =
+    Limited(|shape| SfqdScheduler::new(&serial_config(shape)));
+
+/// A policy of the registry by its name, with D of the shape.
+pub(crate) struct Registered(pub(crate) &'static str);
+
+impl Subject for Registered {
+    type Policy = AnyPolicy;
+    fn build(&self, shape: &Shape) -> (AnyPolicy, Vec<AnyPort>) {
+        let Registered(name) = *self;
+        let topology = Topology::flat(shape.ports);
+        let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
+        let knobs = registry::find(name).expect("it is registered").knobs();
+        let has = |(key, _): &(&str, u64)| knobs.iter().any(|knob| knob.key == *key);
+        let keys = [("merge", u64::from(shape.merge_bytes)), ("threshold", shape.threshold)];
+        let keys: Vec<_> = keys.into_iter().filter(has).collect();
+        AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}

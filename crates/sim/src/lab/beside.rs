@@ -16,7 +16,7 @@ use fairq_device::profile::Count;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
 use crate::host::Machine;
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Budgeted, Direct, Multi};
+use crate::policies::{AnySubject, BfqSubject, D2fqSubject, MqfqSubject};
 use crate::proxy;
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
@@ -64,16 +64,16 @@ impl Rig {
         let ports =
             tenants.iter().flat_map(|tenant| &tenant.threads).max().map_or(0, |&port| port + 1);
         let alone = |tenant: &Tenant| {
-            go(AnyPolicy::FirstCome, &self.scenario(vec![tenant.clone()], ports)?, seed)
+            go(AnySubject::None, &self.scenario(vec![tenant.clone()], ports)?, seed)
         };
         let alone = [alone(&tenants[0])?, alone(&tenants[1])?];
         let both = self.scenario(tenants.to_vec(), ports)?;
-        let mqfq = AnyPolicy::Multi(Multi { slots: self.slots, threshold: self.threshold });
+        let mqfq = AnySubject::Mqfq(MqfqSubject { slots: self.slots, threshold: self.threshold });
         let runs = [
-            go(AnyPolicy::FirstCome, &both, seed)?,
+            go(AnySubject::None, &both, seed)?,
             go(mqfq, &both, seed)?,
             go_by_thread(
-                Budgeted::new(self.slots),
+                BfqSubject::new(self.slots),
                 &Scenario { duration_ns: 5 * SECOND, ..both },
                 seed,
             )?,
@@ -227,7 +227,7 @@ fn aerospike(seed: u64) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
-const BFQ: Budgeted = Budgeted { slots: 64, budget: 128 << 10, in_groups: false };
+const BFQ: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: false };
 
 /// YCSB's clients and fio's threads, on which of the 24 cores; `port` says which port a core has.
 fn ycsb_and_fio(port: impl Fn(usize) -> usize) -> Vec<Tenant> {
@@ -248,11 +248,11 @@ fn ycsb_on_cores(seed: u64) -> Result<Outcome, String> {
     scenario.warmup_ns = SECOND / 2;
     scenario.cores_per_queue = 3;
     let direct =
-        Direct { ratio: Ratio::Static(8), tau_l: 8 << 20, tau_m: None, strict_paper: false };
+        D2fqSubject { ratio: Ratio::Static(8), tau_l: 8 << 20, tau_m: None, strict_paper: false };
     let policies = [
-        AnyPolicy::FirstCome,
-        AnyPolicy::Direct(direct),
-        AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }),
+        AnySubject::None,
+        AnySubject::D2fq(direct),
+        AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }),
     ];
     let mut runs = policies
         .into_iter()
@@ -295,15 +295,15 @@ fn ycsb(seed: u64) -> Result<Outcome, String> {
     // The ratio has settled by then.
     scenario.warmup_ns = 8 * SECOND;
     let run = |policy| go(policy, &scenario, seed);
-    let direct = Direct {
+    let direct = D2fqSubject {
         ratio: Ratio::Dynamic { initial: 256 },
         tau_l: 8 << 20,
         tau_m: None,
         strict_paper: false,
     };
-    let none = run(AnyPolicy::FirstCome)?;
-    let d2fq = run(AnyPolicy::Direct(direct))?;
-    let mqfq = run(AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 }))?;
+    let none = run(AnySubject::None)?;
+    let d2fq = run(AnySubject::D2fq(direct))?;
+    let mqfq = run(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }))?;
     let bfq = go_by_thread(BFQ, &scenario, seed)?;
     let ratio = |run: &Run| run.tenants[0].bytes as f64 / run.tenants[1].bytes as f64;
     let gain = d2fq.bandwidth() / mqfq.bandwidth() - 1.0;

@@ -12,7 +12,7 @@ use fairq_device::profile::{MbPerS, Micros};
 use super::{Answer, Experiment, Outcome, go, go_by_thread, near};
 use crate::host::{BlockLayer, Machine};
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Budgeted, Direct, DirectBy, Multi, MultiOf};
+use crate::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqParts, MqfqSubject};
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -31,13 +31,13 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-11.1", "M-11.2"], seconds: 10, run: slots },
 ];
 
-const NONE: AnyPolicy = AnyPolicy::FirstCome;
-const MQFQ_SSD: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 });
+const NONE: AnySubject = AnySubject::None;
+const MQFQ_SSD: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
 /// The budget that D2FQ's authors set, 256 sectors.
-const BFQ_SSD: Budgeted = Budgeted { slots: 64, budget: 128 << 10, in_groups: false };
+const BFQ_SSD: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: false };
 
-fn direct(ratio: Ratio) -> Direct {
-    Direct { ratio, tau_l: 8 << 20, tau_m: None, strict_paper: false }
+fn direct(ratio: Ratio) -> D2fqSubject {
+    D2fqSubject { ratio, tau_l: 8 << 20, tau_m: None, strict_paper: false }
 }
 
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
@@ -70,7 +70,7 @@ struct Curve {
 }
 
 impl Curve {
-    fn new(policy: AnyPolicy, layer: BlockLayer, bytes: u32, seed: u64) -> Result<Curve, String> {
+    fn new(policy: AnySubject, layer: BlockLayer, bytes: u32, seed: u64) -> Result<Curve, String> {
         let profile = profile("z-ssd")?;
         let at = |depth| {
             let tenants = vec![Tenant::new("thread", 100, vec![0], Job::random_read(bytes, depth))];
@@ -149,7 +149,7 @@ fn bypass(seed: u64) -> Result<Outcome, String> {
 /// Figure 16: 8 KB reads.
 fn depths(seed: u64) -> Result<Outcome, String> {
     let curve = |policy, layer| Curve::new(policy, layer, 8192, seed);
-    let d2fq = AnyPolicy::Direct(direct(DYNAMIC));
+    let d2fq = AnySubject::D2fq(direct(DYNAMIC));
     let (none, d2fq, mqfq, low) = (
         curve(NONE, BlockLayer::LINUX_5)?,
         curve(d2fq, BlockLayer::LINUX_5)?,
@@ -250,7 +250,7 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
 
 /// Figure 12: what fairness costs.
 fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
-    let policies = [NONE, AnyPolicy::Direct(direct(DYNAMIC)), MQFQ_SSD];
+    let policies = [NONE, AnySubject::D2fq(direct(DYNAMIC)), MQFQ_SSD];
     let mut loads = Vec::new();
     for flows in LOADS {
         let scenario = machine_a(flows, 400 * MS)?;
@@ -353,7 +353,7 @@ fn short_term(seed: u64) -> Result<Outcome, String> {
         };
         Ok::<_, String>([variation(0), variation(1)])
     };
-    let (d2fq, mqfq) = (varies(AnyPolicy::Direct(direct(Ratio::Static(3))))?, varies(MQFQ_SSD)?);
+    let (d2fq, mqfq) = (varies(AnySubject::D2fq(direct(Ratio::Static(3))))?, varies(MQFQ_SSD)?);
     Ok(vec![answer(
         "D-14.2",
         format!(
@@ -389,8 +389,8 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
     // As in the paper each completion moves its flow's virtual time: a port publishes what is worth
     // tau_l / 64, here a request. Classes mean nothing on this device, and so neither does tau_l.
     let published =
-        Direct { ratio: Ratio::Static(3), tau_l: 64 << 10, tau_m: None, strict_paper: true };
-    let by = |tracker| AnyPolicy::DirectBy(DirectBy { direct: published, tracker });
+        D2fqSubject { ratio: Ratio::Static(3), tau_l: 64 << 10, tau_m: None, strict_paper: true };
+    let by = |tracker| AnySubject::D2fqParts(D2fqParts { direct: published, tracker });
     let both = |policy| Ok::<_, String>([at(12, policy)?, at(24, policy)?]);
     let none = both(NONE)?;
     let [sloppy, mindicator, serial] = [
@@ -431,8 +431,8 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
 
 // MQFQ's NVMf machine.
 
-const MULTI: Multi = Multi { slots: 128, threshold: 64 << 10 };
-const MQFQ: AnyPolicy = AnyPolicy::Multi(MULTI);
+const MULTI: MqfqSubject = MqfqSubject { slots: 128, threshold: 64 << 10 };
+const MQFQ: AnySubject = AnySubject::Mqfq(MULTI);
 
 /// 1 KB reads of so many threads, one flow or a flow each, before the ramdisk.
 fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String> {
@@ -453,19 +453,19 @@ const MANY: u64 = 15 * MS;
 const SERIAL: u64 = 90 * MS;
 
 /// Millions of requests a second.
-fn millions(policy: AnyPolicy, threads: usize, seed: u64) -> Result<f64, String> {
-    let is_serial = matches!(policy, AnyPolicy::MultiOf(MultiOf { serial: true, .. }));
+fn millions(policy: AnySubject, threads: usize, seed: u64) -> Result<f64, String> {
+    let is_serial = matches!(policy, AnySubject::MqfqParts(MqfqParts { serial: true, .. }));
     let scenario = nvmf(threads, false, if is_serial { SERIAL } else { MANY })?;
     Ok(go(policy, &scenario, seed)?.iops() / 1e6)
 }
 
 fn millions_of_bfq(threads: usize, seed: u64) -> Result<f64, String> {
-    Ok(go_by_thread(Budgeted::new(128), &nvmf(threads, false, SERIAL)?, seed)?.iops() / 1e6)
+    Ok(go_by_thread(BfqSubject::new(128), &nvmf(threads, false, SERIAL)?, seed)?.iops() / 1e6)
 }
 
 /// Figure 8.
 fn scalability(seed: u64) -> Result<Outcome, String> {
-    let serial = AnyPolicy::MultiOf(MultiOf { serial: true, ..MULTI.parts() });
+    let serial = AnySubject::MqfqParts(MqfqParts { serial: true, ..MULTI.parts() });
     let mut best = (0, 0.0);
     for threads in 15..=19 {
         let millions = millions(MQFQ, threads, seed)?;
@@ -524,8 +524,10 @@ fn scalability(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 9.
 fn virtual_times(seed: u64) -> Result<Outcome, String> {
-    let scan =
-        AnyPolicy::MultiOf(MultiOf { virtual_time: VirtualTimeKind::ArrayScan, ..MULTI.parts() });
+    let scan = AnySubject::MqfqParts(MqfqParts {
+        virtual_time: VirtualTimeKind::ArrayScan,
+        ..MULTI.parts()
+    });
     let gain = |threads| {
         Ok::<_, String>(millions(MQFQ, threads, seed)? / millions(scan, threads, seed)? - 1.0)
     };
@@ -546,7 +548,7 @@ fn virtual_times(seed: u64) -> Result<Outcome, String> {
 /// Figure 10: a flow a thread, since flows of one progress alike.
 fn unthrottling(seed: u64) -> Result<Outcome, String> {
     let polling = |period_ns| {
-        AnyPolicy::MultiOf(MultiOf {
+        AnySubject::MqfqParts(MqfqParts {
             unthrottle: UnthrottleKind::Polling { period_ns },
             ..MULTI.parts()
         })
@@ -592,8 +594,8 @@ fn unthrottling(seed: u64) -> Result<Outcome, String> {
 /// Figure 11: with a window that nobody runs into virtual time is out of the way.
 fn slots(seed: u64) -> Result<Outcome, String> {
     let with = |slots| {
-        let parts = Multi { threshold: 1 << 40, ..MULTI }.parts();
-        AnyPolicy::MultiOf(MultiOf { slots, ..parts })
+        let parts = MqfqSubject { threshold: 1 << 40, ..MULTI }.parts();
+        AnySubject::MqfqParts(MqfqParts { slots, ..parts })
     };
     let at = |slots, threads| millions(with(slots), threads, seed);
     let [tree, counter, bitmap] = [

@@ -19,7 +19,7 @@ use fairq_device::Profile;
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near, percent};
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler};
+use crate::policies::{AnySubject, D2fqSubject, MqfqSubject, Scheduler, SerialSubject};
 use crate::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -45,12 +45,12 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-15.1", "D-15.2", "D-15.3"], seconds: 20, run: events },
 ];
 
-const MQFQ: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 });
+const MQFQ: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 const MIB: u64 = 1 << 20;
 
-fn d2fq(ratio: Ratio, tau_l: u64) -> AnyPolicy {
-    AnyPolicy::Direct(Direct { ratio, tau_l, tau_m: None, strict_paper: false })
+fn d2fq(ratio: Ratio, tau_l: u64) -> AnySubject {
+    AnySubject::D2fq(D2fqSubject { ratio, tau_l, tau_m: None, strict_paper: false })
 }
 
 /// Flows of so many threads on a core each, sizes and weights.
@@ -106,13 +106,13 @@ fn walkthrough(seed: u64) -> Result<Outcome, String> {
     scenario.warmup_ns = 3 * SECOND;
     // Two classes, as in Section 3.1: no flow gets to the medium one.
     let mut at = |ratio| {
-        let direct = Direct {
+        let direct = D2fqSubject {
             ratio: Ratio::Static(ratio),
             tau_l: MIB,
             tau_m: Some(MIB),
             strict_paper: false,
         };
-        go(AnyPolicy::Direct(direct), &scenario, seed)
+        go(AnySubject::D2fq(direct), &scenario, seed)
     };
     let (two, three, six) = (at(2)?, at(3)?, at(6)?);
     let more = [16, 64, 256].map(&mut at).into_iter().collect::<Result<Vec<Run>, String>>()?;
@@ -185,7 +185,7 @@ fn eight_flows(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&weights.map(|weight| (1, 4096, weight)), 15 * SECOND)?;
     scenario.warmup_ns = 10 * SECOND;
     let two_classes = |ratio| {
-        AnyPolicy::Direct(Direct { ratio, tau_l: MIB, tau_m: Some(MIB), strict_paper: false })
+        AnySubject::D2fq(D2fqSubject { ratio, tau_l: MIB, tau_m: Some(MIB), strict_paper: false })
     };
     let (fixed, dynamic) = (
         go(two_classes(Ratio::Static(4)), &scenario, seed)?,
@@ -239,9 +239,9 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
     scenario.warmup_ns = 0;
     scenario.series_ns = Some(INTERVAL);
     let strict = |tau_l, tau_m| {
-        AnyPolicy::Direct(Direct { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true })
+        AnySubject::D2fq(D2fqSubject { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true })
     };
-    let all = |policy: &dyn Fn(u64) -> AnyPolicy| {
+    let all = |policy: &dyn Fn(u64) -> AnySubject| {
         let runs =
             [MIB, 10 * MIB, 100 * MIB, 1024 * MIB].map(|tau_l| go(policy(tau_l), &scenario, seed));
         runs.into_iter().collect::<Result<Vec<Run>, String>>()
@@ -375,10 +375,10 @@ impl Load {
         let run = |policy| go(policy, &scenario, seed);
         Ok(Load {
             weights: flows.iter().map(|flow| flow.2).collect(),
-            none: run(AnyPolicy::FirstCome)?,
+            none: run(AnySubject::None)?,
             mqfq: run(MQFQ)?,
             d2fq: run(d2fq(DYNAMIC, 8 * MIB))?,
-            bfq: run(AnyPolicy::OneLock(OneLock::new(Scheduler::Bfq, 64)))?,
+            bfq: run(AnySubject::Serial(SerialSubject::new(Scheduler::Bfq, 64)))?,
         })
     }
 

@@ -6,7 +6,7 @@ use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near};
 use crate::host::Machine;
-use crate::policies::AnyPolicy;
+use crate::policies::AnySubject;
 use crate::scenario::{Job, MS, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -64,7 +64,7 @@ fn sweep(
         );
         let scenario = Scenario::new(profile.clone(), threads as usize, vec![tenant], 20 * MS)
             .on(machine.host(threads as usize));
-        Ok((depth, go(AnyPolicy::FirstCome, &scenario, seed)?.iops()))
+        Ok((depth, go(AnySubject::None, &scenario, seed)?.iops()))
     };
     DEPTHS.map(at).into_iter().collect()
 }

@@ -16,7 +16,7 @@ use crate::check::Check;
 use crate::fact::{Fact, Moment};
 use crate::host::Machine;
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Budgeted, Tokens};
+use crate::policies::{AnySubject, BfqSubject, KyberFairSubject};
 use crate::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 use crate::world::run;
 
@@ -31,7 +31,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 
 const WEIGHTS: [u16; 4] = [1000, 500, 250, 100];
 /// Half of what fills the device.
-const FAIR: AnyPolicy = AnyPolicy::Tokens(Tokens { busy: 64, totals: TOTALS });
+const FAIR: AnySubject = AnySubject::KyberFair(KyberFairSubject { busy: 64, totals: TOTALS });
 const TOTALS: Totals = Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 };
 
 /// As many requests on the device as fill it.
@@ -40,7 +40,7 @@ const BFQ_SLOTS: u32 = 128;
 /// Longer, since 16 queues have their turns.
 fn bfq(scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let longer = Scenario { duration_ns: scenario.duration_ns.max(5 * SECOND), ..scenario.clone() };
-    go_by_thread(Budgeted::new(BFQ_SLOTS).in_groups(), &longer, seed)
+    go_by_thread(BfqSubject::new(BFQ_SLOTS).in_groups(), &longer, seed)
 }
 
 /// Tenants of four threads each, on cores of their own.
@@ -86,7 +86,7 @@ fn listed(shares: &[f64]) -> String {
 fn mixed(seed: u64) -> Result<Outcome, String> {
     let scenario =
         scenario(four(&Job { read_percent: 50, ..Job::random_read(4096, 32) }), WEIGHTS)?;
-    let (none, bfq) = (go(AnyPolicy::FirstCome, &scenario, seed)?, bfq(&scenario, seed)?);
+    let (none, bfq) = (go(AnySubject::None, &scenario, seed)?, bfq(&scenario, seed)?);
     let part = bfq.bandwidth() / none.bandwidth();
     let top = bfq.shares()[0] * bfq.bandwidth();
     let least = none.shares().into_iter().fold(1.0, f64::min) * none.bandwidth();
@@ -149,7 +149,7 @@ fn synthetic(seed: u64) -> Result<Outcome, String> {
             // Few and large: the prediction of tokens takes longer to settle.
             (scenario.warmup_ns, scenario.duration_ns) = (3 * SECOND, 15 * SECOND);
         }
-        let (none, fair) = (go(AnyPolicy::FirstCome, &scenario, seed)?, go(FAIR, &scenario, seed)?);
+        let (none, fair) = (go(AnySubject::None, &scenario, seed)?, go(FAIR, &scenario, seed)?);
         let bfq = bfq(&scenario, seed)?;
         gains.push(fair.bandwidth() / bfq.bandwidth());
         ratios.push(fair.bandwidth() / none.bandwidth());
@@ -321,7 +321,7 @@ fn groups(seed: u64) -> Result<Outcome, String> {
         };
         let scenario = machine(4 * number, (0..number).map(tenant).collect())?;
         let runs = [
-            go(AnyPolicy::FirstCome, &scenario, seed)?,
+            go(AnySubject::None, &scenario, seed)?,
             go(FAIR, &scenario, seed)?,
             bfq(&scenario, seed)?,
         ];
@@ -368,7 +368,8 @@ fn groups(seed: u64) -> Result<Outcome, String> {
 /// What too many tokens a period do, and too few.
 fn predictions(seed: u64) -> Result<Outcome, String> {
     let scenario = scenario(four(&Job::random_read(4096, 32)), WEIGHTS)?;
-    let with = |totals| go(AnyPolicy::Tokens(Tokens { busy: 64, totals }), &scenario, seed);
+    let with =
+        |totals| go(AnySubject::KyberFair(KyberFairSubject { busy: 64, totals }), &scenario, seed);
     // The device serves about 200 MB in a period.
     let [few, right, many] =
         [with(Totals::fixed(8 << 20))?, with(TOTALS)?, with(Totals::fixed(4 << 30))?];
@@ -417,10 +418,10 @@ fn never_idle(seed: u64) -> Result<Outcome, String> {
     // Whether the device is idle is asked between its commands, without what is under way in cores.
     scenario.host = None;
     scenario.seed = seed;
-    let AnyPolicy::Tokens(tokens) = FAIR else { return Err("FAIR is made of tokens".into()) };
+    let AnySubject::KyberFair(tokens) = FAIR else { return Err("FAIR is made of tokens".into()) };
     let fair =
         run(&scenario, &tokens, vec![Box::new(NeverIdle)]).map_err(|error| error.to_string())?;
-    let none = go(AnyPolicy::FirstCome, &scenario, seed)?;
+    let none = go(AnySubject::None, &scenario, seed)?;
     let kept = fair.bandwidth() / none.bandwidth();
     let measured = match &fair.violation {
         None => format!(

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::meter::{Got, Run};
-use crate::policies::{AnyPolicy, Budgeted};
+use crate::policies::{AnySubject, BfqSubject};
 use crate::scenario::{Scenario, Tenant};
 
 mod beside;
@@ -289,7 +289,7 @@ pub fn answer(
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
-fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+fn go(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let scenario = Scenario { seed, ..scenario.clone() };
     let run = policy.run(&scenario).map_err(|error| error.to_string())?;
     match &run.violation {
@@ -302,7 +302,7 @@ fn go(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> 
 /// threads, since each has a queue of its own, and a tenant's weight is what its threads have
 /// together. So tenants of one weight and different numbers of threads have queues of different
 /// weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
-fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
     let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
@@ -315,7 +315,7 @@ fn go_by_thread(bfq: Budgeted, scenario: &Scenario, seed: u64) -> Result<Run, St
         tenants.extend(tenant.threads.iter().map(alone));
     }
     let by_thread = Scenario { tenants, ..scenario.clone() };
-    let mut run = go(AnyPolicy::Budgeted(bfq), &by_thread, seed)?;
+    let mut run = go(AnySubject::Bfq(bfq), &by_thread, seed)?;
     let mut threads = std::mem::take(&mut run.tenants).into_iter();
     let together = |tenant: &Tenant| threads.by_ref().take(tenant.threads.len()).reduce(Got::with);
     run.tenants = scenario.tenants.iter().filter_map(together).collect();
@@ -327,7 +327,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// Runs a scenario without checks, for sweeps that are too large for them.
-fn measured(policy: AnyPolicy, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+fn measured(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
     policy.measure(&Scenario { seed, ..scenario.clone() }).map_err(|error| error.to_string())
 }
 

@@ -6,7 +6,7 @@ use fairq_device::Profile;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near};
 use crate::host::Machine;
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Budgeted, Multi};
+use crate::policies::{AnySubject, BfqSubject, MqfqSubject};
 use crate::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -47,14 +47,14 @@ const SSD: Rig = Rig {
 };
 
 impl Rig {
-    fn mqfq(&self) -> AnyPolicy {
-        AnyPolicy::Multi(Multi { slots: self.slots, threshold: self.threshold })
+    fn mqfq(&self) -> AnySubject {
+        AnySubject::Mqfq(MqfqSubject { slots: self.slots, threshold: self.threshold })
     }
 
     /// With as many requests on the device as MQFQ, and longer, since turns take up to 125 ms each.
     fn bfq(&self, flows: &[(usize, u32, u16)], seed: u64) -> Result<Run, String> {
         let longer = Scenario { duration_ns: 5 * SECOND, ..self.scenario(flows)? };
-        go_by_thread(Budgeted::new(self.slots), &longer, seed)
+        go_by_thread(BfqSubject::new(self.slots), &longer, seed)
     }
 
     /// Flows of so many threads, each with its own queue.
@@ -84,7 +84,7 @@ impl Rig {
     ) -> Result<Vec<f64>, String> {
         let bytes = |run: &Run, flow: usize| run.tenants[flow].bytes as f64;
         let slowdown = |(number, flow): (usize, &(usize, u32, u16))| {
-            let alone = go(AnyPolicy::FirstCome, &self.scenario(&[*flow])?, seed)?;
+            let alone = go(AnySubject::None, &self.scenario(&[*flow])?, seed)?;
             Ok(bytes(&alone, 0) / bytes(together, number))
         };
         flows.iter().enumerate().map(slowdown).collect()
@@ -109,7 +109,7 @@ fn compared(
     let (mut slowdowns, mut served) = (Vec::new(), Vec::new());
     for rig in [NVMF, SSD] {
         let flows = flows(&rig);
-        let unscheduled = go(AnyPolicy::FirstCome, &rig.scenario(&flows)?, seed)?;
+        let unscheduled = go(AnySubject::None, &rig.scenario(&flows)?, seed)?;
         let fair = go(rig.mqfq(), &rig.scenario(&flows)?, seed)?;
         let bfq = rig.bfq(&flows, seed)?;
         slowdowns.extend(rig.slowdowns(&fair, &flows, seed)?);
@@ -199,7 +199,7 @@ fn weights(seed: u64) -> Result<Outcome, String> {
     for (name, rig) in [("NVMf", NVMF), ("SSD", SSD)] {
         let under =
             |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, seed)?, &flows, seed);
-        let (fair, unscheduled) = (under(rig.mqfq())?, under(AnyPolicy::FirstCome)?);
+        let (fair, unscheduled) = (under(rig.mqfq())?, under(AnySubject::None)?);
         holds &=
             fair.iter().zip([6.0, 3.0, 2.0]).all(|(&slowdown, ideal)| near(slowdown, ideal, 0.1));
         holds &= unscheduled.iter().all(|&slowdown| near(slowdown, 3.0, 0.1));
@@ -243,7 +243,8 @@ fn within_bounds(slots: &[u32], seed: u64) -> Result<u64, String> {
         for &slots in slots {
             for threshold in [0, 4096, 45 << 10, 64 << 10] {
                 requests +=
-                    go(AnyPolicy::Multi(Multi { slots, threshold }), &scenario, seed)?.requests;
+                    go(AnySubject::Mqfq(MqfqSubject { slots, threshold }), &scenario, seed)?
+                        .requests;
             }
         }
     }

@@ -5,7 +5,7 @@ use fairq_device::Profile;
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent};
 use crate::host::Machine;
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Multi, SfqD};
+use crate::policies::{AnySubject, MqfqSubject, SfqdSubject};
 use crate::scenario::{Burst, Job, MS, Scenario, Tenant};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -14,8 +14,8 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-K.1"], seconds: 2, run: tokens },
 ];
 
-fn mqfq(slots: u32, threshold: u64) -> AnyPolicy {
-    AnyPolicy::Multi(Multi { slots, threshold })
+fn mqfq(slots: u32, threshold: u64) -> AnySubject {
+    AnySubject::Mqfq(MqfqSubject { slots, threshold })
 }
 
 fn profile(name: &str) -> Result<Profile, String> {
@@ -47,7 +47,7 @@ fn as_sfq(seed: u64) -> Result<Outcome, String> {
         let scenario = Scenario::new(profile(name)?, 1, tenants, 100 * MS);
         let (ours, sfq) = (
             go(mqfq(1, 0), &scenario, seed)?,
-            go(AnyPolicy::SfqD(SfqD { slots: 1 }), &scenario, seed)?,
+            go(AnySubject::Sfqd(SfqdSubject { slots: 1 }), &scenario, seed)?,
         );
         requests += ours.requests;
         same &= ours.digest == sfq.digest;

@@ -13,7 +13,9 @@ use fairq_device::profile::{Count, Interface};
 
 use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, Table, jain, measured};
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, Direct, Multi, OneLock, Scheduler, SfqD, Tokens};
+use crate::policies::{
+    AnySubject, D2fqSubject, KyberFairSubject, MqfqSubject, Scheduler, SerialSubject, SfqdSubject,
+};
 use crate::scenario::{Burst, Job, MS, SECOND, Scenario, Tenant, US};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -26,14 +28,14 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["X-which"], seconds: 30, run: which },
 ];
 
-const MQFQ: AnyPolicy = AnyPolicy::Multi(Multi { slots: 64, threshold: 45 << 10 });
-const D2FQ: AnyPolicy = AnyPolicy::Direct(Direct {
+const MQFQ: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
+const D2FQ: AnySubject = AnySubject::D2fq(D2fqSubject {
     ratio: Ratio::Dynamic { initial: 256 },
     tau_l: 8 << 20,
     tau_m: None,
     strict_paper: false,
 });
-const TOKENS: AnyPolicy = AnyPolicy::Tokens(Tokens {
+const TOKENS: AnySubject = AnySubject::KyberFair(KyberFairSubject {
     busy: 32,
     totals: Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 },
 });
@@ -85,7 +87,7 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
         Ok::<Scenario, String>(scenario)
     };
     let policies =
-        [("none", AnyPolicy::FirstCome), ("mqfq", MQFQ), ("d2fq", D2FQ), ("kyber-fair", TOKENS)];
+        [("none", AnySubject::None), ("mqfq", MQFQ), ("d2fq", D2FQ), ("kyber-fair", TOKENS)];
     let (mut fair, mut tails, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for (name, policy) in policies {
         let mut points = [vec![], vec![], vec![]];
@@ -260,8 +262,11 @@ fn depth(seed: u64) -> Result<Outcome, String> {
     let scenario = bursts_beside_deep(wide);
     let (mut rates, mut tails) = (Vec::new(), Vec::new());
     for slots in depths {
-        let run =
-            measured(AnyPolicy::Multi(Multi { slots, threshold: 45 << 10 }), &scenario, seed)?;
+        let run = measured(
+            AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 }),
+            &scenario,
+            seed,
+        )?;
         rates.push((f64::from(slots), run.iops() / 1e3));
         tails.push((f64::from(slots), run.tenants[0].quantile_us(0.99)));
     }
@@ -301,7 +306,8 @@ fn threshold(seed: u64) -> Result<Outcome, String> {
     let scenario = bursts_beside_deep(profile("z-ssd")?);
     let (mut rates, mut tails) = (Vec::new(), Vec::new());
     for threshold in thresholds {
-        let run = measured(AnyPolicy::Multi(Multi { slots: 64, threshold }), &scenario, seed)?;
+        let run =
+            measured(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold }), &scenario, seed)?;
         rates.push((threshold as f64 / 1024.0, run.iops() / 1e3));
         tails.push((threshold as f64 / 1024.0, run.tenants[0].quantile_us(0.99)));
     }
@@ -348,7 +354,8 @@ fn automatic(seed: u64) -> Result<Outcome, String> {
         let mut grid = Vec::new();
         for slots in DEPTHS {
             for threshold in THRESHOLDS {
-                let run = measured(AnyPolicy::Multi(Multi { slots, threshold }), &scenario, seed)?;
+                let run =
+                    measured(AnySubject::Mqfq(MqfqSubject { slots, threshold }), &scenario, seed)?;
                 grid.push((slots, threshold, run.iops(), run.tenants[0].quantile_us(0.99)));
             }
         }
@@ -452,29 +459,32 @@ fn which(seed: u64) -> Result<Outcome, String> {
         let profile = profile(device)?;
         let sata = profile.host.interface == Interface::Sata;
         let slots = profile.host.window.get().min(64);
-        let lock = |scheduler| OneLock::new(scheduler, slots);
+        let lock = |scheduler| SerialSubject::new(scheduler, slots);
         let nass = NassConfig { queue_length: slots, ..NassConfig::default() };
         let mut policies = vec![
-            ("none", AnyPolicy::FirstCome),
-            ("mqfq", AnyPolicy::Multi(Multi { slots, threshold: 45 << 10 })),
-            ("sfqd", AnyPolicy::SfqD(SfqD { slots })),
+            ("none", AnySubject::None),
+            ("mqfq", AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 })),
+            ("sfqd", AnySubject::Sfqd(SfqdSubject { slots })),
             (
                 "kyber-fair",
-                AnyPolicy::Tokens(Tokens { busy: slots / 2, totals: Totals::default() }),
+                AnySubject::KyberFair(KyberFairSubject {
+                    busy: slots / 2,
+                    totals: Totals::default(),
+                }),
             ),
-            ("bfq", AnyPolicy::OneLock(lock(Scheduler::Bfq))),
-            ("flashfq", AnyPolicy::OneLock(lock(Scheduler::FlashFq))),
+            ("bfq", AnySubject::Serial(lock(Scheduler::Bfq))),
+            ("flashfq", AnySubject::Serial(lock(Scheduler::FlashFq))),
         ];
         if device == "z-ssd" {
             policies.push(("d2fq", D2FQ));
         }
         if sata {
-            policies.push(("nass+fiops", AnyPolicy::OneLock(lock(Scheduler::Fiops).limited(nass))));
+            policies.push(("nass+fiops", AnySubject::Serial(lock(Scheduler::Fiops).limited(nass))));
         }
         let mut scenario = Scenario::new(profile, 8, tenants, 2 * SECOND);
         scenario.warmup_ns = SECOND;
         let alone = Scenario { tenants: vec![scenario.tenants[0].clone()], ..scenario.clone() };
-        let wanted = measured(AnyPolicy::FirstCome, &alone, seed)?.bandwidth();
+        let wanted = measured(AnySubject::None, &alone, seed)?.bandwidth();
         let mut all = Vec::new();
         for (policy, with) in policies {
             let run = measured(with, &scenario, seed)?;

@@ -8,7 +8,7 @@ use crate::subject::{Built, Promise, Subject};
 
 /// BFQ as in Linux, behind one lock.
 #[derive(Clone, Copy, Debug)]
-pub struct Budgeted {
+pub struct BfqSubject {
     /// D: as many as the device works on.
     pub slots: u32,
     /// The largest budget, in bytes.
@@ -19,23 +19,23 @@ pub struct Budgeted {
     pub in_groups: bool,
 }
 
-impl Budgeted {
+impl BfqSubject {
     /// With Linux's budget, and without control groups.
-    pub fn new(slots: u32) -> Budgeted {
-        Budgeted { slots, budget: BfqConfig::default().budget_bytes, in_groups: false }
+    pub fn new(slots: u32) -> BfqSubject {
+        BfqSubject { slots, budget: BfqConfig::default().budget_bytes, in_groups: false }
     }
 
     /// It waits for whomever it serves.
     #[must_use]
-    pub fn in_groups(self) -> Budgeted {
-        Budgeted { in_groups: true, ..self }
+    pub fn in_groups(self) -> BfqSubject {
+        BfqSubject { in_groups: true, ..self }
     }
 }
 
 /// More than BFQ serves one flow in a turn.
 const TURN: u64 = 1 << 30;
 
-impl<P: Platform> Subject<P> for Budgeted {
+impl<P: Platform> Subject<P> for BfqSubject {
     type Policy = Bfq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {

@@ -8,7 +8,7 @@ use crate::subject::{Built, Promise, Subject};
 
 /// D2FQ.
 #[derive(Clone, Copy, Debug)]
-pub struct Direct {
+pub struct D2fqSubject {
     /// The H/L ratio.
     pub ratio: Ratio,
     /// The threshold of the low class, in units.
@@ -22,14 +22,14 @@ pub struct Direct {
 
 /// D2FQ with another way to global virtual time (Figure 17).
 #[derive(Clone, Copy, Debug)]
-pub struct DirectBy {
+pub struct D2fqParts {
     /// D2FQ.
-    pub direct: Direct,
+    pub direct: D2fqSubject,
     /// The way.
     pub tracker: TrackerKind,
 }
 
-impl Direct {
+impl D2fqSubject {
     /// The knobs for a scenario.
     pub(crate) fn config(&self, scenario: &Scenario) -> D2fqConfig {
         let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
@@ -42,7 +42,7 @@ impl Direct {
     }
 }
 
-impl<P: Platform> Subject<P> for Direct {
+impl<P: Platform> Subject<P> for D2fqSubject {
     type Policy = D2fq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {
@@ -56,7 +56,7 @@ impl<P: Platform> Subject<P> for Direct {
     }
 }
 
-impl<P: Platform> Subject<P> for DirectBy {
+impl<P: Platform> Subject<P> for D2fqParts {
     type Policy = D2fq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {

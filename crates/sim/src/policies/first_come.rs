@@ -8,9 +8,9 @@ use crate::subject::{Built, Promise, Subject};
 
 /// First come, first served.
 #[derive(Clone, Copy, Debug)]
-pub struct FirstCome;
+pub struct NoneSubject;
 
-impl<P: Platform> Subject<P> for FirstCome {
+impl<P: Platform> Subject<P> for NoneSubject {
     type Policy = NonePolicy<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<NonePolicy<P>>, ConfigError> {

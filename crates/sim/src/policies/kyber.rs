@@ -9,11 +9,11 @@ use crate::subject::{Built, Promise, Subject};
 
 /// Kyber, with Linux's depths and targets.
 #[derive(Clone, Copy, Debug)]
-pub struct Depths;
+pub struct KyberSubject;
 
 /// Kyber-fairness.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct KyberFairSubject {
     /// While fewer requests are outstanding nobody is throttled.
     pub busy: u32,
     /// How many tokens a period may have.
@@ -23,7 +23,7 @@ pub struct Tokens {
 /// More than a flow is served in a period of 100 ms.
 const TURN: u64 = 1 << 30;
 
-impl<P: Platform> Subject<P> for Depths {
+impl<P: Platform> Subject<P> for KyberSubject {
     type Policy = Kyber<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Kyber<P>>, ConfigError> {
@@ -35,7 +35,7 @@ impl<P: Platform> Subject<P> for Depths {
     }
 }
 
-impl<P: Platform> Subject<P> for Tokens {
+impl<P: Platform> Subject<P> for KyberFairSubject {
     type Policy = KyberFair<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<KyberFair<P>>, ConfigError> {

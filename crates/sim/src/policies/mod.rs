@@ -9,13 +9,13 @@ use crate::subject::Subject;
 use crate::traced::Traced;
 use crate::world::{run, run_traced};
 
-pub use bfq::Budgeted;
-pub use d2fq::{Direct, DirectBy};
-pub use first_come::FirstCome;
-pub use kyber::{Depths, Tokens};
-pub use mqfq::{Multi, MultiOf};
-pub use serial::{OneLock, Scheduler};
-pub use sfqd::SfqD;
+pub use bfq::BfqSubject;
+pub use d2fq::{D2fqParts, D2fqSubject};
+pub use first_come::NoneSubject;
+pub use kyber::{KyberFairSubject, KyberSubject};
+pub use mqfq::{MqfqParts, MqfqSubject};
+pub use serial::{Scheduler, SerialSubject};
+pub use sfqd::SfqdSubject;
 
 mod bfq;
 mod d2fq;
@@ -27,31 +27,31 @@ mod sfqd;
 
 /// One of the policies, chosen while running.
 #[derive(Clone, Copy, Debug)]
-pub enum AnyPolicy {
+pub enum AnySubject {
     /// First come, first served.
-    FirstCome,
+    None,
     /// SFQ(D).
-    SfqD(SfqD),
+    Sfqd(SfqdSubject),
     /// MQFQ.
-    Multi(Multi),
+    Mqfq(MqfqSubject),
     /// D2FQ.
-    Direct(Direct),
+    D2fq(D2fqSubject),
     /// MQFQ, made of other parts.
-    MultiOf(MultiOf),
+    MqfqParts(MqfqParts),
     /// D2FQ, with another way to virtual time.
-    DirectBy(DirectBy),
+    D2fqParts(D2fqParts),
     /// BFQ.
-    Budgeted(Budgeted),
+    Bfq(BfqSubject),
     /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
     /// without.
-    OneLock(OneLock),
+    Serial(SerialSubject),
     /// Kyber.
-    Depths(Depths),
+    Kyber(KyberSubject),
     /// Kyber-fairness.
-    Tokens(Tokens),
+    KyberFair(KyberFairSubject),
 }
 
-impl AnyPolicy {
+impl AnySubject {
     /// Runs a scenario under it, with every check of what it promises.
     pub fn run(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
         self.with(scenario, true)
@@ -64,16 +64,16 @@ impl AnyPolicy {
 
     fn with(&self, scenario: &Scenario, is_checked: bool) -> Result<Run, ScenarioError> {
         match self {
-            AnyPolicy::FirstCome => go(scenario, &FirstCome, is_checked),
-            AnyPolicy::SfqD(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::Multi(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::Direct(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::OneLock(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::Depths(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::Tokens(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::MultiOf(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::DirectBy(policy) => go(scenario, policy, is_checked),
-            AnyPolicy::Budgeted(policy) => go(scenario, policy, is_checked),
+            AnySubject::None => go(scenario, &NoneSubject, is_checked),
+            AnySubject::Sfqd(policy) => go(scenario, policy, is_checked),
+            AnySubject::Mqfq(policy) => go(scenario, policy, is_checked),
+            AnySubject::D2fq(policy) => go(scenario, policy, is_checked),
+            AnySubject::Serial(policy) => go(scenario, policy, is_checked),
+            AnySubject::Kyber(policy) => go(scenario, policy, is_checked),
+            AnySubject::KyberFair(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqParts(policy) => go(scenario, policy, is_checked),
+            AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
+            AnySubject::Bfq(policy) => go(scenario, policy, is_checked),
         }
     }
 }

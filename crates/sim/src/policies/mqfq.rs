@@ -8,7 +8,7 @@ use crate::subject::{Built, Promise, Subject};
 
 /// MQFQ.
 #[derive(Clone, Copy, Debug)]
-pub struct Multi {
+pub struct MqfqSubject {
     /// D.
     pub slots: u32,
     /// T, in bytes at the reference weight.
@@ -17,9 +17,9 @@ pub struct Multi {
 
 /// MQFQ, made of these parts (Sections 4.2 and 4.3 of its paper).
 #[derive(Clone, Copy, Debug)]
-pub struct MultiOf {
+pub struct MqfqParts {
     /// MQFQ.
-    pub multi: Multi,
+    pub multi: MqfqSubject,
     /// How virtual time is computed.
     pub virtual_time: VirtualTimeKind,
     /// How slots are kept.
@@ -30,10 +30,10 @@ pub struct MultiOf {
     pub serial: bool,
 }
 
-impl Multi {
+impl MqfqSubject {
     /// Made of its own parts; replace some.
-    pub fn parts(self) -> MultiOf {
-        MultiOf {
+    pub fn parts(self) -> MqfqParts {
+        MqfqParts {
             multi: self,
             virtual_time: VirtualTimeKind::default(),
             slots: SlotKind::default(),
@@ -52,7 +52,7 @@ impl Multi {
     }
 }
 
-impl<P: Platform> Subject<P> for Multi {
+impl<P: Platform> Subject<P> for MqfqSubject {
     type Policy = Mqfq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
@@ -65,7 +65,7 @@ impl<P: Platform> Subject<P> for Multi {
     }
 }
 
-impl<P: Platform> Subject<P> for MultiOf {
+impl<P: Platform> Subject<P> for MqfqParts {
     type Policy = Mqfq<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {

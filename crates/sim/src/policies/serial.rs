@@ -1,9 +1,9 @@
 //! The schedulers behind one lock, and NASS around them.
 
-use fairq_core::bfq::{BfqConfig, Budgets};
-use fairq_core::cfq::{CfqConfig, TimeSlices};
-use fairq_core::fiops::VirtualIops;
-use fairq_core::flashfq::{FlashFqConfig, Throttled};
+use fairq_core::bfq::{BfqConfig, BfqScheduler};
+use fairq_core::cfq::{CfqConfig, CfqScheduler};
+use fairq_core::fiops::FiopsScheduler;
+use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
@@ -29,7 +29,7 @@ pub enum Scheduler {
 
 /// A scheduler behind one lock, with the knobs that it has by default but for what is said here.
 #[derive(Clone, Copy, Debug)]
-pub struct OneLock {
+pub struct SerialSubject {
     /// Which.
     pub scheduler: Scheduler,
     /// D; over SATA the length of the device's queue.
@@ -50,30 +50,30 @@ const LINUX_MERGES: u32 = 512 << 10;
 /// More than any of them serves one flow at a time: a slice of 100 ms on the fastest device.
 const TURN: u64 = 1 << 30;
 
-impl OneLock {
+impl SerialSubject {
     /// With anticipation, if it has any, and without limits or merging.
-    pub fn new(scheduler: Scheduler, slots: u32) -> OneLock {
+    pub fn new(scheduler: Scheduler, slots: u32) -> SerialSubject {
         let request_bytes = FlashFqConfig::default().request_bytes;
-        OneLock { scheduler, slots, waits: true, nass: None, merge_bytes: 0, request_bytes }
+        SerialSubject { scheduler, slots, waits: true, nass: None, merge_bytes: 0, request_bytes }
     }
 
     /// With adjacent requests merged as Linux does it.
     #[must_use]
-    pub fn merging(self) -> OneLock {
-        OneLock { merge_bytes: LINUX_MERGES, ..self }
+    pub fn merging(self) -> SerialSubject {
+        SerialSubject { merge_bytes: LINUX_MERGES, ..self }
     }
 
     /// Without anticipation.
     #[must_use]
-    pub fn without_waiting(self) -> OneLock {
-        OneLock { waits: false, ..self }
+    pub fn without_waiting(self) -> SerialSubject {
+        SerialSubject { waits: false, ..self }
     }
 
     /// Within limits. NASS keeps room for flows instead of waiting for them, unless it is told not
     /// to.
     #[must_use]
-    pub fn limited(self, nass: NassConfig) -> OneLock {
-        OneLock { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
+    pub fn limited(self, nass: NassConfig) -> SerialSubject {
+        SerialSubject { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
     }
 
     fn scheduler(&self, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
@@ -84,29 +84,29 @@ impl OneLock {
                 // What a flow may have on the device is for NASS to say, if it is there.
                 let quantum = self.nass.map_or(usual.quantum, |nass| nass.queue_length);
                 let cfq = CfqConfig { idle_ns: idle(usual.idle_ns), quantum, ..usual };
-                Box::new(TimeSlices::new(bounds, &cfq)?)
+                Box::new(CfqScheduler::new(bounds, &cfq)?)
             }
             Scheduler::Bfq => {
                 let bfq = BfqConfig {
                     idle_ns: idle(BfqConfig::default().idle_ns),
                     ..BfqConfig::default()
                 };
-                Box::new(Budgets::new(bounds, &bfq)?)
+                Box::new(BfqScheduler::new(bounds, &bfq)?)
             }
             Scheduler::FlashFq => {
                 let usual =
                     FlashFqConfig { request_bytes: self.request_bytes, ..FlashFqConfig::default() };
-                Box::new(Throttled::new(
+                Box::new(FlashFqScheduler::new(
                     bounds,
                     &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual },
                 )?)
             }
-            Scheduler::Fiops => Box::new(VirtualIops::new(bounds)),
+            Scheduler::Fiops => Box::new(FiopsScheduler::new(bounds)),
         })
     }
 }
 
-impl<P: Platform> Subject<P> for OneLock {
+impl<P: Platform> Subject<P> for SerialSubject {
     type Policy = Serial<Box<dyn SerialPolicy>, P>;
 
     fn build(

@@ -8,12 +8,12 @@ use crate::subject::{Built, Promise, Subject};
 
 /// SFQ(D).
 #[derive(Clone, Copy, Debug)]
-pub struct SfqD {
+pub struct SfqdSubject {
     /// D.
     pub slots: u32,
 }
 
-impl<P: Platform> Subject<P> for SfqD {
+impl<P: Platform> Subject<P> for SfqdSubject {
     type Policy = Sfqd<P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Sfqd<P>>, ConfigError> {

@@ -2,7 +2,7 @@
 
 use fairq_device::Profile;
 
-use crate::policies::AnyPolicy;
+use crate::policies::AnySubject;
 use crate::scenario::{Job, MS, Scenario, Tenant};
 
 /// A device without weights serves queues alike: who has one alone gets twice what two others get
@@ -13,7 +13,7 @@ fn threads_that_move_get_on_average_what_cores_give() {
     let tenant = |core| Tenant::new("one thread", 100, vec![core], Job::random_read(4096, 64));
     let mut scenario = Scenario::new(profile, 2, vec![tenant(0), tenant(1), tenant(1)], 400 * MS);
     let shares =
-        |scenario: &Scenario| AnyPolicy::FirstCome.run(scenario).expect("it is legal").shares();
+        |scenario: &Scenario| AnySubject::None.run(scenario).expect("it is legal").shares();
     let stay = shares(&scenario);
     assert!((0.48..0.52).contains(&stay[0]), "{stay:?}");
     scenario.moves_ns = Some(MS);

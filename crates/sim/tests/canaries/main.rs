@@ -7,7 +7,7 @@ mod unfair;
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::{ConfigError, Native};
 use fairq_device::Profile;
-use fairq_sim::policies::{FirstCome, Multi, SfqD};
+use fairq_sim::policies::{MqfqSubject, NoneSubject, SfqdSubject};
 use fairq_sim::scenario::MS;
 use fairq_sim::subject::Built;
 use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
@@ -41,7 +41,7 @@ fn caught<S: Subject>(subject: &S, by: &str) {
     }
 }
 
-const PAPER: Multi = Multi { slots: 64, threshold: 45 << 10 };
+const PAPER: MqfqSubject = MqfqSubject { slots: 64, threshold: 45 << 10 };
 
 /// A policy that promises more than it keeps.
 struct Promising<S>(S, Promise);
@@ -78,15 +78,15 @@ impl<S: SerialPolicy> Subject for Unfair<S> {
     }
 
     fn promise(&self) -> Promise {
-        Promise { steady_time: false, ..Subject::<Native>::promise(&SfqD { slots: 16 }) }
+        Promise { steady_time: false, ..Subject::<Native>::promise(&SfqdSubject { slots: 16 }) }
     }
 }
 
 #[test]
 fn the_ones_that_are_not_broken_pass() {
     let sound = [
-        checked(&FirstCome),
-        checked(&SfqD { slots: 64 }),
+        checked(&NoneSubject),
+        checked(&SfqdSubject { slots: 64 }),
         checked(&PAPER),
         checked(&Shim(PAPER, Fault::Nothing)),
     ];
@@ -98,7 +98,7 @@ fn the_ones_that_are_not_broken_pass() {
 
 #[test]
 fn conservation_catches_a_lost_request() {
-    caught(&Shim(SfqD { slots: 64 }, Fault::LosesRequests), "conservation");
+    caught(&Shim(SfqdSubject { slots: 64 }, Fault::LosesRequests), "conservation");
 }
 
 #[test]
@@ -113,20 +113,23 @@ fn the_contract_catches_what_is_issued_twice() {
 
 #[test]
 fn work_conservation_catches_lost_wake_ups() {
-    caught(&Shim(SfqD { slots: 64 }, Fault::LosesWakeUps), "work conservation");
+    caught(&Shim(SfqdSubject { slots: 64 }, Fault::LosesWakeUps), "work conservation");
 }
 
 #[test]
 fn work_conservation_catches_a_slot_too_few() {
     caught(
-        &Promising(Multi { slots: 63, ..PAPER }, Subject::<Native>::promise(&PAPER)),
+        &Promising(MqfqSubject { slots: 63, ..PAPER }, Subject::<Native>::promise(&PAPER)),
         "work conservation",
     );
 }
 
 #[test]
 fn slots_catches_a_slot_too_many() {
-    caught(&Promising(Multi { slots: 65, ..PAPER }, Subject::<Native>::promise(&PAPER)), "slots");
+    caught(
+        &Promising(MqfqSubject { slots: 65, ..PAPER }, Subject::<Native>::promise(&PAPER)),
+        "slots",
+    );
 }
 
 #[test]
@@ -136,9 +139,12 @@ fn virtual_time_catches_time_that_goes_back() {
 
 #[test]
 fn bounds_catches_a_threshold_that_is_not_kept() {
-    let strict = Multi { threshold: 4096, ..PAPER };
+    let strict = MqfqSubject { threshold: 4096, ..PAPER };
     caught(
-        &Promising(Multi { threshold: 1 << 20, ..PAPER }, Subject::<Native>::promise(&strict)),
+        &Promising(
+            MqfqSubject { threshold: 1 << 20, ..PAPER },
+            Subject::<Native>::promise(&strict),
+        ),
         "bounds",
     );
 }

@@ -1,205 +1,242 @@
-//! `--policy NAME[:key=value,…]` and `[policy]`: how the device is shared.
+//! `--policy NAME[:key=value,…]` and `[policy]`: how the device is shared. Names, keys, ranges and
+//! help are the [registry](fairq_core::registry)'s.
 
-use fairq_core::CostModel;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
 
-use super::keys;
+use fairq_core::registry::{self, Error, Knob, Registered, Shape, Unit};
+use fairq_core::{ConfigError, Topology};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde::{Serialize, Serializer};
+
+use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::units::{Factor, Nanos, Size};
+use crate::units::{TextOrNumber, show_duration};
 
-pub(crate) mod name;
-pub(crate) mod serial;
-pub(crate) mod table;
-pub(crate) mod values;
+pub(crate) mod value;
 
-use name::PolicyName;
-use serial::SerialKnobs;
-use table::PolicyTable;
-use values::{Hl, Merge, SlotKind, Tracker, Unthrottle, VirtualTime};
+/// The policy if none is named.
+const USUAL: &str = "mqfq";
 
-/// What only D2FQ takes; what is not said is left to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct D2fqKeys {
-    /// From here on the low class, in bytes.
-    pub(crate) tau_l: Option<u64>,
-    /// From here on the medium class, in bytes.
-    pub(crate) tau_m: Option<u64>,
-    /// From here on unfair, in bytes.
-    pub(crate) tau_w: Option<u64>,
-    /// How long a flow may pause before it is idle.
-    pub(crate) grace_ns: Option<u64>,
-    /// Of the adjustment.
-    pub(crate) period_ns: Option<u64>,
-    /// The ratio.
-    pub(crate) hl: Hl,
-    /// The ratio before the first adjustment.
-    pub(crate) initial: Option<u16>,
-    /// How global virtual time is found.
-    pub(crate) tracker: Tracker,
-    /// Exactly what the paper says.
-    pub(crate) strict_paper: bool,
-    /// How much may be urgent, in percent.
-    pub(crate) urgent_percent: u8,
+/// The names of all policies.
+pub(crate) static NAMES: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| registry::ALL.iter().map(|policy| policy.name).collect());
+
+/// The knobs of all policies, each once.
+static KNOBS: LazyLock<Vec<Knob>> = LazyLock::new(|| {
+    let mut knobs: Vec<Knob> = Vec::new();
+    for knob in registry::ALL.iter().flat_map(Registered::knobs) {
+        if knobs.iter().all(|known| known.key != knob.key) {
+            knobs.push(knob);
+        }
+    }
+    knobs
+});
+
+/// What may be written in a table.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let of_knobs = KNOBS.iter().flat_map(|knob| knob.alias.into_iter().chain([knob.key]));
+    std::iter::once("name").chain(of_knobs).collect()
+});
+
+fn knob(key: &str) -> Option<&'static Knob> {
+    KNOBS.iter().find(|knob| knob.key == key || knob.alias == Some(key))
+}
+
+/// The policy as it is written, in a table or as `NAME:key=value,…`.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct PolicyTable {
+    name: Option<&'static Registered>,
+    keys: BTreeMap<&'static str, u64>,
 }
 
 /// The policy, complete but for what depends on the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PolicyConfig {
     /// Which.
-    pub(crate) name: PolicyName,
-    /// D: the most requests outstanding on the device; if not said, the device's own parallelism
-    /// decides.
-    pub(crate) slots: Option<u32>,
-    /// For those that stage, but mqfq: the most bytes that are merged to one command.
-    pub(crate) merge_bytes: u32,
-    /// T: how far a flow may run ahead of virtual time, in bytes.
-    pub(crate) threshold: Option<u64>,
-    /// For mqfq.
-    pub(crate) virtual_time: VirtualTime,
-    /// For mqfq.
-    pub(crate) slot_kind: SlotKind,
-    /// For mqfq.
-    pub(crate) unthrottle: Unthrottle,
-    /// For d2fq.
-    pub(crate) d2fq: D2fqKeys,
-    /// What a request costs.
-    pub(crate) cost: CostModel,
-    /// For the schedulers behind one lock.
-    pub(crate) serial: SerialKnobs,
-    /// For kyber: the latencies that reads, writes and discards should have, in nanoseconds.
-    pub(crate) targets: [Option<u64>; 3],
-    /// For kyber: the most reads, writes, discards and others on the device.
-    pub(crate) depths: [Option<u32>; 4],
-    /// For kyber-fair: the longest period, in nanoseconds.
-    pub(crate) period_ns: Option<u64>,
-    /// For kyber-fair: the fewest requests outstanding that keep the device busy; if not said, half
-    /// of what it takes.
-    pub(crate) busy: Option<u32>,
-    /// For kyber-fair: that the device has less is borne for one part in so many of a period; 0:
-    /// not at all. If not said, its own default.
-    pub(crate) patience: Option<u32>,
-    /// For kyber-fair: how many tokens a period has, in bytes; if not said, they follow the rate of
-    /// service.
-    pub(crate) tokens: Option<u64>,
-    /// For kyber-fair: whether writes cost what is measured, since nobody says what they cost.
-    pub(crate) measured_writes: bool,
+    pub(crate) policy: &'static Registered,
+    /// What is said of it.
+    pub(crate) keys: Vec<(&'static str, u64)>,
+}
+
+impl PolicyTable {
+    /// This policy, with these keys.
+    pub(crate) fn of(name: &str, keys: &[(&'static str, u64)]) -> PolicyTable {
+        PolicyTable { name: registry::find(name), keys: keys.iter().copied().collect() }
+    }
+
+    /// The same keys for this policy.
+    pub(crate) fn named(self, policy: &'static Registered) -> PolicyTable {
+        PolicyTable { name: Some(policy), ..self }
+    }
+
+    /// What `flags` says wins. Another name is another policy: then nothing of this one remains.
+    pub(crate) fn overlaid(mut self, flags: PolicyTable) -> PolicyTable {
+        if flags.name.is_some() && flags.name != self.name {
+            return flags;
+        }
+        self.keys.extend(flags.keys);
+        self
+    }
+
+    /// Refuses what makes no sense.
+    pub(crate) fn complete(self) -> Result<PolicyConfig, Refusal> {
+        let usual = || registry::find(USUAL).expect("the usual policy is registered");
+        let policy = self.name.unwrap_or_else(usual);
+        let keys: Vec<(&str, u64)> = self.keys.into_iter().collect();
+        let config = PolicyConfig { policy, keys };
+        config.refuse_foreign_keys()?;
+        match policy.configured(&config.keys, &Shape::new(Topology::flat(1), 1, 1)) {
+            Ok(_) => Ok(config),
+            Err(Error::Config(ConfigError::Knob { knob: key, value, .. })) => {
+                Err(out_of_range(policy, key, value))
+            }
+            Err(error) => Err(Refusal::new(format!("policy: {error}"))),
+        }
+    }
+}
+
+fn out_of_range(policy: &Registered, key: &str, value: u64) -> Refusal {
+    let knobs = policy.knobs();
+    let knob = knobs.iter().find(|knob| knob.key == key).expect("the policy refused it");
+    let [value, least, most] = [value, knob.least, knob.most].map(|value| value::show(knob, value));
+    Refusal::new(format!("policy: {key} {value} is not in {least}..{most}: it is {}", knob.help))
 }
 
 impl PolicyConfig {
-    /// How long a flow's next request is waited for.
-    pub(crate) fn idle_ns(&self) -> u64 {
-        let SerialKnobs { cfq, bfq, flashfq, .. } = &self.serial;
-        match self.name {
-            PolicyName::Cfq | PolicyName::NassCfq => cfq.idle_ns,
-            PolicyName::Bfq | PolicyName::NassBfq => bfq.idle_ns,
-            _ => flashfq.idle_ns,
+    /// The policy's name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.policy.name
+    }
+
+    /// The knobs that it has and what they are before a device that takes so many requests at a
+    /// time; `None` where the policy finds a value by itself.
+    pub(crate) fn knobs(&self, device_slots: u32) -> Vec<(Knob, Option<u64>)> {
+        let shape = Shape::new(Topology::flat(1), 1, 1).before(device_slots);
+        self.policy.configured(&self.keys, &shape).expect("it is complete")
+    }
+
+    /// The policy in a few words: `mqfq D=64 T=auto`.
+    pub(crate) fn describe(&self, device_slots: u32) -> String {
+        let mut text = self.name().to_owned();
+        for (knob, value) in self.knobs(device_slots) {
+            let Some(brief) = knob.brief else { continue };
+            text += &match (knob.unit, value) {
+                (Unit::Switch, Some(1)) => format!(" {brief}"),
+                (Unit::Switch, _) => String::new(),
+                (_, Some(0)) if knob.word_of(0) == Some("off") => String::new(),
+                (Unit::Nanoseconds, Some(ns)) => format!(" {brief}={}", show_duration(ns as f64)),
+                (_, value) => format!(" {brief}={}", value::show_or_auto(&knob, value)),
+            };
         }
+        text
+    }
+
+    fn refuse_foreign_keys(&self) -> Result<(), Refusal> {
+        let keys = |policy: &Registered| -> Vec<&str> {
+            policy.knobs().iter().map(|knob| knob.key).collect()
+        };
+        let own = keys(self.policy);
+        let Some((key, _)) = self.keys.iter().find(|(key, _)| !own.contains(key)) else {
+            return Ok(());
+        };
+        let takes = if own.is_empty() { "no keys at all".into() } else { own.join(", ") };
+        let others = registry::ALL.iter().filter(|other| keys(other).contains(key));
+        let others: Vec<&str> = others.map(|other| other.name).collect();
+        Err(Refusal::new(format!(
+            "policy: {} takes no `{key}` (it takes: {takes}): leave it out; it is for {}",
+            self.name(),
+            others.join(", "),
+        )))
     }
 }
 
-/// The highest least cost, in bytes: the longest request.
-const MOST_OF_LEAST_COST: u64 = 32 << 20;
+impl FromStr for PolicyTable {
+    type Err = String;
 
-impl PolicyTable {
-    /// Fills in what is not said and refuses what makes no sense.
-    pub(crate) fn complete(self) -> Result<PolicyConfig, Refusal> {
-        let name = self.name.unwrap_or(PolicyName::Mqfq);
-        self.refuse_foreign_keys(name)?;
-        if let Some(slots) = self.slots
-            && !(1..=65_536).contains(&slots)
-        {
-            return Err(Refusal::new(format!(
-                "policy: slots {slots} is not in 1..65536: it is how many requests the device may \
-                 hold at once; \
-                 `fairq calibrate` finds it"
-            )));
+    fn from_str(text: &str) -> Result<PolicyTable, String> {
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        let mut list = vec![Pair::new("name", name.trim())];
+        list.extend(pairs::pairs(&pairs::items(rest)));
+        pairs::read(list)
+    }
+}
+
+/// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before
+/// it belongs to the policy before it.
+pub(crate) fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
+    let mut policies: Vec<String> = Vec::new();
+    for item in pairs::items(text).into_iter().filter(|item| !item.trim().is_empty()) {
+        let is_key = item.find('=').is_some_and(|equals| !item[..equals].contains(':'));
+        match policies.last_mut() {
+            Some(policy) if is_key => {
+                policy.push(if policy.contains(':') { ',' } else { ':' });
+                policy.push_str(&item);
+            }
+            _ => policies.push(item),
         }
-        if let Some(busy) = self.busy
-            && !(1..=65_536).contains(&busy)
-        {
-            return Err(Refusal::new(format!(
-                "policy: busy {busy} is not in 1..65536: it is how many requests the device must \
-                 hold at least before \
-                 anybody is throttled"
-            )));
+    }
+    policies.iter().map(|policy| policy.parse()).collect()
+}
+
+impl Serialize for PolicyTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let name = self.name.map(|policy| ("name", value::Written::Text(policy.name.into())));
+        let keys = self
+            .keys
+            .iter()
+            .filter_map(|(key, value)| Some((*key, value::Written::of(knob(key)?, *value))));
+        serializer.collect_map(name.into_iter().chain(keys))
+    }
+}
+
+impl<'de> Deserialize<'de> for PolicyTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PolicyTable, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = PolicyTable;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a policy's name and keys")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<PolicyTable, A::Error> {
+                let mut table = PolicyTable::default();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "name" {
+                        table.name = Some(map.next_value_seed(Name)?);
+                        continue;
+                    }
+                    let knob = knob(&key).ok_or_else(|| de::Error::unknown_field(&key, &KEYS))?;
+                    let value = map.next_value_seed(value::Of(knob))?;
+                    if table.keys.insert(knob.key, value).is_some() {
+                        return Err(de::Error::duplicate_field(knob.key));
+                    }
+                }
+                Ok(table)
+            }
         }
-        if let Some(Size(least)) = self.least_cost
-            && !(1..=MOST_OF_LEAST_COST).contains(&least)
-        {
-            return Err(Refusal::new(format!(
-                "policy: least-cost {least} is not in 1..32M: it is what any request costs at \
-                 least, in bytes; where requests are what the device is short of, 4k"
-            )));
-        }
-        let percent = |factor: Option<Factor>, default: u32| {
-            factor.map_or(default, |Factor(hundredths)| hundredths)
+
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+/// A policy's name.
+struct Name;
+
+impl<'de> DeserializeSeed<'de> for Name {
+    type Value = &'static Registered;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let unknown = |text: &str| {
+            let error: de::value::Error = de::Error::unknown_variant(text, &NAMES);
+            error.to_string()
         };
-        let cost = CostModel::default();
-        Ok(PolicyConfig {
-            serial: SerialKnobs::new(name, &self),
-            name,
-            slots: self.slots,
-            merge_bytes: self.merge.map_or(0, |Merge(bytes)| bytes),
-            threshold: self.threshold.map(|Size(bytes)| bytes),
-            virtual_time: self.virtual_time.unwrap_or_default(),
-            slot_kind: self.slot_kind.unwrap_or_default(),
-            unthrottle: self.unthrottle.unwrap_or_default(),
-            d2fq: self.d2fq_keys()?,
-            cost: CostModel {
-                read_percent: percent(self.read_cost, cost.read_percent),
-                write_percent: percent(self.write_cost, cost.write_percent),
-                min_bytes: self.least_cost.map_or(cost.min_bytes, |Size(bytes)| bytes as u32),
-                ..cost
-            },
-            targets: [self.read_target, self.write_target, self.discard_target]
-                .map(|target| target.map(|Nanos(ns)| ns)),
-            depths: [self.read_depth, self.write_depth, self.discard_depth, self.other_depth],
-            period_ns: self.period.map(|Nanos(ns)| ns),
-            busy: self.busy,
-            patience: self.patience,
-            tokens: self.tokens.map(|Size(bytes)| bytes),
-            measured_writes: self.write_cost.is_none(),
-        })
-    }
-
-    fn d2fq_keys(&self) -> Result<D2fqKeys, Refusal> {
-        let hl = self.hl.unwrap_or_default();
-        if let (Hl::Static(ratio), Some(initial)) = (hl, self.initial) {
-            return Err(Refusal::new(format!(
-                "policy: initial {initial} is where a dynamic ratio begins, but hl is \
-                 static-{ratio}: leave one out"
-            )));
-        }
-        let bytes = |size: Option<Size>| size.map(|Size(bytes)| bytes);
-        let ns = |duration: Option<Nanos>| duration.map(|Nanos(ns)| ns);
-        Ok(D2fqKeys {
-            tau_l: bytes(self.tau_l),
-            tau_m: bytes(self.tau_m),
-            tau_w: bytes(self.tau_w),
-            grace_ns: ns(self.grace),
-            period_ns: ns(self.period),
-            hl,
-            initial: self.initial,
-            tracker: self.tracker.unwrap_or_default(),
-            strict_paper: self.strict_paper.unwrap_or(false),
-            urgent_percent: self
-                .urgent
-                .map_or(0, |Factor(percent)| u8::try_from(percent).unwrap_or(u8::MAX)),
-        })
-    }
-
-    fn refuse_foreign_keys(&self, name: PolicyName) -> Result<(), Refusal> {
-        let keys = name.keys();
-        let Some(key) = keys::foreign(self, "name", &keys) else { return Ok(()) };
-        let takes = if keys.is_empty() { "no keys at all".into() } else { keys.join(", ") };
-        let others: Vec<_> = PolicyName::ALL
-            .into_iter()
-            .filter(|other| other.keys().contains(&key.as_str()))
-            .collect();
-        Err(Refusal::new(format!(
-            "policy: {} takes no `{key}` (it takes: {takes}): leave it out; it is for {}",
-            name.name(),
-            others.iter().map(|other| other.name()).collect::<Vec<_>>().join(", "),
-        )))
+        let parse = |text: &str| registry::find(text).ok_or_else(|| unknown(text));
+        deserializer.deserialize_str(TextOrNumber { expecting: "a policy's name", parse })
     }
 }
 

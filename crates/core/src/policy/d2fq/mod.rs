@@ -87,6 +87,7 @@
 
 mod activity;
 mod config;
+mod entry;
 mod gvt;
 #[cfg(all(test, loom))]
 mod models;
@@ -104,6 +105,7 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 pub use config::{D2fqConfig, Ratio, TrackerKind};
+pub use entry::Entry;
 pub use port::D2fqPort;
 
 use crate::contract::bounds::ConfigError;

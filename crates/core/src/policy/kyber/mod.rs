@@ -38,6 +38,7 @@
 
 mod depths;
 pub(super) mod domain;
+mod entry;
 mod latency;
 #[cfg(all(test, loom))]
 mod models;
@@ -48,6 +49,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use domain::Domain;
+pub use entry::Entry;
 pub use port::KyberPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};

@@ -74,6 +74,7 @@
 //!
 //! **Knobs** ([`KyberFairConfig`]).
 
+mod entry;
 #[cfg(all(test, loom))]
 mod models;
 mod period;
@@ -88,6 +89,7 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+pub use entry::Entry;
 pub use port::KyberFairPort;
 pub use predict::Totals;
 

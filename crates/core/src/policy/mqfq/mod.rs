@@ -98,6 +98,7 @@
 
 mod config;
 mod end_tags;
+mod entry;
 mod follow;
 #[cfg(all(test, loom))]
 mod models;
@@ -115,6 +116,7 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+pub use entry::{Entry, SerialEntry};
 pub use port::MqfqPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};

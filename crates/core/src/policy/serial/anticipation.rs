@@ -12,7 +12,13 @@
 //!
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
+use crate::contract::bounds::MAX_KNOB_NS;
 use crate::contract::port::Op;
+use crate::entry::knobs::Knob;
+
+/// How long a flow's next request is waited for; 0 does not wait.
+pub(crate) const IDLE: Knob =
+    Knob::duration("idle", 0, MAX_KNOB_NS, "how long a tenant's next request is waited for");
 
 /// What is known of one flow.
 #[derive(Clone, Copy, Debug, Default)]

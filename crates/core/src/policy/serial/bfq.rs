@@ -51,13 +51,15 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, in_range};
+use crate::contract::bounds::{ConfigError, MAX_KNOB_NS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
-use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::anticipation::{Anticipation, IDLE};
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -68,10 +70,10 @@ use crate::policy::serial::{
 const BUDGET_RANGE: u64 = 32;
 
 /// BFQ behind the port contract.
-pub type Bfq<P = Native> = Serial<Budgets, P>;
+pub type Bfq<P = Native> = Serial<BfqScheduler, P>;
 
 /// A port of [`Bfq`].
-pub type BfqPort<P = Native> = SerialPort<Budgets, P>;
+pub type BfqPort<P = Native> = SerialPort<BfqScheduler, P>;
 
 /// The knobs of BFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,29 +106,76 @@ impl Default for BfqConfig {
 }
 
 impl BfqConfig {
-    fn check(&self) -> Result<(), ConfigError> {
-        in_range("the budget", self.budget_bytes, 1, 1 << 40)?;
-        in_range("the longest turn", self.timeout_ns, 1, MAX_KNOB_NS)?;
-        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
-    }
-
     fn least_budget(&self) -> u64 {
         (self.budget_bytes / BUDGET_RANGE).max(1)
     }
 }
 
-impl<P: Platform> Serial<Budgets, P> {
+impl Configure for BfqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let budget = "the most that a turn may serve";
+        knobs.is(Knob::bytes("budget", 1, 1 << 40, budget), &mut self.budget_bytes);
+        let timeout = "the longest turn while others wait";
+        knobs.is(Knob::duration("timeout", 1, MAX_KNOB_NS, timeout), &mut self.timeout_ns);
+        knobs.is(IDLE, &mut self.idle_ns);
+        let equals = "whether to wait also while all busy tenants have the same weight";
+        knobs.is(Knob::switch("wait-for-equals", equals), &mut self.waits_for_equals);
+        let writes = "whether tenants that write are waited for, too";
+        knobs.is(Knob::switch("sync-writes", writes), &mut self.sync_writes);
+    }
+}
+
+impl Scheduler for BfqScheduler {
+    const NAME: &'static str = "bfq";
+    const LIMITED: &'static str = "nass+bfq";
+    type Config = BfqConfig;
+
+    fn limited(keeps_room: bool) -> BfqConfig {
+        let usual = BfqConfig::default();
+        if keeps_room { BfqConfig { idle_ns: 0, ..usual } } else { usual }
+    }
+
+    fn build(
+        config: &BfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(BfqScheduler::new(bounds, config)?))
+    }
+}
+
+/// BFQ without anticipation.
+pub enum BfqNa {}
+
+impl Scheduler for BfqNa {
+    const NAME: &'static str = "bfq-na";
+    /// Nothing is waited for, so that nothing says for which flows.
+    const WITHOUT: &'static [&'static str] = &["idle", "wait-for-equals", "sync-writes"];
+    type Config = BfqConfig;
+
+    fn config() -> BfqConfig {
+        BfqConfig { idle_ns: 0, ..BfqConfig::default() }
+    }
+
+    fn build(
+        config: &BfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        BfqScheduler::build(config, bounds)
+    }
+}
+
+impl<P: Platform> Serial<BfqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         bfq: &BfqConfig,
     ) -> Result<(Self, Vec<BfqPort<P>>), ConfigError> {
-        Serial::with_policy(Budgets::new(config, bfq)?, config)
+        Serial::with_policy(BfqScheduler::new(config, bfq)?, config)
     }
 }
 
 /// BFQ as a [`SerialPolicy`].
-pub struct Budgets {
+pub struct BfqScheduler {
     config: BfqConfig,
     virtual_time: VTime,
     /// What the last division left of virtual time, in hundredths of a byte.
@@ -223,12 +272,12 @@ struct JobState {
     read: bool,
 }
 
-impl Budgets {
+impl BfqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        bfq.check()?;
-        Ok(Budgets {
+        knobs::check(&mut bfq.clone())?;
+        Ok(BfqScheduler {
             config: *bfq,
             virtual_time: VTime::ZERO,
             remainder: 0,
@@ -418,7 +467,7 @@ impl Budgets {
     }
 }
 
-impl SerialPolicy for Budgets {
+impl SerialPolicy for BfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(turn) = self.in_service.filter(|turn| turn.flow == slot) {
             // The slot's last life has nothing staged any more.
@@ -541,8 +590,8 @@ mod tests {
     /// As long as no turn ends by time.
     const FOR_EVER: u64 = MAX_KNOB_NS;
 
-    fn bfq(idle_ns: u64) -> Budgets {
-        Budgets::new(
+    fn bfq(idle_ns: u64) -> BfqScheduler {
+        BfqScheduler::new(
             &config(8),
             &BfqConfig {
                 budget_bytes: BUDGET,
@@ -613,7 +662,7 @@ mod tests {
         let timeout_ns = 10_000_000;
         let knobs =
             BfqConfig { budget_bytes: 1 << 30, timeout_ns, idle_ns: 0, ..BfqConfig::default() };
-        let mut policy = Budgets::new(&config(8), &knobs).unwrap();
+        let mut policy = BfqScheduler::new(&config(8), &knobs).unwrap();
         let tenant = |length| Loop { weight: 100, length, depth: 32 };
         let served =
             run(&mut policy, &[tenant(4096), tenant(65_536)], 8, 1_000_000_000, |_| 100_000);

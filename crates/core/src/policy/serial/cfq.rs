@@ -49,13 +49,15 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, in_range};
+use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_SLOTS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
-use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::anticipation::{Anticipation, IDLE};
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -68,10 +70,10 @@ pub const LEAST_SLICE_NS: u64 = 1_000_000;
 pub const LEAST_CHARGE_NS: u64 = 1_000_000;
 
 /// CFQ behind the port contract.
-pub type Cfq<P = Native> = Serial<TimeSlices, P>;
+pub type Cfq<P = Native> = Serial<CfqScheduler, P>;
 
 /// A port of [`Cfq`].
-pub type CfqPort<P = Native> = SerialPort<TimeSlices, P>;
+pub type CfqPort<P = Native> = SerialPort<CfqScheduler, P>;
 
 /// The knobs of CFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,27 +96,72 @@ impl Default for CfqConfig {
     }
 }
 
-impl CfqConfig {
-    fn check(&self) -> Result<(), ConfigError> {
-        in_range("the slice", self.slice_ns, 1, MAX_KNOB_NS)?;
-        in_range("the target latency", self.target_ns, 1, MAX_KNOB_NS)?;
-        in_range("the quantum", self.quantum.into(), 1, u32::MAX.into())?;
-        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+impl Configure for CfqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let slice = "the lightest tenant's slice of time; those of heavier ones are in proportion, \
+                     up to 4 times that";
+        knobs.is(Knob::duration("slice", 1, MAX_KNOB_NS, slice), &mut self.slice_ns);
+        let target = "what all slices together take at most";
+        knobs.is(Knob::duration("target", 1, MAX_KNOB_NS, target), &mut self.target_ns);
+        let quantum = "what a tenant may have on the device in its slice while others wait";
+        knobs.is(Knob::requests("quantum", u32::MAX, quantum), &mut self.quantum);
+        knobs.is(IDLE, &mut self.idle_ns);
     }
 }
 
-impl<P: Platform> Serial<TimeSlices, P> {
+impl Scheduler for CfqScheduler {
+    const NAME: &'static str = "cfq";
+    const LIMITED: &'static str = "nass+cfq";
+    const COSTS: bool = false;
+    type Config = CfqConfig;
+
+    /// What a flow may have on the device is for NASS to say.
+    fn limited(keeps_room: bool) -> CfqConfig {
+        let usual = CfqConfig { quantum: MAX_SLOTS, ..CfqConfig::default() };
+        if keeps_room { CfqConfig { idle_ns: 0, ..usual } } else { usual }
+    }
+
+    fn build(
+        config: &CfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(CfqScheduler::new(bounds, config)?))
+    }
+}
+
+/// CFQ without anticipation.
+pub enum CfqNa {}
+
+impl Scheduler for CfqNa {
+    const NAME: &'static str = "cfq-na";
+    const WITHOUT: &'static [&'static str] = &["idle"];
+    const COSTS: bool = false;
+    type Config = CfqConfig;
+
+    fn config() -> CfqConfig {
+        CfqConfig { idle_ns: 0, ..CfqConfig::default() }
+    }
+
+    fn build(
+        config: &CfqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        CfqScheduler::build(config, bounds)
+    }
+}
+
+impl<P: Platform> Serial<CfqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         cfq: &CfqConfig,
     ) -> Result<(Self, Vec<CfqPort<P>>), ConfigError> {
-        Serial::with_policy(TimeSlices::new(config, cfq)?, config)
+        Serial::with_policy(CfqScheduler::new(config, cfq)?, config)
     }
 }
 
 /// CFQ as a [`SerialPolicy`].
-pub struct TimeSlices {
+pub struct CfqScheduler {
     config: CfqConfig,
     reference: ReferenceWeight,
     /// [`LEAST_CHARGE_NS`] of a flow of the reference weight, in units.
@@ -188,12 +235,12 @@ struct JobState {
     beside: Option<u64>,
 }
 
-impl TimeSlices {
+impl CfqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        cfq.check()?;
-        Ok(TimeSlices {
+        knobs::check(&mut cfq.clone())?;
+        Ok(CfqScheduler {
             config: *cfq,
             reference: ReferenceWeight::default(),
             tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
@@ -365,7 +412,7 @@ impl TimeSlices {
     }
 }
 
-impl SerialPolicy for TimeSlices {
+impl SerialPolicy for CfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(slice) = self.active.filter(|slice| slice.flow == slot) {
             // The slot's last life has nothing staged any more.
@@ -485,8 +532,8 @@ mod tests {
 
     const LATENCY_NS: u64 = 100_000;
 
-    fn cfq(knobs: CfqConfig) -> TimeSlices {
-        TimeSlices::new(&config(8), &knobs).unwrap()
+    fn cfq(knobs: CfqConfig) -> CfqScheduler {
+        CfqScheduler::new(&config(8), &knobs).unwrap()
     }
 
     fn tenant(weight: u16, depth: u32) -> Loop {
@@ -543,11 +590,11 @@ mod tests {
     #[test]
     fn knobs_out_of_range_are_refused() {
         let refused = |knobs: CfqConfig| {
-            TimeSlices::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
+            CfqScheduler::new(&config(8), &knobs).err().map(|error| std::format!("{error}"))
         };
         assert_eq!(refused(CfqConfig::default()), None);
         let why = refused(CfqConfig { quantum: 0, ..CfqConfig::default() });
-        assert_eq!(why.as_deref(), Some("the quantum is 0, but it must be 1 to 4294967295"));
+        assert_eq!(why.as_deref(), Some("quantum is 0, but it must be 1 to 4294967295"));
         assert!(refused(CfqConfig { slice_ns: 0, ..CfqConfig::default() }).is_some());
         assert!(refused(CfqConfig { idle_ns: u64::MAX, ..CfqConfig::default() }).is_some());
     }

@@ -34,6 +34,7 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::policy::reference::ReferenceWeight;
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -44,21 +45,31 @@ use crate::policy::serial::{
 pub const IO_UNITS: u64 = 4096;
 
 /// FIOPS behind the port contract.
-pub type Fiops<P = Native> = Serial<VirtualIops, P>;
+pub type Fiops<P = Native> = Serial<FiopsScheduler, P>;
 
 /// A port of [`Fiops`].
-pub type FiopsPort<P = Native> = SerialPort<VirtualIops, P>;
+pub type FiopsPort<P = Native> = SerialPort<FiopsScheduler, P>;
 
-impl<P: Platform> Serial<VirtualIops, P> {
+impl Scheduler for FiopsScheduler {
+    const NAME: &'static str = "fiops";
+    const LIMITED: &'static str = "nass+fiops";
+    type Config = ();
+
+    fn build(_config: &(), bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(FiopsScheduler::new(bounds)))
+    }
+}
+
+impl<P: Platform> Serial<FiopsScheduler, P> {
     /// The policy and its ports.
     pub fn new(config: &SerialConfig) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(VirtualIops::new(config), config)
+        Serial::with_policy(FiopsScheduler::new(config), config)
     }
 }
 
 /// FIOPS as a [`SerialPolicy`].
-pub struct VirtualIops {
+pub struct FiopsScheduler {
     /// The count of the flow served last; never less than before.
     virtual_time: VTime,
     flows: Box<[FlowState]>,
@@ -82,10 +93,10 @@ struct JobState {
     weight: Weight,
 }
 
-impl VirtualIops {
+impl FiopsScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig) -> Self {
-        VirtualIops {
+        FiopsScheduler {
             virtual_time: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
             heap: FlowHeap::new(config.flows),
@@ -112,7 +123,7 @@ impl VirtualIops {
     }
 }
 
-impl SerialPolicy for VirtualIops {
+impl SerialPolicy for FiopsScheduler {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         if let Some(flow) = self.flows.get_mut(flow) {
             *flow = FlowState { count: self.virtual_time, ..FlowState::default() };
@@ -209,7 +220,7 @@ mod tests {
             length,
             depth: 32,
         });
-        let served = run(&mut VirtualIops::new(&config(8)), &loops, 8, 60_000_000, |length| {
+        let served = run(&mut FiopsScheduler::new(&config(8)), &loops, 8, 60_000_000, |length| {
             1000 + u64::from(length)
         });
         let counts = counts(&served, 3);

@@ -38,13 +38,15 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD, in_range};
+use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
-use crate::policy::serial::anticipation::Anticipation;
+use crate::policy::serial::anticipation::{Anticipation, IDLE};
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
@@ -52,10 +54,10 @@ use crate::policy::serial::{
 };
 
 /// FlashFQ behind the port contract.
-pub type FlashFq<P = Native> = Serial<Throttled, P>;
+pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
 
 /// A port of [`FlashFq`].
-pub type FlashFqPort<P = Native> = SerialPort<Throttled, P>;
+pub type FlashFqPort<P = Native> = SerialPort<FlashFqScheduler, P>;
 
 /// The knobs of FlashFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,27 +78,49 @@ impl Default for FlashFqConfig {
     }
 }
 
-impl FlashFqConfig {
-    fn check(&self) -> Result<(), ConfigError> {
-        if self.threshold_bytes > MAX_THRESHOLD {
-            return Err(ConfigError::Threshold(self.threshold_bytes));
-        }
-        in_range("the time to idle", self.idle_ns, 0, MAX_KNOB_NS)
+impl Configure for FlashFqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
+                         ones in proportion, up to 4 T";
+        let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold).alias("T");
+        knobs.is(threshold, &mut self.threshold_bytes);
+        knobs.is(IDLE, &mut self.idle_ns);
+        let request = "what a request costs beside its length";
+        let most = u32::MAX.into();
+        knobs.is(Knob::bytes("request-cost", 0, most, request), &mut self.request_bytes);
     }
 }
 
-impl<P: Platform> Serial<Throttled, P> {
+impl Scheduler for FlashFqScheduler {
+    const NAME: &'static str = "flashfq";
+    const LIMITED: &'static str = "nass+flashfq";
+    type Config = FlashFqConfig;
+
+    fn limited(keeps_room: bool) -> FlashFqConfig {
+        let usual = FlashFqConfig::default();
+        if keeps_room { FlashFqConfig { idle_ns: 0, ..usual } } else { usual }
+    }
+
+    fn build(
+        config: &FlashFqConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(FlashFqScheduler::new(bounds, config)?))
+    }
+}
+
+impl<P: Platform> Serial<FlashFqScheduler, P> {
     /// The policy and its ports.
     pub fn new(
         config: &SerialConfig,
         flashfq: &FlashFqConfig,
     ) -> Result<(Self, Vec<FlashFqPort<P>>), ConfigError> {
-        Serial::with_policy(Throttled::new(config, flashfq)?, config)
+        Serial::with_policy(FlashFqScheduler::new(config, flashfq)?, config)
     }
 }
 
 /// FlashFQ as a [`SerialPolicy`].
-pub struct Throttled {
+pub struct FlashFqScheduler {
     config: FlashFqConfig,
     /// T in units, for the weights of the flows that there are.
     threshold_units: u64,
@@ -133,12 +157,12 @@ struct JobState {
     read: bool,
 }
 
-impl Throttled {
+impl FlashFqScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        flashfq.check()?;
-        Ok(Throttled {
+        knobs::check(&mut flashfq.clone())?;
+        Ok(FlashFqScheduler {
             config: *flashfq,
             threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
             virtual_time: VTime::ZERO,
@@ -183,7 +207,7 @@ impl Throttled {
     }
 }
 
-impl SerialPolicy for Throttled {
+impl SerialPolicy for FlashFqScheduler {
     /// The slot's last life is not expected any more.
     fn add_flow(&mut self, slot: usize, _weight: Weight) {
         self.absent.remove(slot);
@@ -318,8 +342,8 @@ mod tests {
     use super::*;
     use crate::policy::serial::testing::{Loop, config, counts, run};
 
-    fn flashfq(knobs: FlashFqConfig) -> Throttled {
-        Throttled::new(&config(8), &knobs).unwrap()
+    fn flashfq(knobs: FlashFqConfig) -> FlashFqScheduler {
+        FlashFqScheduler::new(&config(8), &knobs).unwrap()
     }
 
     /// Device time is shared by weight, however long requests are.

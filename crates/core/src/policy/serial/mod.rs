@@ -32,6 +32,7 @@
 pub mod anticipation;
 pub mod bfq;
 pub mod cfq;
+pub mod entry;
 pub mod fiops;
 pub mod flashfq;
 pub mod heap;
@@ -41,6 +42,8 @@ pub mod sfqd;
 pub mod staged;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod testing;
+#[cfg(feature = "toy")]
+pub mod toy;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

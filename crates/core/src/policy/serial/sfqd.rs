@@ -33,7 +33,9 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::Promises;
 use crate::policy::reference::ReferenceWeight;
+use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -41,21 +43,35 @@ use crate::policy::serial::{
 use crate::structures::fifo::{Fifo, Links};
 
 /// SFQ(D) behind the port contract.
-pub type Sfqd<P = Native> = Serial<StartTime, P>;
+pub type Sfqd<P = Native> = Serial<SfqdScheduler, P>;
 
 /// A port of [`Sfqd`].
-pub type SfqdPort<P = Native> = SerialPort<StartTime, P>;
+pub type SfqdPort<P = Native> = SerialPort<SfqdScheduler, P>;
 
-impl<P: Platform> Serial<StartTime, P> {
+impl Scheduler for SfqdScheduler {
+    const NAME: &'static str = "sfqd";
+    /// MQFQ on one queue is SFQ(D).
+    const LIMITED: &'static str = "nass+mqfq";
+    /// Not MQFQ's theorems: `next` of one port chooses what another port issues a wake-up later, so
+    /// that the moment of the choice cannot be seen.
+    const PROMISES: Promises = Promises { steady_time: true, shares: true, ..Promises::NONE };
+    type Config = ();
+
+    fn build(_config: &(), bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(SfqdScheduler::new(bounds)))
+    }
+}
+
+impl<P: Platform> Serial<SfqdScheduler, P> {
     /// The policy and its ports.
     pub fn new(config: &SerialConfig) -> Result<(Self, Vec<SfqdPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(StartTime::new(config), config)
+        Serial::with_policy(SfqdScheduler::new(config), config)
     }
 }
 
 /// Start-time fair queueing as a [`SerialPolicy`].
-pub struct StartTime {
+pub struct SfqdScheduler {
     virtual_time: VTime,
     /// The largest finish tag of all requests dispatched; never before virtual time.
     max_finish: VTime,
@@ -88,10 +104,10 @@ struct JobState {
     arrival: u64,
 }
 
-impl StartTime {
+impl SfqdScheduler {
     /// A scheduler without flows.
     pub fn new(config: &SerialConfig) -> Self {
-        StartTime {
+        SfqdScheduler {
             virtual_time: VTime::ZERO,
             max_finish: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
@@ -110,7 +126,7 @@ impl StartTime {
     }
 }
 
-impl SerialPolicy for StartTime {
+impl SerialPolicy for SfqdScheduler {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         if let Some(flow) = self.flows.get_mut(flow) {
             *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
@@ -288,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_flow_that_may_not_be_served_keeps_its_place() {
-        let mut policy = StartTime::new(&config(1));
+        let mut policy = SfqdScheduler::new(&config(1));
         policy.add_flow(0, Weight::DEFAULT);
         policy.add_flow(1, Weight::DEFAULT);
         for (job, flow) in [(0, 0), (1, 1), (2, 1)] {

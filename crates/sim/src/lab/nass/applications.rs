@@ -6,7 +6,7 @@ use super::{CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, s
 use crate::host::Machine;
 use crate::lab::{Answer, Axis, Figure, Line, Outcome, Shape, go, jain};
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::policies::{AnySubject, Scheduler, SerialSubject};
 use crate::proxy::{self, Proxy};
 use crate::scenario::{SECOND, Scenario, Tenant};
 
@@ -81,17 +81,17 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
 const CORES: f64 = 16.0;
 
 /// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under
-/// their lock takes time by steps ([`crate::policies::OneLock`]).
+/// their lock takes time by steps ([`crate::policies::SerialSubject`]).
 pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers());
     scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
     let used = |lock| {
-        let run = go(AnyPolicy::OneLock(lock), &scenario, seed)?;
+        let run = go(AnySubject::Serial(lock), &scenario, seed)?;
         Ok::<_, String>((100.0 * run.cpu() * scenario.ports as f64 / CORES, run.cpu_us()))
     };
     let (mut said, mut more) = (Vec::new(), Vec::new());
     for scheduler in [Scheduler::Cfq, Scheduler::Fiops] {
-        let lock = OneLock::new(scheduler, NCQ).merging();
+        let lock = SerialSubject::new(scheduler, NCQ).merging();
         let ((before, request), (after, with)) =
             (used(lock)?, used(lock.limited(NassConfig::default()))?);
         more.push(after - before);
@@ -135,13 +135,13 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
         scenario.series_ns = Some(SECOND);
         scenario
     };
-    let cfq = OneLock::new(Scheduler::Cfq, NCQ).merging();
+    let cfq = SerialSubject::new(Scheduler::Cfq, NCQ).merging();
     let mut alone = Vec::new();
     for tenant in applications() {
         let tenant = Tenant { lives: vec![(0, u64::MAX)], ..tenant };
-        alone.push(go(AnyPolicy::OneLock(cfq), &over(vec![tenant], 4), seed)?.bandwidth());
+        alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), seed)?.bandwidth());
     }
-    let run = |lock| go(AnyPolicy::OneLock(lock), &over(applications().to_vec(), 40), seed);
+    let run = |lock| go(AnySubject::Serial(lock), &over(applications().to_vec(), 40), seed);
     let (plain, limited) = (run(cfq)?, run(cfq.limited(NassConfig::default()))?);
     // What each of those who are there keeps in a second.
     let present = |second: u64| {

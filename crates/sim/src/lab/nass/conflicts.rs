@@ -8,7 +8,7 @@ use super::{
     measure, of, pair, profile, six,
 };
 use crate::lab::{Answer, Outcome};
-use crate::policies::{OneLock, Scheduler};
+use crate::policies::{Scheduler, SerialSubject};
 
 /// Figure 3.
 pub(super) fn sequentiality(seed: u64) -> Result<Outcome, String> {
@@ -34,7 +34,8 @@ pub(super) fn sequentiality(seed: u64) -> Result<Outcome, String> {
         of(&results[2], "FIOPS").kept[0] < of(&results[0], "FIOPS").kept[0] - 0.01
     };
     let profile = profile()?;
-    let apart = six(NCQ).map(|variant| (variant.name, OneLock { merge_bytes: 0, ..variant.lock }));
+    let apart =
+        six(NCQ).map(|variant| (variant.name, SerialSubject { merge_bytes: 0, ..variant.lock }));
     let unmerged = apart
         .into_iter()
         .filter(|(name, _)| random.contains(name))
@@ -266,7 +267,7 @@ pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
     for test in 1..=8 {
         let profile = profile()?;
         let du = |lock| Ok::<f64, String>(measure(lock, &profile, &pair(test), seed)?.utilization);
-        let cfq = OneLock::new(Scheduler::Cfq, NCQ).merging();
+        let cfq = SerialSubject::new(Scheduler::Cfq, NCQ).merging();
         costs.push((du(cfq)?, du(cfq.without_waiting())?));
     }
     let cheaper = costs.iter().all(|(with, without)| *with < without - 0.005);

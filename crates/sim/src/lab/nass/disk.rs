@@ -4,7 +4,7 @@ use fairq_device::DiskProfile;
 
 use super::{NCQ, pair, profile, scenario, six};
 use crate::lab::{Answer, Outcome, go, jain};
-use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::policies::{AnySubject, Scheduler, SerialSubject};
 use crate::proxy::Proxy;
 use crate::scenario::SECOND;
 
@@ -13,7 +13,7 @@ use crate::scenario::SECOND;
 pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
     let disk = DiskProfile::deskstar();
     let profile = profile()?;
-    let fairness = |lock: OneLock| {
+    let fairness = |lock: SerialSubject| {
         let on_disk = |loads: &[Proxy]| {
             let mut scenario = scenario(&profile, loads);
             scenario.disk = Some(disk.clone());
@@ -24,11 +24,11 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
         let [shallow, deep] = pair(7);
         let alone = |load: Proxy| {
             Ok::<_, String>(
-                go(AnyPolicy::OneLock(lock), &on_disk(&[load]), seed)?.tenants[0].clone(),
+                go(AnySubject::Serial(lock), &on_disk(&[load]), seed)?.tenants[0].clone(),
             )
         };
         let (one, other) = (alone(shallow.clone())?, alone(deep.clone())?);
-        let both = go(AnyPolicy::OneLock(lock), &on_disk(&[shallow, deep]), seed)?;
+        let both = go(AnySubject::Serial(lock), &on_disk(&[shallow, deep]), seed)?;
         let shared =
             both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
                 Scheduler::Cfq | Scheduler::FlashFq => got.bytes as f64 / alone.bytes as f64,

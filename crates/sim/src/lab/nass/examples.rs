@@ -4,7 +4,7 @@ use fairq_core::nass::NassConfig;
 
 use super::{NCQ, job, profile, scenario};
 use crate::lab::{Answer, Outcome, go};
-use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::policies::{AnySubject, Scheduler, SerialSubject};
 use crate::scenario::{Access, MS};
 
 /// How many requests flows have on a device that stands still, with the limits that they begin
@@ -23,8 +23,8 @@ pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
         let mut scenario = scenario(&profile, &loads);
         (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
         scenario.faults.stalls = vec![(0, 21 * MS)];
-        let lock = OneLock::new(Scheduler::Fiops, NCQ).limited(limits);
-        let run = go(AnyPolicy::OneLock(lock), &scenario, seed)?;
+        let lock = SerialSubject::new(Scheduler::Fiops, NCQ).limited(limits);
+        let run = go(AnySubject::Serial(lock), &scenario, seed)?;
         let issued = |got: &crate::Got| got.classes.iter().sum::<u64>() / BYTES;
         Ok::<Vec<u64>, String>(run.tenants.iter().map(issued).collect())
     };

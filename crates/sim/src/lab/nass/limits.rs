@@ -4,7 +4,7 @@ use fairq_core::nass::NassConfig;
 
 use super::{CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario};
 use crate::lab::{Answer, Axis, Figure, Line, Outcome, Shape, go};
-use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::policies::{AnySubject, Scheduler, SerialSubject};
 use crate::scenario::Access;
 
 /// Figure 8: an intensive load alone, with so many requests on the device.
@@ -14,7 +14,7 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
         let alone = scenario(&profile, &[(1, job(Access::Random, 100))]);
         Ok((
             slots,
-            go(AnyPolicy::OneLock(OneLock::new(Scheduler::Fiops, slots)), &alone, seed)?
+            go(AnySubject::Serial(SerialSubject::new(Scheduler::Fiops, slots)), &alone, seed)?
                 .bandwidth(),
         ))
     };

@@ -18,7 +18,7 @@ use fairq_device::{Profile, State, closed};
 
 use super::{Axis, Experiment, Figure, Line, Shape, go, jain};
 use crate::meter::Run;
-use crate::policies::{AnyPolicy, OneLock, Scheduler};
+use crate::policies::{AnySubject, Scheduler, SerialSubject};
 use crate::proxy::Proxy;
 use crate::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
 
@@ -63,7 +63,7 @@ const FOUR: [Scheduler; 4] = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq
 #[derive(Clone, Copy)]
 struct Variant {
     name: &'static str,
-    lock: OneLock,
+    lock: SerialSubject,
 }
 
 fn named(scheduler: Scheduler) -> &'static str {
@@ -77,7 +77,7 @@ fn named(scheduler: Scheduler) -> &'static str {
 
 /// The six of Figures 3 to 6.
 fn six(slots: u32) -> [Variant; 6] {
-    let lock = |scheduler| OneLock::new(scheduler, slots).merging();
+    let lock = |scheduler| SerialSubject::new(scheduler, slots).merging();
     [
         Variant { name: "CFQ", lock: lock(Scheduler::Cfq) },
         Variant { name: "CFQ-NA", lock: lock(Scheduler::Cfq).without_waiting() },
@@ -154,20 +154,20 @@ fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
 /// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter
 /// queue lower what is used of the device (Observation 5).
 fn measure(
-    lock: OneLock,
+    lock: SerialSubject,
     profile: &Profile,
     loads: &[Proxy],
     seed: u64,
 ) -> Result<Measured, String> {
-    let lock = OneLock { request_bytes: closed::read_cost_bytes(profile), ..lock };
-    let alone = OneLock { nass: None, waits: true, slots: NCQ, ..lock };
-    let together = go(AnyPolicy::OneLock(lock), &scenario(profile, loads), seed)?;
+    let lock = SerialSubject { request_bytes: closed::read_cost_bytes(profile), ..lock };
+    let alone = SerialSubject { nass: None, waits: true, slots: NCQ, ..lock };
+    let together = go(AnySubject::Serial(lock), &scenario(profile, loads), seed)?;
     let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
     let mut kept = Vec::new();
     for (number, load) in loads.iter().enumerate() {
         let single = scenario(profile, std::slice::from_ref(load));
         kept.push(
-            bytes(&together, number) / bytes(&go(AnyPolicy::OneLock(alone), &single, seed)?, 0),
+            bytes(&together, number) / bytes(&go(AnySubject::Serial(alone), &single, seed)?, 0),
         );
     }
     let shared: Vec<f64> = match lock.scheduler {
@@ -273,7 +273,7 @@ impl Pairs {
     fn new(loads: &[Proxy], nass: NassConfig, seed: u64) -> Result<Pairs, String> {
         let profile = profile()?;
         let one = |scheduler| {
-            let lock = OneLock::new(scheduler, NCQ).merging();
+            let lock = SerialSubject::new(scheduler, NCQ).merging();
             let before = measure(lock, &profile, loads, seed)?;
             Ok((scheduler, before, measure(lock.limited(nass), &profile, loads, seed)?))
         };

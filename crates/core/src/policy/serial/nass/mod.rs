@@ -30,9 +30,9 @@
 //! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
 //! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
 //! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
-//! [`crate::policy::serial::sfqd::StartTime`], which is MQFQ on one queue (its throttle never stops
-//! the least start tag). The limits count what is on the device per flow over all ports, which is
-//! just what MQFQ does without: they have no lock-free form here.
+//! [`SfqdScheduler`](crate::policy::serial::sfqd::SfqdScheduler), which is MQFQ on one queue (its
+//! throttle never stops the least start tag). The limits count what is on the device per flow over
+//! all ports, which is just what MQFQ does without: they have no lock-free form here.
 //!
 //! **Work conserving** it is not: places are kept free on purpose.
 //!
@@ -52,10 +52,11 @@ mod tests;
 
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, in_range};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
+use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -123,14 +124,29 @@ impl NassConfig {
             ..NassConfig::default()
         }
     }
+}
 
-    fn check(&self) -> Result<(), ConfigError> {
-        in_range("the number of channels", self.channels.into(), 1, 1 << 20)?;
-        in_range("the size of a sub-request", self.sub_request_bytes.into(), 512, 1 << 30)?;
-        in_range("the length of the history", self.history.into(), 1, 1 << 20)?;
-        in_range("the decay factor", self.decay.into(), 2, 1 << 20)?;
-        in_range("the reserve", self.reserve.into(), 1, MAX_SLOTS.into())?;
-        in_range("the queue's length", self.queue_length.into(), 1, MAX_SLOTS.into())
+impl Configure for NassConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        const MOST: u64 = 1 << 20;
+        let channels = "eta: channels of the device";
+        knobs.is(Knob::number("channels", 1, MOST, channels), &mut self.channels);
+        let part = "what one channel takes of a request";
+        knobs.is(Knob::bytes("sub-request", 512, 1 << 30, part), &mut self.sub_request_bytes);
+        let history = "alpha: how many arrivals are remembered";
+        knobs.is(Knob::requests("history", 1 << 20, history), &mut self.history);
+        let decay = "mu: by what sequentiality is divided over time";
+        knobs.is(Knob::number("decay", 2, MOST, decay), &mut self.decay);
+        let reserve = "beta: the most on the device while another tenant's request is expected";
+        knobs.is(Knob::requests("reserve", MAX_SLOTS, reserve), &mut self.reserve);
+        let length = "the most requests on the device";
+        knobs.is(Knob::requests("queue-length", MAX_SLOTS, length), &mut self.queue_length);
+        let aggressive = "whether aggressive tenants are limited";
+        knobs.is(Knob::switch("aggressiveness", aggressive), &mut self.aggressiveness);
+        let sequential = "whether sequential tenants are held back or let go";
+        knobs.is(Knob::switch("sequentiality", sequential), &mut self.sequentiality);
+        let idle = "whether room is kept for tenants that only seem idle";
+        knobs.is(Knob::switch("idleness", idle), &mut self.idleness);
     }
 }
 
@@ -155,7 +171,7 @@ impl<S: SerialPolicy> Nass<S> {
     /// Puts the limits around `inner`.
     pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        nass.check()?;
+        knobs::check(&mut nass.clone())?;
         Ok(Nass { inner, control: Control::new(config, nass) })
     }
 

@@ -4,18 +4,18 @@ use super::aggressiveness::channels_of;
 use super::sequentiality::ONE;
 use super::*;
 use crate::contract::port::Op;
-use crate::policy::serial::bfq::{BfqConfig, Budgets};
-use crate::policy::serial::cfq::{CfqConfig, TimeSlices};
-use crate::policy::serial::fiops::VirtualIops;
-use crate::policy::serial::flashfq::{FlashFqConfig, Throttled};
-use crate::policy::serial::sfqd::StartTime;
+use crate::policy::serial::bfq::{BfqConfig, BfqScheduler};
+use crate::policy::serial::cfq::{CfqConfig, CfqScheduler};
+use crate::policy::serial::fiops::FiopsScheduler;
+use crate::policy::serial::flashfq::{FlashFqConfig, FlashFqScheduler};
+use crate::policy::serial::sfqd::SfqdScheduler;
 use crate::policy::serial::testing::{Loop, config, counts as served_counts, read, run};
 
-type Limited = Nass<VirtualIops>;
+type Limited = Nass<FiopsScheduler>;
 
 fn nass(nass: NassConfig) -> Limited {
     let config = SerialConfig { merge_bytes: 1 << 19, ..config(64) };
-    Nass::new(VirtualIops::new(&config), &config, &nass).unwrap()
+    Nass::new(FiopsScheduler::new(&config), &config, &nass).unwrap()
 }
 
 fn only(aggressiveness: bool, sequentiality: bool, idleness: bool) -> NassConfig {
@@ -206,9 +206,9 @@ fn a_limited_flow_keeps_its_turns() {
     }
     // Budgets so small that no turn ends by time.
     let bfq = BfqConfig { budget_bytes: 1 << 20, idle_ns: 0, ..BfqConfig::default() };
-    let bfq = ratio(Budgets::new(&config(16), &bfq).unwrap());
+    let bfq = ratio(BfqScheduler::new(&config(16), &bfq).unwrap());
     let cfq = ratio(
-        TimeSlices::new(
+        CfqScheduler::new(
             &config(16),
             &CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() },
         )
@@ -240,14 +240,14 @@ fn served_around_each(
     let bfq = BfqConfig { idle_ns: 0, budget_bytes: 1 << 20, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
     [
-        ("cfq", served(TimeSlices::new(&config, &cfq).unwrap(), &config, loops, &service_ns)),
-        ("bfq", served(Budgets::new(&config, &bfq).unwrap(), &config, loops, &service_ns)),
+        ("cfq", served(CfqScheduler::new(&config, &cfq).unwrap(), &config, loops, &service_ns)),
+        ("bfq", served(BfqScheduler::new(&config, &bfq).unwrap(), &config, loops, &service_ns)),
         (
             "flashfq",
-            served(Throttled::new(&config, &flashfq).unwrap(), &config, loops, &service_ns),
+            served(FlashFqScheduler::new(&config, &flashfq).unwrap(), &config, loops, &service_ns),
         ),
-        ("fiops", served(VirtualIops::new(&config), &config, loops, &service_ns)),
-        ("mqfq", served(StartTime::new(&config), &config, loops, &service_ns)),
+        ("fiops", served(FiopsScheduler::new(&config), &config, loops, &service_ns)),
+        ("mqfq", served(SfqdScheduler::new(&config), &config, loops, &service_ns)),
     ]
 }
 
@@ -327,7 +327,8 @@ fn the_papers_parameters_are_those_of_a_window_of_32() {
 #[test]
 fn parameters_out_of_range_are_refused() {
     let config = config(64);
-    let refused = |nass: NassConfig| Nass::new(VirtualIops::new(&config), &config, &nass).is_err();
+    let refused =
+        |nass: NassConfig| Nass::new(FiopsScheduler::new(&config), &config, &nass).is_err();
     assert!(!refused(NassConfig::default()));
     let zeroes = [
         NassConfig { channels: 0, ..NassConfig::default() },

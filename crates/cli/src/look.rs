@@ -1,0 +1,69 @@
+//! What a server answers to `look`: its status and its tenants, as `fairq top` shows them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One look at a server.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Look {
+    pub(crate) status: Status,
+    pub(crate) tenants: Vec<Tenant>,
+}
+
+/// Of `status`, what is shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Status {
+    pub(crate) uptime_s: f64,
+    pub(crate) device: String,
+    pub(crate) policy: String,
+    pub(crate) connections: u64,
+    pub(crate) draining: bool,
+    pub(crate) policy_state: PolicyState,
+}
+
+/// The policy's state.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct PolicyState {
+    pub(crate) virtual_time: Option<u64>,
+    pub(crate) virtual_time_spread: Option<u64>,
+    pub(crate) slots: Option<u64>,
+    pub(crate) slots_in_use: Option<u64>,
+    pub(crate) throttles: u64,
+    pub(crate) blocks: u64,
+    pub(crate) class_weights: Option<BTreeMap<String, u64>>,
+}
+
+/// Of a tenant, what is shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Tenant {
+    pub(crate) name: String,
+    pub(crate) weight: u64,
+    pub(crate) staged: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) errors: u64,
+    pub(crate) last_second: Option<LastSecond>,
+    /// Whose requests were served while its own waited, as parts of its delay.
+    pub(crate) hurt_by: Option<BTreeMap<String, f64>>,
+}
+
+/// What an active tenant got in the last second.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(crate) struct LastSecond {
+    pub(crate) entitled: f64,
+    pub(crate) share: f64,
+    pub(crate) iops: f64,
+    pub(crate) bytes_per_s: f64,
+    pub(crate) p50_ns: f64,
+    pub(crate) p99_ns: f64,
+    pub(crate) staged_ns: f64,
+    pub(crate) device_ns: f64,
+}
+
+impl Look {
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::to_value(self).expect("plain data")
+    }
+}

@@ -1,0 +1,75 @@
+//! D2FQ in the registry: its knobs, and what it promises.
+
+use super::ratio::{RATIO_MAX, RATIO_MIN};
+use super::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
+use crate::contract::platform::Platform;
+use crate::entry::knobs::{Configure, Knob, Knobs, words};
+use crate::entry::{self, Built, Keys, Promises, Shape, said};
+
+words!(TrackerKind:
+    "sloppy" => Self::Sloppy, "scan" => Self::Scan, "mindicator" => Self::Mindicator);
+
+impl Configure for D2fqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let low = "this far ahead of virtual time a tenant uses the low class";
+        let low = Knob::at_100("tau-l", 1 << 16, MAX_THRESHOLD, low).brief("tau-l");
+        knobs.is(low, &mut self.tau_l);
+        let medium = "from here on the medium class; at most tau-l";
+        knobs.is(Knob::at_100("tau-m", 0, MAX_THRESHOLD, medium), &mut self.tau_m);
+        let unfair = "two tenants this far apart mean that the H/L ratio is too small; at least \
+                      tau-l";
+        knobs.is(Knob::at_100("tau-w", 1 << 16, MAX_THRESHOLD, unfair), &mut self.tau_w);
+        let grace = "how long a tenant may pause before it counts as idle";
+        knobs.is(Knob::duration("grace", 0, MAX_KNOB_NS, grace), &mut self.grace_ns);
+        let period = "how often the H/L ratio is adjusted";
+        knobs.is(Knob::duration("period", 1_000_000, MAX_KNOB_NS, period), &mut self.period_ns);
+        let (least, most) = (u64::from(RATIO_MIN), u64::from(RATIO_MAX));
+        let ratio = Knob::number("hl", least, most, "the H/L ratio")
+            .or(&[("dynamic", 0)])
+            .after("static-")
+            .brief("hl");
+        let now = match self.ratio {
+            Ratio::Dynamic { .. } => 0,
+            Ratio::Static(ratio) => ratio.into(),
+        };
+        knobs.by(ratio, Some(now), |ratio| match ratio {
+            0 => self.ratio = Ratio::default(),
+            ratio => self.ratio = Ratio::Static(ratio as u16),
+        });
+        let initial = Knob::number("initial", least, most, "what a dynamic H/L ratio begins with");
+        knobs.by(initial, None, |initial| {
+            self.ratio = Ratio::Dynamic { initial: initial as u16 };
+        });
+        let tracker = "how global virtual time is found";
+        knobs.is(Knob::one_of("tracker", TrackerKind::WORDS, tracker), &mut self.tracker);
+        let strict = Knob::switch("strict-paper", "exactly what the paper says");
+        knobs.is(strict.brief("strict-paper"), &mut self.strict_paper);
+        let urgent = Knob::factor("urgent", 1, 50, "how much of all bytes may be urgent");
+        knobs.is(urgent.or(&[("none", 0)]), &mut self.urgent_percent);
+        self.cost.knobs(knobs);
+    }
+}
+
+/// D2FQ.
+pub enum Entry {}
+
+impl entry::Entry for Entry {
+    const NAME: &'static str = "d2fq";
+    /// Shares come only once the ratio has adapted, and where queues are backed up. Global virtual
+    /// time may go back: a flow behind it lowers it (Figure 9).
+    const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
+    type Config = D2fqConfig;
+    type Policy<P: Platform> = D2fq<P>;
+
+    fn config(shape: &Shape, keys: Keys<'_>) -> Result<D2fqConfig, ConfigError> {
+        if let (Some(ratio @ 1..), Some(initial)) = (said(keys, "hl"), said(keys, "initial")) {
+            return Err(ConfigError::Initial { initial, ratio });
+        }
+        Ok(D2fqConfig::new(shape.ports.clone(), shape.flows, shape.tags))
+    }
+
+    fn build<P: Platform>(config: D2fqConfig) -> Result<Built<D2fq<P>>, ConfigError> {
+        D2fq::new(config)
+    }
+}

@@ -1,0 +1,102 @@
+//! MQFQ in the registry: its knobs, and what it promises.
+
+use super::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
+use crate::contract::platform::Platform;
+use crate::contract::port::Tuning;
+use crate::entry::knobs::{Configure, Knob, Knobs, SLOTS, words};
+use crate::entry::{self, Built, Keys, Promises, Shape};
+
+/// T that nobody gave, in bytes; it follows the device from there.
+const THRESHOLD: u64 = 45 << 10;
+/// The longest time between two looks of a port that polls, in nanoseconds.
+const MAX_POLL_NS: u64 = u64::MAX;
+
+words!(VirtualTimeKind: "mindicator" => Self::Mindicator, "scan" => Self::ArrayScan);
+words!(SlotKind:
+    "tree" => Self::TokenTree, "counter" => Self::AtomicCounter, "bitmap" => Self::ScalableBitmap);
+
+impl Configure for MqfqConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        knobs.is(SLOTS, &mut self.slots);
+        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
+                         ones in proportion, up to 4 T";
+        let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold);
+        let given = (!self.threshold_follows).then_some(self.threshold_bytes);
+        let tuning = |bytes: Option<u64>| {
+            bytes.map_or(Tuning::FollowingThreshold(THRESHOLD), Tuning::Threshold)
+        };
+        knobs.by(threshold.alias("T").live(tuning), given, |bytes| {
+            (self.threshold_bytes, self.threshold_follows) = (bytes, false);
+        });
+        let time = "how virtual time is found";
+        let time = Knob::one_of("virtual-time", VirtualTimeKind::WORDS, time);
+        knobs.is(time, &mut self.virtual_time);
+        let kind = "how dispatch slots are handed out";
+        knobs.is(Knob::one_of("slot-kind", SlotKind::WORDS, kind), &mut self.slot_kind);
+        let unthrottle = "how throttled shards are woken";
+        let unthrottle = Knob::duration("unthrottle", 1, MAX_POLL_NS, unthrottle)
+            .or(&[("wheel", 0), ("poll", 1_000)])
+            .after("poll:");
+        let now = match self.unthrottle {
+            UnthrottleKind::Wheel => 0,
+            UnthrottleKind::Polling { period_ns } => period_ns,
+        };
+        knobs.by(unthrottle, Some(now), |period_ns| {
+            self.unthrottle = match period_ns {
+                0 => UnthrottleKind::Wheel,
+                period_ns => UnthrottleKind::Polling { period_ns },
+            };
+        });
+        self.cost.knobs(knobs);
+    }
+}
+
+/// MQFQ.
+pub enum Entry {}
+
+/// MQFQ with one lock around dispatches, for comparison.
+pub enum SerialEntry {}
+
+const PROMISES: Promises =
+    Promises { slots: true, threshold: true, steady_time: true, shares: true, ..Promises::NONE };
+
+fn config(shape: &Shape) -> MqfqConfig {
+    let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
+    config.slots = shape.slots;
+    (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
+    config
+}
+
+impl entry::Entry for Entry {
+    const NAME: &'static str = "mqfq";
+    const PROMISES: Promises = PROMISES;
+    type Config = MqfqConfig;
+    type Policy<P: Platform> = Mqfq<P>;
+
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
+        Ok(config(shape))
+    }
+
+    fn build<P: Platform>(config: MqfqConfig) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(config)
+    }
+}
+
+impl entry::Entry for SerialEntry {
+    const NAME: &'static str = "mqfq-serial";
+    const WITHOUT: &'static [&'static str] = &["virtual-time", "slot-kind", "unthrottle"];
+    const PROMISES: Promises = PROMISES;
+    type Config = MqfqConfig;
+    type Policy<P: Platform> = Mqfq<P>;
+
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
+        let mut config = config(shape);
+        config.serial = true;
+        Ok(config)
+    }
+
+    fn build<P: Platform>(config: MqfqConfig) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(config)
+    }
+}

@@ -1,0 +1,134 @@
+//! Schedulers behind one lock in the registry: alone, and within the limits of NASS.
+//!
+//! All run as a `Box<dyn SerialPolicy>`: a port of its own type for each would have callers compile
+//! their whole data path for each, and one lock hides what a call by pointer costs.
+
+use alloc::boxed::Box;
+use core::marker::PhantomData;
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::platform::Platform;
+use crate::entry::knobs::{Configure, Knobs, MERGE, SLOTS};
+use crate::entry::{self, Built, Keys, Promises, Shape, said};
+use crate::policy::serial::nass::{Nass, NassConfig};
+use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
+
+/// A scheduler as the registry knows it.
+pub trait Scheduler: 'static {
+    /// Its name.
+    const NAME: &'static str;
+    /// Its name within the limits of NASS.
+    const LIMITED: &'static str = "";
+    /// Knobs of its configuration that it does not offer.
+    const WITHOUT: &'static [&'static str] = &[];
+    /// Whether it charges what requests cost; if not, it does not take the keys that say it.
+    const COSTS: bool = true;
+    /// What it promises beside D.
+    const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
+    /// What it is built from.
+    type Config: Configure + Default;
+
+    /// Its configuration before any key is set.
+    fn config() -> Self::Config {
+        Self::Config::default()
+    }
+
+    /// The same within the limits of NASS, which keeps room for a flow instead of waiting for it
+    /// unless it is told not to.
+    fn limited(_keeps_room: bool) -> Self::Config {
+        Self::config()
+    }
+
+    /// Builds it.
+    fn build(
+        config: &Self::Config,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError>;
+}
+
+/// A scheduler and what is around it.
+pub struct Behind<S: Scheduler, N> {
+    bounds: SerialConfig,
+    scheduler: S::Config,
+    around: N,
+}
+
+impl<S: Scheduler, N: Configure> Configure for Behind<S, N> {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        knobs.is(SLOTS, &mut self.bounds.slots);
+        knobs.is(MERGE, &mut self.bounds.merge_bytes);
+        self.scheduler.knobs(knobs);
+        if S::COSTS {
+            self.bounds.cost.knobs(knobs);
+        }
+        self.around.knobs(knobs);
+    }
+}
+
+/// No knobs.
+impl Configure for () {
+    fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
+}
+
+/// A scheduler alone.
+pub struct Alone<S>(PhantomData<fn() -> S>);
+
+/// A scheduler within the limits of NASS.
+pub struct Limited<S>(PhantomData<fn() -> S>);
+
+fn bounds(shape: &Shape) -> SerialConfig {
+    SerialConfig {
+        ports: shape.ports.ports(),
+        flows: shape.flows,
+        tags: shape.tags,
+        slots: shape.slots,
+        ..SerialConfig::default()
+    }
+}
+
+type Any<P> = Serial<Box<dyn SerialPolicy>, P>;
+
+impl<S: Scheduler> entry::Entry for Alone<S> {
+    const NAME: &'static str = S::NAME;
+    const WITHOUT: &'static [&'static str] = S::WITHOUT;
+    const PROMISES: Promises = Promises { slots: true, ..S::PROMISES };
+    type Config = Behind<S, ()>;
+    type Policy<P: Platform> = Any<P>;
+
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
+        Ok(Behind { bounds: bounds(shape), scheduler: S::config(), around: () })
+    }
+
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
+        Serial::with_policy(S::build(&config.scheduler, &config.bounds)?, &config.bounds)
+    }
+}
+
+impl<S: Scheduler> entry::Entry for Limited<S> {
+    const NAME: &'static str = S::LIMITED;
+    const WITHOUT: &'static [&'static str] = S::WITHOUT;
+    const PROMISES: Promises =
+        Promises { slots: true, holds_back: true, turn: 1 << 30, ..Promises::NONE };
+    type Config = Behind<S, NassConfig>;
+    type Policy<P: Platform> = Any<P>;
+
+    /// Before a device that takes fewer requests than the paper's it is as for that one: limits are
+    /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
+    /// 4 KiB on 16 places).
+    fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
+        let slots = said(keys, "slots").unwrap_or(shape.slots.into());
+        let least = NassConfig::default().queue_length;
+        let window = said(keys, "queue-length").unwrap_or(slots.max(least.into()));
+        let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
+        let keeps_room = said(keys, "idleness") != Some(0);
+        let scheduler = S::limited(keeps_room);
+        Ok(Behind { bounds: bounds(shape), scheduler, around: nass })
+    }
+
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
+        let Behind { bounds, scheduler, around } = config;
+        let inner = S::build(&scheduler, &bounds)?;
+        let limited: Box<dyn SerialPolicy> = Box::new(Nass::new(inner, &bounds, &around)?);
+        Serial::with_policy(limited, &bounds)
+    }
+}

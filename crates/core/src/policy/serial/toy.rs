@@ -1,0 +1,104 @@
+//! `toy`: first come, first served, D at a time; or last come. Weights mean nothing to it.
+//!
+//! What a new policy takes, and no more: this module, and its line in the registry. The feature
+//! `toy` adds it for the tests that show that.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::flow::Weight;
+use crate::contract::port::Outcome;
+use crate::entry::Promises;
+use crate::entry::knobs::{Configure, Knob, Knobs};
+use crate::policy::reference::ReferenceWeight;
+use crate::policy::serial::entry::Scheduler;
+use crate::policy::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+use crate::structures::fifo::{Fifo, Links};
+
+/// What the toy can be told.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ToyConfig {
+    /// Whether the last request goes first. Default: no.
+    pub newest_first: bool,
+}
+
+impl Configure for ToyConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let newest = Knob::switch("newest-first", "whether the last request goes first");
+        knobs.is(newest, &mut self.newest_first);
+    }
+}
+
+/// The toy.
+pub struct Toy {
+    config: ToyConfig,
+    staged: Fifo,
+    links: Links,
+    /// Whose each request is.
+    flows: Vec<usize>,
+}
+
+impl Scheduler for Toy {
+    const NAME: &'static str = "toy";
+    const COSTS: bool = false;
+    const PROMISES: Promises = Promises::NONE;
+    type Config = ToyConfig;
+
+    fn build(
+        config: &ToyConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        bounds.check()?;
+        let flows = (0..bounds.jobs()).map(|_| 0).collect();
+        let links = Links::new(bounds.jobs());
+        Ok(Box::new(Toy { config: *config, staged: Fifo::default(), links, flows }))
+    }
+}
+
+impl SerialPolicy for Toy {
+    fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
+
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
+
+    fn remove_flow(&mut self, _flow: usize) {}
+
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
+
+    fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
+        let job = arrival.job.0;
+        let Some(flow) = self.flows.get_mut(job as usize) else { return };
+        *flow = arrival.flow;
+        match self.config.newest_first {
+            true => self.links.push_front(&mut self.staged, job),
+            false => self.links.push(&mut self.staged, job),
+        }
+    }
+
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
+    /// Nothing to do: no limits are put around it.
+    fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
+
+    fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
+        let Some(job) = self.links.pop(&mut self.staged) else { return Selection::Nothing };
+        match self.flows.get(job as usize) {
+            Some(&flow) => Selection::Serve(Job(job), flow),
+            None => Selection::Nothing,
+        }
+    }
+
+    fn cancel(&mut self, job: Job, _flow: usize) {
+        self.links.remove(&mut self.staged, job.0);
+    }
+
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
+
+    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
+        None
+    }
+
+    fn virtual_time(&self) -> Option<u64> {
+        None
+    }
+}

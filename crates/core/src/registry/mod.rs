@@ -1,0 +1,242 @@
+//! The policies that there are, a line each.
+//!
+//! A module of a policy tells its name, knobs, promises and how it is built ([`Entry`]). A line
+//! here makes it one of [`ALL`]; programs take names, keys, help and ranges from there, and build a
+//! policy that is chosen at run time in one of two ways:
+//!
+//! - [`with`] builds it and calls a generic function with it: what runs is compiled for its port,
+//!   as shards are (docs/decisions/0002).
+//! - [`AnyPolicy`] is one type for all of them, for embedders whose loop should be compiled once. A
+//!   verb costs a jump more.
+
+mod any;
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use crate::contract::bounds::ConfigError;
+use crate::contract::platform::{Native, Platform};
+use crate::contract::port::{Policy, Port};
+use crate::entry::knobs::{Field, each, list};
+use crate::policy::serial::entry::{Alone, Limited};
+use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+use crate::structures::topology::Topology;
+
+pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
+pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
+
+macro_rules! policies {
+    ($d:tt $($(#[$cfg:meta])* $variant:ident: $entry:ty,)*) => {
+        /// All of them, in the order in which they are shown.
+        pub static ALL: &[Registered] = &[$($(#[$cfg])* Registered::of::<$entry>()),*];
+
+        /// A policy that is chosen while the program runs.
+        ///
+        /// ```
+        /// use fairq_core::registry::Shape;
+        /// use fairq_core::{AnyPolicy, Native, Policy, Topology, Weight};
+        ///
+        /// let shape = Shape::new(Topology::flat(2), 16, 64);
+        /// let (policy, ports) = AnyPolicy::<Native>::new("mqfq", &[("slots", 32)], &shape)?;
+        /// let flow = policy.add_flow(Weight::new(300).unwrap())?;
+        /// assert_eq!((ports.len(), policy.stats().slots), (2, Some(32)));
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub enum AnyPolicy<P: Platform = Native> {
+            $(
+                $(#[$cfg])*
+                #[doc = concat!("`", stringify!($variant), "`")]
+                $variant(<$entry as Entry>::Policy<P>),
+            )*
+        }
+
+        /// A port of [`AnyPolicy`].
+        pub enum AnyPort<P: Platform = Native> {
+            $(
+                $(#[$cfg])*
+                #[doc = concat!("`", stringify!($variant), "`")]
+                $variant(<<$entry as Entry>::Policy<P> as Policy>::Port),
+            )*
+        }
+
+        impl<P: Platform> AnyPolicy<P> {
+            /// Builds the policy of this name with these keys, and its ports.
+            pub fn new(
+                name: &str,
+                keys: Keys<'_>,
+                shape: &Shape,
+            ) -> Result<Built<AnyPolicy<P>>, Error> {
+                $(
+                    $(#[$cfg])*
+                    if name == <$entry>::NAME {
+                        let (policy, ports) = build::<$entry, P>(keys, shape)?;
+                        let ports = ports.into_iter().map(AnyPort::$variant).collect();
+                        return Ok((AnyPolicy::$variant(policy), ports));
+                    }
+                )*
+                Err(Error::NoPolicy(name.into()))
+            }
+        }
+
+        /// Builds the policy of this name with these keys, and does something with it.
+        pub fn with<P: Platform, W: WithPolicy>(
+            name: &str,
+            keys: Keys<'_>,
+            shape: &Shape,
+            with: W,
+        ) -> Result<W::Output, Error> {
+            $(
+                $(#[$cfg])*
+                if name == <$entry>::NAME {
+                    let (policy, ports) = build::<$entry, P>(keys, shape)?;
+                    return Ok(with.run(policy, ports));
+                }
+            )*
+            Err(Error::NoPolicy(name.into()))
+        }
+
+        /// Does the same with whatever is in there.
+        macro_rules! forward {
+            ($d of:ident in $d self:expr => $d call:expr) => {
+                match $d self {
+                    $($(#[$cfg])* Self::$variant($d of) => $d call,)*
+                }
+            };
+        }
+
+        pub(crate) use forward;
+    };
+}
+
+policies! { $
+    None: none::Entry,
+    Sfqd: Alone<serial::sfqd::SfqdScheduler>,
+    Mqfq: mqfq::Entry,
+    MqfqSerial: mqfq::SerialEntry,
+    D2fq: d2fq::Entry,
+    Cfq: Alone<serial::cfq::CfqScheduler>,
+    CfqNa: Alone<serial::cfq::CfqNa>,
+    Bfq: Alone<serial::bfq::BfqScheduler>,
+    BfqNa: Alone<serial::bfq::BfqNa>,
+    FlashFq: Alone<serial::flashfq::FlashFqScheduler>,
+    Fiops: Alone<serial::fiops::FiopsScheduler>,
+    NassCfq: Limited<serial::cfq::CfqScheduler>,
+    NassBfq: Limited<serial::bfq::BfqScheduler>,
+    NassFlashFq: Limited<serial::flashfq::FlashFqScheduler>,
+    NassFiops: Limited<serial::fiops::FiopsScheduler>,
+    NassMqfq: Limited<serial::sfqd::SfqdScheduler>,
+    Kyber: kyber::Entry,
+    KyberFair: kyber_fair::Entry,
+    #[cfg(feature = "toy")]
+    Toy: Alone<serial::toy::Toy>,
+}
+
+/// What to do with a policy once it is built; a trait, because each policy is a type of its own.
+pub trait WithPolicy {
+    /// What comes of it.
+    type Output;
+    /// Does it.
+    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
+    where
+        L::Port: 'static;
+}
+
+/// Why there is no such policy.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// None has this name.
+    #[error("there is no policy {0}")]
+    NoPolicy(String),
+    /// It does not take this key.
+    #[error("{policy} takes no {key}")]
+    NoKey {
+        /// The policy.
+        policy: &'static str,
+        /// The key.
+        key: String,
+    },
+    /// A value, or all of them together, make no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// A policy of the registry, whatever its type.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered {
+    /// Its name.
+    pub name: &'static str,
+    /// What it promises.
+    pub promises: Promises,
+    /// Whether submit is dispatch ([`Port::IS_DIRECT`]).
+    pub is_direct: bool,
+    knobs: fn(Keys<'_>, &Shape) -> Result<Values, Error>,
+}
+
+impl PartialEq for Registered {
+    fn eq(&self, other: &Registered) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Registered {}
+
+impl Registered {
+    const fn of<E: Entry>() -> Registered {
+        Registered {
+            name: E::NAME,
+            promises: E::PROMISES,
+            is_direct: <<E::Policy<Native> as Policy>::Port as Port>::IS_DIRECT,
+            knobs: |keys, shape| {
+                let mut list = list(&mut configure::<E>(keys, shape)?);
+                list.retain(|(knob, _)| !E::WITHOUT.contains(&knob.key));
+                for (knob, value) in &mut list {
+                    *value = crate::entry::said(keys, knob.key).or(*value);
+                }
+                Ok(list)
+            },
+        }
+    }
+
+    /// The knobs that it has, and what they are with these keys; `None` where the policy finds a
+    /// value by itself.
+    pub fn configured(&self, keys: Keys<'_>, shape: &Shape) -> Result<Values, Error> {
+        (self.knobs)(keys, shape)
+    }
+
+    /// The knobs that it has.
+    pub fn knobs(&self) -> Vec<Knob> {
+        let usual = self.configured(&[], &Shape::new(Topology::flat(1), 1, 1));
+        usual.unwrap_or_default().into_iter().map(|(knob, _)| knob).collect()
+    }
+}
+
+/// The policy of this name.
+pub fn find(name: &str) -> Option<&'static Registered> {
+    ALL.iter().find(|policy| policy.name == name)
+}
+
+/// The configuration with these keys.
+fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error> {
+    let mut config = E::config(shape, keys)?;
+    for &(key, value) in keys {
+        let mut done = Err(Error::NoKey { policy: E::NAME, key: key.to_string() });
+        each(&mut config, |knob: &Knob, field: &mut dyn Field| {
+            if knob.key == key && !E::WITHOUT.contains(&key) {
+                done = knob.check(value).map(|()| field.set(value)).map_err(Error::from);
+            }
+        });
+        done?;
+    }
+    Ok(config)
+}
+
+fn build<E: Entry, P: Platform>(
+    keys: Keys<'_>,
+    shape: &Shape,
+) -> Result<Built<E::Policy<P>>, Error> {
+    Ok(E::build(configure::<E>(keys, shape)?)?)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
