@@ -86,8 +86,9 @@ pub use contract::cost::CostModel;
 pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason,
-    Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
+    self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
+    Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError,
+    Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;

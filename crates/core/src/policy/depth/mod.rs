@@ -43,6 +43,8 @@ use crate::contract::port_set::PortSet;
 use meter::{Meter, Sum, Words};
 use search::Search;
 
+pub(crate) use search::FIRST;
+
 /// A policy whose D is found while it runs. See the [module's text](self).
 pub struct AutoDepth<L, P: Platform = Native> {
     inner: L,

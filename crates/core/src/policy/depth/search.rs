@@ -43,7 +43,7 @@ const WHOLE: u64 = 10_000;
 /// How much less than [`KEPT`] is far from it.
 const FAR: u64 = 4 * (WHOLE - KEPT);
 /// D before anything is known.
-const FIRST: u32 = 32;
+pub(crate) const FIRST: u32 = 32;
 /// The most doublings of one search.
 const RISES: u32 = 16;
 /// How long is counted in a trial at least and at most, in nanoseconds.
