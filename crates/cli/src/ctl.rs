@@ -225,7 +225,19 @@ fn status(result: &Value) -> String {
         ("listening", list("listening")),
     ];
     if !state["slots"].is_null() {
-        lines.push(("slots", format!("{} of {} in use", state["slots_in_use"], state["slots"])));
+        let depth = &state["depth"];
+        let why = match depth["state"].as_str() {
+            None => String::new(),
+            Some("searching") => "; looking for the least that fills the device".into(),
+            Some("found") => format!(
+                "; {} fill the device with this load ({} requests/s)",
+                depth["slots"], depth["requests_per_s"]
+            ),
+            Some("alone") => "; no limit, since one tenant asks alone".into(),
+            Some(_) => "; all requests are on the device and do not fill it".into(),
+        };
+        let in_use = format!("{} of {} in use{why}", state["slots_in_use"], state["slots"]);
+        lines.push(("slots", in_use));
     }
     if !state["class_weights"].is_null() {
         let weights = &state["class_weights"];

@@ -33,6 +33,16 @@ pub(crate) struct PolicyState {
     pub(crate) throttles: u64,
     pub(crate) blocks: u64,
     pub(crate) class_weights: Option<BTreeMap<String, u64>>,
+    /// Where D is searched for.
+    #[serde(default)]
+    pub(crate) depth: Option<Depth>,
+}
+
+/// A search for D.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Depth {
+    pub(crate) slots: u64,
+    pub(crate) state: String,
 }
 
 /// Of a tenant, what is shown.

@@ -56,8 +56,9 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let flows = config.most_tenants;
     let welcome = Welcome::new(&plan, &ranges);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let shape =
-        Shape::new(topology(&plan.cpus), flows, config.tags).before(plan.device.default_slots());
+    let shape = Shape::new(topology(&plan.cpus), flows, config.tags)
+        .before(plan.device.default_slots())
+        .searching();
     let policy = build_policy(&plan.policy, &shape)?;
     let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
     server::serve(policy, device, config, &mut console)?;

@@ -86,14 +86,15 @@ pub use contract::cost::CostModel;
 pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason,
-    Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError, Tuning,
+    self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
+    Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError,
+    Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
 pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
-pub use policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+pub use policy::{d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::topology::Topology;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use fairq_core::registry::Knob;
-use fairq_core::{TuneError, Weight};
+use fairq_core::{DepthState, TuneError, Weight};
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
@@ -776,6 +776,16 @@ fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
     json!({ "urgent": urgent, "high": high, "medium": medium, "low": low })
 }
 
+/// Why D is what it is, in a word.
+pub(super) fn depth_state(state: DepthState) -> &'static str {
+    match state {
+        DepthState::Searching => "searching",
+        DepthState::Found => "found",
+        DepthState::AllDemand => "all-demand",
+        DepthState::Alone => "alone",
+    }
+}
+
 fn policy_state(now: &Status) -> Value {
     let fairq_core::Stats {
         virtual_time,
@@ -786,6 +796,7 @@ fn policy_state(now: &Status) -> Value {
         blocks,
         wakes,
         tokens,
+        depth,
     } = now.policy;
     let classes = now.classes.map(
         |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),
@@ -800,6 +811,12 @@ fn policy_state(now: &Status) -> Value {
         "wakes": wakes,
         "tokens": tokens.map(|of| json!({ "periods": of.periods, "tokens": of.tokens, "write_percent": of.write_percent })),
         "class_weights": classes,
+        "depth": depth.map(|of| json!({
+            "slots": of.slots,
+            "state": depth_state(of.state),
+            "requests_per_s": of.requests_per_s,
+            "bytes_per_s": of.bytes_per_s,
+        })),
         "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })
 }

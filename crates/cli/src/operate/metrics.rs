@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use fairq_core::{FlowId, Stats, TokenStats};
+use fairq_core::{DepthState, DepthStats, FlowId, Stats, TokenStats};
+
+use super::methods::depth_state;
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
@@ -393,9 +395,44 @@ fn shards(text: &mut Text, now: &Status) {
     }
 }
 
+/// A D that is searched for.
+fn depth(text: &mut Text, depth: &DepthStats) {
+    text.one(
+        "fairq_policy_slots_found",
+        "gauge",
+        "The least D that is believed to fill the device.",
+        depth.slots.into(),
+    );
+    let help = "1 for what D follows: searching (the load is new), found (less would cost more \
+                than 1.5 % of the rate), all-demand (all requests are on the device and do not \
+                fill it), alone (one tenant asks, so there is no limit).";
+    text.family("fairq_policy_slots_state", "gauge", help);
+    let states =
+        [DepthState::Searching, DepthState::Found, DepthState::AllDemand, DepthState::Alone];
+    for state in states {
+        let is_it = f64::from(u8::from(state == depth.state));
+        text.sample("fairq_policy_slots_state", &[("state", depth_state(state))], is_it);
+    }
+    text.one(
+        "fairq_policy_device_requests_per_second",
+        "gauge",
+        "What the device was last seen to do with that D, in requests a second.",
+        depth.requests_per_s as f64,
+    );
+    text.one(
+        "fairq_policy_device_bytes_per_second",
+        "gauge",
+        "What the device was last seen to do with that D, in bytes a second.",
+        depth.bytes_per_s as f64,
+    );
+}
+
 fn policy(text: &mut Text, now: &Status) {
-    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens } =
+    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens, depth } =
         now.policy;
+    if let Some(depth) = depth {
+        self::depth(text, &depth);
+    }
     if let Some(time) = virtual_time {
         text.one(
             "fairq_policy_virtual_time_bytes",

@@ -86,6 +86,14 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
             "▪".repeat(filled),
             "·".repeat(SLOTS - filled)
         ));
+        if let Some(depth) = &state.depth {
+            third.push(match &depth.state[..] {
+                "found" => format!("{} fill the device", depth.slots),
+                "searching" => "D is being found".into(),
+                "alone" => "no D for one tenant".into(),
+                _ => "all is on the device".into(),
+            });
+        }
     }
     if let Some(weights) = &state.class_weights {
         let of = |class: &str| weights.get(class).copied().unwrap_or(0);

@@ -294,6 +294,8 @@ pub enum Tuning {
     /// T, how far a flow may run ahead of virtual time, in bytes at the
     /// [reference weight](crate::ReferenceWeight).
     Threshold(u64),
+    /// D is searched for while requests run, as [`AutoDepth`](crate::depth::AutoDepth) does.
+    AutoSlots,
     /// The same, at least so much, and more as the device and the ports need it.
     FollowingThreshold(u64),
 }
@@ -379,6 +381,34 @@ pub struct Stats {
     pub wakes: u64,
     /// `None` for a policy that hands out no tokens.
     pub tokens: Option<TokenStats>,
+    /// `None` where D is the operator's.
+    pub depth: Option<DepthStats>,
+}
+
+/// A search for D ([`crate::depth`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DepthStats {
+    /// The least D that is believed to fill the device; the most there is while one flow is alone.
+    pub slots: u32,
+    /// Why.
+    pub state: DepthState,
+    /// What the device was seen to do with it lately: requests a second.
+    pub requests_per_s: u64,
+    /// And bytes a second.
+    pub bytes_per_s: u64,
+}
+
+/// Why D is what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DepthState {
+    /// Values are being tried, since the load is new.
+    Searching,
+    /// Less would cost more than 1.5 % of the rate.
+    Found,
+    /// All that is asked for is on the device, and does not fill it.
+    AllDemand,
+    /// One flow asks for anything: there is no other one to protect.
+    Alone,
 }
 
 /// How a policy's tokens went.

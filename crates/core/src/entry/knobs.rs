@@ -339,11 +339,15 @@ pub(crate) const MERGE: Knob = Knob::bytes(
 .or(&[("on", 256 << 10), ("off", 0)])
 .brief("merge");
 
-/// D.
+/// D; 0: it is searched for.
 pub(crate) const SLOTS: Knob = Knob::requests(
     "slots",
     MAX_SLOTS,
-    "D: the most requests outstanding on the device; `fairq calibrate` finds it",
+    "D: the most requests outstanding on the device; auto finds the least that fills it",
 )
+.or(&[("auto", 0)])
 .alias("D")
-.live(|slots| Tuning::Slots(slots.map_or(64, |slots| slots as u32)));
+.live(|slots| match slots {
+    None | Some(0) => Tuning::AutoSlots,
+    Some(slots) => Tuning::Slots(slots as u32),
+});

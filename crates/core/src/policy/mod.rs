@@ -1,6 +1,7 @@
 //! The schedulers, a module each. Those behind one lock are in [`serial`].
 
 pub mod d2fq;
+pub mod depth;
 pub mod kyber;
 pub mod kyber_fair;
 pub mod mqfq;

@@ -78,13 +78,16 @@ pub struct MqfqConfig {
 }
 
 impl MqfqConfig {
+    /// What the authors measured on an SSD: D where no other is said.
+    pub const SLOTS: u32 = 64;
+
     /// The default knobs for so many flows, and tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         MqfqConfig {
             ports,
             flows,
             tags,
-            slots: 64,
+            slots: Self::SLOTS,
             threshold_bytes: 45 * 1024,
             threshold_follows: false,
             cost: CostModel::default(),

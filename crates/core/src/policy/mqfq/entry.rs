@@ -6,6 +6,7 @@ use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
 use crate::entry::knobs::{Configure, Knob, Knobs, SLOTS, words};
 use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::depth::{AutoDepth, FIRST};
 
 /// T that nobody gave, in bytes; it follows the device from there.
 const THRESHOLD: u64 = 45 << 10;
@@ -52,6 +53,21 @@ impl Configure for MqfqConfig {
     }
 }
 
+/// MQFQ, and D by itself.
+type Searched<P> = Built<AutoDepth<Mqfq<P>, P>>;
+
+/// The bitmap's D cannot change, so it is not searched for.
+fn build<P: Platform>(mut config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+    let searches = config.slots == 0;
+    let is_fixed = config.slot_kind == SlotKind::ScalableBitmap;
+    if searches {
+        config.slots = if is_fixed { MqfqConfig::SLOTS } else { FIRST };
+    }
+    let tags = config.tags;
+    let (policy, ports) = Mqfq::new(config)?;
+    Ok(AutoDepth::new(policy, ports, tags, searches && !is_fixed))
+}
+
 /// MQFQ.
 pub enum Entry {}
 
@@ -63,7 +79,7 @@ const PROMISES: Promises =
 
 fn config(shape: &Shape) -> MqfqConfig {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
-    config.slots = shape.slots;
+    config.slots = shape.usual_slots();
     (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
     config
 }
@@ -72,14 +88,14 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "mqfq";
     const PROMISES: Promises = PROMISES;
     type Config = MqfqConfig;
-    type Policy<P: Platform> = Mqfq<P>;
+    type Policy<P: Platform> = AutoDepth<Mqfq<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
         Ok(config(shape))
     }
 
-    fn build<P: Platform>(config: MqfqConfig) -> Result<Built<Mqfq<P>>, ConfigError> {
-        Mqfq::new(config)
+    fn build<P: Platform>(config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+        build(config)
     }
 }
 
@@ -88,7 +104,7 @@ impl entry::Entry for SerialEntry {
     const WITHOUT: &'static [&'static str] = &["virtual-time", "slot-kind", "unthrottle"];
     const PROMISES: Promises = PROMISES;
     type Config = MqfqConfig;
-    type Policy<P: Platform> = Mqfq<P>;
+    type Policy<P: Platform> = AutoDepth<Mqfq<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
         let mut config = config(shape);
@@ -96,7 +112,7 @@ impl entry::Entry for SerialEntry {
         Ok(config)
     }
 
-    fn build<P: Platform>(config: MqfqConfig) -> Result<Built<Mqfq<P>>, ConfigError> {
-        Mqfq::new(config)
+    fn build<P: Platform>(config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+        build(config)
     }
 }

@@ -342,6 +342,7 @@ impl<P: Platform> Policy for Mqfq<P> {
             Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, false, wake)?),
             Tuning::FollowingThreshold(least) => Ok(self.set_threshold(least, true, wake)?),
             Tuning::Slots(count) => self.set_slots(count, wake),
+            Tuning::AutoSlots => Err(TuneError::Fixed),
         }
     }
 
@@ -373,7 +374,7 @@ impl<P: Platform> Policy for Mqfq<P> {
             throttles: self.sum(|port| &port.throttles),
             blocks: self.sum(|port| &port.blocks),
             wakes: self.sum(|port| &port.wakes),
-            tokens: None,
+            ..Stats::default()
         }
     }
 }

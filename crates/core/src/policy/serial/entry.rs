@@ -10,6 +10,7 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::entry::knobs::{Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
+use crate::policy::depth::{AutoDepth, FIRST};
 use crate::policy::serial::nass::{Nass, NassConfig};
 use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
 
@@ -81,12 +82,26 @@ fn bounds(shape: &Shape) -> SerialConfig {
         ports: shape.ports.ports(),
         flows: shape.flows,
         tags: shape.tags,
-        slots: shape.slots,
+        slots: shape.usual_slots(),
         ..SerialConfig::default()
     }
 }
 
-type Any<P> = Serial<Box<dyn SerialPolicy>, P>;
+/// Any scheduler, and D by itself.
+type Any<P> = AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>;
+
+/// Builds what `build` makes behind one lock; a D of 0 is searched for.
+fn behind<P: Platform>(
+    mut bounds: SerialConfig,
+    build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
+) -> Result<Built<Any<P>>, ConfigError> {
+    let searches = bounds.slots == 0;
+    if searches {
+        bounds.slots = FIRST;
+    }
+    let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
+    Ok(AutoDepth::new(policy, ports, bounds.tags, searches))
+}
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
     const NAME: &'static str = S::NAME;
@@ -100,7 +115,7 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
     }
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        Serial::with_policy(S::build(&config.scheduler, &config.bounds)?, &config.bounds)
+        behind(config.bounds, |bounds| S::build(&config.scheduler, bounds))
     }
 }
 
@@ -116,7 +131,7 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
     /// 4 KiB on 16 places).
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
-        let slots = said(keys, "slots").unwrap_or(shape.slots.into());
+        let slots = said(keys, "slots").filter(|&slots| slots > 0).unwrap_or(shape.slots.into());
         let least = NassConfig::default().queue_length;
         let window = said(keys, "queue-length").unwrap_or(slots.max(least.into()));
         let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
@@ -127,8 +142,9 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
         let Behind { bounds, scheduler, around } = config;
-        let inner = S::build(&scheduler, &bounds)?;
-        let limited: Box<dyn SerialPolicy> = Box::new(Nass::new(inner, &bounds, &around)?);
-        Serial::with_policy(limited, &bounds)
+        behind(bounds, |bounds| {
+            let inner = S::build(&scheduler, bounds)?;
+            Ok(Box::new(Nass::new(inner, bounds, &around)?))
+        })
     }
 }

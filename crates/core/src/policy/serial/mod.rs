@@ -470,7 +470,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
             throttles: read(throttles),
             blocks: read(blocks),
             wakes: read(wakes),
-            tokens: None,
+            ..Stats::default()
         }
     }
 }

@@ -1,0 +1,134 @@
+//! What each port counts of what it sends and gets back, for the search for D.
+//!
+//! A port counts in its own memory and shows its sums in a line of words that it alone writes; the
+//! search reads them some hundred times a second. *Memory ordering.* The words are counts that
+//! guard no data, so they are accessed with Relaxed; a sum over ports may lack what the last
+//! microseconds brought, which the next one has.
+
+use alloc::boxed::Box;
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// What all ports have counted since the start, wrapping.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Requests completed.
+    pub(super) requests: u64,
+    /// Their bytes.
+    pub(super) bytes: u64,
+    /// The time that they were on the device, in nanoseconds.
+    pub(super) spent_ns: u64,
+    /// How often a port completed a request of another flow than the one before.
+    pub(super) turns: u64,
+    /// Requests staged or on the device, when each port last completed one.
+    pub(super) live: u64,
+    /// Ports that have requests completed some of several flows last.
+    pub(super) are_several: bool,
+    /// The flow of the last such port, plus one.
+    pub(super) last: u64,
+}
+
+/// A port's words.
+pub(super) struct Words<P: Platform> {
+    requests: P::U64,
+    bytes: P::U64,
+    spent_ns: P::U64,
+    turns: P::U64,
+    live: P::U64,
+    last: P::U64,
+}
+
+impl<P: Platform> Words<P> {
+    pub(super) fn new() -> Self {
+        let [requests, bytes, spent_ns, turns, live, last] =
+            core::array::from_fn(|_| P::U64::new(0));
+        Words { requests, bytes, spent_ns, turns, live, last }
+    }
+
+    #[inline]
+    fn show(&self, sum: &Sum) {
+        let Words { requests, bytes, spent_ns, turns, live, last } = self;
+        requests.store(sum.requests, Ordering::Relaxed);
+        bytes.store(sum.bytes, Ordering::Relaxed);
+        spent_ns.store(sum.spent_ns, Ordering::Relaxed);
+        turns.store(sum.turns, Ordering::Relaxed);
+        live.store(sum.live, Ordering::Relaxed);
+        last.store(sum.last, Ordering::Relaxed);
+    }
+
+    /// Adds what the port has shown.
+    pub(super) fn add_to(&self, sum: &mut Sum) {
+        let load = |word: &P::U64| word.load(Ordering::Relaxed);
+        sum.requests = sum.requests.wrapping_add(load(&self.requests));
+        sum.bytes = sum.bytes.wrapping_add(load(&self.bytes));
+        sum.spent_ns = sum.spent_ns.wrapping_add(load(&self.spent_ns));
+        sum.turns = sum.turns.wrapping_add(load(&self.turns));
+        let (live, last) = (load(&self.live), load(&self.last));
+        sum.live = sum.live.wrapping_add(live);
+        if live > 0 && last > 0 {
+            sum.are_several |= sum.last > 0 && sum.last != last;
+            sum.last = last;
+        }
+    }
+}
+
+/// A request that the port has.
+#[derive(Clone, Copy, Default)]
+struct Live {
+    issued_ns: u64,
+    length: u32,
+    /// Its flow's slot plus one; 0: not counted.
+    flow: u32,
+}
+
+/// What a port counts.
+pub(super) struct Meter {
+    live: Box<[Live]>,
+    sum: Sum,
+}
+
+impl Meter {
+    pub(super) fn new(tags: usize) -> Self {
+        Meter { live: (0..tags).map(|_| Live::default()).collect(), sum: Sum::default() }
+    }
+
+    #[inline]
+    pub(super) fn submitted(&mut self, tag: u32, flow: usize, length: u32) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            // A tag that completed while nothing was counted is counted as live all along.
+            self.sum.live = self.sum.live.wrapping_add(u64::from(live.flow == 0));
+            *live = Live { issued_ns: 0, length, flow: flow as u32 + 1 };
+        }
+    }
+
+    #[inline]
+    pub(super) fn issued(&mut self, tag: u32, now_ns: u64) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            live.issued_ns = now_ns;
+        }
+    }
+
+    /// A staged request was taken back.
+    pub(super) fn cancelled(&mut self, tag: u32) {
+        if let Some(live) = self.live.get_mut(tag as usize).filter(|live| live.flow != 0) {
+            live.flow = 0;
+            self.sum.live = self.sum.live.wrapping_sub(1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
+        let Some(live) = self.live.get_mut(tag as usize).filter(|live| live.flow != 0) else {
+            return;
+        };
+        let (sum, flow) = (&mut self.sum, u64::from(live.flow));
+        sum.requests = sum.requests.wrapping_add(1);
+        sum.bytes = sum.bytes.wrapping_add(live.length.into());
+        sum.spent_ns = sum.spent_ns.wrapping_add(now_ns.saturating_sub(live.issued_ns));
+        sum.turns = sum.turns.wrapping_add(u64::from(flow != sum.last));
+        sum.live = sum.live.wrapping_sub(1);
+        sum.last = flow;
+        live.flow = 0;
+        words.show(sum);
+    }
+}

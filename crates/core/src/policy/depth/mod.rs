@@ -1,0 +1,274 @@
+//! D by itself: a policy that has D, and a search for the D that its device needs.
+//!
+//! **Problem.** D, the most requests on the device, is a capacity number. Too small, it leaves the
+//! device idle; too large, requests wait in the device, where weights do not count. The least D
+//! that fills a device is anything from 2 to 96 for the devices of the laboratory, and for one
+//! device from 2 to 16 or from 8 to 96, depending on what is asked of it. MQFQ leaves the choice to
+//! the operator (Section 3.4 and its outlook). **Model.** [`AutoDepth`] stands around any
+//! policy that takes [`Tuning::Slots`]. Its ports count what they complete (`meter`); its
+//! [`tick`](Policy::tick) tries values of D in turn and keeps the least that costs at most 1.5 % of
+//! the rate (`search`). It knows nothing but submissions and completions.
+//!
+//! **Where D ends up.**
+//! - The demand is more than the device needs: the least D that keeps the device at 98.5 %.
+//!   Weights hold if each flow has at least its share of that D outstanding.
+//! - The demand is less than the device needs: nothing is held back, for throughput comes before
+//!   weights.
+//! - One flow is alone: there is no limit, since there is no other flow to protect. Another flow's
+//!   first completions bring the last D back within some milliseconds.
+//!
+//! **Cost.** A port stores six words of its own line per completion. An operator's own D
+//! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
+//! a verb reads one shared word that does not change.
+
+mod meter;
+mod search;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+use crate::contract::bounds::MAX_SLOTS;
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
+use crate::contract::port::{
+    ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
+    SubmitError, Submitted, Tag, TuneError, Tuning,
+};
+use crate::contract::port_set::PortSet;
+use meter::{Meter, Sum, Words};
+use search::Search;
+
+pub(crate) use search::FIRST;
+
+/// A policy whose D is found while it runs. See the [module's text](self).
+pub struct AutoDepth<L, P: Platform = Native> {
+    inner: L,
+    shared: Arc<Shared<P>>,
+    control: P::Mutex<Control>,
+    /// The most that D can be of use for: all ports' tags.
+    most: u32,
+}
+
+/// A port of it.
+pub struct AutoPort<Q, P: Platform = Native> {
+    inner: Q,
+    meter: Meter,
+    shared: Arc<Shared<P>>,
+    index: usize,
+}
+
+/// What ports and the search share.
+struct Shared<P: Platform> {
+    /// 1 while D is searched for.
+    is_on: P::U64,
+    ports: Box<[CachePadded<Words<P>>]>,
+}
+
+struct Control {
+    /// `None`: D is the operator's.
+    search: Option<Search>,
+    /// When the policy itself wants to be called.
+    inner_ns: Option<u64>,
+}
+
+impl<P: Platform> Shared<P> {
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed) != 0
+    }
+
+    fn sum(&self) -> Sum {
+        let mut sum = Sum::default();
+        self.ports.iter().for_each(|words| words.add_to(&mut sum));
+        sum
+    }
+}
+
+impl<L: Policy, P: Platform> AutoDepth<L, P> {
+    /// Around a policy and its ports, which have `tags` tags each. `is_auto`: D is searched for
+    /// from the start, and otherwise it is what the policy was built with, until
+    /// [`Tuning::AutoSlots`].
+    pub fn new(
+        inner: L,
+        ports: Vec<L::Port>,
+        tags: usize,
+        is_auto: bool,
+    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
+        let most = (tags as u64).saturating_mul(ports.len() as u64);
+        let most = most.clamp(1, MAX_SLOTS.into()) as u32;
+        let shared = Arc::new(Shared {
+            is_on: P::U64::new(is_auto.into()),
+            ports: ports.iter().map(|_| CachePadded::new(Words::new())).collect(),
+        });
+        let port = |(index, inner)| AutoPort {
+            inner,
+            meter: Meter::new(tags),
+            shared: shared.clone(),
+            index,
+        };
+        let ports = ports.into_iter().enumerate().map(port).collect();
+        let search = is_auto.then(|| Search::new(most));
+        let control = P::Mutex::new(Control { search, inner_ns: Some(0) });
+        (AutoDepth { inner, shared, control, most }, ports)
+    }
+}
+
+impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
+    type Port = AutoPort<L::Port, P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.inner.add_flow_as(known, weight)
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.inner.set_weight(flow, weight)
+    }
+
+    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
+        self.inner.set_urgent(flow, urgent)
+    }
+
+    /// A D of the operator's ends the search; [`Tuning::AutoSlots`] begins one, if none is on.
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        self.control.with(|control| {
+            match tuning {
+                Tuning::Slots(_) => {
+                    self.inner.tune(tuning, wake)?;
+                    control.search = None;
+                }
+                Tuning::AutoSlots => {
+                    control.search.get_or_insert_with(|| Search::new(self.most));
+                }
+                _ => self.inner.tune(tuning, wake)?,
+            }
+            self.shared.is_on.store(control.search.is_some().into(), Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.inner.remove_flow(flow)
+    }
+
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.control.with(|control| {
+            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                control.inner_ns = self.inner.tick(now_ns, wake);
+            }
+            let inner_ns = control.inner_ns;
+            let Some(search) = &mut control.search else {
+                // A search may begin at any time.
+                return Some(inner_ns.map_or(now_ns.saturating_add(IDLE_NS), |at_ns| {
+                    at_ns.min(now_ns.saturating_add(IDLE_NS))
+                }));
+            };
+            if search.deadline_ns() <= now_ns
+                && let Some(slots) = search.look(now_ns, &self.shared.sum())
+            {
+                // `slots` is from 1 to the policy's most; one that has no D stays as it is.
+                let _ = self.inner.tune(Tuning::Slots(slots), wake);
+            }
+            let at_ns = search.deadline_ns();
+            Some(inner_ns.map_or(at_ns, |inner_ns| inner_ns.min(at_ns)))
+        })
+    }
+
+    fn class_weights(&self) -> Option<ClassWeights> {
+        self.inner.class_weights()
+    }
+
+    fn stats(&self) -> Stats {
+        let depth = self.control.with(|control| control.search.as_ref().map(Search::stats));
+        Stats { depth, ..self.inner.stats() }
+    }
+}
+
+/// How often it is looked whether a search has begun, in nanoseconds.
+const IDLE_NS: u64 = 100_000_000;
+
+impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
+    const IS_DIRECT: bool = Q::IS_DIRECT;
+
+    #[inline]
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let submitted = self.inner.submit(now_ns, request, wake)?;
+        if self.shared.is_on() {
+            self.meter.submitted(request.tag.0, request.flow.slot(), request.length);
+            if let Submitted::Issue { .. } = submitted {
+                self.meter.issued(request.tag.0, now_ns);
+            }
+        }
+        Ok(submitted)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let next = self.inner.next(now_ns, wake);
+        if let Next::Issue { tag, .. } | Next::Join { tag } = next
+            && self.shared.is_on()
+        {
+            self.meter.issued(tag.0, now_ns);
+        }
+        next
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        self.inner.complete(now_ns, tag, outcome, wake);
+        if self.shared.is_on()
+            && let Some(words) = self.shared.ports.get(self.index)
+        {
+            self.meter.completed(tag.0, now_ns, &**words);
+        }
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.admit(flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let is_gone = self.inner.cancel(now_ns, tag, wake);
+        if is_gone {
+            self.meter.cancelled(tag.0);
+        }
+        is_gone
+    }
+
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        self.inner.requeue(now_ns, tag, wake)
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.inner.grow(now_ns, tag, growth, wake)
+    }
+
+    fn has_work(&self) -> bool {
+        self.inner.has_work()
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.inner.staged(flow)
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        self.inner.flow_stats(flow)
+    }
+
+    fn barrier(&mut self, flow: FlowId) {
+        self.inner.barrier(flow)
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.inner.reason(tag)
+    }
+}

@@ -1,0 +1,528 @@
+//! The search for D: the least that keeps a device at [`KEPT`] of what it can do with this load.
+//!
+//! **Model.** All that the search knows is how much was completed while D had one value or another.
+//! It goes through *trials*: a value of D, a while to settle, a while to count. Let X(D) be the
+//! rate so counted. D is *enough* if X(D) is at least [`KEPT`] of X(2 D).
+//!
+//! Why twice: for a device that does X = min(D / R, Xmax) the least such D is the knee; for one
+//! whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest approach,
+//! D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a factor of
+//! two. Rates that are compared are counted within a second of each other, so that a device that
+//! slows down does not look like a D that is too small.
+//!
+//! ```text
+//!   Rise   X(2D) is more? ──── yes ─▶ D = 2D, again     no ─▶ Fall
+//!   Fall   X(D/2) is enough? ─ yes ─▶ D = D/2, again    no ─▶ Close
+//!   Close  halves what is between D/2 and D, until it is a step
+//!   Hold   D; now and then a trial of a step less and one of 2D, whose counts add up until they
+//!          say clearly that D is to move by a step. Another load: Rise
+//! ```
+//!
+//! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
+//! requests each. D is 32: X(32) is 1.6 M a second and X(64) no more, so Rise ends. X(16) is 1.6 M,
+//! enough; X(8) is 0.8 M, not enough; X(11) and X(13) neither: D is 16.
+//!
+//! **What counts.** A rate is counted in requests and in bytes. With more requests on the device
+//! their mixture may be another one, because weights hold less; so one rate is more than another
+//! only if it is more in both. If all the demand is on the device, D is as much as that is, and
+//! the question is only whether less is enough. A trial with next to no completions says nothing.
+//!
+//! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D / 2),
+//! except that there is no limit while a flow is alone. A search takes at most
+//! [`RISES`] trials up, as many down, and three in between. While D holds, one trial in [`RARELY`]
+//! is of another D, half of them of more. A change of load is believed when two trials in a row say
+//! so, and not sooner than [`CALM`] trials after the last.
+
+use super::meter::Sum;
+use crate::contract::port::{DepthState, DepthStats};
+
+/// What D is to keep of the device's rate, in ten thousandths.
+const KEPT: u64 = 9_850;
+/// One, in ten thousandths.
+const WHOLE: u64 = 10_000;
+/// How much less than [`KEPT`] is far from it.
+const FAR: u64 = 4 * (WHOLE - KEPT);
+/// D before anything is known.
+pub(crate) const FIRST: u32 = 32;
+/// The most doublings of one search.
+const RISES: u32 = 16;
+/// How long is counted in a trial at least and at most, in nanoseconds.
+const COUNT_MIN_NS: u64 = 10_000_000;
+const COUNT_MAX_NS: u64 = 250_000_000;
+/// The completions that a trial waits for within that time.
+const ENOUGH: u64 = 1024;
+/// With fewer a trial says nothing.
+const FEW: u64 = 32;
+/// How often it is looked whether a flow is alone no more, in nanoseconds.
+const ALONE_NS: u64 = 2_000_000;
+/// Settling takes at least this long, in nanoseconds.
+const SETTLE_MIN_NS: u64 = 200_000;
+/// Trials of D itself between two others: at first, and at most.
+const OFTEN: u32 = 2;
+const RARELY: u32 = 32;
+/// Where a step less is far from enough, one trial of it in this many is made.
+const SKIPS: u32 = 8;
+/// Another load: its rate or latency differs by more than one part in this.
+const CHANGED: u64 = 6;
+/// Trials of D itself between a search and the next change of load that is believed.
+const CALM: u32 = 4;
+/// Counts are halved when they are this many trials' worth, so that old ones fade.
+const MEMORY: u64 = 64;
+
+/// What was counted at one D.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Rate {
+    requests: u64,
+    /// Of 512 bytes.
+    blocks: u64,
+    time_us: u64,
+    /// The time that requests spent on the device, all together, in microseconds.
+    spent_us: u64,
+}
+
+impl Rate {
+    /// `self` over `than`, in ten thousandths: the lesser of requests and bytes.
+    fn over(&self, than: &Rate) -> u64 {
+        let ratio = |a: u64, b: u64| {
+            let (a, b) = (a.saturating_mul(than.time_us), b.saturating_mul(self.time_us));
+            if b == 0 { WHOLE } else { (a / (b / WHOLE).max(1)).min(100 * WHOLE) }
+        };
+        ratio(self.requests, than.requests).min(ratio(self.blocks, than.blocks))
+    }
+
+    /// At this D the device does enough of what it does at the D of `than`. A slow device's few
+    /// completions get the benefit of the doubt: half of a D too small shows all the same, and
+    /// [`Hold`] has time to tell the rest.
+    fn is_enough(&self, than: &Rate) -> bool {
+        let doubt = if self.requests < ENOUGH { self.noise() + than.noise() } else { 0 };
+        self.over(than) + doubt >= KEPT
+    }
+
+    fn add(&mut self, other: &Rate) {
+        self.requests = self.requests.saturating_add(other.requests);
+        self.blocks = self.blocks.saturating_add(other.blocks);
+        self.time_us = self.time_us.saturating_add(other.time_us);
+        self.spent_us = self.spent_us.saturating_add(other.spent_us);
+    }
+
+    fn halve(&mut self) {
+        *self = Rate {
+            requests: self.requests / 2,
+            blocks: self.blocks / 2,
+            time_us: self.time_us / 2,
+            spent_us: self.spent_us / 2,
+        };
+    }
+
+    /// How far chance may have moved it, in ten thousandths: half of what it would for completions
+    /// that know nothing of each other, because a closed loop is steadier than that.
+    fn noise(&self) -> u64 {
+        WHOLE / 2 / self.requests.isqrt().max(1)
+    }
+
+    /// Requests on the device on average, in hundredths (Little's law).
+    fn outstanding(&self) -> u64 {
+        self.spent_us.saturating_mul(100) / self.time_us.max(1)
+    }
+
+    /// The same, rounded to requests, at least one.
+    fn reached(&self) -> u32 {
+        u32::try_from((self.outstanding() + 50) / 100).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// How long a request is on the device, in nanoseconds.
+    fn latency_ns(&self) -> u64 {
+        self.spent_us.saturating_mul(1000) / self.requests.max(1)
+    }
+}
+
+/// What the search is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// D was `base`, now twice as much is tried, `left` more times at most; `None`: D itself is
+    /// tried first.
+    Rise { base: Option<Rate>, left: u32 },
+    /// Half of D is tried; `above` was counted at D.
+    Fall { above: Rate },
+    /// `above` was counted at twice `high`, which is enough; `low` is not.
+    Close { above: Rate, low: u32, high: u32 },
+    /// D holds.
+    Hold(Hold),
+}
+
+/// What is known while D holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Hold {
+    /// Counted at D, at a step less, and at twice D.
+    base: Rate,
+    less: Rate,
+    more: Rate,
+    trial: Trial,
+    /// Trials of D until the next other one, and how many there were before the last.
+    left: u32,
+    between: u32,
+    /// The last other trial was of more.
+    was_more: bool,
+    /// How many trials of less were left out in a row.
+    skipped: u32,
+    /// Trials of D, and how many in a row were like another load's.
+    trials: u32,
+    strange: u32,
+    /// All the demand is on the device: D does not hold anything back.
+    is_short: bool,
+    /// What is on the device when D is tried.
+    reached: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Trial {
+    #[default]
+    Base,
+    Less,
+    More,
+}
+
+/// The search.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// What is believed to be enough, and what is being tried.
+    slots: u32,
+    tried: u32,
+    most: u32,
+    state: State,
+    /// `slots` has been found.
+    is_found: bool,
+    /// One flow is alone, and there is no limit.
+    is_alone: bool,
+    /// Counting has begun at this time, with these sums.
+    begun: Option<(u64, Sum)>,
+    deadline_ns: u64,
+    /// A request's time on the device in the last trial.
+    latency_ns: u64,
+    /// How long the last trial was counted.
+    count_ns: u64,
+    /// The last rate at D.
+    rate: Rate,
+    /// `tried` has been told.
+    is_told: bool,
+}
+
+/// A step of the ladder: some 3/16, and at least one.
+fn step_up(slots: u32) -> u32 {
+    slots.saturating_add(slots.div_ceil(16).saturating_mul(3)).max(slots + 1)
+}
+
+fn step_down(slots: u32) -> u32 {
+    slots.saturating_sub((slots / 32 * 5).max(slots * 5 / 32).max(1)).max(1)
+}
+
+impl Search {
+    /// D is at most this.
+    pub(super) fn new(most: u32) -> Search {
+        let slots = FIRST.min(most);
+        Search {
+            slots,
+            tried: slots,
+            most,
+            state: State::Rise { base: None, left: RISES },
+            is_found: false,
+            is_alone: false,
+            begun: None,
+            deadline_ns: 0,
+            latency_ns: 0,
+            count_ns: COUNT_MIN_NS,
+            rate: Rate::default(),
+            is_told: false,
+        }
+    }
+
+    /// When to look next, in nanoseconds.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.deadline_ns
+    }
+
+    /// What it has found.
+    pub(super) fn stats(&self) -> DepthStats {
+        let state = match self.state {
+            _ if self.is_alone => DepthState::Alone,
+            State::Hold(Hold { is_short: true, .. }) => DepthState::AllDemand,
+            State::Hold(_) => DepthState::Found,
+            _ => DepthState::Searching,
+        };
+        let per_second = |count: u64| count.saturating_mul(1_000_000) / self.rate.time_us.max(1);
+        DepthStats {
+            slots: if self.is_alone { self.most } else { self.slots },
+            state,
+            requests_per_s: per_second(self.rate.requests),
+            bytes_per_s: per_second(self.rate.blocks).saturating_mul(512),
+        }
+    }
+
+    /// Looks at what has been counted; gives D if it is to be another one.
+    pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) -> Option<u32> {
+        let before = self.tried;
+        self.trial(now_ns, sum);
+        let is_new = self.tried != before || !self.is_told;
+        self.is_told = true;
+        is_new.then_some(self.tried)
+    }
+
+    fn trial(&mut self, now_ns: u64, sum: &Sum) {
+        let Some((begun_ns, begun)) = self.begun else {
+            self.begun = Some((now_ns, *sum));
+            let count_ns = if self.is_alone { ALONE_NS } else { self.count_ns };
+            self.deadline_ns = now_ns.saturating_add(count_ns);
+            return;
+        };
+        if self.is_alone && sum.are_several {
+            // Another flow has come; what was counted is of no use.
+            self.protect();
+            return self.settle(now_ns);
+        }
+        let lasts_ns = now_ns.saturating_sub(begun_ns);
+        let rate = Rate {
+            requests: sum.requests.wrapping_sub(begun.requests),
+            blocks: sum.bytes.wrapping_sub(begun.bytes) >> 9,
+            time_us: lasts_ns / 1000,
+            spent_us: sum.spent_ns.wrapping_sub(begun.spent_ns) / 1000,
+        };
+        let missing = ENOUGH.saturating_sub(rate.requests);
+        if lasts_ns < COUNT_MIN_NS || (missing > 0 && lasts_ns < COUNT_MAX_NS) {
+            let needs_ns = (lasts_ns / rate.requests.max(1)).saturating_mul(missing);
+            let next_ns = now_ns.saturating_add(needs_ns.max(COUNT_MIN_NS / 8));
+            let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + COUNT_MAX_NS);
+            self.deadline_ns = next_ns.clamp(least_ns, most_ns);
+            if self.is_alone {
+                self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(ALONE_NS));
+            }
+            return;
+        }
+        self.count_ns = lasts_ns.clamp(COUNT_MIN_NS, COUNT_MAX_NS);
+        if rate.requests >= FEW {
+            self.latency_ns = rate.latency_ns();
+            let is_alone = sum.turns.wrapping_sub(begun.turns) <= 1 && !sum.are_several;
+            let tried = u64::from(self.tried);
+            let is_short = rate.outstanding() < 90 * tried || sum.live <= tried;
+            self.judge(&rate, is_alone, is_short);
+        }
+        self.settle(now_ns);
+    }
+
+    /// What is on the device becomes what D says; counting begins then.
+    fn settle(&mut self, now_ns: u64) {
+        self.begun = None;
+        let settles_ns = (self.latency_ns / 2 * 3).clamp(SETTLE_MIN_NS, COUNT_MAX_NS);
+        self.deadline_ns = now_ns.saturating_add(if self.is_alone { 0 } else { settles_ns });
+    }
+
+    fn attempt(&mut self, slots: u32) {
+        self.tried = slots.clamp(1, self.most);
+    }
+
+    fn hold(&mut self, slots: u32) {
+        self.slots = slots.clamp(1, self.most);
+        self.is_found = true;
+        self.attempt(self.slots);
+        self.state = State::Hold(Hold { left: OFTEN, between: OFTEN, ..Hold::default() });
+    }
+
+    /// The flow is alone no more.
+    fn protect(&mut self) {
+        self.is_alone = false;
+        if self.is_found { self.hold(self.slots) } else { self.restart() }
+    }
+
+    fn restart(&mut self) {
+        self.attempt(self.slots);
+        self.state = State::Rise { base: None, left: RISES };
+    }
+
+    /// A trial is over. `is_alone`: of one flow; `is_short`: with all the demand on the device.
+    fn judge(&mut self, rate: &Rate, is_alone: bool, is_short: bool) {
+        if is_alone {
+            self.is_alone = true;
+            self.rate = *rate;
+            return self.attempt(self.most);
+        }
+        if self.is_alone {
+            return self.protect();
+        }
+        match self.state {
+            State::Rise { base: None, left } => {
+                self.rate = *rate;
+                if is_short {
+                    self.slots = rate.reached().min(self.most);
+                    return self.fall(rate);
+                }
+                self.state = State::Rise { base: Some(*rate), left };
+                self.attempt(self.slots.saturating_mul(2));
+            }
+            State::Rise { base: Some(below), left } => {
+                if below.is_enough(rate) || left == 0 || self.tried == self.slots {
+                    return self.fall(&below);
+                }
+                (self.slots, self.rate) = (self.tried, *rate);
+                if is_short {
+                    // All the demand is on the device, and half of it was not enough.
+                    return self.hold(self.slots);
+                }
+                self.state = State::Rise { base: Some(*rate), left: left - 1 };
+                self.attempt(self.slots.saturating_mul(2));
+            }
+            State::Fall { above } => {
+                if rate.is_enough(&above) {
+                    (self.slots, self.rate) = (self.tried, *rate);
+                    self.fall(rate);
+                } else {
+                    self.close(above, self.tried, self.slots);
+                }
+            }
+            State::Close { above, low, high } => {
+                if rate.is_enough(&above) {
+                    (self.slots, self.rate) = (self.tried, *rate);
+                    self.close(above, low, self.tried);
+                } else {
+                    self.close(above, self.tried, high);
+                }
+            }
+            State::Hold(hold) => self.keep(hold, rate, is_short),
+        }
+    }
+
+    /// D is enough, at which `above` was counted: is half of it?
+    fn fall(&mut self, above: &Rate) {
+        if self.slots == 1 {
+            return self.hold(1);
+        }
+        self.state = State::Fall { above: *above };
+        self.attempt(self.slots / 2);
+    }
+
+    /// `low` is not enough, `high` is; `above` is what they were compared with.
+    fn close(&mut self, above: Rate, low: u32, high: u32) {
+        if step_up(low) >= high {
+            return self.hold(high);
+        }
+        let middle = u64::from(low) * u64::from(high);
+        let middle = (middle.isqrt() as u32).clamp(low + 1, high - 1);
+        self.state = State::Close { above, low, high };
+        self.attempt(middle);
+    }
+
+    /// A trial is over while D holds.
+    fn keep(&mut self, mut hold: Hold, rate: &Rate, is_short: bool) {
+        match hold.trial {
+            Trial::Base => {
+                self.rate = *rate;
+                if hold.note_base(rate, is_short) {
+                    return self.restart();
+                }
+            }
+            Trial::Less => hold.less.add(rate),
+            Trial::More => hold.more.add(rate),
+        }
+        if hold.trial != Trial::Base {
+            match hold.verdict() {
+                Verdict::Search => return self.restart(),
+                Verdict::More => return self.hold(step_up(self.slots)),
+                Verdict::Less => {
+                    let is_short = hold.is_short;
+                    self.hold(step_down(hold.reached));
+                    // How much less is to be found.
+                    return if is_short {
+                        self.restart()
+                    };
+                }
+                Verdict::Stay => hold.fade(),
+            }
+        }
+        hold.choose(self.slots);
+        self.attempt(match hold.trial {
+            Trial::Base => self.slots,
+            Trial::Less => step_down(hold.reached),
+            Trial::More => self.slots.saturating_mul(2),
+        });
+        self.state = State::Hold(hold);
+    }
+}
+
+/// What the counts say of D.
+enum Verdict {
+    Stay,
+    /// A step less is enough.
+    Less,
+    /// A step more is needed.
+    More,
+    /// Much more is needed.
+    Search,
+}
+
+impl Hold {
+    /// Notes a trial of D; true if the load is another one.
+    fn note_base(&mut self, rate: &Rate, is_short: bool) -> bool {
+        let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1;
+        let is_strange = self.base.requests > 0
+            && (apart(rate.over(&self.base), WHOLE)
+                || apart(rate.latency_ns(), self.base.latency_ns())
+                || is_short != self.is_short);
+        self.strange = if is_strange { self.strange + 1 } else { 0 };
+        self.trials = self.trials.saturating_add(1);
+        self.left = self.left.saturating_sub(1);
+        if !is_strange {
+            self.base.add(rate);
+            self.is_short = is_short;
+        }
+        self.strange >= 2 && self.trials >= CALM
+    }
+
+    /// The rate that all others are held against: with all the demand on the device, D's own.
+    fn most(&self) -> &Rate {
+        if self.is_short { &self.base } else { &self.more }
+    }
+
+    fn verdict(&self) -> Verdict {
+        let (base, less, most) = (&self.base, &self.less, self.most());
+        if most.requests == 0 {
+            return Verdict::Stay;
+        }
+        let short = KEPT.saturating_sub(base.over(most) + base.noise() + most.noise());
+        let is_enough = less.requests > 0
+            && step_down(self.reached) < self.reached
+            && less.over(most) >= KEPT + less.noise() + most.noise();
+        match short {
+            0 if is_enough => Verdict::Less,
+            0 => Verdict::Stay,
+            ..=FAR => Verdict::More,
+            _ => Verdict::Search,
+        }
+    }
+
+    /// Old counts fade.
+    fn fade(&mut self) {
+        if self.base.requests > MEMORY * ENOUGH.max(self.more.requests) {
+            self.base.halve();
+            self.less.halve();
+            self.more.halve();
+        }
+    }
+
+    /// Chooses the next trial.
+    fn choose(&mut self, slots: u32) {
+        self.reached = if self.is_short { self.base.reached().min(slots) } else { slots };
+        if self.left > 0 || self.strange > 0 {
+            self.trial = Trial::Base;
+            return;
+        }
+        self.between = (self.between * 2).min(RARELY);
+        self.left = self.between;
+        self.was_more = !self.was_more && !self.is_short;
+        if self.was_more {
+            self.trial = Trial::More;
+            return;
+        }
+        let less = &self.less;
+        let is_far = less.requests > 0 && less.over(self.most()) + less.noise() + FAR < KEPT;
+        self.skipped = (self.skipped + 1) % SKIPS;
+        self.trial = if is_far && self.skipped > 0 { Trial::Base } else { Trial::Less };
+    }
+}

@@ -1,0 +1,249 @@
+//! The search before devices in closed form: it ends where the rate says, in time, and stays.
+
+use alloc::vec;
+
+use proptest::prelude::*;
+
+use super::meter::Sum;
+use super::search::Search;
+use crate::contract::port::DepthState;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// How a device's rate grows with what is on it.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// To a knee, and not at all from there.
+    Hard,
+    /// 1 - exp(-D / knee).
+    Soft,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    shape: Shape,
+    knee: f64,
+    /// The most requests a second.
+    most: f64,
+    bytes: u64,
+}
+
+impl Device {
+    fn rate(&self, depth: f64) -> f64 {
+        self.most
+            * match self.shape {
+                Shape::Hard => (depth / self.knee).min(1.0),
+                Shape::Soft => 1.0 - (-depth / self.knee).exp(),
+            }
+    }
+}
+
+/// A device, a demand, and a search that looks when it wants to.
+struct Rig {
+    search: Search,
+    now_ns: u64,
+    /// Exact, so that rounding does not add up.
+    served: f64,
+    spent: f64,
+    sum: Sum,
+    tried: u32,
+    /// How often D became more than four times, or less than a fourth of what it was.
+    leaps: u32,
+    random: u64,
+}
+
+impl Rig {
+    fn new(most: u32) -> Rig {
+        let (sum, search) = (Sum::default(), Search::new(most));
+        Rig { search, now_ns: 0, served: 0.0, spent: 0.0, sum, tried: 0, leaps: 0, random: 1 }
+    }
+
+    /// Between -1 and 1.
+    fn chance(&mut self) -> f64 {
+        self.random =
+            self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.random >> 33) as f64 / f64::from(1u32 << 30) - 1.0
+    }
+
+    /// Runs for a while; gives how much was served of what there could have been.
+    fn run(&mut self, device: &Device, demand: u32, flows: u64, lasts_ns: u64) -> f64 {
+        let (until_ns, before) = (self.now_ns + lasts_ns, self.served);
+        while self.now_ns < until_ns {
+            if self.search.deadline_ns() <= self.now_ns {
+                if let Some(slots) = self.search.look(self.now_ns, &self.sum) {
+                    let is_leap = slots > self.tried * 4 || slots * 4 + 3 < self.tried;
+                    self.leaps += u32::from(self.tried > 0 && is_leap);
+                    self.tried = slots;
+                }
+                assert!(self.search.deadline_ns() >= self.now_ns, "it goes back in time");
+            }
+            let next_ns = self.search.deadline_ns().clamp(self.now_ns + 1, until_ns);
+            let seconds = (next_ns - self.now_ns) as f64 / 1e9;
+            let depth = f64::from(self.tried.min(demand));
+            let served = device.rate(depth) * seconds;
+            // As far from the mean as a closed loop is.
+            let served = served + self.chance() * served.sqrt() / 4.0;
+            self.served += served.max(0.0);
+            self.spent += depth * seconds * 1e9;
+            self.now_ns = next_ns;
+            let turns = if flows > 1 { self.served as u64 } else { 0 };
+            self.sum = Sum {
+                requests: self.served as u64,
+                bytes: self.served as u64 * device.bytes,
+                spent_ns: self.spent as u64,
+                turns,
+                live: demand.into(),
+                ..Sum::default()
+            };
+        }
+        let could = device.rate(f64::from(demand)) * lasts_ns as f64 / 1e9;
+        (self.served - before) / could
+    }
+
+    fn state(&self) -> (u32, DepthState) {
+        let stats = self.search.stats();
+        (stats.slots, stats.state)
+    }
+}
+
+fn hard(knee: f64, most: f64) -> Device {
+    Device { shape: Shape::Hard, knee, most, bytes: 4096 }
+}
+
+#[test]
+fn a_knee_is_found_within_two_seconds_from_either_side() {
+    for knee in [1.0, 2.0, 12.0, 16.0, 90.0, 300.0] {
+        let mut rig = Rig::new(4096);
+        rig.run(&hard(knee, 1e6), 1024, 2, 2 * SECOND);
+        let (slots, state) = rig.state();
+        assert_eq!(state, DepthState::Found, "{knee}: {slots}");
+        let slots = f64::from(slots);
+        assert!(slots >= knee * 0.98 && slots <= (knee * 1.26).max(knee + 1.0), "{knee}: {slots}");
+    }
+}
+
+#[test]
+fn a_flow_alone_has_no_limit_and_another_brings_it_back_at_once() {
+    let mut rig = Rig::new(4096);
+    let device = hard(16.0, 1e6);
+    rig.run(&device, 256, 2, 2 * SECOND);
+    assert_eq!(rig.state(), (16, DepthState::Found));
+    rig.run(&device, 256, 1, SECOND);
+    assert_eq!((rig.state(), rig.tried), ((4096, DepthState::Alone), 4096));
+    rig.run(&device, 256, 2, 15 * MS);
+    assert!(rig.tried <= 32, "{}", rig.tried);
+}
+
+#[test]
+fn less_demand_than_the_device_needs_is_not_held_back() {
+    let mut rig = Rig::new(4096);
+    let device = hard(64.0, 1e6);
+    rig.run(&device, 20, 2, 2 * SECOND);
+    assert_eq!(rig.state().1, DepthState::AllDemand);
+    assert!(rig.run(&device, 20, 2, 10 * SECOND) > 0.99);
+    // And more has what it needs soon.
+    rig.run(&device, 200, 2, SECOND);
+    assert!(rig.run(&device, 200, 2, SECOND) > 0.985, "{:?}", rig.state());
+}
+
+#[test]
+fn another_load_is_noticed() {
+    let mut rig = Rig::new(4096);
+    let small = hard(90.0, 5e5);
+    let large = Device { bytes: 65536, ..hard(8.0, 5e4) };
+    for (device, knee) in [(small, 90), (large, 8), (small, 90), (large, 8)] {
+        rig.run(&device, 256, 2, 2 * SECOND);
+        let (slots, _) = rig.state();
+        assert!((knee..=knee * 5 / 4 + 1).contains(&slots), "{knee}: {slots}");
+    }
+}
+
+#[test]
+fn a_square_wave_of_load_costs_little() {
+    for half_ms in [20, 50, 100, 300, 1000] {
+        let mut rig = Rig::new(4096);
+        let (small, large) = (hard(90.0, 5e5), Device { bytes: 65536, ..hard(8.0, 5e4) });
+        rig.run(&small, 256, 2, 2 * SECOND);
+        let (mut kept, mut rounds) = (0.0, 0.0);
+        for _ in 0..4000 / half_ms {
+            kept += rig.run(&small, 256, 2, half_ms * MS) + rig.run(&large, 256, 2, half_ms * MS);
+            rounds += 2.0;
+        }
+        assert!(kept / rounds > 0.75, "{half_ms} ms: {}", kept / rounds);
+    }
+}
+
+#[test]
+fn no_requests_and_no_time_move_nothing() {
+    let mut rig = Rig::new(64);
+    rig.run(&hard(16.0, 1e6), 0, 0, SECOND);
+    assert_eq!(rig.state(), (32, DepthState::Searching));
+    let mut search = Search::new(1);
+    for now_ns in [0, 0, u64::MAX / 2, u64::MAX / 2, u64::MAX] {
+        let tried = search.look(now_ns, &Sum::default());
+        assert!(tried.is_none_or(|slots| slots == 1));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever the device, once D is found it keeps the device at 97 % and is not far above the
+    /// knee, and it never leaps.
+    #[test]
+    fn the_device_is_kept_busy_by_no_more_than_it_needs(
+        is_soft in any::<bool>(),
+        knee in 1.0f64..100.0,
+        most in prop::sample::select(vec![500.0, 2e3, 2e4, 4e5, 2e6]),
+        bytes in prop::sample::select(vec![512, 4096, 65536, 1 << 20]),
+        seed in any::<u64>(),
+    ) {
+        let shape = if is_soft { Shape::Soft } else { Shape::Hard };
+        let device = Device { shape, knee, most, bytes };
+        let mut rig = Rig::new(8192);
+        rig.random = seed;
+        // A trial of 1,024 requests takes up to a quarter of a second.
+        rig.run(&device, 1024, 3, 5 * SECOND);
+        let kept = rig.run(&device, 1024, 3, 10 * SECOND);
+        let (slots, state) = rig.state();
+        prop_assert!(state == DepthState::Found, "{state:?}");
+        // Of a slow device a quarter of a second says little.
+        let is_slow = most < 4096.0;
+        prop_assert!(kept > if is_slow { 0.88 } else { 0.965 }, "{kept} with {slots}");
+        let needed = match shape {
+            Shape::Hard => knee,
+            Shape::Soft => 4.2 * knee,
+        };
+        prop_assert!(f64::from(slots) <= (needed * if is_slow { 3.0 } else { 1.5 }).max(needed + 2.0), "{slots} for {needed}");
+        prop_assert_eq!(rig.leaps, 0);
+    }
+
+    /// Nothing that a clock or ports may say makes it panic, stop or leave its bounds.
+    #[test]
+    fn any_counts_leave_d_within_its_bounds(
+        most in 1u32..10_000,
+        looks in prop::collection::vec(
+            (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u16>(), any::<u16>()),
+            1..200,
+        ),
+    ) {
+        let mut search = Search::new(most);
+        let (mut now_ns, mut sum) = (0u64, Sum::default());
+        for (after, requests, bytes, spent_ns, turns, live) in looks {
+            now_ns = search.deadline_ns().max(now_ns).saturating_add(after.into());
+            sum = Sum {
+                requests: sum.requests.wrapping_add(requests.into()),
+                bytes: sum.bytes.wrapping_add(bytes),
+                spent_ns: sum.spent_ns.wrapping_add(spent_ns),
+                turns: sum.turns.wrapping_add(turns.into()),
+                live: live.into(),
+                ..sum
+            };
+            if let Some(slots) = search.look(now_ns, &sum) {
+                prop_assert!((1..=most).contains(&slots));
+            }
+            prop_assert!((1..=most).contains(&search.stats().slots));
+        }
+    }
+}
