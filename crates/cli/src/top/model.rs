@@ -24,6 +24,16 @@ pub(crate) struct Status {
     pub(crate) connections: u64,
     pub(crate) draining: bool,
     pub(crate) policy_state: PolicyState,
+    #[serde(default)]
+    pub(crate) stores: Vec<Store>,
+}
+
+/// Of a store, what is shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Store {
+    pub(crate) name: String,
+    pub(crate) oldest_s: f64,
+    pub(crate) stuck: bool,
 }
 
 /// The policy's state.
@@ -43,6 +53,8 @@ pub(crate) struct PolicyState {
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) weight: u64,
+    #[serde(default)]
+    pub(crate) store: Option<String>,
     pub(crate) staged: u64,
     pub(crate) in_flight: u64,
     pub(crate) errors: u64,

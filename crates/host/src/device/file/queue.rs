@@ -7,17 +7,23 @@
 //! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part -> done
 //!                                                                 |   ^
 //!                                                                 v   |
-//!                                                       [again: EAGAIN, EINTR]
+//!                                                       [again: EINTR]
 //! ```
 //!
 //! A merged command is one vectored read or write, and comes here only if all its parts are whole
 //! blocks at aligned places; if it moves less than all, it has failed, and its parts are tried
 //! alone.
 //!
-//! Writes that the page cache can take are done on the spot (see `at_once`) when the queue is rung,
-//! so that those of one turn which follow each other in the file, as the pieces of a long one do,
-//! are one system call. What that call has written is theirs in order; if it fails they are tried
-//! alone.
+//! **No call here waits for a device.** Direct reads and writes go to the ring and say that they
+//! must not wait (`RWF_NOWAIT`); cached reads are done on the spot if the cache has the data
+//! (`at_once`). Whatever would have to wait (the kernel says `EAGAIN`), or cannot say that it must
+//! not, is a call that the file's store makes in threads of its own (`call`, `workers`).
+//!
+//! Writes to the page cache are handed over together when the queue is rung, one batch for each
+//! store at a time: those that come meanwhile are the next one. Writes that follow each other in
+//! the file, as the pieces of a long one do, are one system call. What that call has written is
+//! theirs in order; if it fails they are tried alone. File systems in memory are written on the
+//! spot.
 //!
 //! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every
 //! turn, and `deadline_ns` makes turns happen while there are any.
@@ -33,13 +39,15 @@ use std::sync::Arc;
 use fairq_core::{Op, PortSet};
 use io_uring::{opcode, squeue, types};
 
-use crate::device::file::at_once::{self, Waits};
+use crate::device::file::at_once;
+use crate::device::file::call::{Batch, Call, Pieces, Replies, Reply, shares};
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
+use crate::device::file::stores::MAX_STORES;
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
-use crate::device::{Command, Completion, Queue};
-use crate::io::memory::{Buffer, Memory, PAGE, Region};
+use crate::device::{Command, Completion, Place, Queue};
+use crate::io::memory::{Buffer, Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
 /// How long a command that is blocked, or is to be tried again, waits before the next look.
@@ -72,10 +80,15 @@ pub struct FileQueue {
     /// To be handed to the kernel once more.
     again: Vec<u32>,
     retry_ns: u64,
-    waits: Waits,
-    /// Writes to be done on the spot when the queue is rung, and where the data of those that are
-    /// one system call is.
+    /// What the stores' threads have answered.
+    replies: Arc<Replies>,
+    taken: Vec<Reply>,
+    /// The stores, by number, that have a batch of writes of this queue.
+    is_writing: [bool; MAX_STORES],
+    /// Writes to be done when the queue is rung, whether there are some that it has not looked at,
+    /// and where the data of those that are one system call is.
     pub(super) writes: Vec<u32>,
+    has_new_writes: bool,
     pub(super) pieces: Vec<libc::iovec>,
     /// What was done on the spot, with the results.
     news: Vec<(u32, i32)>,
@@ -106,10 +119,16 @@ struct Operation {
     access: Access,
     /// Where a merged command's data is.
     vectors: Vec<libc::iovec>,
+    /// A thread of the store makes its call, which may wait.
+    may_wait: bool,
 }
 
 impl FileQueue {
-    pub(super) fn open(shared: Arc<Shared>, ring: &mut Ring) -> io::Result<FileQueue> {
+    pub(super) fn open(
+        shared: Arc<Shared>,
+        place: &Place,
+        ring: &mut Ring,
+    ) -> io::Result<FileQueue> {
         let table = ring.register_files(&vec![-1; shared.files.room()]);
         if let Err(error) = &table {
             tracing::debug!(%error, "no registered files");
@@ -127,8 +146,11 @@ impl FileQueue {
             blocked: Vec::new(),
             again: Vec::new(),
             retry_ns: 0,
-            waits: Waits::default(),
+            replies: Arc::new(Replies::new(place.wakers.clone(), usize::from(place.port.0))),
+            taken: Vec::new(),
+            is_writing: [false; MAX_STORES],
             writes: Vec::new(),
+            has_new_writes: false,
             pieces: Vec::new(),
             news: Vec::new(),
             done: Vec::new(),
@@ -194,6 +216,7 @@ impl FileQueue {
             bounce: None,
             access: Access::NONE,
             vectors,
+            may_wait: false,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -235,6 +258,7 @@ impl FileQueue {
         };
         (operation.step, operation.length, operation.moved, operation.stalls) =
             (step, length, 0, 0);
+        operation.may_wait = false;
         if backing.block > 1 && step.is_guarded(command.op) {
             let offset = command.offset + u64::from(operation.done);
             operation.access = match step {
@@ -263,7 +287,7 @@ impl FileQueue {
     fn enter(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if self.shared.guard.poll(&mut operation.access) {
-            self.begin(now_ns, ring, slot);
+            self.begin(ring, slot);
         } else {
             self.wait(now_ns);
             self.blocked.push(slot);
@@ -277,30 +301,33 @@ impl FileQueue {
     }
 
     /// Has all that the part needs.
-    fn begin(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+    fn begin(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if operation.step == Step::Copy {
             operation.fill_bounce(0);
         }
-        self.submit(now_ns, ring, slot);
+        self.submit(ring, slot);
     }
 
-    /// Does the part, or what is left of it, on the spot, now or when the queue is rung, or hands
-    /// it to the kernel.
-    fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+    /// Does the part, or what is left of it, on the spot, or when the queue is rung, or gives it to
+    /// the ring or to the store's threads.
+    fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let backing = &of(&self.files, operation.command.file).backing;
-        if operation.is_written_at_once(backing) && self.waits.may_write(now_ns) {
+        if operation.is_cached_write(backing) {
             self.writes.push(slot);
+            self.has_new_writes = true;
         } else if let Some(result) = operation.read_at_once(backing) {
             self.news.push((slot, result));
+        } else if operation.may_wait(backing) {
+            self.hand_over(slot);
         } else {
-            self.hand_over(ring, slot);
+            self.push(ring, slot);
         }
     }
 
-    /// Hands the part, or what is left of it, to the kernel.
-    fn hand_over(&mut self, ring: &mut Ring, slot: u32) {
+    /// Puts the part, or what is left of it, on the ring: it does not wait there.
+    fn push(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
         let Open { backing, is_registered } = of(&self.files, file);
@@ -315,35 +342,80 @@ impl FileQueue {
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
-    /// Does the writes that are to be done on the spot.
-    fn write_at_once(&mut self, now_ns: u64, ring: &mut Ring) {
+    /// Has the part, or what is left of it, done by a thread of the store.
+    fn hand_over(&mut self, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        operation.may_wait = true;
+        let backing = &of(&self.files, operation.command.file).backing;
+        // SAFETY: as for the ring: memory and vectors are left alone until the reply is taken.
+        unsafe { operation.call(backing).hand_over(backing, slot, &self.replies) };
+    }
+
+    /// Does the cached writes that have come: those of file systems in memory on the spot, those of
+    /// a store that has no batch of this queue as one.
+    fn write(&mut self) {
+        self.has_new_writes = false;
         let mut slots = std::mem::take(&mut self.writes);
-        let (mut rest, mut most) = (&slots[..], usize::MAX);
-        while !rest.is_empty() {
-            let (file, offset, count) = self.gather(&rest[..rest.len().min(most)]);
+        let (mut kept, mut at, mut batches) = (0, 0, [const { None }; MAX_STORES]);
+        while at < slots.len() {
+            let (file, offset, count) = self.gather(&slots[at..]);
+            let run = at..at + count;
+            at = run.end;
             let backing = &of(&self.files, file).backing;
-            // SAFETY: the pieces are memory of commands, which is the device's, and the kernel does
-            // not have it.
-            match unsafe { self.waits.write(now_ns, &backing.file, &self.pieces, offset) } {
-                None => rest[..count].iter().for_each(|&slot| self.hand_over(ring, slot)),
-                Some(result) if result < 0 && count > 1 => {
-                    most = 1;
-                    continue;
-                }
-                Some(mut result) => {
-                    for &slot in &rest[..count] {
-                        let operation =
-                            self.slots[slot as usize].as_ref().expect("it is to be written");
-                        let part = result.min(operation.left().1 as i32);
-                        self.news.push((slot, part));
-                        result -= part.max(0);
-                    }
-                }
+            let number = usize::from(backing.store.number);
+            if self.is_writing[number] {
+                slots.copy_within(run, kept);
+                kept += count;
+                continue;
             }
-            rest = &rest[count..];
+            let left = slots[run].iter().map(|&slot| {
+                let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
+                (slot, operation.left().1)
+            });
+            if backing.is_in_memory {
+                let left: Vec<(u32, u32)> = left.collect();
+                // SAFETY: the pieces are memory of commands, which is the device's, and the kernel
+                // does not have it.
+                let result = unsafe { at_once::write(&backing.file, &self.pieces, offset, 0) };
+                shares(result, &left, &mut self.taken);
+                continue;
+            }
+            let batch = batches[number].get_or_insert_with(|| Batch::new(backing.store.number));
+            batch.add(backing, offset, &self.pieces, left);
         }
-        slots.clear();
+        slots.truncate(kept);
         self.writes = slots;
+        for (number, batch) in batches.into_iter().enumerate() {
+            if let Some(batch) = batch {
+                self.is_writing[number] = true;
+                // SAFETY: as for one call, of each of the operations.
+                unsafe { batch.hand_over(&self.replies) };
+            }
+        }
+        for reply in std::mem::take(&mut self.taken) {
+            self.hear(reply);
+        }
+    }
+
+    /// Takes a reply in.
+    fn hear(&mut self, reply: Reply) {
+        match reply {
+            Reply::Done { slot, result } => self.news.push((slot, result)),
+            Reply::Alone { slot } => self.hand_over(slot),
+            Reply::Written { store } => {
+                self.is_writing[usize::from(store)] = false;
+                self.has_new_writes = !self.writes.is_empty();
+            }
+        }
+    }
+
+    /// Takes the replies that have come.
+    #[cold]
+    fn take_replies(&mut self) {
+        let empty = std::mem::take(&mut self.taken);
+        let mut replies = self.replies.take(empty);
+        replies.drain(..).for_each(|reply| self.hear(reply));
+        self.taken = replies;
     }
 
     /// Puts together where the data of the first write is, and of those that follow it in the file;
@@ -397,7 +469,7 @@ impl FileQueue {
             let Some(operation) = &mut self.slots[slot as usize] else { break };
             if self.shared.guard.poll(&mut operation.access) {
                 self.blocked.remove(index);
-                self.begin(now_ns, ring, slot);
+                self.begin(ring, slot);
             } else {
                 index += 1;
             }
@@ -470,15 +542,15 @@ impl Queue for FileQueue {
         if self.version != self.shared.files.version() {
             self.follow(ring);
         }
-        if !self.writes.is_empty() {
-            self.write_at_once(now_ns, ring);
+        if self.has_new_writes {
+            self.write();
         }
         if self.blocked.is_empty() && self.again.is_empty() {
             return;
         }
         if !self.again.is_empty() && self.retry_ns <= now_ns {
             for slot in std::mem::take(&mut self.again) {
-                self.submit(now_ns, ring, slot);
+                self.submit(ring, slot);
             }
         }
         self.resume(now_ns, ring);
@@ -499,15 +571,27 @@ impl Queue for FileQueue {
         done: &mut Vec<Completion>,
         _wake: &mut PortSet,
     ) {
-        // Nothing that is done on the spot has anything that others wait for.
+        if self.replies.is_some() {
+            self.take_replies();
+        }
+        // What comes here may free what others wait for.
+        let is_news = !self.news.is_empty();
         while let Some((slot, result)) = self.news.pop() {
             self.finished(now_ns, ring, slot, result);
+        }
+        if is_news {
+            self.resume(now_ns, ring);
         }
         done.append(&mut self.done);
     }
 
+    fn store_of(&self, file: u16) -> u16 {
+        let open = self.files.get(usize::from(file)).and_then(Option::as_ref);
+        open.map_or(0, |open| open.backing.store.number)
+    }
+
     fn deadline_ns(&self) -> Option<u64> {
-        if !(self.news.is_empty() && self.writes.is_empty()) {
+        if self.has_new_writes || !self.news.is_empty() || self.replies.is_some() {
             return Some(0);
         }
         if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
@@ -532,7 +616,11 @@ impl FileQueue {
                 self.release(slot);
                 self.advance(now_ns, ring, slot);
             }
-            Verdict::More => self.submit(now_ns, ring, slot),
+            Verdict::More => {
+                operation.may_wait = false;
+                self.submit(ring, slot);
+            }
+            Verdict::Wait => self.hand_over(slot),
             Verdict::Again => {
                 self.wait(now_ns);
                 self.again.push(slot);
@@ -572,6 +660,8 @@ enum Verdict {
     Otherwise,
     /// There is more to be handed to the kernel.
     More,
+    /// A thread that may wait is to do it.
+    Wait,
     /// The same again, after a pause.
     Again,
     /// The command has failed.
@@ -610,52 +700,70 @@ impl Operation {
             || self.step == Step::Straight && self.command.op == Op::Read
     }
 
-    /// The io_uring operation for what is left of the part.
-    fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+    /// Whether a thread that may wait has to do it: it would wait in any case, or cannot say that
+    /// it must not.
+    fn may_wait(&self, backing: &Backing) -> bool {
+        let is_transfer = !matches!(self.step, Step::Sync | Step::Punch | Step::ZeroRange);
+        !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
+    }
+
+    /// The call for what is left of the part.
+    fn call(&self, backing: &Backing) -> Call {
         match self.step {
-            Step::Sync => {
-                build!(file, fd => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build())
-            }
+            Step::Sync => Call::Sync,
             Step::Punch | Step::ZeroRange => {
                 let kind = if self.step == Step::Punch {
                     libc::FALLOC_FL_PUNCH_HOLE
                 } else {
                     libc::FALLOC_FL_ZERO_RANGE
                 };
-                let (offset, length) = (self.offset(), u64::from(self.length));
                 let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
-                build!(file, fd => opcode::Fallocate::new(fd, length).offset(offset).mode(mode).build())
+                Call::Allocate { mode, offset: self.offset(), length: u64::from(self.length) }
             }
-            _ => self.transfer_entry(backing, file),
+            _ => {
+                let (offset, length, address) = self.left_in(backing.block);
+                let one = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
+                let pieces = if self.vectors.is_empty() {
+                    Pieces::One(one)
+                } else {
+                    Pieces::Many(self.vectors.as_ptr(), self.vectors.len())
+                };
+                if self.is_read() {
+                    Call::Read { pieces, offset }
+                } else {
+                    Call::Write { pieces, offset, is_durable: self.is_durable() }
+                }
+            }
         }
     }
 
-    fn transfer_entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+    /// Whether what it writes is to be on stable storage when it has been written.
+    fn is_durable(&self) -> bool {
+        self.command.fua && self.command.op == Op::Write
+    }
+
+    /// The io_uring operation for what is left of the part, which is read or written and does not
+    /// wait.
+    fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+        let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
+        let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
         if !self.vectors.is_empty() {
             let (vectors, count, offset) =
                 (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
             return match self.is_read() {
-                true => {
-                    build!(file, fd => opcode::Readv::new(fd, vectors, count).offset(offset).build())
-                }
-                false => {
-                    build!(file, fd => opcode::Writev::new(fd, vectors, count).offset(offset).build())
-                }
+                true => build!(file, fd =>
+                    opcode::Readv::new(fd, vectors, count).offset(offset).rw_flags(no_wait).build()),
+                false => build!(file, fd =>
+                    opcode::Writev::new(fd, vectors, count).offset(offset).rw_flags(flags).build()),
             };
         }
-        let (offset, length, memory) = self.transfer(backing.block);
-        let address = memory.address.wrapping_add(self.moved as usize);
-        let offset = offset + u64::from(self.moved);
-        let length = length - self.moved;
-        let flags =
-            if self.command.fua && self.command.op == Op::Write { libc::RWF_DSYNC } else { 0 };
+        let (offset, length, address) = self.left_in(backing.block);
+        let (_, _, memory) = self.transfer(backing.block);
         match (self.is_read(), memory.fixed.map(|index| index as u16)) {
-            (true, Some(index)) => {
-                build!(file, fd => opcode::ReadFixed::new(fd, address, length, index).offset(offset).build())
-            }
-            (true, None) => {
-                build!(file, fd => opcode::Read::new(fd, address, length).offset(offset).build())
-            }
+            (true, Some(index)) => build!(file, fd =>
+                opcode::ReadFixed::new(fd, address, length, index).offset(offset).rw_flags(no_wait).build()),
+            (true, None) => build!(file, fd =>
+                opcode::Read::new(fd, address, length).offset(offset).rw_flags(no_wait).build()),
             (false, Some(index)) => build!(file, fd =>
                 opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
             (false, None) => build!(file, fd =>
@@ -665,7 +773,12 @@ impl Operation {
 
     /// What is left of a part that is a plain read or write: file offset, length, and address.
     fn left(&self) -> (u64, u32, *mut u8) {
-        let (offset, length, memory) = self.transfer(1);
+        self.left_in(1)
+    }
+
+    /// What is left of a read or write of whole blocks: file offset, length, and address.
+    fn left_in(&self, block: u32) -> (u64, u32, *mut u8) {
+        let (offset, length, memory) = self.transfer(block);
         (
             offset + u64::from(self.moved),
             length - self.moved,
@@ -675,17 +788,15 @@ impl Operation {
 
     /// Whether it is a read or write by way of the page cache.
     fn is_cached(&self, backing: &Backing) -> bool {
-        backing.block == 1 && backing.memory_align == 1 && self.step == Step::Straight
+        backing.block == 1
+            && backing.memory_align == 1
+            && matches!(self.step, Step::Straight | Step::WriteZeroes)
     }
 
-    /// Whether it is a write for the page cache to take on the spot. Parts of pages may have to be
-    /// fetched first.
-    fn is_written_at_once(&self, backing: &Backing) -> bool {
-        if self.is_read() || self.command.fua || !self.is_cached(backing) {
-            return false;
-        }
-        let (offset, length, _) = self.left();
-        (offset | u64::from(length)) % PAGE as u64 == 0
+    /// Whether it is a write for the page cache to take. What has to be on stable storage waits for
+    /// the disk, and others must not wait with it.
+    fn is_cached_write(&self, backing: &Backing) -> bool {
+        !self.is_read() && !self.command.fua && self.is_cached(backing)
     }
 
     /// The read, done on the spot, and its result; `None` if it is none, or might wait.
@@ -698,7 +809,7 @@ impl Operation {
         let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
         // not have it.
-        let result = unsafe { at_once::read(&backing.file, pieces, offset) };
+        let result = unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) };
         // What is merged is read as a whole.
         result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
     }
@@ -706,7 +817,13 @@ impl Operation {
     /// Takes in the result of the system call.
     fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
         match -result {
+            libc::EAGAIN if !self.may_wait => return Verdict::Wait,
             libc::EAGAIN | libc::EINTR => return Verdict::Again,
+            // It cannot be told not to wait.
+            libc::EOPNOTSUPP if !self.may_wait => {
+                backing.no_wait.note_refused();
+                return Verdict::Wait;
+            }
             libc::EOPNOTSUPP if self.step == Step::Punch => {
                 backing.punch.note_refused();
                 return Verdict::Otherwise;
