@@ -63,6 +63,9 @@ pub(super) struct Desk<'a> {
     pub(super) waiting: Vec<FlowId>,
     /// Files that are to be closed.
     pub(super) closing: Vec<Closing>,
+    /// When to look next whether removed tenants have something under way, and the pause after
+    /// that: longer and longer while nothing changes, as on a store that hangs.
+    pub(super) next_look: (Instant, Duration),
     /// The device's preferred size of a transfer.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,

@@ -89,6 +89,8 @@ pub const STUCK_AFTER: Duration = Duration::from_secs(5);
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 /// How often a server that prepares a tenant's range, or closes one's file, looks how far that is.
 const PREPARE_PERIOD: Duration = Duration::from_millis(5);
+/// The longest pause of that while requests of removed tenants stay under way.
+const PREPARE_PAUSE: Duration = Duration::from_millis(160);
 /// How often a server that changes its policy looks whether the old one has finished.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
@@ -294,6 +296,7 @@ pub fn serve(
         leftovers: Vec::new(),
         waiting: Vec::new(),
         closing: Vec::new(),
+        next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
         listeners: Vec::new(),
         started: Instant::now(),

@@ -4,6 +4,7 @@
 //! a range to be zeroed first.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use fairq_core::{FlowId, Weight};
 
@@ -14,7 +15,9 @@ use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::serve::wipe::{Wipe, Wiping};
 use crate::server::desk::Desk;
 use crate::server::schedulers::Schedulers;
-use crate::server::{AdminError, GRACE, Member, Roster, Server, ServerError, Tenant};
+use crate::server::{
+    AdminError, GRACE, Member, PREPARE_PAUSE, PREPARE_PERIOD, Roster, Server, ServerError, Tenant,
+};
 use crate::shard::Message;
 
 pub(super) fn add_flows(
@@ -137,8 +140,13 @@ impl Desk<'_> {
 
     /// Takes both a step further.
     pub(super) fn do_chores(&mut self) {
-        if !self.waiting.is_empty() || !self.closing.is_empty() {
+        let (at, pause) = self.next_look;
+        if !(self.waiting.is_empty() && self.closing.is_empty()) && at <= Instant::now() {
+            let before = self.leftovers.len();
             self.forget_leftovers();
+            let is_stuck = !self.leftovers.is_empty() && self.leftovers.len() == before;
+            let pause = if is_stuck { (pause * 2).min(PREPARE_PAUSE) } else { PREPARE_PERIOD };
+            self.next_look = (Instant::now() + pause, pause);
         }
         self.close_files();
         self.prepare();

@@ -7,7 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::file::at_once;
 use crate::device::file::open::Backing;
+use crate::device::file::workers::Workers;
 use crate::io::wakers::Wakers;
+
+/// Bytes that are written before their operations are answered.
+const TOGETHER: usize = 512 << 10;
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug)]
@@ -177,34 +181,45 @@ impl Batch {
         self.runs.push(Run { backing: backing.clone(), offset, pieces, slots });
     }
 
-    /// Writes, and says for each run what became of it.
+    /// The operations.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.slots.iter().map(|&(slot, _)| slot)
+    }
+
+    /// Writes, and says for the runs what became of them.
     ///
     /// # Safety
     /// As for [`Call::make`], of each operation.
     unsafe fn make(self, mut told: impl FnMut(&[Reply])) {
         let (mut piece, mut slot, mut replies) = (0, 0, Vec::new());
+        let mut written = 0;
         for run in &self.runs {
             let (pieces, slots) = (&self.pieces[piece..run.pieces], &self.slots[slot..run.slots]);
             (piece, slot) = (run.pieces, run.slots);
             // SAFETY: the caller vouches for the operations; readable memory that is the device's.
             let result = unsafe { at_once::write(&run.backing.file, pieces, run.offset, 0) };
-            replies.clear();
             shares(result, slots, &mut replies);
-            told(&replies);
+            written += result.max(0) as usize;
+            // A reply at a time would wake shard and client for each.
+            if written >= TOGETHER {
+                told(&replies);
+                replies.clear();
+                written = 0;
+            }
         }
+        replies.push(Reply::Written { store: self.store });
+        told(&replies);
     }
 
-    /// Has them written by a thread of the store; the last reply is [`Reply::Written`].
+    /// Has them written by this thread; the last reply is [`Reply::Written`].
     ///
     /// # Safety
     /// As for [`Call::hand_over`], of each operation.
-    pub(super) unsafe fn hand_over(self, to: &Arc<Replies>) {
-        let Some(store) = self.runs.first().map(|run| run.backing.store.clone()) else { return };
-        let (number, replies) = (self.store, to.clone());
-        store.push(Box::new(move || {
+    pub(super) unsafe fn hand_over(self, writer: &Workers, to: &Arc<Replies>) {
+        let replies = to.clone();
+        writer.push(Box::new(move || {
             // SAFETY: as the caller said.
             unsafe { self.make(|some| replies.give(some)) };
-            replies.give(&[Reply::Written { store: number }]);
         }));
     }
 }

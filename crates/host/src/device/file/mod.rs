@@ -42,6 +42,7 @@ mod at_once;
 mod call;
 mod files;
 mod open;
+mod operation;
 mod part;
 mod queue;
 mod stores;

@@ -332,9 +332,9 @@ pub(super) fn identity_at(path: &Path) -> Option<(u64, u64)> {
 
 /// Whether the file system keeps its files in memory, and has no device to wait for.
 fn is_in_memory(file: &File) -> bool {
-    const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file)
-        .is_ok_and(|fs| [libc::TMPFS_MAGIC as i64, RAMFS_MAGIC].contains(&(fs.f_type as i64)))
+    /// The magic numbers of tmpfs and ramfs.
+    const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+    rustix::fs::fstatfs(file).is_ok_and(|fs| IN_MEMORY.contains(&fs.f_type))
 }
 
 /// Another opening of the same file.

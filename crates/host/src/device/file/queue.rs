@@ -33,33 +33,28 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use fairq_core::{Op, PortSet};
-use io_uring::{opcode, squeue, types};
 
 use crate::device::file::at_once;
-use crate::device::file::call::{Batch, Call, Pieces, Replies, Reply, shares};
+use crate::device::file::call::{Batch, Replies, Reply, shares};
 use crate::device::file::open::Backing;
-use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
+use crate::device::file::operation::{File, Operation, Verdict};
+use crate::device::file::part::{Next, Step, around, inside, next};
 use crate::device::file::stores::MAX_STORES;
+use crate::device::file::workers::Workers;
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
 use crate::device::{Command, Completion, Place, Queue};
-use crate::io::memory::{Buffer, Memory, Region};
+use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
 /// How long a command that is blocked, or is to be tried again, waits before the next look.
 const RETRY_NS: u64 = 20_000;
-/// How often an operation may move nothing before it is given up.
-const STALLS_MAX: u8 = 3;
 /// Pieces of memory in one system call; the kernel allows 1024.
 const PIECES_MAX: usize = 1000;
-
-#[repr(align(4096))]
-struct Zeroes([u8; ZEROES as usize]);
-static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 
 /// One shard's queue on a [`crate::device::file::FileDevice`].
 pub struct FileQueue {
@@ -85,6 +80,9 @@ pub struct FileQueue {
     taken: Vec<Reply>,
     /// The stores, by number, that have a batch of writes of this queue.
     is_writing: [bool; MAX_STORES],
+    /// A thread for the batches of each store, on the shard's CPU: the shard has nothing to do
+    /// when it waits for them, and waking a thread on another CPU takes longer than the writes.
+    writers: [Option<Workers>; MAX_STORES],
     /// Writes to be done when the queue is rung, whether there are some that it has not looked at,
     /// and where the data of those that are one system call is.
     pub(super) writes: Vec<u32>,
@@ -102,25 +100,6 @@ struct Open {
     backing: Arc<Backing>,
     /// Whether it is registered with the ring, by its number.
     is_registered: bool,
-}
-
-struct Operation {
-    command: Command,
-    /// Bytes of the command that are done.
-    done: u32,
-    step: Step,
-    /// Bytes of the command that the step is for.
-    length: u32,
-    /// Bytes that the step's read or write has moved.
-    moved: u32,
-    stalls: u8,
-    is_synced: bool,
-    bounce: Option<Buffer>,
-    access: Access,
-    /// Where a merged command's data is.
-    vectors: Vec<libc::iovec>,
-    /// A thread of the store makes its call, which may wait.
-    may_wait: bool,
 }
 
 impl FileQueue {
@@ -149,6 +128,7 @@ impl FileQueue {
             replies: Arc::new(Replies::new(place.wakers.clone(), usize::from(place.port.0))),
             taken: Vec::new(),
             is_writing: [false; MAX_STORES],
+            writers: Default::default(),
             writes: Vec::new(),
             has_new_writes: false,
             pieces: Vec::new(),
@@ -387,14 +367,30 @@ impl FileQueue {
         self.writes = slots;
         for (number, batch) in batches.into_iter().enumerate() {
             if let Some(batch) = batch {
-                self.is_writing[number] = true;
-                // SAFETY: as for one call, of each of the operations.
-                unsafe { batch.hand_over(&self.replies) };
+                self.hand_over_batch(number, batch);
             }
         }
         for reply in std::mem::take(&mut self.taken) {
             self.hear(reply);
         }
+    }
+
+    /// Has a batch written by the thread that there is for a store.
+    fn hand_over_batch(&mut self, store: usize, batch: Batch) {
+        let writer = match &self.writers[store] {
+            Some(writer) => writer,
+            None => match Workers::at_most(1) {
+                Ok(writer) => self.writers[store].insert(writer),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread for writes to the page cache");
+                    // The store's other threads do them, one by one.
+                    return batch.slots().for_each(|slot| self.hand_over(slot));
+                }
+            },
+        };
+        self.is_writing[store] = true;
+        // SAFETY: as for one call, of each of the operations.
+        unsafe { batch.hand_over(writer, &self.replies) };
     }
 
     /// Takes a reply in.
@@ -627,299 +623,5 @@ impl FileQueue {
             }
             Verdict::Failed(errno) => self.finish(slot, errno),
         }
-    }
-}
-
-/// How the ring names a file.
-enum File {
-    Registered(u32),
-    Plain(RawFd),
-}
-
-/// Builds an entry for either.
-macro_rules! build {
-    ($file:expr, $fd:ident => $entry:expr) => {
-        match $file {
-            File::Registered(index) => {
-                let $fd = types::Fixed(index);
-                $entry
-            }
-            File::Plain(fd) => {
-                let $fd = types::Fd(fd);
-                $entry
-            }
-        }
-    };
-}
-
-/// What an event means for its operation.
-enum Verdict {
-    /// The part is done.
-    Part,
-    /// The part is to be done in another way.
-    Otherwise,
-    /// There is more to be handed to the kernel.
-    More,
-    /// A thread that may wait is to do it.
-    Wait,
-    /// The same again, after a pause.
-    Again,
-    /// The command has failed.
-    Failed(i32),
-}
-
-impl Operation {
-    /// Where the part begins.
-    fn offset(&self) -> u64 {
-        self.command.offset + u64::from(self.done)
-    }
-
-    /// What the part's read or write moves: file offset, length, and memory.
-    fn transfer(&self, block: u32) -> (u64, u32, Memory) {
-        let bounce = || self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
-        match self.step {
-            Step::Fetch | Step::ReadBlock | Step::ChangedBlock => {
-                let (offset, length) = around(self.offset(), self.length, block);
-                (offset, length, bounce())
-            }
-            Step::Copy => (self.offset(), self.length, bounce()),
-            Step::WriteZeroes => {
-                let address = ZERO_BYTES.0.as_ptr().cast_mut();
-                (self.offset(), self.length, Memory { address, length: ZEROES, fixed: None })
-            }
-            _ => {
-                let memory = self.command.memory;
-                let address = memory.address.wrapping_add(self.done as usize);
-                (self.offset(), self.length, Memory { address, ..memory })
-            }
-        }
-    }
-
-    fn is_read(&self) -> bool {
-        matches!(self.step, Step::Fetch | Step::ReadBlock)
-            || self.step == Step::Straight && self.command.op == Op::Read
-    }
-
-    /// Whether a thread that may wait has to do it: it would wait in any case, or cannot say that
-    /// it must not.
-    fn may_wait(&self, backing: &Backing) -> bool {
-        let is_transfer = !matches!(self.step, Step::Sync | Step::Punch | Step::ZeroRange);
-        !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
-    }
-
-    /// The call for what is left of the part.
-    fn call(&self, backing: &Backing) -> Call {
-        match self.step {
-            Step::Sync => Call::Sync,
-            Step::Punch | Step::ZeroRange => {
-                let kind = if self.step == Step::Punch {
-                    libc::FALLOC_FL_PUNCH_HOLE
-                } else {
-                    libc::FALLOC_FL_ZERO_RANGE
-                };
-                let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
-                Call::Allocate { mode, offset: self.offset(), length: u64::from(self.length) }
-            }
-            _ => {
-                let (offset, length, address) = self.left_in(backing.block);
-                let one = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
-                let pieces = if self.vectors.is_empty() {
-                    Pieces::One(one)
-                } else {
-                    Pieces::Many(self.vectors.as_ptr(), self.vectors.len())
-                };
-                if self.is_read() {
-                    Call::Read { pieces, offset }
-                } else {
-                    Call::Write { pieces, offset, is_durable: self.is_durable() }
-                }
-            }
-        }
-    }
-
-    /// Whether what it writes is to be on stable storage when it has been written.
-    fn is_durable(&self) -> bool {
-        self.command.fua && self.command.op == Op::Write
-    }
-
-    /// The io_uring operation for what is left of the part, which is read or written and does not
-    /// wait.
-    fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
-        let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
-        let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
-        if !self.vectors.is_empty() {
-            let (vectors, count, offset) =
-                (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
-            return match self.is_read() {
-                true => build!(file, fd =>
-                    opcode::Readv::new(fd, vectors, count).offset(offset).rw_flags(no_wait).build()),
-                false => build!(file, fd =>
-                    opcode::Writev::new(fd, vectors, count).offset(offset).rw_flags(flags).build()),
-            };
-        }
-        let (offset, length, address) = self.left_in(backing.block);
-        let (_, _, memory) = self.transfer(backing.block);
-        match (self.is_read(), memory.fixed.map(|index| index as u16)) {
-            (true, Some(index)) => build!(file, fd =>
-                opcode::ReadFixed::new(fd, address, length, index).offset(offset).rw_flags(no_wait).build()),
-            (true, None) => build!(file, fd =>
-                opcode::Read::new(fd, address, length).offset(offset).rw_flags(no_wait).build()),
-            (false, Some(index)) => build!(file, fd =>
-                opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
-            (false, None) => build!(file, fd =>
-                opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()),
-        }
-    }
-
-    /// What is left of a part that is a plain read or write: file offset, length, and address.
-    fn left(&self) -> (u64, u32, *mut u8) {
-        self.left_in(1)
-    }
-
-    /// What is left of a read or write of whole blocks: file offset, length, and address.
-    fn left_in(&self, block: u32) -> (u64, u32, *mut u8) {
-        let (offset, length, memory) = self.transfer(block);
-        (
-            offset + u64::from(self.moved),
-            length - self.moved,
-            memory.address.wrapping_add(self.moved as usize),
-        )
-    }
-
-    /// Whether it is a read or write by way of the page cache.
-    fn is_cached(&self, backing: &Backing) -> bool {
-        backing.block == 1
-            && backing.memory_align == 1
-            && matches!(self.step, Step::Straight | Step::WriteZeroes)
-    }
-
-    /// Whether it is a write for the page cache to take. What has to be on stable storage waits for
-    /// the disk, and others must not wait with it.
-    fn is_cached_write(&self, backing: &Backing) -> bool {
-        !self.is_read() && !self.command.fua && self.is_cached(backing)
-    }
-
-    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
-    fn read_at_once(&self, backing: &Backing) -> Option<i32> {
-        if !self.is_read() || !self.is_cached(backing) {
-            return None;
-        }
-        let (offset, length, address) = self.left();
-        let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
-        let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
-        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
-        // not have it.
-        let result = unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) };
-        // What is merged is read as a whole.
-        result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
-    }
-
-    /// Takes in the result of the system call.
-    fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
-        match -result {
-            libc::EAGAIN if !self.may_wait => return Verdict::Wait,
-            libc::EAGAIN | libc::EINTR => return Verdict::Again,
-            // It cannot be told not to wait.
-            libc::EOPNOTSUPP if !self.may_wait => {
-                backing.no_wait.note_refused();
-                return Verdict::Wait;
-            }
-            libc::EOPNOTSUPP if self.step == Step::Punch => {
-                backing.punch.note_refused();
-                return Verdict::Otherwise;
-            }
-            libc::EOPNOTSUPP if self.step == Step::ZeroRange => {
-                backing.zero_range.note_refused();
-                return Verdict::Otherwise;
-            }
-            errno if errno > 0 => return Verdict::Failed(errno),
-            _ => {}
-        }
-        if !self.vectors.is_empty() {
-            return if result as u32 == self.length {
-                Verdict::Part
-            } else {
-                Verdict::Failed(libc::EIO)
-            };
-        }
-        match self.step {
-            Step::Sync => {
-                self.is_synced = true;
-                Verdict::Part
-            }
-            Step::Punch => {
-                backing.punch.note_done();
-                Verdict::Part
-            }
-            Step::ZeroRange => {
-                backing.zero_range.note_done();
-                Verdict::Part
-            }
-            _ if self.is_read() => self.has_read(backing, result as u32),
-            _ => self.has_written(backing, result as u32),
-        }
-    }
-
-    fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (offset, length, _) = self.transfer(backing.block);
-        self.moved += count.min(length - self.moved);
-        if self.moved < length {
-            // Direct reads end inside a block only at the end of the file.
-            if count > 0 && count.is_multiple_of(backing.block) {
-                return Verdict::More;
-            }
-            backing.note_end(offset + u64::from(self.moved));
-            return Verdict::Failed(libc::EIO);
-        }
-        match self.step {
-            Step::Fetch => {
-                self.drain_bounce((self.offset() % u64::from(backing.block)) as usize);
-                Verdict::Part
-            }
-            Step::ReadBlock => {
-                self.fill_bounce((self.offset() % u64::from(backing.block)) as usize);
-                (self.step, self.moved, self.stalls) = (Step::ChangedBlock, 0, 0);
-                Verdict::More
-            }
-            _ => Verdict::Part,
-        }
-    }
-
-    fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (_, length, _) = self.transfer(backing.block);
-        // Only whole blocks count, so that the rest is aligned; writing part of one once more does
-        // no harm.
-        let count = count.min(length - self.moved) / backing.block * backing.block;
-        self.moved += count;
-        if self.moved == length {
-            return Verdict::Part;
-        }
-        // The next try brings what stopped this one: no space, most likely.
-        self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
-        if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
-    }
-
-    /// Puts the command's bytes of this part (zeroes, if it has none) in the bounce buffer.
-    fn fill_bounce(&mut self, at: usize) {
-        let Some(bounce) = &mut self.bounce else { return };
-        let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
-        if self.command.op == Op::WriteZeroes {
-            bytes.fill(0);
-            return;
-        }
-        let from = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-    }
-
-    /// Puts what was fetched in the command's memory.
-    fn drain_bounce(&mut self, at: usize) {
-        let Some(bounce) = &mut self.bounce else { return };
-        let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
-        let to = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and has room for its length; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }

@@ -33,7 +33,9 @@ pub(super) struct Workers {
 struct Pool {
     state: Mutex<State>,
     work: Condvar,
-    /// Where the threads may run: a shard's CPU is no place for what a shard has given away.
+    /// Threads at most.
+    most: usize,
+    /// Where the threads may run: where the thread that has started the first one may.
     cpus: Option<CpuSet>,
 }
 
@@ -47,10 +49,16 @@ struct State {
 }
 
 impl Workers {
-    /// With one thread; an error if the system has no room for it.
+    /// Those of a store.
     pub(super) fn start() -> std::io::Result<Workers> {
+        Workers::at_most(MOST)
+    }
+
+    /// Up to so many, of which there is one; an error if the system has no room for it. They run
+    /// where the calling thread may.
+    pub(super) fn at_most(most: usize) -> std::io::Result<Workers> {
         let cpus = sched_getaffinity(None).ok();
-        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), cpus });
+        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), most, cpus });
         pool.lock().threads = 1;
         pool.spawn()?;
         Ok(Workers { pool })
@@ -95,7 +103,7 @@ impl Pool {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
-                let is_last = state.idle == 0 && state.threads < MOST;
+                let is_last = state.idle == 0 && state.threads < self.most;
                 state.threads += usize::from(is_last);
                 drop(state);
                 // Without another thread this one goes on to the next job when this job is done.
