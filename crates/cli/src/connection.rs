@@ -3,18 +3,21 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use crate::config::listen;
+use crate::operate::rpc::UNFINISHED;
 use crate::refusal::Refusal;
 
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it is left alone when it has not finished.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// A connection to a server's control socket.
 pub(crate) struct Connection {
@@ -46,8 +49,27 @@ impl Connection {
         Ok(Connection { stream: BufReader::new(stream), calls: 0 })
     }
 
-    /// Calls a method.
+    /// Calls a method; again for a while as long as the server says that it has not finished.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut answer = self.ask(method, &params)?;
+            let code = answer["error"]["code"].as_i64();
+            if code == Some(i64::from(UNFINISHED)) && Instant::now() < deadline {
+                std::thread::sleep(AGAIN);
+                continue;
+            }
+            let message = answer["error"]["message"].as_str().unwrap_or_default();
+            match code {
+                None => return Ok(answer["result"].take()),
+                Some(-32602) => return Err(Refusal::new(message).into()),
+                Some(_) => bail!("{message}"),
+            }
+        }
+    }
+
+    /// Sends a call, and gives what is answered.
+    fn ask(&mut self, method: &str, params: &Value) -> anyhow::Result<Value> {
         self.calls += 1;
         let request =
             json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
@@ -58,14 +80,6 @@ impl Connection {
         if line.is_empty() {
             bail!("the server ended the connection: only its own user and root may control it");
         }
-        let mut answer: Value =
-            serde_json::from_str(&line).context("what answers there is no fairq server")?;
-        match answer.get("error") {
-            Some(error) if error["code"] == json!(-32602) => {
-                Err(Refusal::new(error["message"].as_str().unwrap_or_default()).into())
-            }
-            Some(error) => bail!("{}", error["message"].as_str().unwrap_or_default()),
-            None => Ok(answer["result"].take()),
-        }
+        serde_json::from_str(&line).context("what answers there is no fairq server")
     }
 }

@@ -270,6 +270,20 @@ fn status(result: &Value) -> String {
         let text = format!("{} has kept {kept} of {all}: restore it", string(&file["path"]));
         lines.push(("cut off", text));
     }
+    let stores = result["stores"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for store in stores.iter().filter(|store| stores.len() > 1 || store["stuck"] == json!(true)) {
+        let names = store["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let names: Vec<String> = names.iter().map(string).collect();
+        let mut text = format!("{}: {}", string(&store["name"]), names.join(", "));
+        if !store["slots"].is_null() {
+            text += &format!(", {} of {} slots in use", store["slots_in_use"], store["slots"]);
+        }
+        if store["stuck"] == json!(true) {
+            let oldest = number(&store["oldest_s"]);
+            text += &format!(", stuck: has not answered for {oldest:.0} s, see to its device");
+        }
+        lines.push(("store", text));
+    }
     if result["draining"] == json!(true) {
         lines.push(("draining", "no more connections; it ends with the last".into()));
     }
@@ -290,6 +304,7 @@ fn tenants(result: &Value) -> String {
         "queue",
         "errors",
         "size",
+        "store",
     ]);
     for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
         let last = &tenant["last_second"];
@@ -310,6 +325,7 @@ fn tenants(result: &Value) -> String {
             ),
             tenant["errors"].to_string(),
             exact_size(tenant["size"].as_u64().unwrap_or(0)),
+            string(&tenant["store"]),
         ]);
     }
     align_right(&mut table);

@@ -71,15 +71,9 @@ pub(crate) fn shard_cpus(
 }
 
 /// A file as the device opens it; one that is not there is only made if that is asked for.
-pub(crate) fn file_spec(file: FileConfig) -> Result<FileSpec, Refusal> {
-    if !file.create && !file.path.exists() {
-        let size = if file.size.is_some() { "" } else { " and size=10G, say," };
-        let path = file.path.display();
-        return Err(Refusal::new(format!(
-            "{path}: there is no such file: add create{size} to have it made, sparse"
-        )));
-    }
-    Ok(FileSpec { path: file.path, create_size: file.size })
+pub(crate) fn file_spec(file: FileConfig) -> FileSpec {
+    let FileConfig { path, size, create, store } = file;
+    FileSpec { path, create_size: size, create, store }
 }
 
 fn pass_by(direct: Direct) -> file::Direct {
@@ -95,10 +89,7 @@ fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, 
         &Backing::Null { size } => BackingSpec::Null { size },
         &Backing::Ram { size } => BackingSpec::Ram { size },
         Backing::File { file, direct } => {
-            let files = std::iter::once(file.clone())
-                .chain(own)
-                .map(file_spec)
-                .collect::<Result<_, _>>()?;
+            let files = std::iter::once(file.clone()).chain(own).map(file_spec).collect();
             BackingSpec::File { files, direct: pass_by(*direct) }
         }
     };
@@ -159,8 +150,7 @@ impl DeviceConfig {
             }
             DeviceConfig::File { file, direct } => {
                 let shared = file.iter().cloned().collect::<Vec<_>>();
-                let files =
-                    shared.into_iter().chain(own).map(file_spec).collect::<Result<_, _>>()?;
+                let files = shared.into_iter().chain(own).map(file_spec).collect();
                 DeviceSpec::File { files, direct: pass_by(*direct) }
             }
             DeviceConfig::NvmeSoft(config) => {

@@ -21,6 +21,16 @@ pub(crate) struct Status {
     pub(crate) connections: u64,
     pub(crate) draining: bool,
     pub(crate) policy_state: PolicyState,
+    #[serde(default)]
+    pub(crate) stores: Vec<Store>,
+}
+
+/// Of a store, what is shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Store {
+    pub(crate) name: String,
+    pub(crate) oldest_s: f64,
+    pub(crate) stuck: bool,
 }
 
 /// The policy's state.
@@ -50,6 +60,8 @@ pub(crate) struct Depth {
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) weight: u64,
+    #[serde(default)]
+    pub(crate) store: Option<String>,
     pub(crate) staged: u64,
     pub(crate) in_flight: u64,
     pub(crate) errors: u64,

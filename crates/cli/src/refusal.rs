@@ -5,17 +5,30 @@ use std::fmt;
 /// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with
 /// status 2.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refusal(String);
+pub(crate) struct Refusal {
+    text: String,
+    /// The same may be taken in a moment.
+    is_temporary: bool,
+}
 
 impl Refusal {
     pub(crate) fn new(text: impl Into<String>) -> Refusal {
-        Refusal(text.into())
+        Refusal { text: text.into(), is_temporary: false }
+    }
+
+    /// Something that takes its time and goes on: who asks again hears what has come of it.
+    pub(crate) fn temporary(text: impl Into<String>) -> Refusal {
+        Refusal { text: text.into(), is_temporary: true }
+    }
+
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.is_temporary
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 

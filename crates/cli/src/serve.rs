@@ -54,20 +54,26 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let ranges = ranges(&plan, &sizes)?;
     let config = server_config(&plan, &ranges, given.surroundings.inherited_sockets)?;
     let flows = config.most_tenants;
-    let welcome = Welcome::new(&plan, &ranges);
+    let stores: Vec<u16> = ranges.iter().map(|range| device.store_of(range.file)).collect();
+    let welcome = Welcome::new(&plan, &ranges, stores);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
     let shape = Shape::new(topology(&plan.cpus), flows, config.tags)
         .before(plan.device.default_slots())
         .searching();
-    let policy = build_policy(&plan.policy, &shape)?;
-    let mut console = Console::new(given, plan, settings, sizes, shape, welcome)?;
+    let stores = device.room_for_stores();
+    let policy = build_policy(&plan.policy, &shape, stores)?;
+    let mut console = Console::new(given, plan, settings, sizes, (shape, stores), welcome)?;
     server::serve(policy, device, config, &mut console)?;
     tracing::info!("ended: what was answered is on stable storage");
     Ok(())
 }
 
-/// A policy for the server's shards.
-pub(crate) fn build_policy(config: &PolicyConfig, shape: &Shape) -> Result<BuiltPolicy, Refusal> {
+/// A policy for the server's shards: one for each of `stores` stores.
+pub(crate) fn build_policy(
+    config: &PolicyConfig,
+    shape: &Shape,
+    stores: usize,
+) -> Result<BuiltPolicy, Refusal> {
     struct Build;
 
     impl WithPolicy for Build {
@@ -81,7 +87,8 @@ pub(crate) fn build_policy(config: &PolicyConfig, shape: &Shape) -> Result<Built
         }
     }
 
-    with_policy::<Native, _>(config, shape.clone(), Build)
+    let build = || with_policy::<Native, _>(config, shape.clone(), Build);
+    (1..stores).try_fold(build()?, |built, _| Ok(built.and(build()?)))
 }
 
 /// The sockets that the service manager passed to this process.
@@ -95,7 +102,8 @@ fn inherited_sockets() -> usize {
 /// The files of tenants that have one of their own.
 fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
     let file = |tenant: &Tenant| {
-        Some(FileConfig { path: tenant.path.clone()?, size: tenant.size, create: tenant.create })
+        let (path, store) = (tenant.path.clone()?, tenant.store.clone());
+        Some(FileConfig { path, size: tenant.size, create: tenant.create, store })
     };
     tenants.iter().filter_map(file).collect()
 }
@@ -181,11 +189,13 @@ fn server_config(
 struct Welcome {
     plan: Plan,
     ranges: Vec<Range>,
+    /// The store of each tenant.
+    stores: Vec<u16>,
 }
 
 impl Welcome {
-    fn new(plan: &Plan, ranges: &[Range]) -> Welcome {
-        Welcome { plan: plan.clone(), ranges: ranges.to_vec() }
+    fn new(plan: &Plan, ranges: &[Range], stores: Vec<u16>) -> Welcome {
+        Welcome { plan: plan.clone(), ranges: ranges.to_vec(), stores }
     }
 
     /// What is served, to whom, and how to attach.
@@ -211,11 +221,15 @@ impl Welcome {
     }
 
     fn tenant_table(&self, addresses: &[Listen], with_tls: bool) -> String {
-        let total: f64 =
-            self.plan.tenants.iter().map(|tenant| f64::from(tenant.weight.get())).sum();
         let mut table = plain_table();
         table.set_header(["tenant", "weight", "entitled", "size", "at"]);
-        for (tenant, range) in self.plan.tenants.iter().zip(&self.ranges) {
+        let weights = |store: u16| -> f64 {
+            let of_all = self.plan.tenants.iter().zip(&self.stores);
+            let of_store = of_all.filter(|(_, other)| **other == store);
+            of_store.map(|(tenant, _)| f64::from(tenant.weight.get())).sum()
+        };
+        let places = self.ranges.iter().zip(&self.stores);
+        for (tenant, (range, &store)) in self.plan.tenants.iter().zip(places) {
             let uris: Vec<String> =
                 addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
             let size = if tenant.read_only {
@@ -226,7 +240,7 @@ impl Welcome {
             table.add_row([
                 tenant.name.clone(),
                 tenant.weight.get().to_string(),
-                show_percent(f64::from(tenant.weight.get()) / total),
+                show_percent(f64::from(tenant.weight.get()) / weights(store)),
                 size,
                 uris.join("\n"),
             ]);

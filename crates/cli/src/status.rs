@@ -7,6 +7,7 @@
 //! Nobody waits for a reader: lines that find no room are lost, and counted in the next one
 //! ([`unread`]), and a terminal that was stopped keeps the table that it shows.
 
+use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,20 +41,28 @@ pub(crate) struct Now {
     pub(crate) device_ns: f64,
 }
 
-/// Derives each tenant's row from what was counted in `seconds`.
+/// Derives each tenant's row from what was counted in `seconds`; `stores` is the store of each:
+/// shares are of what the store's tenants got.
 pub(crate) fn rows(
     tenants: &[(String, u16)],
+    stores: &[u16],
     counted: &[Arc<TenantStats>],
     seconds: f64,
 ) -> Vec<Row> {
     let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
-    let active = || tenants.iter().zip(counted).filter(|(_, stats)| is_active(stats));
-    let weights: f64 = active().map(|((_, weight), _)| f64::from(*weight)).sum();
-    let bytes: u64 = counted.iter().map(|stats| stats.bytes()).sum();
+    // Of each store, the weights of those that are active, and what all got.
+    let mut sums: HashMap<u16, (f64, u64)> = HashMap::new();
+    for (((_, weight), store), stats) in tenants.iter().zip(stores).zip(counted) {
+        let (weights, bytes) = sums.entry(*store).or_default();
+        *weights += if is_active(stats) { f64::from(*weight) } else { 0.0 };
+        *bytes += stats.bytes();
+    }
     tenants
         .iter()
+        .zip(stores)
         .zip(counted)
-        .map(|((name, weight), stats)| Row {
+        .map(|(((name, weight), store), stats)| (name, weight, stats, sums[store]))
+        .map(|(name, weight, stats, (weights, bytes))| Row {
             name: name.clone(),
             now: is_active(stats).then(|| Now {
                 entitled: f64::from(*weight) / weights,
@@ -204,7 +213,12 @@ mod tests {
     fn three() -> Vec<Row> {
         let tenants = [("gold", 300), ("silver", 100), ("lead", 100)]
             .map(|(name, weight)| (name.to_owned(), weight));
-        rows(&tenants, &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)].map(Arc::new), 0.5)
+        rows(
+            &tenants,
+            &[0; 3],
+            &[stats(600, 90_000), stats(200, 310_000), stats(0, 0)].map(Arc::new),
+            0.5,
+        )
     }
 
     #[test]
@@ -220,7 +234,7 @@ mod tests {
         let mut waiting = stats(0, 0);
         waiting.in_flight = 1;
         let tenants = [("a".to_owned(), 100), ("b".to_owned(), 300)];
-        let rows = super::rows(&tenants, &[stats(10, 1000), waiting].map(Arc::new), 1.0);
+        let rows = super::rows(&tenants, &[0; 2], &[stats(10, 1000), waiting].map(Arc::new), 1.0);
         assert_eq!(rows[1].now.unwrap().entitled, 0.75, "who waits is active");
     }
 
@@ -261,5 +275,15 @@ mod tests {
         assert_eq!(frame(0, "a\nb"), "\ra\x1b[K\nb\x1b[K\n\x1b[J");
         assert_eq!(frame(3, "a"), "\r\x1b[3Aa\x1b[K\n\x1b[J");
         assert_eq!(frame(3, ""), "\r\x1b[3A\x1b[J");
+    }
+
+    #[test]
+    fn shares_are_those_of_a_store() {
+        let tenants = [("a".to_owned(), 300), ("b".to_owned(), 100), ("c".to_owned(), 7)];
+        let counted = [stats(30, 1000), stats(10, 1000), stats(500, 1000)].map(Arc::new);
+        let rows = super::rows(&tenants, &[0, 0, 1], &counted, 1.0);
+        let entitled: Vec<f64> = rows.iter().map(|row| row.now.unwrap().entitled).collect();
+        assert_eq!(entitled, [0.75, 0.25, 1.0]);
+        assert_eq!(rows[2].now.unwrap().share, 1.0);
     }
 }

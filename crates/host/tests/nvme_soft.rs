@@ -126,7 +126,7 @@ fn no_wake_up_is_lost_over_a_file() {
     // Beside the build, where direct I/O is more likely than in `/tmp`.
     let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let scratch = tempfile::tempdir_in(target).unwrap();
-    let files = vec![FileSpec { path: scratch.path().join("disk"), create_size: Some(SIZE) }];
+    let files = vec![FileSpec::new(scratch.path().join("disk"), Some(SIZE))];
     let spec = soft(BackingSpec::File { files, direct: Direct::Auto });
     no_wake_up_is_lost(NvmeSoftSpec { window: 1, ..spec.clone() }, 3);
     no_wake_up_is_lost(NvmeSoftSpec { poller: Poller::Core, ..spec }, 2);

@@ -34,8 +34,10 @@ pub(crate) struct ServeArgs {
     /// A tenant; may be given many times
     ///
     /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or
-    /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), keep-data (do
-    /// not zero the range of a tenant that is added to a running server), read-only, urgent (d2fq),
+    /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), store=NAME
+    /// (share a scheduler with these, and compare weights with them; default: with all whose files
+    /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
+    /// running server), read-only, urgent (d2fq),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
     /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), description. A comma in a value is written twice.

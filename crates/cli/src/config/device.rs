@@ -178,6 +178,8 @@ pub(crate) struct FileConfig {
     /// To be made, sparse, if it is not there. Never by itself: what is missing may be the file
     /// system it is on.
     pub(crate) create: bool,
+    /// The store that it is said to belong to; that of its device if not said.
+    pub(crate) store: Option<String>,
 }
 
 impl FromStr for DeviceTable {
@@ -251,7 +253,7 @@ impl DeviceTable {
                         "device: a file needs a path: add path=/srv/disk.img, say",
                     ));
                 }
-                let file = self.path.map(|path| FileConfig { path, size, create });
+                let file = self.path.map(|path| FileConfig { path, size, create, store: None });
                 DeviceConfig::File { file, direct: self.direct.unwrap_or_default() }
             }
         })
@@ -279,7 +281,7 @@ impl DeviceTable {
                         "device: create needs to know how large: add size=10G, say",
                     ));
                 }
-                let file = FileConfig { path: path.into(), size, create };
+                let file = FileConfig { path: path.into(), size, create, store: None };
                 Backing::File { file, direct: self.direct.unwrap_or_default() }
             }
             other => {
@@ -402,7 +404,9 @@ mod tests {
             }),
             "0 is no limit"
         );
-        let file = |path: &str, size, create| Some(FileConfig { path: path.into(), size, create });
+        let file = |path: &str, size, create| {
+            Some(FileConfig { path: path.into(), size, create, store: None })
+        };
         assert_eq!(
             complete("file,path=/srv/a.img,size=10G,create,direct=off"),
             Ok(DeviceConfig::File {
@@ -446,7 +450,12 @@ mod tests {
         );
         assert!(!nvme("nvme-soft,wrr=false").wrr);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
-        let file = FileConfig { path: "/srv/a.img".into(), size: Some(1 << 30), create: true };
+        let file = FileConfig {
+            path: "/srv/a.img".into(),
+            size: Some(1 << 30),
+            create: true,
+            store: None,
+        };
         let backing = nvme("nvme-soft,backing=/srv/a.img,size=1G,create").backing;
         assert_eq!(backing, Backing::File { file, direct: Direct::Auto });
     }

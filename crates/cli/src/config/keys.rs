@@ -74,7 +74,7 @@ mod tests {
         comes_through::<TenantTable>(&[
             "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a \
              b,description=c=d,,e",
-            "db,weight=cgroup:/tenants/db,path=/a b/c,create,keep-data",
+            "db,weight=cgroup:/tenants/db,path=/a b/c,create,keep-data,store=fast",
             "db,uid=1+2,user=a+b,group=c,connections=3",
         ]);
     }

@@ -53,6 +53,7 @@ pub(crate) struct TenantTable {
     pub(crate) weight: Option<WeightSource>,
     pub(crate) path: Option<PathBuf>,
     pub(crate) create: Option<bool>,
+    pub(crate) store: Option<String>,
     pub(crate) keep_data: Option<bool>,
     pub(crate) read_only: Option<bool>,
     pub(crate) urgent: Option<bool>,
@@ -81,6 +82,8 @@ pub(crate) struct Tenant {
     pub(crate) path: Option<PathBuf>,
     /// Its file is to be made if it is not there.
     pub(crate) create: bool,
+    /// The store that its file belongs to, whichever device it is on.
+    pub(crate) store: Option<String>,
     /// What is in its range when it is added to a running server is its own: it is not zeroed.
     pub(crate) keep_data: bool,
     /// Writes are refused.
@@ -214,6 +217,12 @@ impl TenantTable {
             }
             _ => {}
         }
+        if self.store.is_some() && self.path.is_none() {
+            return refuse("store is for a file of its own: add path=FILE".into());
+        }
+        if self.store.as_ref().is_some_and(String::is_empty) {
+            return refuse("store needs a name: store=fast, say".into());
+        }
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
@@ -233,6 +242,7 @@ impl TenantTable {
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
             create,
+            store: self.store,
             keep_data: self.keep_data.unwrap_or(false),
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
@@ -426,6 +436,7 @@ mod tests {
             offset: Some(1 << 30),
             path: None,
             create: false,
+            store: None,
             keep_data: false,
             read_only: true,
             urgent: true,
@@ -438,7 +449,10 @@ mod tests {
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
         assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
-        let own = &tenants(&["db=1G,path=/srv/db.img,create"]).unwrap()[0];
+        let own = &tenants(&["db=1G,path=/srv/db.img,create,store=fast"]).unwrap()[0];
+        assert_eq!(own.store.as_deref(), Some("fast"));
+        let shared = tenants(&["db=1G,store=fast"]).unwrap_err().to_string();
+        assert!(shared.contains("add path=FILE"), "{shared}");
         assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
     }
 

@@ -59,7 +59,8 @@ fn the_example_file_is_read_and_names_every_key() {
             file: Some(FileConfig {
                 path: "/srv/fairq/disk.img".into(),
                 size: Some(64 << 30),
-                create: true
+                create: true,
+                store: None,
             }),
             direct: device::Direct::Auto,
         }

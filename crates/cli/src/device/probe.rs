@@ -49,7 +49,7 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let place = Place::open(&args)?;
     let output = Output::open_if_named(args.output.as_deref())?;
     let config = DeviceConfig::File {
-        file: Some(FileConfig { path: place.path.clone(), size: None, create: false }),
+        file: Some(FileConfig { path: place.path.clone(), size: None, create: false, store: None }),
         direct: Direct::Auto,
     };
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;

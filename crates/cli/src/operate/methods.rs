@@ -14,7 +14,7 @@ use toml::Spanned;
 
 use super::changes::{self, Change};
 use super::rpc::{Fault, params};
-use super::storage::{clear_error, cut_off_files, write_back_errors};
+use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
 use super::{Console, rpc};
 use crate::config::device::FileConfig;
 use crate::config::listen::Listen;
@@ -219,6 +219,7 @@ impl Console {
             "unassigned": self.unassigned(&admin.roster()),
             "write_back_errors": write_back_errors(&admin.roster(), now),
             "cut_off_files": cut_off_files(now),
+            "stores": stores(&admin.roster(), now),
         })
     }
 
@@ -267,6 +268,7 @@ impl Console {
             "weight_source": source.unwrap_or_default().to_string(),
             "size": size,
             "file": file,
+            "store": now.store_of(member),
             "offset": base,
             "read_only": read_only,
             "identity": identity.as_ref().map(ToString::to_string),
@@ -365,7 +367,11 @@ impl Console {
 
     fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
-        let tenant = self.add_table(admin, table).map_err(Fault::refused)?;
+        let refused = |refusal: Refusal| match refusal.is_temporary() {
+            true => Fault::unfinished(refusal),
+            false => Fault::refused(refusal),
+        };
+        let tenant = self.add_table(admin, table).map_err(refused)?;
         Ok(
             json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }),
         )
@@ -450,9 +456,18 @@ impl Console {
                 other.tenant.name
             )));
         }
-        let config = FileConfig { path: path.into(), size: new.size, create: new.create };
-        let (file, size) =
-            admin.open_file(&file_spec(config)?).map_err(|error| refuse(error.to_string()))?;
+        let config = FileConfig {
+            path: path.into(),
+            size: new.size,
+            create: new.create,
+            store: new.store.clone(),
+        };
+        let (file, size) = admin.open_file(&file_spec(config)).map_err(|error| match error {
+            AdminError::Opening { .. } => {
+                Refusal::temporary(format!("{}: tenant {}: {error}", new.origin, new.name))
+            }
+            error => refuse(error.to_string()),
+        })?;
         self.own.insert(path.into(), (file, size));
         Ok(Range { file, offset: 0, size })
     }
@@ -581,8 +596,8 @@ impl Console {
             differ.retain(|change| change.key != "policy.name");
         }
         if wanted != self.plan.policy && !self.tune_all(admin, &differ, &wanted)? {
-            let built =
-                build_policy(&wanted, &self.shape).map_err(|refusal| refusal.to_string())?;
+            let built = build_policy(&wanted, &self.shape, self.stores)
+                .map_err(|refusal| refusal.to_string())?;
             admin.change_policy(built).map_err(|error| error.to_string())?;
         }
         self.plan.policy = wanted;

@@ -16,7 +16,7 @@ use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
 use fairq_host::observe::stats::TenantStats;
-use fairq_host::server::{Member, Roster, Status};
+use fairq_host::server::{Member, Roster, Status, StoreStatus};
 use hdrhistogram::Histogram;
 
 use crate::config::Plan;
@@ -187,6 +187,41 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
          requests there fail. `fairq ctl status` names them.",
         now.cut_off.len() as f64,
     );
+    type Value = fn(&StoreStatus) -> f64;
+    let families: [(&str, &str, Value); 5] = [
+        (
+            "fairq_store_stuck",
+            "1 for a store (a device, or what `store` of tenants names) that has not answered a \
+             request for 5 seconds: its tenants wait. `fairq ctl status` names them.",
+            |store| f64::from(u8::from(store.is_stuck)),
+        ),
+        (
+            "fairq_store_oldest_request_seconds",
+            "For how long the store has had the oldest request that it has not answered.",
+            |store| store.oldest.as_secs_f64(),
+        ),
+        ("fairq_store_requests", "Requests that the store has and has not answered.", |store| {
+            store.on_device as f64
+        }),
+        (
+            "fairq_store_slots",
+            "The most requests that the store may have (D); no sample where there is no limit. \
+             Each store has its own.",
+            |store| store.policy.slots.map_or(f64::NAN, |slots| slots as f64),
+        ),
+        ("fairq_store_slots_free", "Slots of the store that are free.", |store| {
+            store.policy.free_slots.map_or(f64::NAN, |slots| slots as f64)
+        }),
+    ];
+    for (name, help, value) in families {
+        text.family(name, "gauge", help);
+        for store in &now.stores {
+            let value = value(store);
+            if !value.is_nan() {
+                text.sample(name, &[("store", store.name.as_str())], value);
+            }
+        }
+    }
 }
 
 fn log(text: &mut Text) {

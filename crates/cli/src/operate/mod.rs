@@ -62,6 +62,8 @@ pub(crate) struct Console {
     own: HashMap<PathBuf, (u16, u64)>,
     /// What every policy of this server is built for.
     shape: Shape,
+    /// For how many stores there is a policy each.
+    stores: usize,
     welcome: Greeting,
     /// What had been counted at the last full second.
     last: (Duration, HashMap<FlowId, Arc<TenantStats>>),
@@ -81,6 +83,8 @@ pub(crate) struct Console {
     failures: failures::Failures,
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
+    /// Stores that do not answer.
+    stuck: storage::Stuck,
     /// Recordings of decisions.
     records: record::Records,
 }
@@ -91,7 +95,7 @@ impl Console {
         plan: Plan,
         settings: Settings,
         sizes: Vec<u64>,
-        shape: Shape,
+        (shape, stores): (Shape, usize),
         welcome: Greeting,
     ) -> Result<Console, Refusal> {
         Ok(Console {
@@ -102,6 +106,7 @@ impl Console {
             plan,
             settings,
             shape,
+            stores,
             welcome,
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
@@ -111,6 +116,7 @@ impl Console {
             matrices: VecDeque::from([empty_matrix()]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
+            stuck: storage::Stuck::default(),
             records: record::Records::default(),
         })
     }
@@ -137,7 +143,8 @@ impl Console {
             .iter()
             .map(|member| (member.tenant.name.clone(), member.tenant.weight.get()))
             .collect();
-        let rows = status::rows(&names, &counted, seconds);
+        let stores: Vec<u16> = roster.members().iter().map(|member| member.store).collect();
+        let rows = status::rows(&names, &stores, &counted, seconds);
         let flows = || roster.members().iter().map(|member| member.flow);
         self.second = flows().zip(rows.iter().cloned()).collect();
         self.last = (
@@ -205,6 +212,7 @@ impl Operator for Console {
         self.failures
             .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
+        self.stuck.tell(&now, &roster);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
     }

@@ -200,6 +200,9 @@ pub(crate) const METHODS: &[Method] = &[
     },
 ];
 
+/// The code of a call that has begun something and is to be made again.
+pub(crate) const UNFINISHED: i32 = 2;
+
 /// Why a call was refused.
 #[derive(Debug)]
 pub(crate) struct Fault {
@@ -211,6 +214,11 @@ impl Fault {
     /// The server could not do it; the text says why and what to do.
     pub(crate) fn refused(text: impl ToString) -> Fault {
         Fault { code: 1, message: text.to_string() }
+    }
+
+    /// The server has begun, and who asks again hears what has come of it.
+    pub(crate) fn unfinished(text: impl ToString) -> Fault {
+        Fault { code: UNFINISHED, message: text.to_string() }
     }
 
     /// The parameters make no sense.

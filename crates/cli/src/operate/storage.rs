@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairq_host::server::{Admin, Roster, Status};
+use fairq_host::server::{Admin, Roster, Status, StoreStatus};
 use serde_json::{Value, json};
 
 use super::Console;
@@ -23,6 +23,61 @@ pub(super) fn cut_off_files(now: &Status) -> Value {
     files
         .map(|file| json!({ "path": file.path, "size": file.size, "intact": file.intact }))
         .collect()
+}
+
+/// The stores, what is on them, and whether they answer.
+pub(super) fn stores(roster: &Roster, now: &Status) -> Value {
+    let store = |store: &StoreStatus| {
+        let (slots, free) = (store.policy.slots, store.policy.free_slots);
+        json!({
+            "name": store.name,
+            "tenants": tenants_of(store, roster),
+            "on_device": store.on_device,
+            "oldest_s": store.oldest.as_secs_f64(),
+            "stuck": store.is_stuck,
+            "slots": slots,
+            "slots_in_use": slots.zip(free).map(|(slots, free)| slots.saturating_sub(free)),
+        })
+    };
+    now.stores.iter().map(store).collect()
+}
+
+/// The names of the tenants of a store.
+fn tenants_of(store: &StoreStatus, roster: &Roster) -> Vec<String> {
+    let members = roster.members().iter().filter(|member| member.store == store.number);
+    members.map(|member| member.tenant.name.clone()).collect()
+}
+
+/// The stores that were stuck at the last second.
+#[derive(Default)]
+pub(super) struct Stuck(Vec<String>);
+
+impl Stuck {
+    /// Tells in the log which stores have stopped answering, and which answer again.
+    pub(super) fn tell(&mut self, now: &Status, roster: &Roster) {
+        for store in now.stores.iter().filter(|store| store.is_stuck) {
+            if self.0.contains(&store.name) {
+                continue;
+            }
+            tracing::error!(
+                store = store.name,
+                seconds = store.oldest.as_secs(),
+                requests = store.on_device,
+                tenants = tenants_of(store, roster).join(", "),
+                "a store has not answered for some seconds: its tenants wait, and no others; see \
+                 to its device or file system (frozen? full of errors? a path gone?), or remove \
+                 its tenants"
+            );
+            self.0.push(store.name.clone());
+        }
+        self.0.retain(|name| {
+            let is_stuck = now.stores.iter().any(|store| store.name == *name && store.is_stuck);
+            if !is_stuck {
+                tracing::info!(store = name, "the store answers again");
+            }
+            is_stuck
+        });
+    }
 }
 
 /// Lets a tenant's flushes succeed again.

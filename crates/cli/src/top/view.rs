@@ -99,6 +99,13 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
         let of = |class: &str| weights.get(class).copied().unwrap_or(0);
         third.push(format!("H/M/L {}/{}/{}", of("high"), of("medium"), of("low")));
     }
+    let stores = &look.status.stores;
+    if stores.len() > 1 {
+        third.push(format!("{} stores, weights count within each", stores.len()));
+    }
+    for store in stores.iter().filter(|store| store.stuck) {
+        third.insert(0, format!("STUCK: {} for {:.0} s", store.name, store.oldest_s));
+    }
     if let Some(spread) = state.virtual_time_spread {
         third.push(format!("foremost {} ahead of virtual time", show_size(spread)));
     }

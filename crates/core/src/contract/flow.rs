@@ -50,6 +50,13 @@ impl FlowId {
         self.slot as usize
     }
 
+    /// The same generation in another slot: for a caller that numbers the flows of several
+    /// policies together.
+    #[inline]
+    pub const fn at(self, slot: u32) -> FlowId {
+        FlowId { slot, ..self }
+    }
+
     /// The name of a slot's flow.
     pub(crate) const fn new(slot: u32, generation: u32) -> FlowId {
         FlowId { slot, generation }

@@ -105,6 +105,11 @@ impl AnyDevice {
         }
     }
 
+    /// Stores that it may have: one, or those of its files and some that may come.
+    pub fn room_for_stores(&self) -> usize {
+        if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
+    }
+
     /// See [`FileDevice::linger`].
     pub fn linger_file(&self, number: u16) {
         match self {
@@ -191,6 +196,14 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.take_memory(file, offset, length))
     }
 
+    fn store_of(&self, file: u16) -> u16 {
+        each!(AnyDevice, self, device => device.store_of(file))
+    }
+
+    fn stores(&self) -> Vec<String> {
+        each!(AnyDevice, self, device => device.stores())
+    }
+
     fn has_fixed_buffers(&self) -> bool {
         each!(AnyDevice, self, device => device.has_fixed_buffers())
     }
@@ -241,6 +254,10 @@ impl Queue for AnyQueue {
         wake: &mut PortSet,
     ) {
         each!(AnyQueue, self, queue => queue.reap(now_ns, ring, done, wake))
+    }
+
+    fn store_of(&self, file: u16) -> u16 {
+        each!(AnyQueue, self, queue => queue.store_of(file))
     }
 
     #[inline]

@@ -24,6 +24,23 @@ pub enum DeviceError {
          first"
     )]
     LaterFiles(usize),
+    /// No more stores than that.
+    #[error(
+        "its storage {store} has no scheduler yet, and there is none left ({most} in all): name a \
+         store that it shares with other tenants (store = NAME), or restart the server"
+    )]
+    Stores {
+        /// How many there are.
+        most: usize,
+        /// The store.
+        store: String,
+    },
+    /// A store's threads.
+    #[error("cannot start a thread for the store: {source}")]
+    Thread {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// A device that has no files.
     #[error(
         "the device ({0}) has no files, so a tenant cannot have one of its own: give it a size, \
@@ -31,7 +48,7 @@ pub enum DeviceError {
     )]
     NoFiles(String),
     /// The file is not there and was not to be created.
-    #[error("{}: no such file; to have it created, give it a size", path.display())]
+    #[error("{}: there is no such file: add create, and size=10G, say, to have it made, sparse", path.display())]
     Missing {
         /// Which file.
         path: PathBuf,

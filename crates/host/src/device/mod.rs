@@ -150,8 +150,7 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Looks whether files have become shorter. Waits for their file systems, so it is called by
-    /// threads that nothing depends on.
+    /// Has files looked at, whether they have become shorter; waits for nothing.
     fn inspect(&self) {}
 
     /// The files that have been found to be shorter than when they were opened.
@@ -175,6 +174,16 @@ pub trait Device: Send + Sync + 'static {
     /// ring's.
     fn is_polled(&self) -> bool {
         false
+    }
+
+    /// Which store a file is in: its number in [`Device::stores`], below the most there may be.
+    fn store_of(&self, _file: u16) -> u16 {
+        0
+    }
+
+    /// The names of its stores: what fails and hangs as one. A device without files is one.
+    fn stores(&self) -> Vec<String> {
+        vec![self.info().name.clone()]
     }
 
     /// Whether zeroing a range of a file changes a map alone and writes nothing, as far as is known
@@ -237,6 +246,11 @@ pub trait Queue: 'static {
         done: &mut Vec<Completion>,
         wake: &mut PortSet,
     );
+
+    /// Which store a file of commands on their way is in; see [`Device::store_of`].
+    fn store_of(&self, _file: u16) -> u16 {
+        0
+    }
 
     /// When to call `reap` again, if that is a matter of time and not of an event.
     fn deadline_ns(&self) -> Option<u64> {

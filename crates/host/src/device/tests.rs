@@ -27,10 +27,7 @@ pub(crate) fn scratch() -> tempfile::TempDir {
 }
 
 pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> DeviceSpec {
-    DeviceSpec::File {
-        files: vec![FileSpec { path: path.into(), create_size: Some(size) }],
-        direct,
-    }
+    DeviceSpec::File { files: vec![FileSpec::new(path, Some(size))], direct }
 }
 
 /// A software controller with few queues and a small window, so that commands wait everywhere.
@@ -208,8 +205,7 @@ fn every_device_takes_merged_commands() {
     let pace = Pace { iops: 100_000, ..Pace::default() };
     let soft = |spec| DeviceSpec::NvmeSoft(Box::new(spec));
     let over_a_file = || {
-        let files =
-            vec![FileSpec { path: scratch.path().join("soft"), create_size: Some(SIZE as u64) }];
+        let files = vec![FileSpec::new(scratch.path().join("soft"), Some(SIZE as u64))];
         nvme_soft(BackingSpec::File { files, direct: Direct::Auto })
     };
     let devices = [
@@ -312,7 +308,7 @@ proptest! {
     #[test]
     fn nvme_soft_over_a_file_is_an_array(batches in batches(), queues in 3..=9u16, is_core in any::<bool>()) {
         let scratch = scratch();
-        let files = vec![FileSpec { path: scratch.path().join("disk"), create_size: Some(SIZE as u64) }];
+        let files = vec![FileSpec::new(scratch.path().join("disk"), Some(SIZE as u64))];
         let backing = BackingSpec::File { files, direct: Direct::Auto };
         let poller = if is_core { Poller::Core } else { Poller::Inline };
         let spec = NvmeSoftSpec { queues, poller, ..nvme_soft(backing) };

@@ -257,6 +257,17 @@ pub struct ShardReport {
     pub counters: ShardCounters,
     /// Who hurt whom.
     pub matrix: Matrix,
+    /// What is on each store, by number, as far as there is something.
+    pub stores: Vec<StoreLoad>,
+}
+
+/// The requests that a store has and has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreLoad {
+    /// How many.
+    pub on_device: u64,
+    /// For how long it has had the oldest of them, in nanoseconds.
+    pub oldest_ns: u64,
 }
 
 /// What all shards together tell.
@@ -269,6 +280,8 @@ pub struct Totals {
     pub shards: Vec<ShardCounters>,
     /// Who hurt whom.
     pub matrix: Matrix,
+    /// What is on each store, by number, as far as there is something.
+    pub stores: Vec<StoreLoad>,
 }
 
 /// The last that each shard told, and what it comes to.
@@ -277,6 +290,7 @@ pub(crate) struct Ledger {
     kept: Vec<Vec<Option<Arc<TenantStats>>>>,
     /// By shard.
     matrices: Vec<Matrix>,
+    stores: Vec<Vec<StoreLoad>>,
     totals: Totals,
 }
 
@@ -288,8 +302,10 @@ impl Ledger {
             tenants: vec![nothing; tenants],
             shards: vec![ShardCounters::default(); shards],
             matrix: empty_matrix(),
+            stores: Vec::new(),
         };
         Ledger {
+            stores: vec![Vec::new(); shards],
             kept: vec![vec![None; tenants]; shards],
             matrices: vec![empty_matrix(); shards],
             totals,
@@ -299,7 +315,8 @@ impl Ledger {
     /// Takes in what shards have told, each with its number.
     pub(crate) fn take(&mut self, reports: impl IntoIterator<Item = (usize, ShardReport)>) {
         let mut changed = Vec::new();
-        for (shard, ShardReport { tenants, counters, matrix }) in reports {
+        for (shard, ShardReport { tenants, counters, matrix, stores }) in reports {
+            self.stores[shard] = stores;
             for (tenant, stats) in tenants {
                 self.kept[shard][usize::from(tenant)] = Some(Arc::new(stats));
                 changed.push(usize::from(tenant));
@@ -314,6 +331,15 @@ impl Ledger {
             // A tenant with one connection is one shard's, and nothing is to be added.
             parts.for_each(|part| Arc::make_mut(&mut total).add(part));
             self.totals.tenants[tenant] = total;
+        }
+        self.totals.stores.clear();
+        for (store, load) in self.stores.iter().flat_map(|shard| shard.iter().enumerate()) {
+            if self.totals.stores.len() <= store {
+                self.totals.stores.resize(store + 1, StoreLoad::default());
+            }
+            let total = &mut self.totals.stores[store];
+            total.on_device += load.on_device;
+            total.oldest_ns = total.oldest_ns.max(load.oldest_ns);
         }
         let cells = self.totals.matrix.as_flattened_mut();
         cells.fill(0);
@@ -341,6 +367,7 @@ mod tests {
                 .collect(),
             counters: ShardCounters { completed: 1, ..Default::default() },
             matrix: empty_matrix(),
+            stores: Vec::new(),
         };
         let mut ledger = Ledger::new(2, 4);
         ledger.take([(1, report(&[(1, 5), (2, 7)])), (0, report(&[(2, 10)]))]);

@@ -1,5 +1,6 @@
 //! What can be asked of and changed in a running server.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::Recording;
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
+use crate::server::{BuiltPolicy, Listen, Member, Roster, STUCK_AFTER, Tenant};
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -27,8 +28,10 @@ pub struct Status {
     pub connections: Vec<usize>,
     /// Bytes that connections have for their buffers, and may have.
     pub memory: (u64, u64),
-    /// The policy's state.
+    /// The state of the policies of all stores together; virtual time is the first store's.
     pub policy: Stats,
+    /// The stores that have files, in the order of their numbers.
+    pub stores: Vec<StoreStatus>,
     /// For how long requests have been waiting for the policy before it to finish, if they are.
     pub changing: Option<Duration>,
     /// The weights of the device's classes, if the policy sets them.
@@ -42,7 +45,30 @@ pub struct Status {
     pub write_back_errors: Vec<(u16, i32)>,
 }
 
+/// A store: what fails and hangs as one, and is shared by a policy of its own.
+#[derive(Clone, Debug)]
+pub struct StoreStatus {
+    /// Its number; see [`Member::store`].
+    pub number: u16,
+    /// Its name: the operator's, or its device.
+    pub name: String,
+    /// Requests that it has and has not answered.
+    pub on_device: u64,
+    /// For how long it has had the oldest of them, as of the last half second.
+    pub oldest: Duration,
+    /// Whether that is longer than [`STUCK_AFTER`].
+    pub is_stuck: bool,
+    /// The state of its policy.
+    pub policy: Stats,
+}
+
 impl Status {
+    /// The name of a tenant's store.
+    pub fn store_of(&self, member: &Member) -> Option<&str> {
+        let store = self.stores.iter().find(|store| store.number == member.store);
+        store.map(|store| &*store.name)
+    }
+
     /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
     pub fn write_back_errno(&self, member: &Member) -> Option<i32> {
         let errors = self.write_back_errors.iter();
@@ -76,6 +102,17 @@ pub enum AdminError {
     /// A file.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A file's file system takes its time.
+    #[error(
+        "{} is still being opened, for {} s: its file system does not answer; ask again, or see to \
+         the device", path.display(), waited.as_secs()
+    )]
+    Opening {
+        /// Which file.
+        path: PathBuf,
+        /// For how long.
+        waited: Duration,
+    },
     /// The policy does not fit the device.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -85,6 +122,16 @@ pub enum AdminError {
          so, and try again"
     )]
     Changing,
+    /// A store hangs.
+    #[error(
+        "the store {store} has not answered requests for {} s, and they would be waited for: see \
+         to the device, and try again when `status` no longer says that it is stuck",
+        STUCK_AFTER.as_secs()
+    )]
+    Stuck {
+        /// Its name.
+        store: String,
+    },
     /// A listener.
     #[error("cannot listen on {at}: {cause}")]
     Listen {
@@ -113,7 +160,8 @@ pub trait Admin {
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
     /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its
-    /// number and its size in bytes.
+    /// number and its size in bytes. [`AdminError::Opening`] if that takes longer than a moment:
+    /// it goes on, and the same call gives what has come of it.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.

@@ -35,12 +35,7 @@ impl Desk<'_> {
                 *is_told = true;
                 tell = true;
                 if let Some(unsettled) = device.retire_file(*file) {
-                    tokio::task::spawn_blocking(move || {
-                        if let Err(error) = unsettled.settle() {
-                            tracing::error!(%error, "cannot flush a removed tenant's file: what it \
-                             wrote last may be lost");
-                        }
-                    });
+                    unsettled.settle();
                 }
             }
             true

@@ -8,26 +8,28 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, Policy, PortSet, Tuning, Weight};
-use tokio::task::JoinHandle;
+use fairq_core::{FlowId, PortSet, Stats, Tuning, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
-use crate::device::control::Control;
 use crate::device::file::FileSpec;
 use crate::device::write_back::WriteBack;
 use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::Recording;
+use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
-use crate::server::tenants::add_flow;
+use crate::server::opening::Opening;
+use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Listen, Member, Roster, Server, Status, Tenant,
+    Admin, AdminError, BuiltPolicy, Listen, Roster, STUCK_AFTER, Server, Status, StoreStatus,
+    Tenant,
 };
 use crate::shard::Meeting;
+use crate::shard::stores::Names;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,11 +46,13 @@ pub(super) enum Drain {
 pub(super) struct Desk<'a> {
     pub(super) server: Arc<Server>,
     pub(super) device: &'a Arc<AnyDevice>,
-    /// A look at the files that is under way.
-    pub(super) inspection: Option<JoinHandle<()>>,
+    /// Files that are being opened.
+    pub(super) openings: Vec<Opening>,
     pub(super) wakers: Arc<Wakers>,
     pub(super) write_back: Arc<WriteBack>,
-    pub(super) control: Control<'a, Arc<dyn Policy>, AnyDevice>,
+    /// The policies in force, and the numbers of their flows.
+    pub(super) schedulers: Schedulers<'a>,
+    pub(super) names: Arc<Names>,
     /// The policy before, as long as a shard holds requests of it.
     pub(super) leaving: Option<Leaving<'a>>,
     /// The last flow of each slot, from the first slot on.
@@ -59,6 +63,9 @@ pub(super) struct Desk<'a> {
     pub(super) waiting: Vec<FlowId>,
     /// Files that are to be closed.
     pub(super) closing: Vec<Closing>,
+    /// When to look next whether removed tenants have something under way, and the pause after
+    /// that: longer and longer while nothing changes, as on a store that hangs.
+    pub(super) next_look: (Instant, Duration),
     /// The device's preferred size of a transfer.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
@@ -66,9 +73,25 @@ pub(super) struct Desk<'a> {
     pub(super) drain: Drain,
 }
 
+/// The state of the policies of all stores: what can be added up is, and virtual time is the first
+/// store's.
+fn together(stores: &[StoreStatus]) -> Stats {
+    let mut policies = stores.iter().map(|store| store.policy);
+    let first = policies.next().unwrap_or_default();
+    let sum = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a.saturating_add(b));
+    policies.fold(first, |all, one| Stats {
+        slots: sum(all.slots, one.slots),
+        free_slots: sum(all.free_slots, one.free_slots),
+        throttles: all.throttles + one.throttles,
+        blocks: all.blocks + one.blocks,
+        wakes: all.wakes + one.wakes,
+        ..all
+    })
+}
+
 /// A policy that finishes what it has.
 pub(super) struct Leaving<'a> {
-    control: Control<'a, Arc<dyn Policy>, AnyDevice>,
+    schedulers: Schedulers<'a>,
     /// Over when it has finished.
     meeting: Arc<Meeting>,
     since: Instant,
@@ -76,9 +99,11 @@ pub(super) struct Leaving<'a> {
 
 impl Admin for Desk<'_> {
     fn status(&self) -> Status {
+        let totals = self.server.shards.stats();
+        let stores = self.stores(&totals);
         Status {
             elapsed: self.started.elapsed(),
-            totals: self.server.shards.stats(),
+            totals,
             connections: self
                 .server
                 .counts
@@ -86,9 +111,10 @@ impl Admin for Desk<'_> {
                 .map(|count| count.load(Ordering::Relaxed))
                 .collect(),
             memory: (self.server.budget.used(), self.server.budget.most()),
-            policy: self.policy().stats(),
+            policy: together(&stores),
+            stores,
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
-            classes: self.control.class_weights(),
+            classes: self.schedulers.class_weights(),
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
@@ -104,7 +130,7 @@ impl Admin for Desk<'_> {
     }
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
-        let open = self.device.add_file(spec)?;
+        let open = self.opened(spec)?;
         // It may be one that was to be closed.
         self.closing.retain(|closing| closing.file != open.0);
         Ok(open)
@@ -135,7 +161,7 @@ impl Admin for Desk<'_> {
 
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError> {
         let mut wake = PortSet::EMPTY;
-        let result = self.policy().tune(tuning, &mut wake);
+        let result = self.schedulers.tune(tuning, &mut wake);
         self.server.shards.wake(wake);
         Ok(result?)
     }
@@ -172,52 +198,58 @@ impl Admin for Desk<'_> {
 }
 
 impl Desk<'_> {
-    /// The policy in force.
-    pub(super) fn policy(&self) -> &dyn Policy {
-        self.control.policy()
-    }
-
-    fn exchange_policy(
-        &mut self,
-        BuiltPolicy { policy, ports }: BuiltPolicy,
-    ) -> Result<(), AdminError> {
+    fn exchange_policy(&mut self, built: BuiltPolicy) -> Result<(), AdminError> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
+        // Its requests would be waited for, and with them everybody's.
+        if let Some(stuck) = self.stores(&self.server.shards.stats()).iter().find(|of| of.is_stuck)
+        {
+            return Err(AdminError::Stuck { store: stuck.name.clone() });
+        }
+        let (policies, ports) = built.split(&self.names, self.server.config.tags);
+        let schedulers =
+            Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
         let roster = self.server.roster();
         for &flow in &self.flows {
-            match roster.members().iter().find(|member| member.flow == flow) {
-                Some(Member { tenant, .. }) => {
-                    let refused = |error| AdminError::Flow { name: tenant.name.clone(), error };
-                    add_flow(&*policy, Some(flow), tenant).map_err(refused)?;
-                }
-                // A removed tenant's connections may still know its flow: the policy must tell it
-                // from a later one.
-                None => {
-                    let refused = |error| AdminError::Flow { name: "(removed)".into(), error };
-                    policy.add_flow_as(Some(flow), Weight::DEFAULT).map_err(refused)?;
-                    policy.remove_flow(flow).map_err(refused)?;
-                }
-            }
+            let member = roster.members().iter().find(|member| member.flow == flow);
+            let name = || member.map_or("(removed)".into(), |member| member.tenant.name.clone());
+            schedulers
+                .add_known(flow, member.map(|member| &member.tenant))
+                .map_err(|error| AdminError::Flow { name: name(), error })?;
         }
-        let control = Control::start(policy, &**self.device, self.wakers.clone())?;
-        let control = std::mem::replace(&mut self.control, control);
+        let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
         let meeting = self.server.shards.change(ports);
-        self.leaving = Some(Leaving { control, meeting, since: Instant::now() });
+        self.leaving = Some(Leaving { schedulers, meeting, since: Instant::now() });
         Ok(())
+    }
+
+    /// The stores that have files, and what is on them.
+    fn stores(&self, totals: &Totals) -> Vec<StoreStatus> {
+        let names = self.device.stores().into_iter().enumerate();
+        let status = |(number, name)| {
+            let StoreLoad { on_device, oldest_ns } =
+                totals.stores.get(number).copied().unwrap_or_default();
+            let oldest = Duration::from_nanos(oldest_ns);
+            let policy = self.schedulers.stats_of(number);
+            let number = number as u16;
+            let is_stuck = oldest >= STUCK_AFTER;
+            StoreStatus { number, name, on_device, oldest, is_stuck, policy }
+        };
+        names.map(status).collect()
     }
 
     /// When to call [`Self::tick`] next; never again if `None`.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
-        let leaving = self.leaving.as_ref().and_then(|leaving| leaving.control.deadline_ns());
-        [self.control.deadline_ns(), leaving].into_iter().flatten().min()
+        let leaving = self.leaving.as_ref().and_then(|leaving| leaving.schedulers.deadline_ns());
+        [self.schedulers.deadline_ns(), leaving].into_iter().flatten().min()
     }
 
     /// Ticks what is due, and lets a policy go that has finished.
     pub(super) fn tick(&mut self, now_ns: u64) {
-        self.control.tick(now_ns);
+        self.schedulers.tick(now_ns);
         if let Some(leaving) = &mut self.leaving {
-            leaving.control.tick_policy(now_ns);
+            leaving.schedulers.tick_policies(now_ns);
             if leaving.meeting.is_over() {
                 tracing::info!(
                     waited_ms = leaving.since.elapsed().as_millis() as u64,
@@ -225,15 +257,6 @@ impl Desk<'_> {
                 );
                 self.leaving = None;
             }
-        }
-    }
-
-    /// Begins to look whether files have become shorter, unless the last look still waits for a
-    /// file system: it has a thread of its own.
-    pub(super) fn inspect_files(&mut self) {
-        if self.inspection.as_ref().is_none_or(JoinHandle::is_finished) {
-            let device = self.device.clone();
-            self.inspection = Some(tokio::task::spawn_blocking(move || device.inspect()));
         }
     }
 

@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairq_core::{Policy, Weight};
+use fairq_core::{FlowId, Weight};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
-use crate::device::control::{Control, ControlError};
+use crate::device::control::ControlError;
 use crate::device::write_back::WriteBack;
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
@@ -42,22 +42,27 @@ use crate::nbd::session::tls::TlsMode;
 use crate::nbd::session::users::Users;
 use crate::observe::interference::Served;
 use crate::shard::Message;
-use crate::shard::pool::{Regimes, Shards, regimes};
+use crate::shard::pool::Shards;
 use crate::shard::shared::Common;
+use crate::shard::stores::Names;
 
 mod accept;
 mod admin;
 mod asks;
+mod built;
 mod closing;
 mod crowd;
 mod desk;
 mod listen;
+mod opening;
 mod places;
 mod roster;
+mod schedulers;
 mod tenants;
 
-pub use admin::{Admin, AdminError, Status};
+pub use admin::{Admin, AdminError, Status, StoreStatus};
 pub use asks::{Door, HttpRequest, HttpResponse};
+pub use built::BuiltPolicy;
 pub use listen::Listen;
 pub use roster::{Member, Roster};
 
@@ -65,6 +70,7 @@ use accept::Failures;
 use asks::Ask;
 use crowd::Crowd;
 use desk::{Desk, Drain};
+use schedulers::Schedulers;
 use tenants::add_flows;
 
 /// How long clients may take to accept their last answers.
@@ -77,10 +83,14 @@ const MAX_HANDSHAKES: usize = 1024;
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
 /// What the control socket and scrapers have asked for and has not been looked at.
 const MAX_ASKS: usize = 16;
+/// A store that has not answered a request for so long is said to be stuck.
+pub const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// How often a server that drains looks whether its last client has gone.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 /// How often a server that prepares a tenant's range, or closes one's file, looks how far that is.
 const PREPARE_PERIOD: Duration = Duration::from_millis(5);
+/// The longest pause of that while requests of removed tenants stay under way.
+const PREPARE_PAUSE: Duration = Duration::from_millis(160);
 /// How often a server that changes its policy looks whether the old one has finished.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
@@ -109,22 +119,6 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections that it may have; half of all if not said.
     pub connections: Option<u32>,
-}
-
-/// A policy, built for the server's shards.
-pub struct BuiltPolicy {
-    policy: Arc<dyn Policy>,
-    ports: Regimes<AnyDevice, NbdFront>,
-}
-
-impl BuiltPolicy {
-    /// From what building it gave.
-    pub fn new<L: Policy>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
-    where
-        L::Port: 'static,
-    {
-        BuiltPolicy { policy: Arc::new(policy), ports: regimes(ports) }
-    }
 }
 
 /// What to serve and how.
@@ -223,21 +217,27 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
 
 /// Serves until told to end; see the module's text.
 pub fn serve(
-    BuiltPolicy { policy, ports }: BuiltPolicy,
+    built: BuiltPolicy,
     device: Arc<AnyDevice>,
     config: Config,
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     ignore_file_size_signal();
-    raise_descriptor_limit(config.connections as u64 * ports.len() as u64);
+    let shards = built.shards();
+    raise_descriptor_limit(config.connections as u64 * shards as u64);
     memory::give_back_large_pieces();
     let preferred = device.info().preferred_size;
-    let roster = Roster::new(add_flows(&*policy, &config.tenants)?, preferred)?;
-    let flows = roster.members().iter().map(|member| member.flow).collect();
     let most = config.most_tenants.max(config.tenants.len());
+    let names = Arc::new(Names::new(most));
+    let (policies, ports) = built.split(&names, config.tags);
+    let wakers = Arc::new(Wakers::new(shards).map_err(system("cannot make eventfds"))?);
+    let schedulers = Schedulers::start(policies, names.clone(), &device, &wakers)?;
+    let roster = Roster::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
+    let mut flows: Vec<FlowId> = roster.members().iter().map(|member| member.flow).collect();
+    flows.sort_by_key(|flow| flow.slot());
     let common = Common {
         device: device.clone(),
-        wakers: Arc::new(Wakers::new(ports.len()).map_err(system("cannot make eventfds"))?),
+        wakers,
         clock: Clock::default(),
         tags: config.tags,
         tenants: most,
@@ -264,7 +264,6 @@ pub fn serve(
     for (file, error) in device.sync() {
         common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
     }
-    let control = Control::start(policy, &*device, common.wakers.clone())?;
     let shards = Shards::start(ports, &common, &config.cpus, front)
         .map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -287,15 +286,17 @@ pub fn serve(
     let mut desk = Desk {
         server: server.clone(),
         device: &device,
-        inspection: None,
+        openings: Vec::new(),
         wakers: common.wakers,
         write_back: common.write_back,
-        control,
+        schedulers,
+        names,
         leaving: None,
         flows,
         leftovers: Vec::new(),
         waiting: Vec::new(),
         closing: Vec::new(),
+        next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
         listeners: Vec::new(),
         started: Instant::now(),
@@ -303,7 +304,9 @@ pub fn serve(
     };
     let result = runtime.block_on(run(&mut desk, common.clock, operator));
     runtime.block_on(end(&mut desk, common.clock));
-    drop((desk, runtime));
+    drop(desk);
+    // A thread that waits for a store is not waited for.
+    runtime.shutdown_background();
     match Arc::into_inner(server) {
         Some(server) => server.shards.stop(),
         None => unreachable!("the runtime and its tasks are gone"),
@@ -440,7 +443,8 @@ async fn run(
             () = tick => desk.tick(clock.now_ns()),
             _ = seconds.tick() => {
                 operator.second(desk);
-                desk.inspect_files();
+                desk.device.inspect();
+                desk.close_unclaimed();
                 desk.server.tell_failures();
                 desk.server.end_expired();
                 desk.server.tell_all(|| NbdMessage::Second);
@@ -484,9 +488,22 @@ async fn end(desk: &mut Desk<'_>, clock: Clock) {
         if Instant::now() > deadline {
             tracing::warn!("clients do not take their answers: cutting them off");
             server.tell_all(|| NbdMessage::HangUp);
-            return;
+            break;
         }
         // What is in flight may wait for its policy's time.
+        desk.tick(clock.now_ns());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let deadline = Instant::now() + GRACE;
+    while !server.shards.are_finished() {
+        if Instant::now() > deadline {
+            // Requests on a device that hangs cannot be taken back, nor waited for.
+            tracing::error!(
+                "ending with requests that the storage has not answered: what was acknowledged as \
+                 durable is there, what else was written may be lost; see to the device"
+            );
+            std::process::exit(1);
+        }
         desk.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

@@ -24,6 +24,8 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
+    /// The store that its file is in; weights compare the tenants of a store.
+    pub store: u16,
     /// As long as nobody may open it: its range is still another's, or is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
     /// Its connections, those included whose handshake is about to end.

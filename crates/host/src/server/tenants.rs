@@ -4,39 +4,31 @@
 //! a range to be zeroed first.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use fairq_core::{FlowError, FlowId, Policy, Weight};
+use fairq_core::{FlowId, Weight};
 
+use crate::device::Device;
+use crate::device::any::AnyDevice;
 use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::serve::wipe::{Wipe, Wiping};
 use crate::server::desk::Desk;
-use crate::server::{AdminError, GRACE, Member, Roster, Server, ServerError, Tenant};
+use crate::server::schedulers::Schedulers;
+use crate::server::{
+    AdminError, GRACE, Member, PREPARE_PAUSE, PREPARE_PERIOD, Roster, Server, ServerError, Tenant,
+};
 use crate::shard::Message;
 
-pub(super) fn add_flow(
-    policy: &dyn Policy,
-    known: Option<FlowId>,
-    tenant: &Tenant,
-) -> Result<FlowId, FlowError> {
-    let flow = policy.add_flow_as(known, tenant.weight)?;
-    if tenant.urgent {
-        policy.set_urgent(flow, true).inspect_err(|_| {
-            // No port has heard of it yet.
-            let _ = policy.remove_flow(flow);
-        })?;
-    }
-    Ok(flow)
-}
-
 pub(super) fn add_flows(
-    policy: &dyn Policy,
+    schedulers: &Schedulers<'_>,
+    device: &AnyDevice,
     tenants: &[Tenant],
 ) -> Result<Vec<Member>, ServerError> {
-    let add = |tenant: &Tenant| match add_flow(policy, None, tenant) {
+    let add = |tenant: &Tenant| match schedulers.add(device.store_of(tenant.file), tenant) {
         Ok(flow) => {
-            let tenant = tenant.clone();
-            Ok(Member { tenant, flow, preparing: None, connections: Arc::default() })
+            let (tenant, store) = (tenant.clone(), device.store_of(tenant.file));
+            Ok(Member { tenant, flow, store, preparing: None, connections: Arc::default() })
         }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
@@ -56,7 +48,10 @@ impl Desk<'_> {
         if roster.find(&name).is_some() {
             return Err(AdminError::TenantExists(name));
         }
-        let flow = add_flow(self.policy(), None, &tenant)
+        let store = self.device.store_of(tenant.file);
+        let flow = self
+            .schedulers
+            .add(store, &tenant)
             .map_err(|error| AdminError::Flow { name, error })?;
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -69,7 +64,7 @@ impl Desk<'_> {
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
-        members.push(Member { tenant, flow, preparing, connections: Arc::default() });
+        members.push(Member { tenant, flow, store, preparing, connections: Arc::default() });
         let roster =
             Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
@@ -123,7 +118,7 @@ impl Desk<'_> {
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.policy().set_weight(member.flow, weight).map_err(refused)?;
+        self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
         member.tenant.weight = weight;
         self.server.set_roster(Roster::new(members, self.preferred)?);
         Ok(())
@@ -145,8 +140,13 @@ impl Desk<'_> {
 
     /// Takes both a step further.
     pub(super) fn do_chores(&mut self) {
-        if !self.waiting.is_empty() || !self.closing.is_empty() {
+        let (at, pause) = self.next_look;
+        if !(self.waiting.is_empty() && self.closing.is_empty()) && at <= Instant::now() {
+            let before = self.leftovers.len();
             self.forget_leftovers();
+            let is_stuck = !self.leftovers.is_empty() && self.leftovers.len() == before;
+            let pause = if is_stuck { (pause * 2).min(PREPARE_PAUSE) } else { PREPARE_PERIOD };
+            self.next_look = (Instant::now() + pause, pause);
         }
         self.close_files();
         self.prepare();
@@ -245,7 +245,7 @@ impl Desk<'_> {
 
     fn remove_flow(&self, flow: FlowId) {
         // It was there a moment ago, and nobody else removes flows.
-        if let Ok(ports) = self.policy().remove_flow(flow) {
+        if let Ok(ports) = self.schedulers.remove(flow) {
             self.server.shards.wake(ports);
         }
     }

@@ -373,7 +373,7 @@ mod tests {
             DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).map(|_| ());
         assert!(staged.unwrap_err().to_string().contains("use none or d2fq"));
         let folder = scratch();
-        let file = FileSpec { path: folder.path().join("disk"), create_size: Some(1 << 20) };
+        let file = FileSpec::new(folder.path().join("disk"), Some(1 << 20));
         let files = BackingSpec::File { files: vec![file], direct: Direct::Auto };
         let open = |spec: NvmeSoftSpec| {
             let (_policy, mut ports) = NonePolicy::<Native>::new(1, 1, TAGS).unwrap();

@@ -42,6 +42,7 @@ pub mod path;
 pub mod pool;
 pub mod shared;
 mod spin;
+pub mod stores;
 
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
 /// events can be held back by a device that completes as fast as requests are issued.

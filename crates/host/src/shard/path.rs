@@ -36,7 +36,7 @@ use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
 use crate::observe::interference::Observed;
 use crate::observe::record::{Decision, Kind, Recorder, Recording};
-use crate::observe::stats::{ShardCounters, ShardReport, TenantStats, Times};
+use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
 use crate::shard::shared::Common;
 
@@ -44,6 +44,9 @@ use crate::shard::shared::Common;
 /// for it costs little beside, and so little that a client with a deep queue works on the first
 /// replies while the device, or this thread in the device's place, works on the rest.
 const BATCH: u32 = 8;
+
+/// How often what is on the stores is counted.
+const LOADS_NS: u64 = 500_000_000;
 
 /// What a front end asks of the data path.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +138,9 @@ pub struct DataPath<P, D: Device> {
     counters: ShardCounters,
     observed: Observed,
     charges: Observation,
+    /// What was on each store when that was last counted, and when it is to be counted again.
+    loads: Vec<StoreLoad>,
+    loads_ns: u64,
     write_back: Arc<WriteBack>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
@@ -171,6 +177,8 @@ impl<D: Device> DataPath<(), D> {
             counters: ShardCounters::default(),
             observed: Observed::new(common.served.clone(), usize::from(id.0)),
             charges: Observation::new(tenants),
+            loads: Vec::new(),
+            loads_ns: 0,
             write_back: common.write_back.clone(),
             recorder: None,
             wait_until_ns: None,
@@ -205,7 +213,7 @@ impl<P, D: Device> DataPath<P, D> {
             ..
         } = self;
         let DataPath { finished, stats, changed, counters, observed, .. } = self;
-        let DataPath { charges, write_back, recorder, .. } = self;
+        let DataPath { charges, loads, loads_ns, write_back, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
@@ -226,6 +234,8 @@ impl<P, D: Device> DataPath<P, D> {
             counters,
             observed,
             charges,
+            loads,
+            loads_ns,
             write_back,
             recorder,
             blocked,
@@ -272,7 +282,27 @@ impl<P: Port, D: Device> DataPath<P, D> {
             tenants: changed.collect(),
             counters: self.counters,
             matrix: self.observed.matrix().clone(),
+            stores: self.loads(now_ns),
         }
+    }
+
+    /// What is on each store. All live requests are looked at, so it is done once in a while.
+    fn loads(&mut self, now_ns: u64) -> Vec<StoreLoad> {
+        if now_ns < self.loads_ns {
+            return self.loads.clone();
+        }
+        self.loads_ns = now_ns + LOADS_NS;
+        self.loads.clear();
+        for live in self.live.iter().flatten().filter(|live| live.issued_ns > 0 && !live.is_void) {
+            let store = usize::from(self.queue.store_of(live.command.file));
+            if self.loads.len() <= store {
+                self.loads.resize(store + 1, StoreLoad::default());
+            }
+            let load = &mut self.loads[store];
+            load.on_device += 1;
+            load.oldest_ns = load.oldest_ns.max(now_ns.saturating_sub(live.issued_ns));
+        }
+        self.loads.clone()
     }
 
     /// Counts a turn of the shard's loop, and whether it slept.

@@ -116,6 +116,7 @@ function device() {
     const seconds = before ? status.uptime_s - before.status.uptime_s : 0;
     return seconds > 0 ? count(Math.max(0, policy[key] - before.status.policy_state[key]) / seconds) + "/s" : "–";
   };
+  const stuck = (status.stores ?? []).filter((store) => store.stuck);
   const tiles = [
     ["iops", "IOPS", count(sum((t) => t.iops))],
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
@@ -126,6 +127,7 @@ function device() {
     ["blocks", "waits for a slot", rate("blocks")],
     ["waiting", "waiting + on the device", `${total("staged")} + ${total("in_flight") - total("staged")}`],
     ["errors", "failed", count(total("errors"))],
+    ["stores", "stores (weights count within each)", stuck.length ? `stuck: ${stuck.map((s) => s.name).join(", ")}` : String((status.stores ?? []).length)],
   ];
   function total(key) {
     return tenants.reduce((all, t) => all + t[key], 0);

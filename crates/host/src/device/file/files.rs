@@ -25,10 +25,10 @@ use crossbeam_utils::CachePadded;
 
 use crate::device::error::DeviceError;
 use crate::device::file::LATER_FILES;
-use crate::device::file::open::{Backing, FileSpec};
+use crate::device::file::open::{Backing, FileSpec, identity_at};
 
 pub(super) struct Files {
-    slots: Mutex<Vec<Slot>>,
+    slots: Arc<Mutex<Vec<Slot>>>,
     room: usize,
     version: CachePadded<AtomicU64>,
 }
@@ -43,12 +43,14 @@ enum Slot {
     Lingering(Arc<Backing>),
     /// One that queues are to let go.
     Retired(Arc<Backing>),
+    /// One that a thread of its store closes.
+    Closing,
 }
 
 impl Slot {
     fn backing(&self) -> Option<&Arc<Backing>> {
         match self {
-            Slot::Nothing | Slot::Reserved => None,
+            Slot::Nothing | Slot::Reserved | Slot::Closing => None,
             Slot::Open(backing) | Slot::Lingering(backing) | Slot::Retired(backing) => {
                 Some(backing)
             }
@@ -66,7 +68,7 @@ impl Files {
     pub(super) fn new(first: Vec<Backing>) -> Files {
         let room = (usize::from(u16::MAX) + 1).min(first.len() + LATER_FILES);
         let slots = first.into_iter().map(|backing| Slot::Open(Arc::new(backing))).collect();
-        Files { slots: Mutex::new(slots), room, version: CachePadded::default() }
+        Files { slots: Arc::new(Mutex::new(slots)), room, version: CachePadded::default() }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -132,9 +134,11 @@ impl Files {
 
     /// A file that nobody wanted is taken back if it is the one that is wanted.
     fn revive(&self, spec: &FileSpec) -> Result<Option<(u16, Arc<Backing>)>, DeviceError> {
+        // The file system is asked without the lock, for which queues wait.
+        let Some(identity) = identity_at(&spec.path) else { return Ok(None) };
         let mut slots = self.slots();
         let is_it = |slot: &Slot| match slot {
-            Slot::Lingering(backing) | Slot::Retired(backing) => backing.is_at(&spec.path),
+            Slot::Lingering(backing) | Slot::Retired(backing) => backing.is(identity),
             _ => false,
         };
         let Some(number) = slots.iter().position(is_it) else { return Ok(None) };
@@ -186,16 +190,24 @@ impl Files {
         Some(backing)
     }
 
-    /// Closes a retired one if nobody holds it any more. True if it is not retired (any more).
+    /// Closes a retired one if nobody holds it any more. True if it is closed.
     pub(super) fn close(&self, number: u16) -> bool {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(usize::from(number)) else { return true };
+        if let Slot::Closing = slot {
+            return false;
+        }
         let Slot::Retired(backing) = slot else { return true };
         // Only under the lock does anybody take another one from here.
-        let is_last = Arc::get_mut(backing).is_some();
-        if is_last {
-            *slot = Slot::Nothing;
+        if Arc::get_mut(backing).is_some() {
+            let (store, file) = (backing.store.clone(), std::mem::replace(slot, Slot::Closing));
+            let (slots, number) = (self.slots.clone(), usize::from(number));
+            // Closing a file may wait for its device.
+            store.push(Box::new(move || {
+                drop(file);
+                slots.lock().unwrap_or_else(PoisonError::into_inner)[number] = Slot::Nothing;
+            }));
         }
-        is_last
+        false
     }
 }

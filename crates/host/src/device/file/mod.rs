@@ -9,7 +9,8 @@
 //! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
 //! around the range; writes read the block, change it and write it back, under the guard of
 //! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
-//! done on the spot where that takes no waiting (`at_once`). Discards shrink to whole blocks.
+//! done on the spot where that takes no waiting (`at_once`).
+//! Calls that may wait are made by threads of the file's store (`workers`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
 //! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
@@ -38,20 +39,26 @@ use crate::device::{CutOff, Device, Extent, Info, Place};
 use crate::io::ring::Ring;
 
 mod at_once;
+mod call;
 mod files;
 mod open;
+mod operation;
 mod part;
 mod queue;
+mod stores;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 pub use open::{Direct, FileSpec};
 pub(super) use part::{around, inside};
 pub use queue::FileQueue;
+pub use stores::{LATER_STORES, MAX_STORES};
 
 use crate::device::guard::Guard;
 use files::Files;
-use open::{Backing, Patience};
+use open::Backing;
+use stores::Stores;
 
 /// Files that an open device may have beyond those it was opened with.
 pub const LATER_FILES: usize = 256;
@@ -72,15 +79,24 @@ pub struct Unsettled {
 }
 
 impl Unsettled {
-    /// Puts what was written on stable storage. May take its time.
-    pub fn settle(self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.backing.file)?)
+    /// Has what was written put on stable storage, by a thread of the file's store.
+    pub fn settle(self) {
+        let Unsettled { backing } = self;
+        let store = backing.store.clone();
+        store.push(Box::new(move || {
+            if let Err(error) = rustix::fs::fdatasync(&backing.file) {
+                let path = backing.path.display();
+                tracing::error!(%path, %error, "cannot flush a removed tenant's file: what it \
+                 wrote last may be lost");
+            }
+        }));
     }
 }
 
 /// What all queues have in common.
 struct Shared {
     files: Files,
+    stores: Stores,
     direct: Direct,
     guard: Guard,
 }
@@ -91,9 +107,10 @@ impl FileDevice {
         if files.is_empty() || files.len() > usize::from(u16::MAX) + 1 {
             return Err(DeviceError::FileCount(files.len()));
         }
+        let mut stores = Stores::new(MAX_STORES);
         let backings = files
             .iter()
-            .map(|spec| Backing::open(spec, direct, Patience::Wait))
+            .map(|spec| Backing::open(spec, direct, &stores))
             .collect::<Result<Vec<_>, _>>()?;
         let kind = if backings[0].is_block_device { "block device" } else { "file" };
         let others =
@@ -111,22 +128,24 @@ impl FileDevice {
             // The blocks at the edges are left as they are, and not every backing store obliges.
             discard_zeroes: false,
         };
-        let shared = Shared { files: Files::new(backings), direct, guard: Guard::default() };
+        stores.limit();
+        let files = Files::new(backings);
+        let shared = Shared { files, stores, direct, guard: Guard::default() };
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
     /// Opens (or creates) one more file, or keeps one that was to be closed; gives its number and
-    /// its size in bytes, which has to suit. Waits for nobody who has it.
+    /// its size in bytes, which has to suit. May wait for its file system.
     pub fn add(
         &self,
         spec: &FileSpec,
         suits: impl Fn(u64) -> Result<(), DeviceError>,
     ) -> Result<(u16, u64), DeviceError> {
-        let Shared { files, direct, .. } = &*self.shared;
+        let Shared { files, stores, direct, .. } = &*self.shared;
         // Before it is created.
         spec.create_size.map_or(Ok(()), &suits)?;
         let open = || {
-            let backing = Backing::open(spec, *direct, Patience::Refuse)?;
+            let backing = Backing::open(spec, *direct, stores)?;
             suits(backing.size).map(|()| backing)
         };
         let (number, backing) = files.add(spec, open)?;
@@ -147,9 +166,15 @@ impl FileDevice {
     }
 
     /// Closes a file that was retired, if it is settled and all queues have given it up. True if
-    /// nothing is left to be done; its number may then be another file's.
+    /// nothing is left to be done, as a thread of its store has closed it; its number may then be
+    /// another file's.
     pub fn close(&self, number: u16) -> bool {
         self.shared.files.close(number)
+    }
+
+    /// Stores that there may be.
+    pub fn room_for_stores(&self) -> usize {
+        self.shared.stores.most()
     }
 
     /// Whether the page cache is passed by for at least one file.
@@ -165,8 +190,8 @@ impl Device for FileDevice {
         &self.info
     }
 
-    fn open_queue(&self, _place: &Place, ring: &mut Ring) -> io::Result<FileQueue> {
-        FileQueue::open(self.shared.clone(), ring)
+    fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<FileQueue> {
+        FileQueue::open(self.shared.clone(), place, ring)
     }
 
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
@@ -179,6 +204,14 @@ impl Device for FileDevice {
             return Ok(vec![Extent { length, is_hole: false }]);
         }
         extents_of(&backing, offset, end, most.max(1))
+    }
+
+    fn store_of(&self, file: u16) -> u16 {
+        self.shared.files.get(file).map_or(0, |backing| backing.store.number)
+    }
+
+    fn stores(&self) -> Vec<String> {
+        self.shared.stores.names()
     }
 
     fn zeroes_by_map(&self, file: u16, no_hole: bool) -> bool {
@@ -203,13 +236,22 @@ impl Device for FileDevice {
     }
 
     fn inspect(&self) {
+        let mut of_stores: [Vec<Arc<Backing>>; MAX_STORES] = Default::default();
         for backing in self.shared.files.all() {
             // The end of a block device is not told in this way: only reading finds it.
-            if !backing.is_block_device
-                && let Ok(metadata) = backing.file.metadata()
-            {
-                backing.note_end(metadata.len());
+            if !backing.is_block_device {
+                of_stores[usize::from(backing.store.number)].push(backing);
             }
+        }
+        for files in of_stores {
+            let Some(store) = files.first().map(|backing| backing.store.clone()) else { continue };
+            store.inspect(move || {
+                for backing in files {
+                    if let Ok(metadata) = backing.file.metadata() {
+                        backing.note_end(metadata.len());
+                    }
+                }
+            });
         }
     }
 

@@ -2,17 +2,18 @@
 //!
 //! A file is served by one process at a time: a regular file is locked with `flock`, a block device
 //! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to
-//! leave it alone. Both are tried for a while when a server starts, as there are holders who are
-//! about to let go: udev looks at a block device that has just appeared, and the kernel takes an
-//! io_uring with registered files apart some time *after* the process that had it is gone, so a
-//! server that is started again at once would find its own files taken. A server that runs tries
-//! once ([`Patience`]): it is its control thread that would wait.
+//! leave it alone. Both are tried for a while, as there are holders who are about to let go: udev
+//! looks at a block device that has just appeared, and the kernel takes an io_uring with registered
+//! files apart some time *after* the process that had it is gone, so a server that is started again
+//! at once would find its own files taken. Opening may wait for the file system: it is done by
+//! threads that nothing depends on.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use rustix::fs::{FlockOperation, OFlags, StatxFlags};
 
 use crate::device::CutOff;
 use crate::device::error::DeviceError;
+use crate::device::file::stores::{Key, Store, Stores};
 use crate::io::memory::{PAGE, Region};
 
 /// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
@@ -27,15 +29,6 @@ const BLOCK_MAX: u32 = 64 << 10;
 /// How often and with what pause it is tried to get a file that somebody has: 2 seconds in all.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// What to do about a file that somebody has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Patience {
-    /// Try for a while.
-    Wait,
-    /// Say so.
-    Refuse,
-}
 
 /// One file to serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,6 +38,18 @@ pub struct FileSpec {
     /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists
     /// it must have just this size.
     pub create_size: Option<u64>,
+    /// Whether it is created; without that a file that is not there is refused.
+    pub create: bool,
+    /// The store that it is said to belong to; that of its device if not said.
+    pub store: Option<String>,
+}
+
+impl FileSpec {
+    /// The file that is there, or one that is created with this many bytes.
+    pub fn new(path: impl Into<PathBuf>, create_size: Option<u64>) -> FileSpec {
+        let create = create_size.is_some();
+        FileSpec { path: path.into(), create_size, create, store: None }
+    }
 }
 
 /// Whether the page cache is passed by (`O_DIRECT`).
@@ -79,6 +84,14 @@ pub(super) struct Backing {
     /// The same file, opened once more, where the page cache is used: the kernel tells each that
     /// has opened a file of a failed write-back once, and this one is asked at any time.
     witness: Option<File>,
+    /// What it fails and hangs with.
+    pub(super) store: Arc<Store>,
+    /// Whether its file system is in memory, so that nothing waits for a device.
+    pub(super) is_in_memory: bool,
+    /// What `stat` names it by: device and inode, or the block device.
+    identity: (u64, u64),
+    /// Whether direct reads and writes can be told not to wait.
+    pub(super) no_wait: Support,
     /// Whether holes can be punched.
     pub(super) punch: Support,
     /// Whether a range can be zeroed that stays allocated.
@@ -183,25 +196,16 @@ impl Backing {
         (intact < size).then(|| CutOff { path: self.path.clone(), size, intact })
     }
 
-    /// Whether it is what one finds under this path now.
-    pub(super) fn is_at(&self, path: &Path) -> bool {
-        let identity = |metadata: Metadata| match self.is_block_device {
-            true => (metadata.rdev(), 0),
-            false => (metadata.dev(), metadata.ino()),
-        };
-        match (self.file.metadata(), std::fs::metadata(path)) {
-            (Ok(ours), Ok(theirs)) => {
-                ours.file_type() == theirs.file_type() && identity(ours) == identity(theirs)
-            }
-            _ => false,
-        }
+    /// Whether it is what [`identity_at`] has found.
+    pub(super) fn is(&self, identity: (u64, u64)) -> bool {
+        self.identity == identity
     }
 
     /// Opens, and creates if need be.
     pub(super) fn open(
         spec: &FileSpec,
         direct: Direct,
-        patience: Patience,
+        stores: &Stores,
     ) -> Result<Backing, DeviceError> {
         let path = &spec.path;
         let is_block_device = match std::fs::metadata(path) {
@@ -209,15 +213,15 @@ impl Backing {
             Ok(metadata) if metadata.is_file() => false,
             Ok(_) => return Err(DeviceError::NotStorage { path: path.clone() }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Backing::create(spec, direct, patience);
+                return Backing::create(spec, direct, stores);
             }
             Err(error) => return Err(open_error(path, error)),
         };
         // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
         let flags = if is_block_device { libc::O_EXCL } else { 0 };
         let open = || File::options().read(true).write(true).custom_flags(flags).open(path);
-        let file = patience.until(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
-        lock(path, &file, patience)?;
+        let file = until(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
+        lock(path, &file)?;
         let mut size = size_of(path, &file)?;
         if size == 0
             && !is_block_device
@@ -232,12 +236,12 @@ impl Backing {
         if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != size) {
             return Err(DeviceError::OtherSize { path: path.clone(), actual: size, wanted });
         }
-        Backing::prepare(path, file, size, is_block_device, direct)
+        Backing::prepare(spec, file, size, direct, stores)
     }
 
-    fn create(spec: &FileSpec, direct: Direct, patience: Patience) -> Result<Backing, DeviceError> {
+    fn create(spec: &FileSpec, direct: Direct, stores: &Stores) -> Result<Backing, DeviceError> {
         let path = &spec.path;
-        let Some(size) = spec.create_size else {
+        let Some(size) = spec.create_size.filter(|_| spec.create) else {
             return Err(DeviceError::Missing { path: path.clone() });
         };
         if size == 0 {
@@ -248,9 +252,9 @@ impl Backing {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
             _ => open_error(path, error),
         })?;
-        let created = lock(path, &file, patience)
+        let created = lock(path, &file)
             .and_then(|()| allocate(path, &file, size))
-            .and_then(|()| Backing::prepare(path, file, size, false, direct));
+            .and_then(|()| Backing::prepare(spec, file, size, direct, stores));
         if created.is_err() {
             let _ = std::fs::remove_file(path);
         }
@@ -259,12 +263,17 @@ impl Backing {
 
     /// Finds out about direct I/O.
     fn prepare(
-        path: &Path,
+        spec: &FileSpec,
         file: File,
         size: u64,
-        is_block_device: bool,
         direct: Direct,
+        stores: &Stores,
     ) -> Result<Backing, DeviceError> {
+        let path = &*spec.path;
+        let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
+        let is_block_device = metadata.file_type().is_block_device();
+        let device = if is_block_device { metadata.rdev() } else { metadata.dev() };
+        let store = stores.of(spec.store.clone().map_or(Key::Device(device), Key::Named))?;
         let statx =
             rustix::fs::statx(&file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::all());
         let preferred = statx.map_or(PAGE as u32, |statx| statx.stx_blksize);
@@ -296,11 +305,36 @@ impl Backing {
             memory_align,
             preferred_size: preferred.next_power_of_two().clamp(PAGE as u32, BLOCK_MAX).max(block),
             witness: if block == 1 { open_again(path, &file) } else { None },
+            store,
+            is_in_memory: !is_block_device && is_in_memory(&file),
+            identity: identity(&metadata),
+            no_wait: Support::default(),
             punch: Support::default(),
             zero_range: Support::default(),
             file,
         })
     }
+}
+
+/// What `stat` names a file by: device and inode, or 0 and the block device's own number.
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    if metadata.file_type().is_block_device() {
+        (0, metadata.rdev())
+    } else {
+        (metadata.dev(), metadata.ino())
+    }
+}
+
+/// The same of what is under this path now, if there is something.
+pub(super) fn identity_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|metadata| identity(&metadata))
+}
+
+/// Whether the file system keeps its files in memory, and has no device to wait for.
+fn is_in_memory(file: &File) -> bool {
+    /// The magic numbers of tmpfs and ramfs.
+    const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+    rustix::fs::fstatfs(file).is_ok_and(|fs| IN_MEMORY.contains(&fs.f_type))
 }
 
 /// Another opening of the same file.
@@ -326,25 +360,23 @@ fn open_error(path: &Path, source: io::Error) -> DeviceError {
     }
 }
 
-fn lock(path: &Path, file: &File, patience: Patience) -> Result<(), DeviceError> {
+fn lock(path: &Path, file: &File) -> Result<(), DeviceError> {
     let lock = || Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?);
-    patience.until(libc::EWOULDBLOCK, lock).map_err(|error| match error.raw_os_error() {
+    until(libc::EWOULDBLOCK, lock).map_err(|error| match error.raw_os_error() {
         Some(libc::EWOULDBLOCK) => DeviceError::Locked { path: path.into() },
         _ => io_error(path, "lock it")(error),
     })
 }
 
-impl Patience {
-    /// Tries again for a while, if it may, as long as somebody has it.
-    fn until<T>(self, taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        for _ in 1..if self == Patience::Wait { TRIES } else { 1 } {
-            match attempt() {
-                Err(error) if error.raw_os_error() == Some(taken) => std::thread::sleep(PAUSE),
-                result => return result,
-            }
+/// Tries again for a while as long as somebody has it.
+fn until<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..TRIES {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(taken) => std::thread::sleep(PAUSE),
+            result => return result,
         }
-        attempt()
     }
+    attempt()
 }
 
 /// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).

@@ -7,17 +7,23 @@
 //! issue -> [starved: no bounce buffer] -> [blocked: guard] -> in the kernel -> next part -> done
 //!                                                                 |   ^
 //!                                                                 v   |
-//!                                                       [again: EAGAIN, EINTR]
+//!                                                       [again: EINTR]
 //! ```
 //!
 //! A merged command is one vectored read or write, and comes here only if all its parts are whole
 //! blocks at aligned places; if it moves less than all, it has failed, and its parts are tried
 //! alone.
 //!
-//! Writes that the page cache can take are done on the spot (see `at_once`) when the queue is rung,
-//! so that those of one turn which follow each other in the file, as the pieces of a long one do,
-//! are one system call. What that call has written is theirs in order; if it fails they are tried
-//! alone.
+//! **No call here waits for a device.** Direct reads and writes go to the ring and say that they
+//! must not wait (`RWF_NOWAIT`); cached reads are done on the spot if the cache has the data
+//! (`at_once`). Whatever would have to wait (the kernel says `EAGAIN`), or cannot say that it must
+//! not, is a call that the file's store makes in threads of its own (`call`, `workers`).
+//!
+//! Writes to the page cache are handed over together when the queue is rung, one batch for each
+//! store at a time: those that come meanwhile are the next one. Writes that follow each other in
+//! the file, as the pieces of a long one do, are one system call. What that call has written is
+//! theirs in order; if it fails they are tried alone. File systems in memory are written on the
+//! spot.
 //!
 //! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every
 //! turn, and `deadline_ns` makes turns happen while there are any.
@@ -27,31 +33,28 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use fairq_core::{Op, PortSet};
-use io_uring::{opcode, squeue, types};
 
-use crate::device::file::at_once::{self, Waits};
+use crate::device::file::at_once;
+use crate::device::file::call::{Batch, Replies, Reply, shares};
 use crate::device::file::open::Backing;
-use crate::device::file::part::{Next, Step, ZEROES, around, inside, next};
+use crate::device::file::operation::{File, Operation, Verdict};
+use crate::device::file::part::{Next, Step, around, inside, next};
+use crate::device::file::stores::MAX_STORES;
+use crate::device::file::workers::Workers;
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
-use crate::device::{Command, Completion, Queue};
-use crate::io::memory::{Buffer, Memory, PAGE, Region};
+use crate::device::{Command, Completion, Place, Queue};
+use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
 /// How long a command that is blocked, or is to be tried again, waits before the next look.
 const RETRY_NS: u64 = 20_000;
-/// How often an operation may move nothing before it is given up.
-const STALLS_MAX: u8 = 3;
 /// Pieces of memory in one system call; the kernel allows 1024.
 const PIECES_MAX: usize = 1000;
-
-#[repr(align(4096))]
-struct Zeroes([u8; ZEROES as usize]);
-static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 
 /// One shard's queue on a [`crate::device::file::FileDevice`].
 pub struct FileQueue {
@@ -72,10 +75,18 @@ pub struct FileQueue {
     /// To be handed to the kernel once more.
     again: Vec<u32>,
     retry_ns: u64,
-    waits: Waits,
-    /// Writes to be done on the spot when the queue is rung, and where the data of those that are
-    /// one system call is.
+    /// What the stores' threads have answered.
+    replies: Arc<Replies>,
+    taken: Vec<Reply>,
+    /// The stores, by number, that have a batch of writes of this queue.
+    is_writing: [bool; MAX_STORES],
+    /// A thread for the batches of each store, on the shard's CPU: the shard has nothing to do
+    /// when it waits for them, and waking a thread on another CPU takes longer than the writes.
+    writers: [Option<Workers>; MAX_STORES],
+    /// Writes to be done when the queue is rung, whether there are some that it has not looked at,
+    /// and where the data of those that are one system call is.
     pub(super) writes: Vec<u32>,
+    has_new_writes: bool,
     pub(super) pieces: Vec<libc::iovec>,
     /// What was done on the spot, with the results.
     news: Vec<(u32, i32)>,
@@ -91,25 +102,12 @@ struct Open {
     is_registered: bool,
 }
 
-struct Operation {
-    command: Command,
-    /// Bytes of the command that are done.
-    done: u32,
-    step: Step,
-    /// Bytes of the command that the step is for.
-    length: u32,
-    /// Bytes that the step's read or write has moved.
-    moved: u32,
-    stalls: u8,
-    is_synced: bool,
-    bounce: Option<Buffer>,
-    access: Access,
-    /// Where a merged command's data is.
-    vectors: Vec<libc::iovec>,
-}
-
 impl FileQueue {
-    pub(super) fn open(shared: Arc<Shared>, ring: &mut Ring) -> io::Result<FileQueue> {
+    pub(super) fn open(
+        shared: Arc<Shared>,
+        place: &Place,
+        ring: &mut Ring,
+    ) -> io::Result<FileQueue> {
         let table = ring.register_files(&vec![-1; shared.files.room()]);
         if let Err(error) = &table {
             tracing::debug!(%error, "no registered files");
@@ -127,8 +125,12 @@ impl FileQueue {
             blocked: Vec::new(),
             again: Vec::new(),
             retry_ns: 0,
-            waits: Waits::default(),
+            replies: Arc::new(Replies::new(place.wakers.clone(), usize::from(place.port.0))),
+            taken: Vec::new(),
+            is_writing: [false; MAX_STORES],
+            writers: Default::default(),
             writes: Vec::new(),
+            has_new_writes: false,
             pieces: Vec::new(),
             news: Vec::new(),
             done: Vec::new(),
@@ -194,6 +196,7 @@ impl FileQueue {
             bounce: None,
             access: Access::NONE,
             vectors,
+            may_wait: false,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -235,6 +238,7 @@ impl FileQueue {
         };
         (operation.step, operation.length, operation.moved, operation.stalls) =
             (step, length, 0, 0);
+        operation.may_wait = false;
         if backing.block > 1 && step.is_guarded(command.op) {
             let offset = command.offset + u64::from(operation.done);
             operation.access = match step {
@@ -263,7 +267,7 @@ impl FileQueue {
     fn enter(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if self.shared.guard.poll(&mut operation.access) {
-            self.begin(now_ns, ring, slot);
+            self.begin(ring, slot);
         } else {
             self.wait(now_ns);
             self.blocked.push(slot);
@@ -277,30 +281,33 @@ impl FileQueue {
     }
 
     /// Has all that the part needs.
-    fn begin(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+    fn begin(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if operation.step == Step::Copy {
             operation.fill_bounce(0);
         }
-        self.submit(now_ns, ring, slot);
+        self.submit(ring, slot);
     }
 
-    /// Does the part, or what is left of it, on the spot, now or when the queue is rung, or hands
-    /// it to the kernel.
-    fn submit(&mut self, now_ns: u64, ring: &mut Ring, slot: u32) {
+    /// Does the part, or what is left of it, on the spot, or when the queue is rung, or gives it to
+    /// the ring or to the store's threads.
+    fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let backing = &of(&self.files, operation.command.file).backing;
-        if operation.is_written_at_once(backing) && self.waits.may_write(now_ns) {
+        if operation.is_cached_write(backing) {
             self.writes.push(slot);
+            self.has_new_writes = true;
         } else if let Some(result) = operation.read_at_once(backing) {
             self.news.push((slot, result));
+        } else if operation.may_wait(backing) {
+            self.hand_over(slot);
         } else {
-            self.hand_over(ring, slot);
+            self.push(ring, slot);
         }
     }
 
-    /// Hands the part, or what is left of it, to the kernel.
-    fn hand_over(&mut self, ring: &mut Ring, slot: u32) {
+    /// Puts the part, or what is left of it, on the ring: it does not wait there.
+    fn push(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
         let Open { backing, is_registered } = of(&self.files, file);
@@ -315,35 +322,96 @@ impl FileQueue {
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
-    /// Does the writes that are to be done on the spot.
-    fn write_at_once(&mut self, now_ns: u64, ring: &mut Ring) {
+    /// Has the part, or what is left of it, done by a thread of the store.
+    fn hand_over(&mut self, slot: u32) {
+        let Some(operation) = &mut self.slots[slot as usize] else { return };
+        operation.may_wait = true;
+        let backing = &of(&self.files, operation.command.file).backing;
+        // SAFETY: as for the ring: memory and vectors are left alone until the reply is taken.
+        unsafe { operation.call(backing).hand_over(backing, slot, &self.replies) };
+    }
+
+    /// Does the cached writes that have come: those of file systems in memory on the spot, those of
+    /// a store that has no batch of this queue as one.
+    fn write(&mut self) {
+        self.has_new_writes = false;
         let mut slots = std::mem::take(&mut self.writes);
-        let (mut rest, mut most) = (&slots[..], usize::MAX);
-        while !rest.is_empty() {
-            let (file, offset, count) = self.gather(&rest[..rest.len().min(most)]);
+        let (mut kept, mut at, mut batches) = (0, 0, [const { None }; MAX_STORES]);
+        while at < slots.len() {
+            let (file, offset, count) = self.gather(&slots[at..]);
+            let run = at..at + count;
+            at = run.end;
             let backing = &of(&self.files, file).backing;
-            // SAFETY: the pieces are memory of commands, which is the device's, and the kernel does
-            // not have it.
-            match unsafe { self.waits.write(now_ns, &backing.file, &self.pieces, offset) } {
-                None => rest[..count].iter().for_each(|&slot| self.hand_over(ring, slot)),
-                Some(result) if result < 0 && count > 1 => {
-                    most = 1;
-                    continue;
-                }
-                Some(mut result) => {
-                    for &slot in &rest[..count] {
-                        let operation =
-                            self.slots[slot as usize].as_ref().expect("it is to be written");
-                        let part = result.min(operation.left().1 as i32);
-                        self.news.push((slot, part));
-                        result -= part.max(0);
-                    }
-                }
+            let number = usize::from(backing.store.number);
+            if self.is_writing[number] {
+                slots.copy_within(run, kept);
+                kept += count;
+                continue;
             }
-            rest = &rest[count..];
+            let left = slots[run].iter().map(|&slot| {
+                let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
+                (slot, operation.left().1)
+            });
+            if backing.is_in_memory {
+                let left: Vec<(u32, u32)> = left.collect();
+                // SAFETY: the pieces are memory of commands, which is the device's, and the kernel
+                // does not have it.
+                let result = unsafe { at_once::write(&backing.file, &self.pieces, offset, 0) };
+                shares(result, &left, &mut self.taken);
+                continue;
+            }
+            let batch = batches[number].get_or_insert_with(|| Batch::new(backing.store.number));
+            batch.add(backing, offset, &self.pieces, left);
         }
-        slots.clear();
+        slots.truncate(kept);
         self.writes = slots;
+        for (number, batch) in batches.into_iter().enumerate() {
+            if let Some(batch) = batch {
+                self.hand_over_batch(number, batch);
+            }
+        }
+        for reply in std::mem::take(&mut self.taken) {
+            self.hear(reply);
+        }
+    }
+
+    /// Has a batch written by the thread that there is for a store.
+    fn hand_over_batch(&mut self, store: usize, batch: Batch) {
+        let writer = match &self.writers[store] {
+            Some(writer) => writer,
+            None => match Workers::at_most(1) {
+                Ok(writer) => self.writers[store].insert(writer),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread for writes to the page cache");
+                    // The store's other threads do them, one by one.
+                    return batch.slots().for_each(|slot| self.hand_over(slot));
+                }
+            },
+        };
+        self.is_writing[store] = true;
+        // SAFETY: as for one call, of each of the operations.
+        unsafe { batch.hand_over(writer, &self.replies) };
+    }
+
+    /// Takes a reply in.
+    fn hear(&mut self, reply: Reply) {
+        match reply {
+            Reply::Done { slot, result } => self.news.push((slot, result)),
+            Reply::Alone { slot } => self.hand_over(slot),
+            Reply::Written { store } => {
+                self.is_writing[usize::from(store)] = false;
+                self.has_new_writes = !self.writes.is_empty();
+            }
+        }
+    }
+
+    /// Takes the replies that have come.
+    #[cold]
+    fn take_replies(&mut self) {
+        let empty = std::mem::take(&mut self.taken);
+        let mut replies = self.replies.take(empty);
+        replies.drain(..).for_each(|reply| self.hear(reply));
+        self.taken = replies;
     }
 
     /// Puts together where the data of the first write is, and of those that follow it in the file;
@@ -397,7 +465,7 @@ impl FileQueue {
             let Some(operation) = &mut self.slots[slot as usize] else { break };
             if self.shared.guard.poll(&mut operation.access) {
                 self.blocked.remove(index);
-                self.begin(now_ns, ring, slot);
+                self.begin(ring, slot);
             } else {
                 index += 1;
             }
@@ -470,15 +538,15 @@ impl Queue for FileQueue {
         if self.version != self.shared.files.version() {
             self.follow(ring);
         }
-        if !self.writes.is_empty() {
-            self.write_at_once(now_ns, ring);
+        if self.has_new_writes {
+            self.write();
         }
         if self.blocked.is_empty() && self.again.is_empty() {
             return;
         }
         if !self.again.is_empty() && self.retry_ns <= now_ns {
             for slot in std::mem::take(&mut self.again) {
-                self.submit(now_ns, ring, slot);
+                self.submit(ring, slot);
             }
         }
         self.resume(now_ns, ring);
@@ -499,15 +567,27 @@ impl Queue for FileQueue {
         done: &mut Vec<Completion>,
         _wake: &mut PortSet,
     ) {
-        // Nothing that is done on the spot has anything that others wait for.
+        if self.replies.is_some() {
+            self.take_replies();
+        }
+        // What comes here may free what others wait for.
+        let is_news = !self.news.is_empty();
         while let Some((slot, result)) = self.news.pop() {
             self.finished(now_ns, ring, slot, result);
+        }
+        if is_news {
+            self.resume(now_ns, ring);
         }
         done.append(&mut self.done);
     }
 
+    fn store_of(&self, file: u16) -> u16 {
+        let open = self.files.get(usize::from(file)).and_then(Option::as_ref);
+        open.map_or(0, |open| open.backing.store.number)
+    }
+
     fn deadline_ns(&self) -> Option<u64> {
-        if !(self.news.is_empty() && self.writes.is_empty()) {
+        if self.has_new_writes || !self.news.is_empty() || self.replies.is_some() {
             return Some(0);
         }
         if self.blocked.is_empty() && self.again.is_empty() { None } else { Some(self.retry_ns) }
@@ -532,277 +612,16 @@ impl FileQueue {
                 self.release(slot);
                 self.advance(now_ns, ring, slot);
             }
-            Verdict::More => self.submit(now_ns, ring, slot),
+            Verdict::More => {
+                operation.may_wait = false;
+                self.submit(ring, slot);
+            }
+            Verdict::Wait => self.hand_over(slot),
             Verdict::Again => {
                 self.wait(now_ns);
                 self.again.push(slot);
             }
             Verdict::Failed(errno) => self.finish(slot, errno),
         }
-    }
-}
-
-/// How the ring names a file.
-enum File {
-    Registered(u32),
-    Plain(RawFd),
-}
-
-/// Builds an entry for either.
-macro_rules! build {
-    ($file:expr, $fd:ident => $entry:expr) => {
-        match $file {
-            File::Registered(index) => {
-                let $fd = types::Fixed(index);
-                $entry
-            }
-            File::Plain(fd) => {
-                let $fd = types::Fd(fd);
-                $entry
-            }
-        }
-    };
-}
-
-/// What an event means for its operation.
-enum Verdict {
-    /// The part is done.
-    Part,
-    /// The part is to be done in another way.
-    Otherwise,
-    /// There is more to be handed to the kernel.
-    More,
-    /// The same again, after a pause.
-    Again,
-    /// The command has failed.
-    Failed(i32),
-}
-
-impl Operation {
-    /// Where the part begins.
-    fn offset(&self) -> u64 {
-        self.command.offset + u64::from(self.done)
-    }
-
-    /// What the part's read or write moves: file offset, length, and memory.
-    fn transfer(&self, block: u32) -> (u64, u32, Memory) {
-        let bounce = || self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
-        match self.step {
-            Step::Fetch | Step::ReadBlock | Step::ChangedBlock => {
-                let (offset, length) = around(self.offset(), self.length, block);
-                (offset, length, bounce())
-            }
-            Step::Copy => (self.offset(), self.length, bounce()),
-            Step::WriteZeroes => {
-                let address = ZERO_BYTES.0.as_ptr().cast_mut();
-                (self.offset(), self.length, Memory { address, length: ZEROES, fixed: None })
-            }
-            _ => {
-                let memory = self.command.memory;
-                let address = memory.address.wrapping_add(self.done as usize);
-                (self.offset(), self.length, Memory { address, ..memory })
-            }
-        }
-    }
-
-    fn is_read(&self) -> bool {
-        matches!(self.step, Step::Fetch | Step::ReadBlock)
-            || self.step == Step::Straight && self.command.op == Op::Read
-    }
-
-    /// The io_uring operation for what is left of the part.
-    fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
-        match self.step {
-            Step::Sync => {
-                build!(file, fd => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build())
-            }
-            Step::Punch | Step::ZeroRange => {
-                let kind = if self.step == Step::Punch {
-                    libc::FALLOC_FL_PUNCH_HOLE
-                } else {
-                    libc::FALLOC_FL_ZERO_RANGE
-                };
-                let (offset, length) = (self.offset(), u64::from(self.length));
-                let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
-                build!(file, fd => opcode::Fallocate::new(fd, length).offset(offset).mode(mode).build())
-            }
-            _ => self.transfer_entry(backing, file),
-        }
-    }
-
-    fn transfer_entry(&self, backing: &Backing, file: File) -> squeue::Entry {
-        if !self.vectors.is_empty() {
-            let (vectors, count, offset) =
-                (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
-            return match self.is_read() {
-                true => {
-                    build!(file, fd => opcode::Readv::new(fd, vectors, count).offset(offset).build())
-                }
-                false => {
-                    build!(file, fd => opcode::Writev::new(fd, vectors, count).offset(offset).build())
-                }
-            };
-        }
-        let (offset, length, memory) = self.transfer(backing.block);
-        let address = memory.address.wrapping_add(self.moved as usize);
-        let offset = offset + u64::from(self.moved);
-        let length = length - self.moved;
-        let flags =
-            if self.command.fua && self.command.op == Op::Write { libc::RWF_DSYNC } else { 0 };
-        match (self.is_read(), memory.fixed.map(|index| index as u16)) {
-            (true, Some(index)) => {
-                build!(file, fd => opcode::ReadFixed::new(fd, address, length, index).offset(offset).build())
-            }
-            (true, None) => {
-                build!(file, fd => opcode::Read::new(fd, address, length).offset(offset).build())
-            }
-            (false, Some(index)) => build!(file, fd =>
-                opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
-            (false, None) => build!(file, fd =>
-                opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()),
-        }
-    }
-
-    /// What is left of a part that is a plain read or write: file offset, length, and address.
-    fn left(&self) -> (u64, u32, *mut u8) {
-        let (offset, length, memory) = self.transfer(1);
-        (
-            offset + u64::from(self.moved),
-            length - self.moved,
-            memory.address.wrapping_add(self.moved as usize),
-        )
-    }
-
-    /// Whether it is a read or write by way of the page cache.
-    fn is_cached(&self, backing: &Backing) -> bool {
-        backing.block == 1 && backing.memory_align == 1 && self.step == Step::Straight
-    }
-
-    /// Whether it is a write for the page cache to take on the spot. Parts of pages may have to be
-    /// fetched first.
-    fn is_written_at_once(&self, backing: &Backing) -> bool {
-        if self.is_read() || self.command.fua || !self.is_cached(backing) {
-            return false;
-        }
-        let (offset, length, _) = self.left();
-        (offset | u64::from(length)) % PAGE as u64 == 0
-    }
-
-    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
-    fn read_at_once(&self, backing: &Backing) -> Option<i32> {
-        if !self.is_read() || !self.is_cached(backing) {
-            return None;
-        }
-        let (offset, length, address) = self.left();
-        let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
-        let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
-        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
-        // not have it.
-        let result = unsafe { at_once::read(&backing.file, pieces, offset) };
-        // What is merged is read as a whole.
-        result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
-    }
-
-    /// Takes in the result of the system call.
-    fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
-        match -result {
-            libc::EAGAIN | libc::EINTR => return Verdict::Again,
-            libc::EOPNOTSUPP if self.step == Step::Punch => {
-                backing.punch.note_refused();
-                return Verdict::Otherwise;
-            }
-            libc::EOPNOTSUPP if self.step == Step::ZeroRange => {
-                backing.zero_range.note_refused();
-                return Verdict::Otherwise;
-            }
-            errno if errno > 0 => return Verdict::Failed(errno),
-            _ => {}
-        }
-        if !self.vectors.is_empty() {
-            return if result as u32 == self.length {
-                Verdict::Part
-            } else {
-                Verdict::Failed(libc::EIO)
-            };
-        }
-        match self.step {
-            Step::Sync => {
-                self.is_synced = true;
-                Verdict::Part
-            }
-            Step::Punch => {
-                backing.punch.note_done();
-                Verdict::Part
-            }
-            Step::ZeroRange => {
-                backing.zero_range.note_done();
-                Verdict::Part
-            }
-            _ if self.is_read() => self.has_read(backing, result as u32),
-            _ => self.has_written(backing, result as u32),
-        }
-    }
-
-    fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (offset, length, _) = self.transfer(backing.block);
-        self.moved += count.min(length - self.moved);
-        if self.moved < length {
-            // Direct reads end inside a block only at the end of the file.
-            if count > 0 && count.is_multiple_of(backing.block) {
-                return Verdict::More;
-            }
-            backing.note_end(offset + u64::from(self.moved));
-            return Verdict::Failed(libc::EIO);
-        }
-        match self.step {
-            Step::Fetch => {
-                self.drain_bounce((self.offset() % u64::from(backing.block)) as usize);
-                Verdict::Part
-            }
-            Step::ReadBlock => {
-                self.fill_bounce((self.offset() % u64::from(backing.block)) as usize);
-                (self.step, self.moved, self.stalls) = (Step::ChangedBlock, 0, 0);
-                Verdict::More
-            }
-            _ => Verdict::Part,
-        }
-    }
-
-    fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
-        let (_, length, _) = self.transfer(backing.block);
-        // Only whole blocks count, so that the rest is aligned; writing part of one once more does
-        // no harm.
-        let count = count.min(length - self.moved) / backing.block * backing.block;
-        self.moved += count;
-        if self.moved == length {
-            return Verdict::Part;
-        }
-        // The next try brings what stopped this one: no space, most likely.
-        self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
-        if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
-    }
-
-    /// Puts the command's bytes of this part (zeroes, if it has none) in the bounce buffer.
-    fn fill_bounce(&mut self, at: usize) {
-        let Some(bounce) = &mut self.bounce else { return };
-        let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
-        if self.command.op == Op::WriteZeroes {
-            bytes.fill(0);
-            return;
-        }
-        let from = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-    }
-
-    /// Puts what was fetched in the command's memory.
-    fn drain_bounce(&mut self, at: usize) {
-        let Some(bounce) = &mut self.bounce else { return };
-        let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
-        let to = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and has room for its length; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }

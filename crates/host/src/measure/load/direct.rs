@@ -109,7 +109,12 @@ impl<P: Port, D: Device> Client<P, D> {
 
     fn report(&self) -> ShardReport {
         let tenants = (0..).zip(self.stats.iter().cloned()).collect();
-        ShardReport { tenants, counters: ShardCounters::default(), matrix: empty_matrix() }
+        ShardReport {
+            tenants,
+            counters: ShardCounters::default(),
+            matrix: empty_matrix(),
+            stores: Vec::new(),
+        }
     }
 
     /// Counts what has ended.

@@ -1,17 +1,19 @@
-//! What ranges of a file hold, asked of its file system by a thread of its own.
+//! What ranges of a file hold, asked of its file system by threads that wait for nobody else.
 //!
 //! **Problem.** A block status request is a question to a file system's map, and nobody knows how
 //! long an answer takes: to find the next hole it looks through the file's extents, or in tmpfs
 //! through its pages, up to the end of the file. A shard that waited for it would keep everybody
 //! waiting, and no policy counts that.
 //!
-//! **Model.** One thread for all shards, which steps back behind them for the CPU. A connection
-//! puts one question at a time, so that connections take turns whatever they have asked for. The
-//! answer comes to the shard by a channel and wakes it.
+//! **Model.** One thread for each store, started by its first question, since a store may hang:
+//! it answers all shards, and steps back behind them for the CPU. A connection puts one question at
+//! a time, so that connections take turns whatever they have asked for. The answer comes to the
+//! shard by a channel and wakes it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
 use crate::device::{Device, Extent};
@@ -60,7 +62,7 @@ impl Surveyor {
         let (device, wakers) = (common.device.clone(), common.wakers.clone());
         let thread = Builder::new()
             .name("fairq-survey".into())
-            .spawn(move || survey(&*device, &wakers, &asked))?;
+            .spawn(move || distribute(&device, &wakers, asked))?;
         Ok(Surveyor { questions, thread })
     }
 
@@ -77,14 +79,45 @@ impl Surveyor {
     }
 }
 
+/// Gives each question to the thread of its file's store.
+fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Asked>) {
+    let mut threads: BTreeMap<u16, Sender<Asked>> = BTreeMap::new();
+    for asked in asked {
+        let store = device.store_of(asked.question.file);
+        let thread = threads.entry(store).or_insert_with(|| {
+            let (sender, questions) = channel();
+            let (device, wakers) = (device.clone(), wakers.clone());
+            // It is not waited for: its store may hang. Without it the questions fail.
+            let started = Builder::new()
+                .name("fairq-survey".into())
+                .spawn(move || survey(&*device, &wakers, &questions));
+            if let Err(error) = started {
+                tracing::error!(%error, "no thread asks a store's file systems for their maps");
+            }
+            sender
+        });
+        if let Err(SendError(asked)) = thread.send(asked) {
+            asked.answer(Err(io::ErrorKind::OutOfMemory.into()), wakers);
+            threads.remove(&store);
+        }
+    }
+}
+
 fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) {
     if let Err(error) = step_back() {
         tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
          shards");
     }
-    for Asked { question, shard, answers } in asked {
-        let Question { conn, op, file, offset, length, most } = question;
+    for asked in asked {
+        let &Question { file, offset, length, most, .. } = &asked.question;
         let extents = device.extents(file, offset, length, most);
+        asked.answer(extents, wakers);
+    }
+}
+
+impl Asked {
+    fn answer(self, extents: io::Result<Vec<Extent>>, wakers: &Wakers) {
+        let Asked { question: Question { conn, op, .. }, shard, answers } = self;
         // A shard that has ended does not hear it.
         let _ = answers.send(Answer { conn, op, extents });
         wakers.wake(shard);

@@ -1,0 +1,239 @@
+//! The calls of a queue that may wait for a device: made by the threads of the file's store, and
+//! answered to the queue's shard.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::device::file::at_once;
+use crate::device::file::open::Backing;
+use crate::device::file::workers::Workers;
+use crate::io::wakers::Wakers;
+
+/// Bytes that are written before their operations are answered.
+const TOGETHER: usize = 512 << 10;
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reply {
+    /// The operation in this slot: bytes, or a negative errno.
+    Done { slot: u32, result: i32 },
+    /// It was written together with others, and that has failed: it is to be tried alone.
+    Alone { slot: u32 },
+    /// Writes of this store that were handed over together have ended.
+    Written { store: u16 },
+}
+
+/// Where replies wait for a queue.
+pub(super) struct Replies {
+    list: Mutex<Vec<Reply>>,
+    /// Whether there may be some, so that a turn without any takes no lock. Set (Release) after a
+    /// reply is in the list, cleared before the list is taken.
+    is_some: AtomicBool,
+    wakers: Arc<Wakers>,
+    shard: usize,
+}
+
+impl Replies {
+    pub(super) fn new(wakers: Arc<Wakers>, shard: usize) -> Replies {
+        Replies { list: Mutex::default(), is_some: AtomicBool::new(false), wakers, shard }
+    }
+
+    /// Gives replies, and wakes the shard.
+    fn give(&self, replies: &[Reply]) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(replies);
+        self.is_some.store(true, Ordering::Release);
+        // Who polls has no bell.
+        if self.shard < self.wakers.count() {
+            self.wakers.wake(self.shard);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_some(&self) -> bool {
+        self.is_some.load(Ordering::Acquire)
+    }
+
+    /// Takes all there are, in exchange for an empty list.
+    #[cold]
+    pub(super) fn take(&self, empty: Vec<Reply>) -> Vec<Reply> {
+        self.is_some.store(false, Ordering::Relaxed);
+        std::mem::replace(&mut self.list.lock().unwrap_or_else(PoisonError::into_inner), empty)
+    }
+}
+
+/// Places in memory, which stay as they are until the operation's reply has been taken.
+pub(super) enum Pieces {
+    One(libc::iovec),
+    Many(*const libc::iovec, usize),
+}
+
+/// One call.
+pub(super) enum Call {
+    Read { pieces: Pieces, offset: u64 },
+    Write { pieces: Pieces, offset: u64, is_durable: bool },
+    Sync,
+    Allocate { mode: i32, offset: u64, length: u64 },
+}
+
+// SAFETY: the memory that a call points to is the operation's, which is left alone until the reply
+// has been taken; it is memory of this process, whichever thread uses it.
+unsafe impl Send for Call {}
+
+impl Pieces {
+    /// # Safety
+    /// The operation has not ended.
+    unsafe fn list(&self) -> &[libc::iovec] {
+        match self {
+            Pieces::One(one) => std::slice::from_ref(one),
+            // SAFETY: the operation's vectors, which stay where they are until it has ended.
+            &Pieces::Many(first, count) => unsafe { std::slice::from_raw_parts(first, count) },
+        }
+    }
+}
+
+impl Call {
+    /// Makes it: bytes, or a negative errno.
+    ///
+    /// # Safety
+    /// The operation has not ended, and its memory is the device's.
+    unsafe fn make(&self, backing: &Backing) -> i32 {
+        let file = &backing.file;
+        match self {
+            Call::Read { pieces, offset } => {
+                // SAFETY: the caller vouches for the operation.
+                let list = unsafe { pieces.list() };
+                let (first, count) = (list.as_ptr(), list.len() as i32);
+                let (fd, offset) = (file.as_raw_fd(), *offset as i64);
+                // SAFETY: writable memory that is the device's.
+                at_once::result(unsafe { libc::preadv(fd, first, count, offset) })
+            }
+            Call::Write { pieces, offset, is_durable } => {
+                let flags = if *is_durable { libc::RWF_DSYNC } else { 0 };
+                // SAFETY: the caller vouches for the operation; readable memory that is the
+                // device's.
+                unsafe { at_once::write(file, pieces.list(), *offset, flags) }
+            }
+            Call::Sync => rustix::fs::fdatasync(file).map_or_else(|e| -e.raw_os_error(), |()| 0),
+            Call::Allocate { mode, offset, length } => {
+                let (offset, length) = (*offset as i64, *length as i64);
+                // SAFETY: plain numbers.
+                at_once::result(
+                    unsafe { libc::fallocate(file.as_raw_fd(), *mode, offset, length) } as isize
+                )
+            }
+        }
+    }
+
+    /// Has it made by a thread of the file's store.
+    ///
+    /// # Safety
+    /// The operation in the slot does not end before its reply has been taken, and its memory is
+    /// the device's.
+    pub(super) unsafe fn hand_over(self, backing: &Arc<Backing>, slot: u32, to: &Arc<Replies>) {
+        let (file, replies) = (backing.clone(), to.clone());
+        backing.store.push(Box::new(move || {
+            // SAFETY: as the caller said.
+            let result = unsafe { self.make(&file) };
+            // Who closes a file waits until nobody else has it.
+            drop(file);
+            replies.give(&[Reply::Done { slot, result }]);
+        }));
+    }
+}
+
+/// Writes to the page cache of one store that are handed over together: a run of writes that follow
+/// each other in a file is one system call.
+pub(super) struct Batch {
+    store: u16,
+    runs: Vec<Run>,
+    pieces: Vec<libc::iovec>,
+    /// The operations, and what each has left.
+    slots: Vec<(u32, u32)>,
+}
+
+struct Run {
+    backing: Arc<Backing>,
+    offset: u64,
+    pieces: usize,
+    slots: usize,
+}
+
+// SAFETY: as for `Call`.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    pub(super) fn new(store: u16) -> Batch {
+        Batch { store, runs: Vec::new(), pieces: Vec::new(), slots: Vec::new() }
+    }
+
+    /// One run more.
+    pub(super) fn add(
+        &mut self,
+        backing: &Arc<Backing>,
+        offset: u64,
+        pieces: &[libc::iovec],
+        slots: impl Iterator<Item = (u32, u32)>,
+    ) {
+        self.pieces.extend_from_slice(pieces);
+        self.slots.extend(slots);
+        let (pieces, slots) = (self.pieces.len(), self.slots.len());
+        self.runs.push(Run { backing: backing.clone(), offset, pieces, slots });
+    }
+
+    /// The operations.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.slots.iter().map(|&(slot, _)| slot)
+    }
+
+    /// Writes, and says for the runs what became of them.
+    ///
+    /// # Safety
+    /// As for [`Call::make`], of each operation.
+    unsafe fn make(self, mut told: impl FnMut(&[Reply])) {
+        let (mut piece, mut slot, mut replies) = (0, 0, Vec::new());
+        let mut written = 0;
+        for run in &self.runs {
+            let (pieces, slots) = (&self.pieces[piece..run.pieces], &self.slots[slot..run.slots]);
+            (piece, slot) = (run.pieces, run.slots);
+            // SAFETY: the caller vouches for the operations; readable memory that is the device's.
+            let result = unsafe { at_once::write(&run.backing.file, pieces, run.offset, 0) };
+            shares(result, slots, &mut replies);
+            written += result.max(0) as usize;
+            // A reply at a time would wake shard and client for each.
+            if written >= TOGETHER {
+                told(&replies);
+                replies.clear();
+                written = 0;
+            }
+        }
+        replies.push(Reply::Written { store: self.store });
+        told(&replies);
+    }
+
+    /// Has them written by this thread; the last reply is [`Reply::Written`].
+    ///
+    /// # Safety
+    /// As for [`Call::hand_over`], of each operation.
+    pub(super) unsafe fn hand_over(self, writer: &Workers, to: &Arc<Replies>) {
+        let replies = to.clone();
+        writer.push(Box::new(move || {
+            // SAFETY: as the caller said.
+            unsafe { self.make(|some| replies.give(some)) };
+        }));
+    }
+}
+
+/// What each of several operations has of what one system call has written, in order; if it failed
+/// they are tried alone.
+pub(super) fn shares(mut result: i32, slots: &[(u32, u32)], replies: &mut Vec<Reply>) {
+    for &(slot, left) in slots {
+        if result < 0 && slots.len() > 1 {
+            replies.push(Reply::Alone { slot });
+            continue;
+        }
+        let part = result.min(left as i32);
+        replies.push(Reply::Done { slot, result: part });
+        result -= part.max(0);
+    }
+}

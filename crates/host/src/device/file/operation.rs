@@ -1,0 +1,336 @@
+//! A command on its way through a queue: what its part is, as an operation of the ring or as a call
+//! that may wait, and what a result means for it.
+
+use std::os::fd::RawFd;
+
+use fairq_core::Op;
+use io_uring::{opcode, squeue, types};
+
+use crate::device::Command;
+use crate::device::file::at_once;
+use crate::device::file::call::{Call, Pieces};
+use crate::device::file::open::Backing;
+use crate::device::file::part::{Step, ZEROES, around};
+use crate::device::guard::Access;
+use crate::io::memory::{Buffer, Memory};
+
+/// How often an operation may move nothing before it is given up.
+const STALLS_MAX: u8 = 3;
+
+#[repr(align(4096))]
+struct Zeroes([u8; ZEROES as usize]);
+static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
+
+/// A command on its way.
+pub(super) struct Operation {
+    pub(super) command: Command,
+    /// Bytes of the command that are done.
+    pub(super) done: u32,
+    pub(super) step: Step,
+    /// Bytes of the command that the step is for.
+    pub(super) length: u32,
+    /// Bytes that the step's read or write has moved.
+    pub(super) moved: u32,
+    pub(super) stalls: u8,
+    pub(super) is_synced: bool,
+    pub(super) bounce: Option<Buffer>,
+    pub(super) access: Access,
+    /// Where a merged command's data is.
+    pub(super) vectors: Vec<libc::iovec>,
+    /// A thread of the store makes its call, which may wait.
+    pub(super) may_wait: bool,
+}
+
+/// How the ring names a file.
+pub(super) enum File {
+    Registered(u32),
+    Plain(RawFd),
+}
+
+/// Builds an entry for either.
+macro_rules! build {
+    ($file:expr, $fd:ident => $entry:expr) => {
+        match $file {
+            File::Registered(index) => {
+                let $fd = types::Fixed(index);
+                $entry
+            }
+            File::Plain(fd) => {
+                let $fd = types::Fd(fd);
+                $entry
+            }
+        }
+    };
+}
+
+/// What an event means for its operation.
+pub(super) enum Verdict {
+    /// The part is done.
+    Part,
+    /// The part is to be done in another way.
+    Otherwise,
+    /// There is more to be handed to the kernel.
+    More,
+    /// A thread that may wait is to do it.
+    Wait,
+    /// The same again, after a pause.
+    Again,
+    /// The command has failed.
+    Failed(i32),
+}
+
+impl Operation {
+    /// Where the part begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.command.offset + u64::from(self.done)
+    }
+
+    /// What the part's read or write moves: file offset, length, and memory.
+    pub(super) fn transfer(&self, block: u32) -> (u64, u32, Memory) {
+        let bounce = || self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
+        match self.step {
+            Step::Fetch | Step::ReadBlock | Step::ChangedBlock => {
+                let (offset, length) = around(self.offset(), self.length, block);
+                (offset, length, bounce())
+            }
+            Step::Copy => (self.offset(), self.length, bounce()),
+            Step::WriteZeroes => {
+                let address = ZERO_BYTES.0.as_ptr().cast_mut();
+                (self.offset(), self.length, Memory { address, length: ZEROES, fixed: None })
+            }
+            _ => {
+                let memory = self.command.memory;
+                let address = memory.address.wrapping_add(self.done as usize);
+                (self.offset(), self.length, Memory { address, ..memory })
+            }
+        }
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.step, Step::Fetch | Step::ReadBlock)
+            || self.step == Step::Straight && self.command.op == Op::Read
+    }
+
+    /// Whether a thread that may wait has to do it: it would wait in any case, or cannot say that
+    /// it must not.
+    pub(super) fn may_wait(&self, backing: &Backing) -> bool {
+        let is_transfer = !matches!(self.step, Step::Sync | Step::Punch | Step::ZeroRange);
+        !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
+    }
+
+    /// The call for what is left of the part.
+    pub(super) fn call(&self, backing: &Backing) -> Call {
+        match self.step {
+            Step::Sync => Call::Sync,
+            Step::Punch | Step::ZeroRange => {
+                let kind = if self.step == Step::Punch {
+                    libc::FALLOC_FL_PUNCH_HOLE
+                } else {
+                    libc::FALLOC_FL_ZERO_RANGE
+                };
+                let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
+                Call::Allocate { mode, offset: self.offset(), length: u64::from(self.length) }
+            }
+            _ => {
+                let (offset, length, address) = self.left_in(backing.block);
+                let one = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
+                let pieces = if self.vectors.is_empty() {
+                    Pieces::One(one)
+                } else {
+                    Pieces::Many(self.vectors.as_ptr(), self.vectors.len())
+                };
+                if self.is_read() {
+                    Call::Read { pieces, offset }
+                } else {
+                    Call::Write { pieces, offset, is_durable: self.is_durable() }
+                }
+            }
+        }
+    }
+
+    /// Whether what it writes is to be on stable storage when it has been written.
+    pub(super) fn is_durable(&self) -> bool {
+        self.command.fua && self.command.op == Op::Write
+    }
+
+    /// The io_uring operation for what is left of the part, which is read or written and does not
+    /// wait.
+    pub(super) fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
+        let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
+        let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
+        if !self.vectors.is_empty() {
+            let (vectors, count, offset) =
+                (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
+            return match self.is_read() {
+                true => build!(file, fd =>
+                    opcode::Readv::new(fd, vectors, count).offset(offset).rw_flags(no_wait).build()),
+                false => build!(file, fd =>
+                    opcode::Writev::new(fd, vectors, count).offset(offset).rw_flags(flags).build()),
+            };
+        }
+        let (offset, length, address) = self.left_in(backing.block);
+        let (_, _, memory) = self.transfer(backing.block);
+        match (self.is_read(), memory.fixed.map(|index| index as u16)) {
+            (true, Some(index)) => build!(file, fd =>
+                opcode::ReadFixed::new(fd, address, length, index).offset(offset).rw_flags(no_wait).build()),
+            (true, None) => build!(file, fd =>
+                opcode::Read::new(fd, address, length).offset(offset).rw_flags(no_wait).build()),
+            (false, Some(index)) => build!(file, fd =>
+                opcode::WriteFixed::new(fd, address, length, index).offset(offset).rw_flags(flags).build()),
+            (false, None) => build!(file, fd =>
+                opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()),
+        }
+    }
+
+    /// What is left of a part that is a plain read or write: file offset, length, and address.
+    pub(super) fn left(&self) -> (u64, u32, *mut u8) {
+        self.left_in(1)
+    }
+
+    /// What is left of a read or write of whole blocks: file offset, length, and address.
+    pub(super) fn left_in(&self, block: u32) -> (u64, u32, *mut u8) {
+        let (offset, length, memory) = self.transfer(block);
+        (
+            offset + u64::from(self.moved),
+            length - self.moved,
+            memory.address.wrapping_add(self.moved as usize),
+        )
+    }
+
+    /// Whether it is a read or write by way of the page cache.
+    pub(super) fn is_cached(&self, backing: &Backing) -> bool {
+        backing.block == 1
+            && backing.memory_align == 1
+            && matches!(self.step, Step::Straight | Step::WriteZeroes)
+    }
+
+    /// Whether it is a write for the page cache to take. What has to be on stable storage waits for
+    /// the disk, and others must not wait with it.
+    pub(super) fn is_cached_write(&self, backing: &Backing) -> bool {
+        !self.is_read() && !self.command.fua && self.is_cached(backing)
+    }
+
+    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
+    pub(super) fn read_at_once(&self, backing: &Backing) -> Option<i32> {
+        if !self.is_read() || !self.is_cached(backing) {
+            return None;
+        }
+        let (offset, length, address) = self.left();
+        let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
+        let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
+        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
+        // not have it.
+        let result = unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) };
+        // What is merged is read as a whole.
+        result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
+    }
+
+    /// Takes in the result of the system call.
+    pub(super) fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
+        match -result {
+            libc::EAGAIN if !self.may_wait => return Verdict::Wait,
+            libc::EAGAIN | libc::EINTR => return Verdict::Again,
+            // It cannot be told not to wait.
+            libc::EOPNOTSUPP if !self.may_wait => {
+                backing.no_wait.note_refused();
+                return Verdict::Wait;
+            }
+            libc::EOPNOTSUPP if self.step == Step::Punch => {
+                backing.punch.note_refused();
+                return Verdict::Otherwise;
+            }
+            libc::EOPNOTSUPP if self.step == Step::ZeroRange => {
+                backing.zero_range.note_refused();
+                return Verdict::Otherwise;
+            }
+            errno if errno > 0 => return Verdict::Failed(errno),
+            _ => {}
+        }
+        if !self.vectors.is_empty() {
+            return if result as u32 == self.length {
+                Verdict::Part
+            } else {
+                Verdict::Failed(libc::EIO)
+            };
+        }
+        match self.step {
+            Step::Sync => {
+                self.is_synced = true;
+                Verdict::Part
+            }
+            Step::Punch => {
+                backing.punch.note_done();
+                Verdict::Part
+            }
+            Step::ZeroRange => {
+                backing.zero_range.note_done();
+                Verdict::Part
+            }
+            _ if self.is_read() => self.has_read(backing, result as u32),
+            _ => self.has_written(backing, result as u32),
+        }
+    }
+
+    pub(super) fn has_read(&mut self, backing: &Backing, count: u32) -> Verdict {
+        let (offset, length, _) = self.transfer(backing.block);
+        self.moved += count.min(length - self.moved);
+        if self.moved < length {
+            // Direct reads end inside a block only at the end of the file.
+            if count > 0 && count.is_multiple_of(backing.block) {
+                return Verdict::More;
+            }
+            backing.note_end(offset + u64::from(self.moved));
+            return Verdict::Failed(libc::EIO);
+        }
+        match self.step {
+            Step::Fetch => {
+                self.drain_bounce((self.offset() % u64::from(backing.block)) as usize);
+                Verdict::Part
+            }
+            Step::ReadBlock => {
+                self.fill_bounce((self.offset() % u64::from(backing.block)) as usize);
+                (self.step, self.moved, self.stalls) = (Step::ChangedBlock, 0, 0);
+                Verdict::More
+            }
+            _ => Verdict::Part,
+        }
+    }
+
+    pub(super) fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
+        let (_, length, _) = self.transfer(backing.block);
+        // Only whole blocks count, so that the rest is aligned; writing part of one once more does
+        // no harm.
+        let count = count.min(length - self.moved) / backing.block * backing.block;
+        self.moved += count;
+        if self.moved == length {
+            return Verdict::Part;
+        }
+        // The next try brings what stopped this one: no space, most likely.
+        self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
+        if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
+    }
+
+    /// Puts the command's bytes of this part (zeroes, if it has none) in the bounce buffer.
+    pub(super) fn fill_bounce(&mut self, at: usize) {
+        let Some(bounce) = &mut self.bounce else { return };
+        let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
+        if self.command.op == Op::WriteZeroes {
+            bytes.fill(0);
+            return;
+        }
+        let from = self.command.memory.address.wrapping_add(self.done as usize);
+        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
+        // buffer is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Puts what was fetched in the command's memory.
+    pub(super) fn drain_bounce(&mut self, at: usize) {
+        let Some(bounce) = &mut self.bounce else { return };
+        let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
+        let to = self.command.memory.address.wrapping_add(self.done as usize);
+        // SAFETY: the command's memory is the device's and has room for its length; the bounce
+        // buffer is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+}

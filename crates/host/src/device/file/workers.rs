@@ -1,0 +1,171 @@
+//! The threads of one store, which make the calls that may wait for its file systems and devices.
+//!
+//! **Problem.** A call on a file may wait for ever: its file system is frozen, its disk hangs. A
+//! shard that made such a call would stop with all its connections, and the control thread with the
+//! whole server. io_uring's own workers are no way out: a thread has one set of them for all its
+//! files, and writes of files whose inodes fall into one of 64 classes wait for each other there.
+//!
+//! **Model.** Each store has threads of its own, at most [`MOST`], in which nobody else's calls
+//! are made. One thread more than there is work for waits, so that a shard never starts a thread:
+//! a thread that takes a job and leaves no other waiting starts the next one. A thread that has
+//! waited for [`IDLE`] beside another one ends. Threads are not joined, since they may wait for
+//! ever.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Threads of a store.
+const MOST: usize = 32;
+/// How long a thread beside another one waits for work.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A call, and what is to be done about its result.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads of one store; they end when this goes.
+pub(super) struct Workers {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    state: Mutex<State>,
+    work: Condvar,
+    /// Threads at most.
+    most: usize,
+    /// Where the threads may run: where the thread that has started the first one may.
+    cpus: Option<CpuSet>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    /// Threads that wait for work.
+    idle: usize,
+    is_over: bool,
+}
+
+impl Workers {
+    /// Those of a store.
+    pub(super) fn start() -> std::io::Result<Workers> {
+        Workers::at_most(MOST)
+    }
+
+    /// Up to so many, of which there is one; an error if the system has no room for it. They run
+    /// where the calling thread may.
+    pub(super) fn at_most(most: usize) -> std::io::Result<Workers> {
+        let cpus = sched_getaffinity(None).ok();
+        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), most, cpus });
+        pool.lock().threads = 1;
+        pool.spawn()?;
+        Ok(Workers { pool })
+    }
+
+    /// Has a job done, after those before it have begun.
+    pub(super) fn push(&self, job: Job) {
+        self.pool.lock().jobs.push_back(job);
+        self.pool.work.notify_one();
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.pool.lock().is_over = true;
+        self.pool.work.notify_all();
+    }
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a thread that is already counted.
+    fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
+        let pool = self.clone();
+        let started = std::thread::Builder::new().name("fairq-store".into()).spawn(move || {
+            if let Some(cpus) = &pool.cpus {
+                let _ = sched_setaffinity(None, cpus);
+            }
+            pool.work();
+        });
+        if started.is_err() {
+            self.lock().threads -= 1;
+        }
+        started.map(drop)
+    }
+
+    /// Does jobs as long as there may be some.
+    fn work(self: Arc<Self>) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                let is_last = state.idle == 0 && state.threads < self.most;
+                state.threads += usize::from(is_last);
+                drop(state);
+                // Without another thread this one goes on to the next job when this job is done.
+                if is_last && let Err(error) = self.spawn() {
+                    tracing::warn!(%error, "no thread for calls that may wait");
+                }
+                job();
+                state = self.lock();
+                continue;
+            }
+            if state.is_over {
+                break;
+            }
+            state.idle += 1;
+            let waited = self.work.wait_timeout(state, IDLE);
+            let (again, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = again;
+            state.idle -= 1;
+            if timeout.timed_out() && state.jobs.is_empty() && state.idle > 0 {
+                break;
+            }
+        }
+        state.threads -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// As many calls as there are threads may wait; one less than that leaves a thread for others.
+    #[test]
+    fn calls_that_wait_leave_room_for_others() {
+        let workers = Workers::start().unwrap();
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let (sender, ended) = channel();
+        for _ in 1..MOST {
+            let (gate, sender) = (gate.clone(), sender.clone());
+            workers.push(Box::new(move || {
+                let (is_open, opened) = &*gate;
+                drop(opened.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+                sender.send("waited").unwrap();
+            }));
+        }
+        workers.push(Box::new(move || sender.send("went on").unwrap()));
+        assert_eq!(ended.recv().unwrap(), "went on");
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        assert_eq!(ended.iter().count(), MOST - 1);
+    }
+
+    #[test]
+    fn jobs_that_were_given_are_done_before_the_threads_end() {
+        let (sender, ended) = channel();
+        let workers = Workers::start().unwrap();
+        for number in 0..100 {
+            let sender = sender.clone();
+            workers.push(Box::new(move || sender.send(number).unwrap()));
+        }
+        drop((workers, sender));
+        assert_eq!(ended.iter().sum::<i32>(), 4950);
+    }
+}

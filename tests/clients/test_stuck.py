@@ -1,0 +1,244 @@
+"""A store that hangs: a file system that is frozen under load stops its own tenants, and nobody else."""
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+
+import nbd
+import rig
+from rig import MI, Skip, check, need, run, serve, until
+
+BLOCK = 4096
+
+
+class Disk:
+    """An ext4 file system of its own, which can be frozen: writes and whatever changes it then wait."""
+
+    def __init__(self, folder, name):
+        self.mount = os.path.join(folder, name)
+        self.frozen = False
+
+    def freeze(self):
+        run("fsfreeze", "--freeze", self.mount)
+        self.frozen = True
+
+    def thaw(self):
+        if self.frozen:
+            run("fsfreeze", "--unfreeze", self.mount)
+            self.frozen = False
+
+
+@contextlib.contextmanager
+def disks(*names):
+    """File systems on loop devices; thawed again whatever happens, since nothing that waits for one can be killed."""
+    need("mkfs.ext4", "fsfreeze", "losetup")
+    with tempfile.TemporaryDirectory(prefix="fairq-stuck-") as folder, contextlib.ExitStack() as clean:
+        made = []
+        for name in names:
+            image = os.path.join(folder, f"{name}.img")
+            with open(image, "wb") as f:
+                f.truncate(96 * MI)
+            run("mkfs.ext4", "-q", "-m", "0", image)
+            disk = Disk(folder, name)
+            os.mkdir(disk.mount)
+            mounted = run("mount", "-o", "loop", image, disk.mount, ok=False)
+            if mounted.returncode:
+                raise Skip(f"cannot mount anything here: {mounted.stderr.strip()}")
+            clean.callback(run, "umount", "-l", disk.mount, ok=False)
+            made.append(disk)
+        yield folder, made
+
+
+@contextlib.contextmanager
+def served(made, *tenants, args=()):
+    """A server with these tenants; the disks are thawed before it is ended."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as clean:
+        control = os.path.join(folder, "ctl")
+        flags = [flag for tenant in tenants for flag in ("--tenant", tenant)]
+        server = clean.enter_context(serve(*args, *flags, "--control", control))
+        # What was pushed last is done first.
+        for disk in made:
+            clean.callback(disk.thaw)
+        yield server, control
+
+
+def ctl(control, *words, ok=True, seconds=20):
+    return run(rig.fairq(), "ctl", "--control", control, *words, timeout=seconds, ok=ok)
+
+
+def status(control):
+    return json.loads(ctl(control, "--json", "status").stdout)
+
+
+def stuck(control):
+    return [store for store in status(control)["stores"] if store["stuck"]]
+
+
+def rate(clients, seconds=0.5, windows=5):
+    """Reads and writes a second that the clients get together, the median of some windows."""
+    counts, over = [0] * len(clients), threading.Event()
+
+    def ask(index):
+        number = 0
+        while not over.is_set():
+            number += 1
+            at = number % 64 * BLOCK
+            if number % 2:
+                errno = clients[index].ask(nbd.WRITE, at, data=b"n" * BLOCK)[0]
+            else:
+                errno = clients[index].ask(nbd.READ, at, BLOCK)[0]
+            check(errno == 0, f"a neighbour's request failed with {errno}")
+            counts[index] += 1
+
+    threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    rates = []
+    for _ in range(windows):
+        before, since = sum(counts), time.monotonic()
+        time.sleep(seconds)
+        rates.append((sum(counts) - before) / (time.monotonic() - since))
+    over.set()
+    for thread in threads:
+        thread.join(20)
+        check(not thread.is_alive(), "a neighbour's request has no answer")
+    return statistics.median(rates)
+
+
+def fill(server, name, byte, blocks):
+    with contextlib.closing(nbd.Client(server.socket, name)) as client:
+        for block in range(blocks):
+            check(client.ask(nbd.WRITE, block * BLOCK, data=byte * BLOCK)[0] == 0, "it works")
+        check(client.ask(nbd.FLUSH)[0] == 0, "it works")
+
+
+def hang(disk, server, name, byte, blocks):
+    """Freezes a disk and leaves as many requests on it as a client may have; the client, which will have no answer."""
+    client = nbd.Client(server.socket, name)
+    disk.freeze()
+    for block in range(blocks):
+        client.send(nbd.WRITE, block * BLOCK, data=byte * BLOCK)
+    client.send(nbd.TRIM, 64 * BLOCK, 64 * BLOCK)
+    client.send(nbd.FLUSH)
+    return client
+
+
+def stuck_store(direct):
+    with disks("hangs", "other") as (folder, made):
+        disk, other = made
+        paths = {"hangs": disk.mount, "b": other.mount, "c": folder}
+        tenants = [f"{name}=16M,path={path}/{name}.disk,create" for name, path in paths.items()]
+        device = ("--device", f"file,direct={direct}", "--shards", "2")
+        with served(made, *tenants, args=device) as (server, control):
+            fill(server, "hangs", b"1", 64)
+            fill(server, "b", b"n", 64)
+            fill(server, "c", b"n", 64)
+            neighbours = [nbd.Client(server.socket, name) for name in "bc"]
+            alone = rate(neighbours)
+            waiting = [hang(disk, server, "hangs", b"2", 64)]
+            waiting += [nbd.Client(server.socket, "hangs") for _ in range(3)]
+            for client in waiting[1:]:
+                for block in range(64):
+                    client.send(nbd.WRITE, block * BLOCK, data=b"2" * BLOCK)
+                client.send(nbd.FLUSH)
+            # Other programs of the machine may take the CPUs for a while: a neighbour that is held up never comes back.
+            until(lambda: rate(neighbours) >= 0.8 * alone, 60, f"neighbours keep their {alone:.0f} requests a second")
+            for neighbour in neighbours:
+                check(neighbour.ask(nbd.TRIM, 128 * BLOCK, 8 * BLOCK)[0] == 0, "a neighbour's TRIM")
+                check(neighbour.ask(nbd.FLUSH)[0] == 0, "a neighbour's flush")
+            with contextlib.closing(nbd.Client(server.socket, "b")) as new:
+                check(new.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a new client of another store gets in")
+            said = until(lambda: stuck(control), 15, "status says that the store is stuck")
+            check([store["tenants"] for store in said] == [["hangs"]], f"which store is stuck: {said}")
+            until(lambda: "has not answered" in server.said(), 5, "the log says so")
+            check("stuck" in ctl(control, "status").stdout, ctl(control, "status").stdout)
+            check(ctl(control, "policy", "sfqd", ok=False).returncode != 0, "a change of policy would wait for it")
+            quickest = []
+            for _ in range(5):
+                asked = time.monotonic()
+                status(control)
+                quickest.append(time.monotonic() - asked)
+            check(min(quickest) < 1, f"ctl takes {min(quickest):.1f} s")
+            # A file there cannot be opened; who asks is told, and nobody waits.
+            refused = ctl(control, "add", f"late=1M,path={disk.mount}/late.disk,create", ok=False)
+            check("does not answer" in refused.stderr, f"adding says {refused.stderr!r}")
+            ctl(control, "remove", "hangs")
+            check("hangs" not in ctl(control, "tenants").stdout, "it is removed")
+            ctl(control, "add", f"d=1M,path={folder}/d.disk,create")
+            check(nbd.Client(server.socket, "d").ask(nbd.READ, 0, BLOCK)[0] == 0, "tenants of other stores come")
+            disk.thaw()
+            until(lambda: not stuck(control), 20, "the store is said to answer again")
+            ctl(control, "add", f"hangs=16M,path={disk.mount}/hangs.disk")
+            with contextlib.closing(until(lambda: opened(server, "hangs"), 20, "it can be opened again")) as again:
+                for block in range(64):
+                    errno, data = again.ask(nbd.READ, block * BLOCK, BLOCK)
+                    check(errno == 0 and data in (b"1" * BLOCK, b"2" * BLOCK), f"block {block}: foreign data")
+            for neighbour in neighbours:
+                check(neighbour.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a neighbour's data")
+
+
+def opened(server, name):
+    try:
+        return nbd.Client(server.socket, name)
+    except Exception:  # as long as it is being prepared there is no such export
+        return None
+
+
+def test_stuck_cached():
+    """Through the page cache: a write waits in the kernel for as long as the file system is frozen."""
+    stuck_store("off")
+
+
+def test_stuck_direct():
+    """Past the page cache: the device has as many requests as it may have."""
+    stuck_store("on")
+
+
+def test_stuck_answers():
+    """What was sent to a store that hung is answered when it goes on, and is there."""
+    with disks("hangs") as (folder, made):
+        with served(made, f"a=16M,path={made[0].mount}/a,create", args=("--device", "file,direct=off")) as (server, _):
+            fill(server, "a", b"1", 32)
+            client = hang(made[0], server, "a", b"2", 32)
+            made[0].thaw()
+            for _ in range(34):
+                check(client.receive()[1] == 0, "an answer")
+            for block in range(32):
+                check(client.ask(nbd.READ, block * BLOCK, BLOCK)[1] == b"2" * BLOCK, "what was acknowledged")
+
+
+def test_stuck_end():
+    """A server that is told to end does so, though a store does not answer: in some seconds, and with an error."""
+    with disks("hangs") as (folder, made), tempfile.TemporaryDirectory() as own:
+        tenant = f"a=16M,path={made[0].mount}/a,create"
+        server = rig.Server(own, "--device", "file,direct=on", "--tenant", tenant)
+        try:
+            fill(server, "a", b"1", 4)
+            hang(made[0], server, "a", b"2", 4)
+            server.child.terminate()
+            until(lambda: "storage has not answered" in server.said(), 30, "it says what it leaves")
+            made[0].thaw()
+            check(server.child.wait(20) == 1, "it could not end in order")
+        finally:
+            made[0].thaw()
+            server.kill()
+
+
+def test_stuck_named_store():
+    """Files on one device are one store, others another, and a name of the operator's says otherwise."""
+    with disks("one", "two") as (folder, made):
+        one, two = (disk.mount for disk in made)
+        tenants = [f"a=4M,path={one}/a,create", f"b=4M,path={one}/b,create", f"c=4M,path={two}/c,create,store=fast"]
+        tenants.append(f"d=4M,path={folder}/d,create,store=fast")
+        with served(made, *tenants, args=("--device", "file,direct=off")) as (server, control):
+            of = {tenant["name"]: tenant["store"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
+            check(of["a"] == of["b"] and of["c"] == of["d"] == "fast" and of["a"] != "fast", f"stores: {of}")
+            check(len(status(control)["stores"]) == 2, "two stores")
+            ctl(control, "add", f"e=4M,path={two}/e,create")
+            of = {tenant["name"]: tenant["store"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
+            check(of["e"] not in (of["a"], "fast"), f"a store comes with a tenant: {of}")
+            check(nbd.Client(server.socket, "e").ask(nbd.WRITE, 0, data=b"e" * BLOCK)[0] == 0, "it is served")
