@@ -9,9 +9,10 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use crate::config::listen;
-use crate::operate::rpc::UNFINISHED;
 use crate::refusal::Refusal;
 
+/// The code of a call that has begun something and is to be made again.
+pub(crate) const UNFINISHED: i32 = 2;
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// How long a server may take to answer.

@@ -9,7 +9,7 @@ use fairq_core::depth::AutoDepth;
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform};
 use fairq_device::Profile;
-use fairq_sim::policies::{AnyPolicy, Multi};
+use fairq_sim::policies::{AnySubject, MqfqSubject};
 use fairq_sim::scenario::{Job, SECOND, Scenario, Tenant};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
@@ -21,7 +21,7 @@ impl<P: Platform> Subject<P> for Auto {
     type Policy = AutoDepth<Mqfq<P>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
-        let multi = Multi { slots: 64, threshold: 45 << 10 };
+        let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
         Ok(AutoDepth::new(policy, ports, scenario.tags(), true))
     }
@@ -64,7 +64,7 @@ fn check(device: &str, before: Option<Load>, load: Load) {
     let profile = Profile::named(device).unwrap();
     let mut scenario = Scenario::new(profile, 2, all, starts_ns + 4 * SECOND);
     scenario.warmup_ns = starts_ns + 2 * SECOND;
-    let (_, possible) = got(&AnyPolicy::FirstCome.measure(&scenario).unwrap());
+    let (_, possible) = got(&AnySubject::None.measure(&scenario).unwrap());
     let found = run(&scenario, &Auto, vec![]).unwrap();
     let (ratio, total) = got(&found);
     let kept = total as f64 / possible as f64;

@@ -200,9 +200,6 @@ pub(crate) const METHODS: &[Method] = &[
     },
 ];
 
-/// The code of a call that has begun something and is to be made again.
-pub(crate) const UNFINISHED: i32 = 2;
-
 /// Why a call was refused.
 #[derive(Debug)]
 pub(crate) struct Fault {
@@ -218,7 +215,7 @@ impl Fault {
 
     /// The server has begun, and who asks again hears what has come of it.
     pub(crate) fn unfinished(text: impl ToString) -> Fault {
-        Fault { code: UNFINISHED, message: text.to_string() }
+        Fault { code: crate::connection::UNFINISHED, message: text.to_string() }
     }
 
     /// The parameters make no sense.

@@ -37,9 +37,9 @@ pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
 }
 
 /// Every second flow has three times the others' weight; each keeps four requests, on two ports
-/// where only flows of its own weight are. No two flows are further apart than T and a few requests;
-/// and where T is less than what a flow is served, all heavy flows together have three times what
-/// all others have, within a fiftieth.
+/// where only flows of its own weight are. No two flows are further apart than T and a few
+/// requests; and where T is less than what a flow is served, all heavy flows together have three
+/// times what all others have, within a fiftieth.
 pub(crate) fn shares_by_weight(subject: &impl Subject, threshold: u64) -> Result<(), String> {
     const LENGTH: u32 = 4096;
     let weight = |flow: usize| if flow.is_multiple_of(2) { 300 } else { 100 };

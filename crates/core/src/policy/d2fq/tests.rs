@@ -560,8 +560,8 @@ fn virtual_time_is_published_in_batches() {
     }
 }
 
-/// A flow that has requests on every port that there may be is counted on each, and is idle when the
-/// last has none.
+/// A flow that has requests on every port that there may be is counted on each, and is idle when
+/// the last has none.
 #[test]
 fn a_flow_is_counted_on_256_ports() {
     let mut rig = Rig::new(PortSet::MAX_PORTS, &[100, 100], |config| config.tags = 257);

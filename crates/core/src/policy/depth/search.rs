@@ -27,11 +27,11 @@
 //! only if it is more in both. If all the demand is on the device, D is as much as that is, and
 //! the question is only whether less is enough. A trial with next to no completions says nothing.
 //!
-//! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D / 2),
-//! except that there is no limit while a flow is alone. A search takes at most
-//! [`RISES`] trials up, as many down, and three in between. While D holds, one trial in [`RARELY`]
-//! is of another D, half of them of more. A change of load is believed when two trials in a row say
-//! so, and not sooner than [`CALM`] trials after the last.
+//! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
+//! 2), except that there is no limit while a flow is alone. A search takes at most [`RISES`] trials
+//! up, as many down, and three in between. While D holds, one trial in [`RARELY`] is of another D,
+//! half of them of more. A change of load is believed when two trials in a row say so, and not
+//! sooner than [`CALM`] trials after the last.
 
 use super::meter::Sum;
 use crate::contract::port::{DepthState, DepthStats};
@@ -492,7 +492,7 @@ impl Hold {
         match short {
             0 if is_enough => Verdict::Less,
             0 => Verdict::Stay,
-            ..=FAR => Verdict::More,
+            1..=FAR => Verdict::More,
             _ => Verdict::Search,
         }
     }

@@ -11,9 +11,9 @@
 //!
 //! **Words.** There is a bucket for each of the last [`BUCKETS`] periods, of two words; each has
 //! the low bits of its period's number above the sum. The port that begins a period empties its
-//! bucket before the period is published. A sum is changed by a compare-and-swap that finds its own period's
-//! number there, so a port that is suspended in the midst of a move, however long, changes no other
-//! period's sums (but after 2^26 periods, a multiple of 64).
+//! bucket before the period is published. A sum is changed by a compare-and-swap that finds its own
+//! period's number there, so a port that is suspended in the midst of a move, however long, changes
+//! no other period's sums (but after 2^26 periods, a multiple of 64).
 //!
 //! **What may be wrong.** A port enters the flow in this period's bucket, then changes the flow's
 //! word, then takes it out of the old bucket, or out of this one if another port was faster. A

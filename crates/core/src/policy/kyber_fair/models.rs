@@ -146,8 +146,8 @@ fn without_any_order_a_port_that_is_behind_takes_tokens_twice() {
     tokens_are_neither_lost_nor_doubled::<Unordered>(true);
 }
 
-/// Two ports see a flow that was last seen in the first period, one of them perhaps by that period's
-/// number still: it is counted once, in the second.
+/// Two ports see a flow that was last seen in the first period, one of them perhaps by that
+/// period's number still: it is counted once, in the second.
 fn a_flow_is_counted_once<P: Platform>(is_behind: bool) {
     check(6, move || {
         let (pot, census) = (Arc::new(Pot::<P>::new()), Arc::new(Census::<P>::new()));

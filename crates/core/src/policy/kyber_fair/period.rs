@@ -6,9 +6,9 @@
 //! the period whose tokens are in it (the low bits of the number), and how many are left. The first
 //! port that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and
 //! what was left of the period before, up to as much again, by the same compare-and-swap that takes
-//! from it. So to begin a period is to add up a few sums (`census`) and to write some words, however
-//! many flows there are, and no token is handed out twice: of all ports that find an old tag, one
-//! succeeds.
+//! from it. So to begin a period is to add up a few sums (`census`) and to write some words,
+//! however many flows there are, and no token is handed out twice: of all ports that find an old
+//! tag, one succeeds.
 //!
 //! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that
 //! is not the port's own is of an earlier period, unless the port is behind. That the port finds
@@ -21,16 +21,16 @@
 //! verb is suspended for so long in the midst of its compare-and-swap, the flow finds what was left
 //! 65,536 periods ago, for one period.)
 //!
-//! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set, before
-//! the number that they belong to. A port that reads the number and then the rest has that of this
-//! number or of the next: a port that is just being overtaken may fill a pot by the next period's
-//! measure.
+//! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
+//! before the number that they belong to. A port that reads the number and then the rest has that
+//! of this number or of the next: a port that is just being overtaken may fill a pot by the next
+//! period's measure.
 //!
 //! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
-//! port that fails leaves it to the winner. The winner asks the census for the active flows (seen in
-//! this period, or so lately that they may have all their requests in the device), sets `unspent`
-//! to their number, publishes the new words, and wakes all who sleep. The port that sees one of
-//! those flows first in the new period marks it as `counted`.
+//! port that fails leaves it to the winner. The winner asks the census for the active flows (seen
+//! in this period, or so lately that they may have all their requests in the device), sets
+//! `unspent` to their number, publishes the new words, and wakes all who sleep. The port that sees
+//! one of those flows first in the new period marks it as `counted`.
 //!
 //! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
 //! `unspent`. At 0 all active flows have run out.

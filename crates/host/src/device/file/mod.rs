@@ -9,8 +9,8 @@
 //! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
 //! around the range; writes read the block, change it and write it back, under the guard of
 //! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
-//! done on the spot where that takes no waiting (`at_once`).
-//! Calls that may wait are made by threads of the file's store (`workers`). Discards shrink to whole blocks.
+//! done on the spot where that takes no waiting (`at_once`). Calls that may wait are made by
+//! threads of the file's store (`workers`). Discards shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
 //! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
