@@ -1,5 +1,5 @@
 //! `--policy NAME[:key=value,…]` and `[policy]`: how the device is shared. Names, keys, ranges and
-//! help are the [registry](fairq_core::registry)'s.
+//! help are the [registry]'s.
 
 use std::collections::BTreeMap;
 use std::fmt;
