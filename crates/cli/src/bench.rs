@@ -450,8 +450,7 @@ impl Bench {
                     write_back: Arc::new(WriteBack::new(cpus.len(), jobs.len())),
                     fixed_buffers: 0,
                 };
-                let shape =
-                    Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots).searching();
+                let shape = Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots);
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let load = Load { jobs, ranges, hands, common, threads, times, progress };
                 let name = policy.name();

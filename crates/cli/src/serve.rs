@@ -57,9 +57,8 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let stores: Vec<u16> = ranges.iter().map(|range| device.store_of(range.file)).collect();
     let welcome = Welcome::new(&plan, &ranges, stores);
     let welcome = Box::new(move |listening: &[server::Listen]| welcome.text(listening));
-    let shape = Shape::new(topology(&plan.cpus), flows, config.tags)
-        .before(plan.device.default_slots())
-        .searching();
+    let shape =
+        Shape::new(topology(&plan.cpus), flows, config.tags).before(plan.device.default_slots());
     let stores = device.room_for_stores();
     let policy = build_policy(&plan.policy, &shape, stores)?;
     let mut console = Console::new(given, plan, settings, sizes, (shape, stores), welcome)?;

@@ -446,6 +446,8 @@ fn parameters_change_all_or_none() {
         list.lines().any(|line| line.split_whitespace().take(2).eq([key, value]))
     };
     assert!(has("threshold", "128k") && has("slots", "8") && has("slot-kind", "bitmap"), "{list}");
+    // D is the operator's until it is to be found again.
+    assert_eq!(policy["state"]["depth"], Value::Null);
     // Not in place: bitmaps are built for their size.
     assert_eq!(server.said(&["params", "slots=9"]), "policy.slots: 8 -> 9\n");
     let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
@@ -666,6 +668,10 @@ fn metrics_are_what_prometheus_expects() {
         assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
     }
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
+    assert_eq!(server.said(&["params", "slots=auto"]), "policy.slots: (nothing) -> auto\n");
+    let (_, metrics) = get(&address, "/metrics");
+    assert!(sample(&metrics, "fairq_policy_slots_found").unwrap() >= 1.0);
+    check_with_promtool(&metrics);
     let own = "fairq_interference_seconds_total{tenant=\"db\",by=\"db\"}";
     assert!(sample(&metrics, own).unwrap() > 0.0, "it waited for itself");
     assert!(get(&address, "/nonsense").0.starts_with("HTTP/1.1 404"));

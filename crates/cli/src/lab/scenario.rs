@@ -166,9 +166,7 @@ impl WithPolicy for Simulate<'_> {
 
 fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
     let slots = scenario.profile.host.window.get();
-    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags())
-        .before(slots)
-        .searching();
+    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
     let name = policy.describe(slots);
     let run = match &scenario.host {
         None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),

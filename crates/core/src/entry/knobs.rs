@@ -339,15 +339,18 @@ pub(crate) const MERGE: Knob = Knob::bytes(
 .or(&[("on", 256 << 10), ("off", 0)])
 .brief("merge");
 
-/// D; 0: it is searched for.
+/// The D that stands for a search ([`crate::depth`]).
+pub(crate) const AUTO: u32 = u32::MAX;
+
+/// D.
 pub(crate) const SLOTS: Knob = Knob::requests(
     "slots",
     MAX_SLOTS,
     "D: the most requests outstanding on the device; auto finds the least that fills it",
 )
-.or(&[("auto", 0)])
+.or(&[("auto", AUTO as u64)])
 .alias("D")
 .live(|slots| match slots {
-    None | Some(0) => Tuning::AutoSlots,
-    Some(slots) => Tuning::Slots(slots as u32),
+    Some(slots) if slots != u64::from(AUTO) => Tuning::Slots(slots as u32),
+    _ => Tuning::AutoSlots,
 });

@@ -24,31 +24,18 @@ pub struct Shape {
     /// How many requests the device works on at a time; default 64. Knobs that follow the device
     /// (D, what keeps it busy) are found from it.
     pub slots: u32,
-    /// Whether D is searched for where no key says it; default no.
-    pub searches: bool,
 }
 
 impl Shape {
     /// So many flows, and tags of each port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Shape {
-        Shape { ports, flows, tags, slots: 64, searches: false }
+        Shape { ports, flows, tags, slots: 64 }
     }
 
     /// Before a device that works on so many requests at a time.
     #[must_use]
     pub fn before(self, slots: u32) -> Shape {
         Shape { slots, ..self }
-    }
-
-    /// D is searched for where no key says it.
-    #[must_use]
-    pub fn searching(self) -> Shape {
-        Shape { searches: true, ..self }
-    }
-
-    /// D where no key says it; 0: it is searched for.
-    pub(crate) fn usual_slots(&self) -> u32 {
-        if self.searches { 0 } else { self.slots }
     }
 }
 

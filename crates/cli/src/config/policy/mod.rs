@@ -114,7 +114,7 @@ impl PolicyConfig {
     /// The knobs that it has and what they are before a device that takes so many requests at a
     /// time; `None` where the policy finds a value by itself.
     pub(crate) fn knobs(&self, device_slots: u32) -> Vec<(Knob, Option<u64>)> {
-        let shape = Shape::new(Topology::flat(1), 1, 1).before(device_slots).searching();
+        let shape = Shape::new(Topology::flat(1), 1, 1).before(device_slots);
         self.policy.configured(&self.keys, &shape).expect("it is complete")
     }
 

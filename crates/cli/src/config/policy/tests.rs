@@ -69,7 +69,7 @@ fn what_a_key_takes_is_its_unit_and_range() {
         let knobs = complete(policy).unwrap().knobs(64);
         value::takes(&knobs.iter().find(|(knob, _)| knob.key == key).unwrap().0)
     };
-    assert_eq!(takes("mqfq", "slots"), "requests, 1 to 65536");
+    assert_eq!(takes("mqfq", "slots"), "auto or requests, 1 to 65536");
     assert_eq!(takes("mqfq", "threshold"), "bytes, 0 to 1T");
     assert_eq!(takes("mqfq", "virtual-time"), "mindicator or scan");
     assert_eq!(takes("mqfq", "unthrottle"), "wheel, poll or poll:1ns or more");
@@ -138,7 +138,7 @@ fn refusals_name_the_key_and_the_cure() {
     assert_eq!(
         refusal("mqfq:slots=0"),
         "policy: slots 0 is not in 1..65536: it is D: the most requests outstanding on the \
-         device; `fairq calibrate` finds it"
+         device; auto finds the least that fills it"
     );
     assert_eq!(
         refusal("mqfq:least-cost=33M"),
@@ -163,7 +163,7 @@ fn refusals_name_the_key_and_the_cure() {
         refusal("mqfq:slot-kind=tre"),
         "slot-kind: unknown value `tre`; did you mean `tree`? (allowed: tree, counter, bitmap)"
     );
-    assert_eq!(refusal("mqfq:slots=many"), "slots: `many` is not a whole number");
+    assert_eq!(refusal("mqfq:slots=many"), "slots: `many` is not auto or requests, 1 to 65536");
     assert_eq!(refusal("mqfq:D=4,slots=4"), "duplicate field `slots`");
     let start = "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, \
                  merge, read-cost, write-cost, least-cost, T, threshold, virtual-time, ";
@@ -176,6 +176,7 @@ fn a_policy_is_described_by_what_matters_most() {
     let describe = |text: &str| complete(text).unwrap().describe(64);
     assert_eq!(describe("none"), "none");
     assert_eq!(describe("mqfq"), "mqfq D=64 T=auto");
+    assert_eq!(describe("mqfq:slots=auto"), "mqfq D=auto T=auto");
     assert_eq!(describe("sfqd:D=8,merge=on"), "sfqd D=8 merge=256k");
     assert_eq!(describe("nass+flashfq"), "nass+flashfq D=64 T=1M");
     assert_eq!(describe("d2fq:strict-paper"), "d2fq tau-l=auto hl=dynamic strict-paper");

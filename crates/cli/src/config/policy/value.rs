@@ -39,7 +39,8 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
 
 /// A value as it could be read back.
 pub(crate) fn show(knob: &Knob, value: u64) -> String {
-    if let Some(word) = knob.word_of(value).filter(|_| value == 0 || knob.unit == Unit::Words) {
+    let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
+    if let Some(word) = knob.word_of(value).filter(|_| is_word) {
         return word.to_owned();
     }
     let number = match knob.unit {

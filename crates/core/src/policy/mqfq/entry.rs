@@ -4,7 +4,7 @@ use super::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
-use crate::entry::knobs::{Configure, Knob, Knobs, SLOTS, words};
+use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS, words};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
 
@@ -58,7 +58,7 @@ type Searched<P> = Built<AutoDepth<Mqfq<P>, P>>;
 
 /// The bitmap's D cannot change, so it is not searched for.
 fn build<P: Platform>(mut config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
-    let searches = config.slots == 0;
+    let searches = config.slots == AUTO;
     let is_fixed = config.slot_kind == SlotKind::ScalableBitmap;
     if searches {
         config.slots = if is_fixed { MqfqConfig::SLOTS } else { FIRST };
@@ -79,7 +79,7 @@ const PROMISES: Promises =
 
 fn config(shape: &Shape) -> MqfqConfig {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
-    config.slots = shape.usual_slots();
+    config.slots = shape.slots;
     (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
     config
 }

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
-use crate::entry::knobs::{Configure, Knobs, MERGE, SLOTS};
+use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
 use crate::policy::depth::{AutoDepth, FIRST};
 use crate::policy::serial::nass::{Nass, NassConfig};
@@ -82,7 +82,7 @@ fn bounds(shape: &Shape) -> SerialConfig {
         ports: shape.ports.ports(),
         flows: shape.flows,
         tags: shape.tags,
-        slots: shape.usual_slots(),
+        slots: shape.slots,
         ..SerialConfig::default()
     }
 }
@@ -90,12 +90,12 @@ fn bounds(shape: &Shape) -> SerialConfig {
 /// Any scheduler, and D by itself.
 type Any<P> = AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>;
 
-/// Builds what `build` makes behind one lock; a D of 0 is searched for.
+/// Builds what `build` makes behind one lock, and searches for D where none is given.
 fn behind<P: Platform>(
     mut bounds: SerialConfig,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
 ) -> Result<Built<Any<P>>, ConfigError> {
-    let searches = bounds.slots == 0;
+    let searches = bounds.slots == AUTO;
     if searches {
         bounds.slots = FIRST;
     }
@@ -131,7 +131,9 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
     /// 4 KiB on 16 places).
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
-        let slots = said(keys, "slots").filter(|&slots| slots > 0).unwrap_or(shape.slots.into());
+        let slots = said(keys, "slots")
+            .filter(|&slots| slots != u64::from(AUTO))
+            .unwrap_or(shape.slots.into());
         let least = NassConfig::default().queue_length;
         let window = said(keys, "queue-length").unwrap_or(slots.max(least.into()));
         let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
