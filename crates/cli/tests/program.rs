@@ -127,7 +127,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
             2,
             "has none: use one that arbitrates between classes".into(),
         ),
-        (vec!["serve", "--policy", "mqfq:D=0"], 2, "`fairq calibrate` finds it".into()),
+        (vec!["serve", "--policy", "mqfq:D=0"], 2, "auto finds the least that fills it".into()),
         (
             vec!["serve", "--listen", &taken],
             1,
