@@ -48,10 +48,16 @@ pub enum DeviceError {
     )]
     NoFiles(String),
     /// The file is not there and was not to be created.
-    #[error("{}: there is no such file: add create, and size=10G, say, to have it made, sparse", path.display())]
+    #[error(
+        "{}: there is no such file: add create{} to have it made, sparse",
+        path.display(),
+        if *has_size { "" } else { " and size=10G, say," }
+    )]
     Missing {
         /// Which file.
         path: PathBuf,
+        /// Whether its size is given.
+        has_size: bool,
     },
     /// The file is not there and neither is its directory.
     #[error("{}: cannot be created, as its directory does not exist; create the \

@@ -242,7 +242,8 @@ impl Backing {
     fn create(spec: &FileSpec, direct: Direct, stores: &Stores) -> Result<Backing, DeviceError> {
         let path = &spec.path;
         let Some(size) = spec.create_size.filter(|_| spec.create) else {
-            return Err(DeviceError::Missing { path: path.clone() });
+            let has_size = spec.create_size.is_some();
+            return Err(DeviceError::Missing { path: path.clone(), has_size });
         };
         if size == 0 {
             return Err(DeviceError::Empty { path: path.clone() });
