@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
-use fairq_core::fiops::FiopsScheduler;
+use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
@@ -150,7 +150,7 @@ impl<P: Port> Shard<'_, P> {
             let flows = &self.house.flows;
             let flow = *flows[self.random.random_range(0..flows.len())].lock().unwrap();
             let length = [512, 4096, 4096, 65_536][self.random.random_range(0..4)];
-            let request = Request { tag: Tag(tag as u32), flow, op: Op::Write, offset: 0, length };
+            let request = Request::new(Tag(tag as u32), flow, Op::Write, 0, length);
             let mut wake = PortSet::EMPTY;
             match self.port.submit(self.house.now_ns(), &request, &mut wake) {
                 Ok(Submitted::Staged) => {
@@ -428,7 +428,8 @@ fn flashfq() {
 
 #[test]
 fn fiops() {
-    serial(FiopsScheduler::new(&bounds()), FiopsScheduler::new(&bounds()));
+    let fiops = || FiopsScheduler::new(&bounds(), &FiopsConfig::default());
+    serial(fiops(), fiops());
 }
 
 /// A policy that forgets whom to wake: the test must notice.

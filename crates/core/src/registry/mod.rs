@@ -239,4 +239,6 @@ fn build<E: Entry, P: Platform>(
 }
 
 #[cfg(all(test, not(loom)))]
+mod cost_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -201,7 +201,7 @@ enum End {
 const PERIOD_NS: u64 = 1000;
 
 fn submit<P: Platform>(port: &mut KyberFairPort<P>, tag: u32, flow: FlowId, length: u32) {
-    let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };
+    let request = Request::new(Tag(tag), flow, Op::Read, 0, length);
     port.submit(PERIOD_NS, &request, &mut { PortSet::EMPTY }).unwrap();
 }
 
