@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use fairq_config::listen;
+use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
-
-use crate::config::listen;
-use crate::refusal::Refusal;
 
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";

@@ -3,11 +3,10 @@
 //! What a method takes is an object with named parameters, or nothing. The list of methods is data
 //! ([`METHODS`]), from which `rpc.discover` answers with an OpenRPC document.
 
+use fairq_config::refusal::Refusal;
 use fairq_host::server::Reply;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-
-use crate::refusal::Refusal;
 
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Fault {
@@ -270,7 +269,7 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         return Err(Fault::params("parameters have names: send an object"));
     }
     serde_json::from_value(given)
-        .map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
+        .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
 /// Answers a line. A batch is never unfinished: its other calls must not be made twice.
