@@ -27,6 +27,7 @@ use crate::units::{Size, exact_size};
 pub(crate) mod access;
 pub(crate) mod device;
 mod keys;
+pub(crate) mod latency;
 pub(crate) mod listen;
 pub(crate) mod policy;
 pub(crate) mod tenant;

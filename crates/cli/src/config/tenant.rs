@@ -6,18 +6,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::Weight;
+use fairq_core::{Target, Weight};
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
 
 use super::access::{self, List};
 use super::device::SECTOR;
-use super::keys;
 use super::weight::WeightSource;
+use super::{keys, latency};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::units::{Size, exact_size};
+use crate::units::{Nanos, Part, Percentile, Size, exact_size};
 
 /// Equal parts end on a multiple of this.
 const PART: u64 = 1 << 20;
@@ -57,6 +57,9 @@ pub(crate) struct TenantTable {
     pub(crate) keep_data: Option<bool>,
     pub(crate) read_only: Option<bool>,
     pub(crate) urgent: Option<bool>,
+    pub(crate) latency: Option<Nanos>,
+    pub(crate) latency_percentile: Option<Percentile>,
+    pub(crate) floor: Option<Part>,
     pub(crate) identity: Option<String>,
     pub(crate) uid: Option<List<u32>>,
     pub(crate) user: Option<List<String>>,
@@ -90,6 +93,8 @@ pub(crate) struct Tenant {
     pub(crate) read_only: bool,
     /// It may use the urgent class, within the policy's budget.
     pub(crate) urgent: bool,
+    /// How long its requests are to take.
+    pub(crate) target: Option<Target>,
     /// The certificate that may open it.
     pub(crate) identity: Option<Identity>,
     /// The users who may open it; anybody if none is named.
@@ -231,6 +236,10 @@ impl TenantTable {
             Ok(users) => users,
             Err(text) => return refuse(text),
         };
+        let target = match latency::target(self.latency, self.latency_percentile, self.floor) {
+            Ok(target) => target,
+            Err(text) => return refuse(text),
+        };
         let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
             Ok(weight) => weight,
             Err(text) => return refuse(text),
@@ -246,6 +255,7 @@ impl TenantTable {
             keep_data: self.keep_data.unwrap_or(false),
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
+            target,
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
@@ -426,7 +436,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected = Tenant {
@@ -440,6 +450,7 @@ mod tests {
             keep_data: false,
             read_only: true,
             urgent: true,
+            target: Target::new(200_000, 1_000, 25),
             identity: Some("db.example.org".into()),
             users: Users { uids: vec![7, 0], gids: Vec::new() },
             connections: Some(9),
