@@ -67,17 +67,17 @@ pub(crate) fn cause(stats: &TargetStats) -> Option<String> {
     match stats.state {
         TargetState::Idle | TargetState::Met | TargetState::Missed => None,
         TargetState::Device => Some(format!(
-            "its requests take {alone} on average when they have the device alone: raise latency above that"
+            "with the device alone its requests take {alone} on average: raise latency above that"
         )),
         TargetState::Floor => Some(format!(
             "the other tenants would have less than {}% of what weights give them (with the \
-             device alone its requests take {alone} on average): raise latency, lower floor, or give it more weight",
+             device alone its requests take {alone} on average): raise latency, lower floor, or \
+             give it more weight",
             stats.target.floor_percent()
         )),
         TargetState::Spent => Some(format!(
             "nothing is left to hold back (with the device alone its requests take {alone} on \
-             average): raise latency, or \
-             have it ask for less at a time"
+             average): raise latency, or have it ask for less at a time"
         )),
     }
 }

@@ -24,8 +24,8 @@
 //!
 //! Chance moves a count by its square root: 90 late ones by a tenth, which is why nothing moves
 //! between 0.8 and 0.97; at 0.9 one of a hundred counts of 20 or 40 is so large by chance. A step
-//! of 1/16 does not cross that gap: on a device of dies it changes the ratio by a fifth. After a step nothing is counted until the requests that
-//! were on the device then have left it.
+//! of 1/16 does not cross that gap: on a device of dies it changes the ratio by a fifth. After a
+//! step nothing is counted until the requests that were on the device then have left it.
 //!
 //! **Floor.** All flows but one with a target keep, together, at least its floor of what weights
 //! give them. What weights give them is their part of the rate that was measured while D had no

@@ -225,7 +225,8 @@ proptest! {
         let target = Target::new(1000, ppm, floor).unwrap();
         rig.targets.set(rig.flow, target, |_| Count::default()).unwrap();
         let (mut now_ns, mut sum, mut count) = (0u64, Sum::default(), Count::default());
-        let most = match floor { 0 => 10_000, floor => 100 + 500 * (100 - u64::from(floor)) / u64::from(floor) };
+        let floor = u64::from(floor);
+        let most = (500 * (100 - floor)).checked_div(floor).map_or(10_000, |more| 100 + more);
         for (after, done, late, held_ns, spent_ns, bytes) in looks {
             now_ns += u64::from(after) * 5 * MS;
             let before = rig.targets.bound().min(wanted);
@@ -244,8 +245,10 @@ proptest! {
             let after = rig.targets.bound().min(wanted);
             prop_assert!(after >= 1);
             let is_same_load = was == (rig.targets.is_busy, rig.targets.probe == Probe::No);
-            prop_assert!(!is_same_load || after <= before + (before * 3 / 16).max(1), "{before} to {after}");
-            prop_assert!(rig.weight >= 100 && u64::from(rig.weight) <= most.min(10_000), "{}", rig.weight);
+            let step_up = (before * 3 / 16).max(1);
+            prop_assert!(!is_same_load || after <= before + step_up, "{before} to {after}");
+            let weight = u64::from(rig.weight);
+            prop_assert!((100..=most.min(10_000)).contains(&weight), "{weight}");
         }
     }
 }
