@@ -15,7 +15,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
-use fairq_core::{FlowId, Native, Policy};
+use fairq_core::{FlowError, FlowId, Native, Policy};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::device::write_back::WriteBack;
@@ -284,6 +284,13 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
             "{flag} is the server's matter with --connect: leave it out"
         )));
     }
+    if let Some(job) = jobs.iter().find(|job| job.urgent || job.target.is_some()) {
+        return Err(Refusal::new(format!(
+            "tenant {}: latency and urgent are the server's matter with --connect: leave them out, \
+             and give them to the tenant of fairq serve",
+            job.name
+        )));
+    }
     let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
     match jobs.iter().find(comes_or_goes) {
         Some(job) => Err(Refusal::new(format!(
@@ -395,11 +402,12 @@ impl Bench {
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
             // The others are there but silent, so that it works on the range that it has later.
-            let silent = |other: &Job| Job { jobs: 0, ..other.clone() };
+            let plain = |job: &Job| Job { urgent: false, target: None, ..job.clone() };
+            let silent = |other: &Job| Job { jobs: 0, ..plain(other) };
             let only: Vec<Job> = jobs
                 .iter()
                 .enumerate()
-                .map(|(i, other)| if i == index { job.clone() } else { silent(other) })
+                .map(|(i, other)| if i == index { plain(job) } else { silent(other) })
                 .collect();
             let measured = self.measure(&none, &only, times, &format!("{} alone", job.name))?;
             let bytes = measured.tenants.get(index).map_or(0, TenantStats::bytes);
@@ -516,7 +524,7 @@ impl WithPolicy for Load<'_> {
         L::Port: 'static,
     {
         let flows: Vec<FlowId> =
-            self.jobs.iter().map(|job| policy.add_flow(job.weight)).collect::<Result<_, _>>()?;
+            self.jobs.iter().map(|job| add_flow(&policy, job)).collect::<Result<_, _>>()?;
         let job = |&(tenant, copy): &(usize, u16)| {
             expand(&self.jobs[tenant], copy, tenant, flows[tenant], self.ranges[tenant])
         };
@@ -524,6 +532,23 @@ impl WithPolicy for Load<'_> {
         let watch = |part| self.progress.show(part);
         Ok(load::run(&policy, ports, &self.common, self.threads, jobs, self.times, watch)?)
     }
+}
+
+/// A tenant's flow. A policy that has no targets or no urgent class is told of: it is there to be
+/// compared with one that has.
+fn add_flow<L: Policy>(policy: &L, job: &Job) -> Result<FlowId, FlowError> {
+    let flow = policy.add_flow(job.weight)?;
+    let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    let target = if job.target.is_some() { policy.set_target(flow, job.target) } else { Ok(()) };
+    for error in [urgent, target].into_iter().filter_map(Result::err) {
+        match error {
+            FlowError::NoTargets | FlowError::NotUrgent => {
+                eprintln!("fairq: tenant {} runs without it: {error}", job.name);
+            }
+            error => return Err(error),
+        }
+    }
+    Ok(flow)
 }
 
 /// One of a tenant's jobs as the load generator takes it. Random jobs share the tenant's range;

@@ -287,12 +287,11 @@ impl Reader<'_> {
             start: get("startdelay")
                 .map(|(value, line)| self.time("startdelay", value, "s", line))
                 .transpose()?,
-            stop: None,
             size: match get("size") {
                 Some((value, _)) if value.ends_with('%') => None,
                 _ => size("size").transpose()?,
             },
-            export: None,
+            ..JobTable::default()
         };
         table.complete().map_err(|refusal| self.refuse(line, refusal))
     }

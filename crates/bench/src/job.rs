@@ -8,9 +8,11 @@ use std::str::FromStr;
 
 use fairq_config::pairs::{self, Pair};
 use fairq_config::refusal::Refusal;
-use fairq_config::units::{Bandwidth, Count, Nanos, Size, exact_size, show_duration};
-use fairq_config::{tenant, weight};
-use fairq_core::Weight;
+use fairq_config::units::{
+    Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size, show_duration,
+};
+use fairq_config::{latency, tenant, weight};
+use fairq_core::{Target, Weight};
 use serde::Deserialize;
 
 /// Bytes of one request.
@@ -57,6 +59,10 @@ pub(crate) struct JobTable {
     pub(crate) name: String,
     #[serde(default, deserialize_with = "weight::weight")]
     pub(crate) weight: Option<Weight>,
+    pub(crate) urgent: Option<bool>,
+    pub(crate) latency: Option<Nanos>,
+    pub(crate) latency_percentile: Option<Percentile>,
+    pub(crate) floor: Option<Part>,
     pub(crate) bs: Option<Size>,
     pub(crate) depth: Option<Count>,
     pub(crate) jobs: Option<Count>,
@@ -78,6 +84,10 @@ pub struct Job {
     pub name: String,
     /// Its share relative to the others'.
     pub weight: Weight,
+    /// It may use the urgent class, within the policy's budget.
+    pub urgent: bool,
+    /// How long its requests are to take.
+    pub target: Option<Target>,
     /// Bytes of one request.
     pub block: u32,
     /// Requests that each job keeps in flight.
@@ -174,6 +184,10 @@ impl JobTable {
                 exact_size(block)
             ));
         }
+        let target = match latency::target(self.latency, self.latency_percentile, self.floor) {
+            Ok(target) => target,
+            Err(text) => return refuse(text),
+        };
         let starts_ns = self.start.map_or(0, |Nanos(ns)| ns);
         let stops_ns = self.stop.map_or(u64::MAX, |Nanos(ns)| ns);
         if stops_ns <= starts_ns {
@@ -184,6 +198,8 @@ impl JobTable {
         Ok(Job {
             name: self.name,
             weight: self.weight.unwrap_or_default(),
+            urgent: self.urgent.unwrap_or(false),
+            target,
             block: block as u32,
             depth: depth as u16,
             jobs: jobs as u16,
@@ -241,12 +257,14 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let job: Job =
-            "db=weight:300,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
+            "db=weight:300,urgent:true,latency:200us,latency-percentile:99.9,floor:25%,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
                 .parse()
                 .unwrap();
         let expected = Job {
             name: "db".into(),
             weight: Weight::new(300).unwrap(),
+            urgent: true,
+            target: Target::new(200_000, 1_000, 25),
             block: 65_536,
             depth: 128,
             jobs: 4,
@@ -285,8 +303,8 @@ mod tests {
         let refusal = |text: &str| text.parse::<Job>().unwrap_err();
         assert_eq!(
             refusal("db=dept:3"),
-            "unknown key `dept`; did you mean `depth`? (allowed: name, weight, bs, depth, jobs, \
-             rw, rwmix, rate, iops, \
+            "unknown key `dept`; did you mean `depth`? (allowed: name, weight, urgent, latency, \
+             latency-percentile, floor, bs, depth, jobs, rw, rwmix, rate, iops, \
              think, start, stop, size, export)"
         );
         assert_eq!(
@@ -312,6 +330,11 @@ mod tests {
         assert_eq!(
             refusal("db=start:2s,stop:1s"),
             "tenant db: it would stop before it starts: give a stop that is later than start"
+        );
+        assert_eq!(
+            refusal("db=latency:0"),
+            "tenant db: latency 0ns is not from 1ns to 1h: write what its requests may take, as \
+             in 200us, or leave it out"
         );
         assert_eq!(
             refusal("db=size:4k,bs:64k"),

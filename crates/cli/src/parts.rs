@@ -44,6 +44,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         size: range.size,
         read_only: tenant.read_only,
         urgent: tenant.urgent,
+        target: tenant.target,
         identity: tenant.identity.clone(),
         users: tenant.users.clone(),
         connections: tenant.connections,

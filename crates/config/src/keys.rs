@@ -75,6 +75,7 @@ mod tests {
             "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a \
              b,description=c=d,,e",
             "db,weight=cgroup:/tenants/db,path=/a b/c,create,keep-data,store=fast",
+            "db,latency=1500us,latency-percentile=99.9,floor=0.25",
             "db,uid=1+2,user=a+b,group=c,connections=3",
         ]);
     }

@@ -22,6 +22,7 @@ pub mod engine;
 pub mod files;
 pub mod flags;
 mod keys;
+pub mod latency;
 pub mod listen;
 pub mod pairs;
 pub mod policy;

@@ -6,18 +6,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::Weight;
+use fairq_core::{Target, Weight};
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{self, List};
 use crate::device::SECTOR;
-use crate::keys;
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::units::{Size, exact_size};
+use crate::units::{Nanos, Part, Percentile, Size, exact_size};
 use crate::weight::WeightSource;
+use crate::{keys, latency};
 
 /// Equal parts end on a multiple of this.
 const PART: u64 = 1 << 20;
@@ -58,6 +58,9 @@ pub struct TenantTable {
     pub keep_data: Option<bool>,
     pub read_only: Option<bool>,
     pub urgent: Option<bool>,
+    pub latency: Option<Nanos>,
+    pub latency_percentile: Option<Percentile>,
+    pub floor: Option<Part>,
     pub identity: Option<String>,
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
@@ -91,6 +94,8 @@ pub struct Tenant {
     pub read_only: bool,
     /// It may use the urgent class, within the policy's budget.
     pub urgent: bool,
+    /// How long its requests are to take.
+    pub target: Option<Target>,
     /// The certificate that may open it.
     pub identity: Option<Identity>,
     /// The users who may open it; anybody if none is named.
@@ -232,6 +237,10 @@ impl TenantTable {
             Ok(users) => users,
             Err(text) => return refuse(text),
         };
+        let target = match latency::target(self.latency, self.latency_percentile, self.floor) {
+            Ok(target) => target,
+            Err(text) => return refuse(text),
+        };
         let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
             Ok(weight) => weight,
             Err(text) => return refuse(text),
@@ -247,6 +256,7 @@ impl TenantTable {
             keep_data: self.keep_data.unwrap_or(false),
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
+            target,
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
@@ -423,7 +433,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected = Tenant {
@@ -437,6 +447,7 @@ mod tests {
             keep_data: false,
             read_only: true,
             urgent: true,
+            target: Target::new(200_000, 1_000, 25),
             identity: Some("db.example.org".into()),
             users: Users { uids: vec![7, 0], gids: Vec::new() },
             connections: Some(9),

@@ -76,6 +76,16 @@ quantity!(
      \"250%\"", |hundredths: u32| format!("{hundredths}%")
 );
 
+quantity!(
+    /// A percentile, in millionths: of so many requests that many take no longer.
+    Percentile(u32), parse_percentile, "a percentile such as 99 or \
+     99.9", |millionths: u32| show_percentile(millionths)
+);
+quantity!(
+    /// A part of something, in percent.
+    Part(u8), parse_part, "a part such as \"50%\" or 0.5", |percent: u8| format!("{percent}%")
+);
+
 /// Takes text, or a number as if it had been written as text.
 pub struct TextOrNumber<F> {
     /// What is expected, for refusals.
@@ -213,6 +223,31 @@ fn parse_factor(text: &str) -> Result<u32, String> {
         .ok_or_else(refuse)
 }
 
+fn parse_percentile(text: &str) -> Result<u32, String> {
+    let refuse = || format!("`{text}` is not a percentile from 50 to 99.9999: write 99 or 99.9");
+    let (number, suffix) = split(text).ok_or_else(refuse)?;
+    let millionths = if matches!(suffix, "" | "%") { scale(number, 10_000) } else { None };
+    let millionths = millionths.filter(|part| (500_000..1_000_000).contains(part));
+    millionths.map(|part| part as u32).ok_or_else(refuse)
+}
+
+/// A percentile as it could be read back: `99`, `99.9`.
+pub fn show_percentile(millionths: u32) -> String {
+    let text = format!("{}.{:04}", millionths / 10_000, millionths % 10_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn parse_part(text: &str) -> Result<u8, String> {
+    let refuse = || format!("`{text}` is not a part of 0% to 100%: write it as in 50% or 0.5");
+    let (number, suffix) = split(text).ok_or_else(refuse)?;
+    let percent = match suffix {
+        "" => scale(number, 100),
+        "%" => scale(number, 1),
+        _ => None,
+    };
+    percent.filter(|&percent| percent <= 100).map(|percent| percent as u8).ok_or_else(refuse)
+}
+
 /// A size as it could be read back, exact: `10G`, `1536M`, `4096`.
 pub fn exact_size(bytes: u64) -> String {
     let (shift, letter) = match bytes {
@@ -229,7 +264,7 @@ pub fn exact_size(bytes: u64) -> String {
 }
 
 /// A duration as it could be read back, exact: `80us`, `1500ns`.
-fn exact_duration(ns: u64) -> String {
+pub fn exact_duration(ns: u64) -> String {
     let unit = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
     match unit.into_iter().find(|(length, _)| ns > 0 && ns.is_multiple_of(*length)) {
         Some((length, unit)) => format!("{}{unit}", ns / length),

@@ -23,7 +23,7 @@ impl<P: Platform> Subject<P> for Auto {
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        Ok(AutoDepth::new(policy, ports, scenario.tags(), true))
+        Ok(AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true))
     }
 
     fn promise(&self) -> Promise {

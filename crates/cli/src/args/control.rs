@@ -70,6 +70,21 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "WEIGHT")]
         weight: String,
     },
+    /// Change a tenant's latency target, or take it away
+    Latency {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// How long its requests may take from arrival to completion: 200us, say, or off
+        #[arg(value_name = "TIME")]
+        latency: Option<String>,
+        /// Of which percentile, 50 to 99.9999 [default: 99]
+        #[arg(long, value_name = "PERCENTILE")]
+        percentile: Option<String>,
+        /// What all others together keep of what weights give them [default: 50%]
+        #[arg(long, value_name = "PART")]
+        floor: Option<String>,
+    },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///
     /// When the storage fails to take data that it was given before, each tenant that wrote there

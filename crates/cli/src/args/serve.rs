@@ -36,7 +36,8 @@ pub(crate) struct ServeArgs {
     /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), store=NAME
     /// (share a scheduler with these, and compare weights with them; default: with all whose files
     /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
-    /// running server), read-only, urgent (d2fq),
+    /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
+    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
     /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), description. A comma in a value is written twice.

@@ -25,6 +25,7 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::changes::{self, Change};
+use super::latency;
 use super::rpc::{Fault, params};
 use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
 use super::{Console, rpc};
@@ -78,10 +79,11 @@ struct OfDrain {
 const RELOAD_MAX: Duration = Duration::from_secs(30);
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 9] = [
+const CHANGES: [&str; 10] = [
     "add",
     "remove",
     "weight",
+    "latency",
     "clear_error",
     "policy.set",
     "params",
@@ -136,6 +138,7 @@ impl Console {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
             }
+            "latency" => self.latency(admin, params(given)?),
             "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
@@ -224,6 +227,7 @@ impl Console {
             "unassigned": self.unassigned(&admin.roster()),
             "write_back_errors": write_back_errors(&admin.roster(), now),
             "cut_off_files": cut_off_files(now),
+            "latency_targets": latency::all(&admin.roster(), now),
             "stores": stores(&admin.roster(), now),
         })
     }
@@ -300,6 +304,7 @@ impl Console {
                 "p50": quantile(0.5), "p99": quantile(0.99), "p999": quantile(0.999), "max": stats.latency_ns.max(),
             },
             "last_second": last,
+            "latency_target": now.target_of(member).map(latency::json),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }
@@ -720,6 +725,13 @@ impl Console {
             .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
             .map(|table| (table.name.clone(), source(table)))
             .collect();
+        let retargeted: Vec<(String, latency::Written)> = tables()
+            .filter(|table| {
+                let old = old.get(&*table.name);
+                old.is_some_and(|old| latency::written(old) != latency::written(table))
+            })
+            .map(|table| (table.name.clone(), latency::written(table)))
+            .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -744,6 +756,14 @@ impl Console {
         for (name, source) in reweighted {
             if self.weight(admin, &name, source).is_ok() {
                 done(&format!("tenant.{name}.weight"));
+            }
+        }
+        for (name, said) in retargeted {
+            match self.set_latency(admin, &name, said) {
+                Ok(_) => ["latency", "latency-percentile", "floor"]
+                    .iter()
+                    .for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
         if self.move_listeners(admin, &wanted) {

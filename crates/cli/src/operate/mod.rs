@@ -27,6 +27,7 @@ use crate::status::{self, Row};
 mod changes;
 mod cpu_waits;
 mod failures;
+mod latency;
 mod methods;
 pub(crate) mod metrics;
 mod record;
@@ -83,6 +84,8 @@ pub(crate) struct Console {
     failures: failures::Failures,
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
+    /// Whose latency targets are missed.
+    targets: latency::Teller,
     /// Stores that do not answer.
     stuck: storage::Stuck,
     /// Recordings of decisions.
@@ -118,6 +121,7 @@ impl Console {
             matrices: VecDeque::from([empty_matrix()]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
+            targets: latency::Teller::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
             reload_due: None,
@@ -218,6 +222,7 @@ impl Operator for Console {
         self.failures
             .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
+        self.targets.tell(&now, &roster);
         self.stuck.tell(&now, &roster);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);

@@ -107,6 +107,25 @@ pub(crate) const METHODS: &[Method] = &[
         result: "the tenant's name, and its weight before and now",
     },
     Method {
+        name: "latency",
+        summary: "Gives a tenant a latency target, or takes it away if none is said, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            optional(
+                "latency",
+                "string",
+                "how long its requests may take from arrival to completion, as in 200us",
+            ),
+            optional("percentile", "number", "of which percentile, 50 to 99.9999; default 99"),
+            optional(
+                "floor",
+                "string",
+                "what all others together keep of what weights give them, 0% to 99%; default 50%",
+            ),
+        ],
+        result: "the tenant's name, and its target before and now",
+    },
+    Method {
         name: "clear_error",
         summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
                   be put on stable storage (write_back_errno of tenants): they say again what the \

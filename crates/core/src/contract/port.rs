@@ -39,7 +39,7 @@
 //!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port_set::PortSet;
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
@@ -334,6 +334,16 @@ pub trait Policy: Send + Sync + 'static {
     /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
     fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
         Err(FlowError::NotUrgent)
+    }
+
+    /// Gives a flow a latency target, or takes it away, from now on.
+    fn set_target(&self, _flow: FlowId, _target: Option<Target>) -> Result<(), FlowError> {
+        Err(FlowError::NoTargets)
+    }
+
+    /// How a flow does beside its target; `None` without one.
+    fn target(&self, _flow: FlowId) -> Option<TargetStats> {
+        None
     }
 
     /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
+use fairq_core::{ClassWeights, FlowError, Stats, Target, TargetStats, TuneError, Tuning, Weight};
 
 use crate::device::CutOff;
 use crate::device::control::ControlError;
@@ -43,6 +43,9 @@ pub struct Status {
     /// Tenants whose data may be lost since a write-back failed, by their
     /// [`Member::number`](crate::server::Member::number), and the error.
     pub write_back_errors: Vec<(u16, i32)>,
+    /// How the tenants that have a latency target do, by their
+    /// [`Member::number`](crate::server::Member::number).
+    pub targets: Vec<(u16, TargetStats)>,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -67,6 +70,12 @@ impl Status {
     pub fn store_of(&self, member: &Member) -> Option<&str> {
         let store = self.stores.iter().find(|store| store.number == member.store);
         store.map(|store| &*store.name)
+    }
+
+    /// How a tenant does beside its latency target; `None` without one.
+    pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
+        let is_its = |(tenant, _): &&(u16, TargetStats)| *tenant == member.number();
+        self.targets.iter().find(is_its).map(|(_, stats)| stats)
     }
 
     /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
@@ -178,6 +187,8 @@ pub trait Admin {
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// Gives a tenant a latency target, or takes it away, from now on.
+    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError>;
     /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
     /// if there was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;

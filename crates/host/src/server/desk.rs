@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, PortSet, Stats, Tuning, Weight};
+use fairq_core::{FlowId, PortSet, Stats, Target, Tuning, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -118,6 +118,7 @@ impl Admin for Desk<'_> {
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
+            targets: self.targets(),
         }
     }
 
@@ -151,6 +152,10 @@ impl Admin for Desk<'_> {
 
     fn remove(&mut self, name: &str) -> Result<(), AdminError> {
         self.remove_tenant(name)
+    }
+
+    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError> {
+        self.set_tenant_target(name, target)
     }
 
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {

@@ -267,6 +267,11 @@ impl Search {
         is_new.then_some(self.tried)
     }
 
+    /// D is not what it asks for: the next look begins a trial.
+    pub(super) fn pause(&mut self) {
+        self.begun = None;
+    }
+
     fn trial(&mut self, now_ns: u64, sum: &Sum) {
         let Some((begun_ns, begun)) = self.begun else {
             self.begun = Some((now_ns, *sum));

@@ -63,9 +63,9 @@ fn build<P: Platform>(mut config: MqfqConfig) -> Result<Searched<P>, ConfigError
     if searches {
         config.slots = if is_fixed { MqfqConfig::SLOTS } else { FIRST };
     }
-    let tags = config.tags;
+    let (tags, flows) = (config.tags, config.flows);
     let (policy, ports) = Mqfq::new(config)?;
-    Ok(AutoDepth::new(policy, ports, tags, searches && !is_fixed))
+    Ok(AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed))
 }
 
 /// MQFQ.

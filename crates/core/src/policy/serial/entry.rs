@@ -100,7 +100,7 @@ fn behind<P: Platform>(
         bounds.slots = FIRST;
     }
     let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    Ok(AutoDepth::new(policy, ports, bounds.tags, searches))
+    Ok(AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches))
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
