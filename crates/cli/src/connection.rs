@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use fairq_config::listen;
+use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
-
-use crate::config::listen;
-use crate::refusal::Refusal;
 
 /// The code of a call that has begun something and is to be made again.
 pub(crate) const UNFINISHED: i32 = 2;

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use fairq_config::refusal::Refusal;
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
 use serde_json::{Value, json};
 
 use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
 use crate::connection::{Connection, socket};
-use crate::refusal::Refusal;
-use crate::table::{align_right, plain_table};
-use crate::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
 
 /// How long a policy may take to finish what it has.
 const CHANGE: Duration = Duration::from_secs(60);

@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-
-use super::parse_time;
-use crate::units::Nanos;
+use fairq_config::flags::parse_time;
+use fairq_config::units::Nanos;
 
 /// `fairq ctl`.
 #[derive(Debug, Args)]

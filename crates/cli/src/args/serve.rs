@@ -5,15 +5,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use fairq_config::device::DeviceTable;
+use fairq_config::flags::ShardArgs;
+use fairq_config::listen::Listen;
+use fairq_config::policy::PolicyTable;
+use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
+use fairq_config::tenant::TenantTable;
+use fairq_config::units::Size;
 use toml::Spanned;
-
-use super::ShardArgs;
-use crate::config::device::DeviceTable;
-use crate::config::listen::Listen;
-use crate::config::policy::PolicyTable;
-use crate::config::tenant::TenantTable;
-use crate::config::{LimitsTable, Settings, TlsMode, TlsTable};
-use crate::units::Size;
 
 /// `fairq serve`.
 #[derive(Debug, Args, Default)]

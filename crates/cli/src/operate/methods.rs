@@ -4,6 +4,16 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use fairq_config::device::FileConfig;
+use fairq_config::engine::file_spec;
+use fairq_config::listen::Listen;
+use fairq_config::policy::value;
+use fairq_config::policy::{PolicyConfig, PolicyTable};
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{self, Settings, Source};
+use fairq_config::tenant::{Range, Tenant, TenantTable, layout};
+use fairq_config::units::Size;
+use fairq_config::weight::WeightSource;
 use fairq_core::registry::Knob;
 use fairq_core::{DepthState, TuneError, Weight};
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
@@ -16,18 +26,8 @@ use super::changes::{self, Change};
 use super::rpc::{Fault, params};
 use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
 use super::{Console, rpc};
-use crate::config::device::FileConfig;
-use crate::config::listen::Listen;
-use crate::config::policy::value;
-use crate::config::policy::{PolicyConfig, PolicyTable};
-use crate::config::tenant::{Range, Tenant, TenantTable, layout};
-use crate::config::weight::WeightSource;
-use crate::config::{self, Settings, Source};
-use crate::engine::file_spec;
 use crate::look::Look;
-use crate::refusal::Refusal;
-use crate::serve::{build_policy, server_tenant, tls_mode};
-use crate::units::Size;
+use crate::parts::{build_policy, server_tenant, tls_mode};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -386,7 +386,7 @@ impl Console {
         let new = table.clone().complete(&self.plan.cgroup_root)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        config::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
+        settings::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
         let roster = admin.roster();
         if roster.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
@@ -675,7 +675,7 @@ impl Console {
                 "there is no file to read again: the server was started without --config",
             ));
         };
-        let wanted = config::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
+        let wanted = settings::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);

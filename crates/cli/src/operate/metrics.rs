@@ -9,9 +9,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
+use fairq_config::settings::Plan;
 use fairq_core::{DepthState, DepthStats, FlowId, Stats, TokenStats};
-
-use super::methods::depth_state;
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
@@ -19,7 +18,7 @@ use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{Member, Roster, Status, StoreStatus};
 use hdrhistogram::Histogram;
 
-use crate::config::Plan;
+use super::methods::depth_state;
 use crate::status::Row;
 
 /// Tenants with series of their own.

@@ -12,6 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairq_config::engine::Shape;
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_core::FlowId;
 use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
@@ -19,9 +22,6 @@ use fairq_host::server::{self, Admin, Operator, Roster, Status};
 use sd_notify::NotifyState;
 use serde_json::Value;
 
-use crate::config::{Plan, Settings, Source, Surroundings};
-use crate::engine::Shape;
-use crate::refusal::Refusal;
 use crate::status::{self, Row};
 
 mod changes;
@@ -269,8 +269,9 @@ fn summary(now: &Status, counted: &[Arc<TenantStats>], seconds: f64) -> String {
     };
     let mut parts = vec![connections];
     if operations > 0 {
-        parts.push(format!("{} IOPS", crate::units::show_count(operations as f64 / seconds)));
-        parts.push(crate::units::show_bandwidth(bytes as f64 / seconds));
+        parts
+            .push(format!("{} IOPS", fairq_config::units::show_count(operations as f64 / seconds)));
+        parts.push(fairq_config::units::show_bandwidth(bytes as f64 / seconds));
     }
     if let (Some(slots), Some(free)) = (now.policy.slots, now.policy.free_slots) {
         parts.push(format!("{} of {slots} slots in use", slots.saturating_sub(free)));

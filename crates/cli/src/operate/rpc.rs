@@ -256,7 +256,7 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         return Err(Fault::params("parameters have names: send an object"));
     }
     serde_json::from_value(given)
-        .map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
+        .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
 /// Answers a line; `None` if nobody waits for an answer.
