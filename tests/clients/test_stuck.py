@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import statistics
 import tempfile
 import threading
@@ -242,3 +243,32 @@ def test_stuck_named_store():
             of = {tenant["name"]: tenant["store"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
             check(of["e"] not in (of["a"], "fast"), f"a store comes with a tenant: {of}")
             check(nbd.Client(server.socket, "e").ask(nbd.WRITE, 0, data=b"e" * BLOCK)[0] == 0, "it is served")
+
+
+def test_stuck_reload():
+    """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
+    with disks("hangs") as (folder, made):
+        config = os.path.join(folder, "fairq.toml")
+
+        def configure(weight, *paths):
+            with open(config, "w", encoding="utf-8") as f:
+                f.write(f'[device]\nkind = "file"\ndirect = "off"\n[[tenant]]\nname = "a"\nsize = "1M"\ncreate = true\npath = "{folder}/a"\n')
+                f.write(f"weight = {weight}\n")
+                for number, path in enumerate(paths):
+                    f.write(f'[[tenant]]\nname = "late{number}"\nsize = "1M"\ncreate = true\npath = "{path}"\n')
+
+        def weights():
+            return {tenant["name"]: tenant["weight"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
+
+        configure(100)
+        with served(made, args=("--config", config)) as (server, control):
+            made[0].freeze()
+            configure(300, f"{folder}/quick", f"{made[0].mount}/late")
+            refused = ctl(control, "config", "reload", ok=False)
+            check("does not answer" in refused.stderr, f"reloading says {refused.stderr!r}")
+            check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
+            server.child.send_signal(signal.SIGHUP)
+            time.sleep(1)
+            check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
+            made[0].thaw()
+            until(lambda: weights() == {"a": 300, "late0": 100, "late1": 100}, 10, "SIGHUP has what it asked for")

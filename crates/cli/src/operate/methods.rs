@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use fairq_config::device::FileConfig;
 use fairq_config::engine::file_spec;
@@ -16,6 +17,7 @@ use fairq_config::units::Size;
 use fairq_config::weight::WeightSource;
 use fairq_core::registry::Knob;
 use fairq_core::{DepthState, TuneError, Weight};
+use fairq_host::device::file::FileSpec;
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
@@ -71,6 +73,9 @@ struct OfDrain {
     #[serde(default)]
     now: bool,
 }
+
+/// How long a reload that SIGHUP asked for waits for file systems.
+const RELOAD_MAX: Duration = Duration::from_secs(30);
 
 /// The methods that change the server, and leave it to their caller to say so.
 const CHANGES: [&str; 9] = [
@@ -147,7 +152,7 @@ impl Console {
                 let Nothing {} = params(given)?;
                 self.reload_told(admin)
                     .map(|changes| json!({ "changes": changes }))
-                    .map_err(Fault::refused)
+                    .map_err(Fault::from)
             }
             "drain" => {
                 let OfDrain { now } = params(given)?;
@@ -367,11 +372,7 @@ impl Console {
 
     fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
-        let refused = |refusal: Refusal| match refusal.is_temporary() {
-            true => Fault::unfinished(refusal),
-            false => Fault::refused(refusal),
-        };
-        let tenant = self.add_table(admin, table).map_err(refused)?;
+        let tenant = self.add_table(admin, table)?;
         Ok(
             json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }),
         )
@@ -456,20 +457,27 @@ impl Console {
                 other.tenant.name
             )));
         }
-        let config = FileConfig {
-            path: path.into(),
-            size: new.size,
-            create: new.create,
-            store: new.store.clone(),
-        };
-        let (file, size) = admin.open_file(&file_spec(config)).map_err(|error| match error {
-            AdminError::Opening { .. } => {
-                Refusal::temporary(format!("{}: tenant {}: {error}", new.origin, new.name))
-            }
-            error => refuse(error.to_string()),
-        })?;
+        let (file, size) =
+            admin.open_file(&own_spec(new, path)).map_err(|error| refused_file(new, &error))?;
         self.own.insert(path.into(), (file, size));
         Ok(Range { file, offset: 0, size })
+    }
+
+    /// Has the files of tenants that are new in `wanted` opened before anything changes.
+    fn prepare_files(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> Result<(), Refusal> {
+        let old = by_name(&self.settings);
+        let come = wanted.tenant.iter().map(Spanned::get_ref);
+        for table in come.filter(|table| !old.contains_key(&*table.name)) {
+            let new = table.clone().complete(&self.plan.cgroup_root)?;
+            // A file that is open is one of a tenant that goes, or is refused later.
+            let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
+                continue;
+            };
+            admin
+                .prepare_file(&own_spec(&new, path))
+                .map_err(|error| refused_file(&new, &error))?;
+        }
+        Ok(())
     }
 
     /// Closes a file if it is a tenant's own.
@@ -663,9 +671,22 @@ impl Console {
                 }
                 tracing::info!(changes = changes.len(), "read the configuration again");
             }
+            Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
         result
+    }
+
+    /// Does what SIGHUP asks for, again each second while a file system takes its time.
+    pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
+        self.reload_due = match self.reload_told(admin) {
+            Err(error) if error.is_temporary() && asked.elapsed() < RELOAD_MAX => Some(asked),
+            Err(error) if error.is_temporary() => {
+                tracing::error!("cannot reload, nothing has changed: {error}");
+                None
+            }
+            _ => None,
+        };
     }
 
     /// Reads the file again and makes the server so, as far as that can be done while it runs.
@@ -682,6 +703,7 @@ impl Console {
         // What may be refused as a whole comes first: then nothing has changed. The files of TLS
         // are read again; other files, or another mode, need a restart, as identities do.
         let tls = tls_mode(self.plan.tls.as_ref())?;
+        self.prepare_files(admin, &wanted)?;
         self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
         admin.set_tls(tls);
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
@@ -834,4 +856,22 @@ fn policy_state(now: &Status) -> Value {
         })),
         "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })
+}
+
+/// A tenant's own file, as the device opens it.
+fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
+    file_spec(FileConfig {
+        path: path.into(),
+        size: new.size,
+        create: new.create,
+        store: new.store.clone(),
+    })
+}
+
+fn refused_file(new: &Tenant, error: &AdminError) -> Refusal {
+    let text = format!("{}: tenant {}: {error}", new.origin, new.name);
+    match error {
+        AdminError::Opening { .. } => Refusal::temporary(text),
+        _ => Refusal::new(text),
+    }
 }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairq_config::engine::Shape;
 use fairq_config::refusal::Refusal;
@@ -87,6 +87,8 @@ pub(crate) struct Console {
     stuck: storage::Stuck,
     /// Recordings of decisions.
     records: record::Records,
+    /// When SIGHUP asked for a reload that waits for a file system.
+    reload_due: Option<Instant>,
 }
 
 impl Console {
@@ -118,6 +120,7 @@ impl Console {
             cpu_waits: cpu_waits::CpuWaits::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
+            reload_due: None,
         })
     }
 
@@ -204,6 +207,9 @@ impl Operator for Console {
         self.writers.tell_refused();
         self.trace_expire(admin);
         self.give_up_waiting(admin);
+        if let Some(asked) = self.reload_due {
+            self.reload_asked(admin, asked);
+        }
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
@@ -217,7 +223,7 @@ impl Operator for Console {
         (self.latest, self.look) = (Some(now), None);
     }
 
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {
+    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
         rpc::answer(line, |method, params| self.call_method(admin, method, params))
     }
 
@@ -230,8 +236,7 @@ impl Operator for Console {
     }
 
     fn reload(&mut self, admin: &mut dyn Admin) {
-        // What came of it is in the log; nobody waits for an answer.
-        let _ = self.reload_told(admin);
+        self.reload_asked(admin, Instant::now());
     }
 
     fn stopping(&mut self) {

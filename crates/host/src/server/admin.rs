@@ -104,8 +104,8 @@ pub enum AdminError {
     Device(#[from] DeviceError),
     /// A file's file system takes its time.
     #[error(
-        "{} is still being opened, for {} s: its file system does not answer; ask again, or see to \
-         the device", path.display(), waited.as_secs()
+        "{} is still being opened, for {} s: its file system does not answer; see to it or to the \
+         device, then ask again", path.display(), waited.as_secs()
     )]
     Opening {
         /// Which file.
@@ -163,6 +163,9 @@ pub trait Admin {
     /// number and its size in bytes. [`AdminError::Opening`] if that takes longer than a moment:
     /// it goes on, and the same call gives what has come of it.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
+    /// Begins to open a file that [`Admin::open_file`] is to be called for within a minute. Fails
+    /// only with [`AdminError::Opening`], until the file is open or cannot be opened.
+    fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError>;
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.
     fn close_file(&mut self, file: u16);

@@ -136,6 +136,10 @@ impl Admin for Desk<'_> {
         Ok(open)
     }
 
+    fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError> {
+        self.prepared(spec).map(drop)
+    }
+
     fn close_file(&mut self, file: u16) {
         self.device.linger_file(file);
         self.closing.push(Closing::new(file));

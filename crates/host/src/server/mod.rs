@@ -61,7 +61,7 @@ mod schedulers;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status, StoreStatus};
-pub use asks::{Door, HttpRequest, HttpResponse};
+pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
 pub use listen::Listen;
 pub use roster::{Member, Roster};
@@ -155,8 +155,8 @@ pub trait Operator {
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
-    /// A line came on the control socket; gives the answer, if there is to be one.
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String>;
+    /// A line came on the control socket.
+    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Reply;
     /// A request came on an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
     /// SIGHUP: the configuration is to be read again.
