@@ -1,8 +1,9 @@
 //! `fairq`: share one fast SSD between tenants by weight.
 //!
 //! Arguments, and the commands for a server: `serve`, `ctl`, `top`. What is written and read is in
-//! `fairq-config`, the commands that measure in `fairq-bench`, the lab in `fairq-lab`. Exit status: 0 when all went well, 1 when something failed
-//! while running, 2 when the command line or the configuration cannot be used.
+//! `fairq-config`, the commands that measure are in `fairq-bench`, and the lab is in `fairq-lab`.
+//! Exit status: 0 when all went well, 1 when something failed while running, 2 when the command
+//! line or the configuration cannot be used.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Parts of a server from its configuration: policies, tenants, keys for TLS. They are built when the
-//! server starts, and again when its operator changes them.
+//! Parts of a server from its configuration: policies, tenants, keys for TLS. They are built when
+//! the server starts, and again when its operator changes them.
 
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
 use fairq_config::policy::PolicyConfig;

@@ -202,6 +202,36 @@ fn documents_name_files_that_are_there() {
     }
 }
 
+/// The paths that a word such as `device/{ram,null}.rs` stands for.
+fn spelled_out(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
+    let Some((list, after)) = rest.split_once('}') else { return Vec::new() };
+    list.split(',').map(|part| format!("{before}{part}{after}")).collect()
+}
+
+/// A source may be named by the end of its path. Decisions name sources, too.
+#[test]
+fn documents_name_sources_that_are_there() {
+    let sources = sources();
+    let is_there = |path: &str| {
+        sources
+            .iter()
+            .any(|(name, _)| name.strip_suffix(path).is_some_and(|rest| rest.ends_with('/')))
+            || root().join(path).exists()
+    };
+    let decisions = files(&root().join("docs/decisions"), &[".md"]);
+    let mut checked = 0;
+    for (document, text) in documents().into_iter().chain(decisions) {
+        let words = code(&text).filter_map(|word| word.split_whitespace().next());
+        let words = words.filter(|word| word.contains(".rs") && !word.contains(['*', '<']));
+        for path in words.flat_map(spelled_out).filter(|path| path.ends_with(".rs")) {
+            checked += 1;
+            assert!(is_there(&path), "{document} names `{path}`, which is not there");
+        }
+    }
+    assert!(checked > 50, "documents name sources: {checked} were found");
+}
+
 #[test]
 fn documents_name_items_that_are_there() {
     let mut all = sources();

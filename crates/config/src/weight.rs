@@ -9,7 +9,7 @@
 //! make that thread read anything else: the kernel resolves it below the root of the cgroups, on
 //! that file system, without symbolic links ([`ResolveFlags`]); what is there has to be a regular
 //! file, is opened without waiting (a FIFO would wait for a writer), and is read up to
-//! [`IO_WEIGHT_MAX`].
+//! `IO_WEIGHT_MAX` bytes.
 
 use std::fmt;
 use std::fs::File;

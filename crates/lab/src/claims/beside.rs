@@ -1,9 +1,9 @@
 //! Applications beside fio: FlashX and Aerospike (MQFQ, Figures 6 and 7), YCSB on RocksDB (D2FQ,
 //! Figures 18 and 19).
 //!
-//! The applications are [proxies](fairq_sim::proxy), never adjusted to what the papers measured beside
-//! fio. All runs are on the authors' machines; BFQ serves threads ([`go_by_thread`]). A target
-//! behind a fabric takes whatever its queues hold, 128 requests each, and serves it in turn:
+//! The applications are [proxies](fairq_sim::proxy), never adjusted to what the papers measured
+//! beside fio. All runs are on the authors' machines; BFQ serves threads ([`go_by_thread`]). A
+//! target behind a fabric takes whatever its queues hold, 128 requests each, and serves it in turn:
 //! without a scheduler who sends little waits for all that others have sent. D2FQ's authors pin
 //! nothing: fio's four threads, which never sleep, are spread over the machine as Linux spreads
 //! them, each on every sixth of its 24 cores, and YCSB's clients are on the 20 others; for fairness
