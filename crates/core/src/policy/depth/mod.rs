@@ -14,17 +14,22 @@
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
-//! - One flow is alone: there is no limit, since there is no other flow to protect. Another flow's
-//!   first completions bring the last D back within some milliseconds.
+//! - One flow is alone, and the device does all that it asks for within 10 ms: nothing is held back,
+//!   since there is no other flow to protect. One that comes finds as much room as D is, and its
+//!   first completions bring the last D back within some milliseconds. Where the flow alone asks for
+//!   more, D is searched for as for several: all that is on the device then is before the next
+//!   flow's first request.
+//! - Fewer than 32 requests complete in a second: D is not above what a search begins with.
 //!
 //! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
 //! (`target`, `watch`).
 //!
-//! **Cost.** A port stores six words of its own line per completion. An operator's own D
+//! **Cost.** A port stores seven words of its own line per completion. An operator's own D
 //! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
 //! a verb reads one shared word that does not change.
 
 mod meter;
+mod rate;
 mod search;
 mod target;
 #[cfg(all(test, not(loom)))]
@@ -327,7 +332,7 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let next = self.inner.next(now_ns, wake);
-        if let Next::Issue { tag, .. } | Next::Join { tag } = next
+        if let Next::Issue { tag, .. } = next
             && self.shared.is_on()
         {
             self.meter.issued(tag.0, now_ns);
