@@ -245,6 +245,39 @@ def test_stuck_named_store():
             check(nbd.Client(server.socket, "e").ask(nbd.WRITE, 0, data=b"e" * BLOCK)[0] == 0, "it is served")
 
 
+def change_while_stuck(direct, policies):
+    with disks("hangs", "other") as (folder, made):
+        disk, other = made
+        tenants = [f"{name}=16M,path={at.mount}/{name}.disk,create" for name, at in {"hangs": disk, "b": other}.items()]
+        device = ("--device", f"file,direct={direct}", "--shards", "2", "--policy", policies[0])
+        with served(made, *tenants, args=device) as (server, control):
+            fill(server, "b", b"n", 64)
+            for policy in policies[1:]:
+                fill(server, "hangs", b"1", 64)
+                neighbours = [nbd.Client(server.socket, "b") for _ in range(2)]
+                client = hang(disk, server, "hangs", b"2", 64)
+                ctl(control, "policy", policy)
+                for neighbour in neighbours:
+                    asked = time.monotonic()
+                    check(neighbour.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a neighbour's data")
+                    waited = time.monotonic() - asked
+                    check(waited < 5, f"a neighbour waits {waited:.1f} s while the policy changes to {policy}")
+                until(lambda: json.loads(ctl(control, "--json", "policy").stdout)["state"]["changing_s"] is None, 10, "it has changed")
+                disk.thaw()
+                for _ in range(66):
+                    check(client.receive()[1] == 0, "an answer")
+                for block in range(64):
+                    check(client.ask(nbd.READ, block * BLOCK, BLOCK)[1] == b"2" * BLOCK, "what was acknowledged")
+                for one in [client, *neighbours]:
+                    one.close()
+
+
+def test_stuck_while_the_policy_changes():
+    """A change of policy does not wait for a store that has just stopped answering, and nothing is lost."""
+    change_while_stuck("off", ["mqfq", "sfqd", "bfq", "kyber", "kyber-fair", "mqfq"])
+    change_while_stuck("on", ["mqfq:slots=4", "nass+bfq", "mqfq"])
+
+
 def test_stuck_reload():
     """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
     with disks("hangs") as (folder, made):

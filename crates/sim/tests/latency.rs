@@ -40,8 +40,8 @@ fn scenario(device: &str, target_us: Option<u64>, seed: u64) -> Scenario {
             .map(|(name, core)| Tenant::new(name, 100, vec![core % 2], read(256))),
     );
     let profile = Profile::named(device).unwrap();
-    let mut scenario = Scenario::new(profile, 2, all, 4 * SECOND);
-    scenario.warmup_ns = 2 * SECOND;
+    let mut scenario = Scenario::new(profile, 2, all, 8 * SECOND);
+    scenario.warmup_ns = 4 * SECOND;
     scenario.seed = seed;
     scenario
 }

@@ -265,7 +265,9 @@ proptest! {
             Shape::Hard => knee,
             Shape::Soft => 4.2 * knee,
         };
-        let most = (needed * if is_slow { 3.0 } else { 1.5 }).max(needed + 2.0);
+        // Chance may end a search a halving or three too soon; D then goes down by a step every
+        // few seconds, and few requests too many cost little.
+        let most = (needed * if is_slow { 3.0 } else { 1.5 }).max(needed + 8.0);
         prop_assert!(f64::from(slots) <= most, "{slots} for {needed}");
         prop_assert_eq!(rig.leaps, 0);
     }
