@@ -155,8 +155,8 @@ fn large_requests_leave_short_queues_their_part() {
     }
 }
 
-/// The device is kept as busy as with the usual D of 64, and a short queue has what it has there: of
-/// a disk it has some 300 requests in the time, give or take chance.
+/// The device is kept as busy as with the usual D of 64, and a short queue has what it has there:
+/// of a disk it has some 300 requests in the time, give or take chance.
 fn is_no_worse_than_usual(name: &str, scenario: &Scenario) {
     let [auto, fixed] = beside(scenario, 64);
     let kept = auto.iter().sum::<u64>() as f64 / fixed.iter().sum::<u64>() as f64;

@@ -14,11 +14,11 @@
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
-//! - One flow is alone, and the device does all that it asks for within 10 ms: nothing is held back,
-//!   since there is no other flow to protect. One that comes finds as much room as D is, and its
-//!   first completions bring the last D back within some milliseconds. Where the flow alone asks for
-//!   more, D is searched for as for several: all that is on the device then is before the next
-//!   flow's first request.
+//! - One flow is alone, and the device does all that it asks for within 10 ms: nothing is held
+//!   back, since there is no other flow to protect. One that comes finds as much room as D is, and
+//!   its first completions bring the last D back within some milliseconds. Where the flow alone
+//!   asks for more, D is searched for as for several: all that is on the device then is before the
+//!   next flow's first request.
 //! - Fewer than 32 requests complete in a second: D is not above what a search begins with.
 //!
 //! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight

@@ -29,8 +29,8 @@
 //!
 //! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
 //! completions a second. What chance may have done in it then counts for the smaller D, once a
-//! search and not with each half of D. A device of less than [`FEW`] requests a second is not judged, and has the start's D at most. A
-//! trial with a pause in it is none.
+//! search and not with each half of D. A device of less than [`FEW`] requests a second is not
+//! judged, and has the start's D at most. A trial with a pause in it is none.
 //!
 //! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
 //! 2), except that a flow that is alone has room for all that it asks for, if that is done within
