@@ -278,6 +278,29 @@ def test_stuck_while_the_policy_changes():
     change_while_stuck("on", ["mqfq:slots=4", "nass+bfq", "mqfq"])
 
 
+def test_stuck_range():
+    """A range whose last tenant's requests never end has no other tenant: adding one fails after 30 s, and says why."""
+    with disks("hangs") as (folder, made):
+        args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on")
+        with served(made, "a=32M", args=args) as (server, control):
+            fill(server, "a", b"1", 32)
+            hang(made[0], server, "a", b"2", 32)
+            ctl(control, "remove", "a")
+            asked = time.monotonic()
+            refused = ctl(control, "add", "late=32M,keep-data", ok=False, seconds=60)
+            check(refused.returncode == 1 and "late" in refused.stderr, f"adding says {refused.stderr!r}")
+            took = time.monotonic() - asked
+            check(25 < took < 45, f"it is told after {took:.0f} s")
+            check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
+            check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
+            made[0].thaw()
+            ctl(control, "add", "b=32M,keep-data")
+            with contextlib.closing(until(lambda: opened(server, "b"), 20, "it can be opened again")) as client:
+                check(client.ask(nbd.WRITE, 0, data=b"3" * BLOCK)[0] == 0, "it works")
+                check(client.ask(nbd.FLUSH)[0] == 0, "it works")
+                check(client.ask(nbd.READ, 0, BLOCK)[1] == b"3" * BLOCK, "nothing of the first one arrives later")
+
+
 def test_stuck_reload():
     """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
     with disks("hangs") as (folder, made):
