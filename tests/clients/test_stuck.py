@@ -157,7 +157,9 @@ def stuck_store(direct):
             check([store["tenants"] for store in said] == [["hangs"]], f"which store is stuck: {said}")
             until(lambda: "has not answered" in server.said(), 5, "the log says so")
             check("stuck" in ctl(control, "status").stdout, ctl(control, "status").stdout)
-            check(ctl(control, "policy", "sfqd", ok=False).returncode != 0, "a change of policy would wait for it")
+            ctl(control, "policy", "sfqd")
+            check(neighbours[0].ask(nbd.READ, 0, BLOCK)[0] == 0, "the policy changes without it")
+            check([store["tenants"] for store in stuck(control)] == [["hangs"]], "it is still said to be stuck")
             quickest = []
             for _ in range(5):
                 asked = time.monotonic()

@@ -14,7 +14,7 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::Recording;
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Listen, Member, Roster, STUCK_AFTER, Tenant};
+use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub struct StoreStatus {
     pub on_device: u64,
     /// For how long it has had the oldest of them, as of the last half second.
     pub oldest: Duration,
-    /// Whether that is longer than [`STUCK_AFTER`].
+    /// Whether that is longer than [`STUCK_AFTER`](crate::server::STUCK_AFTER).
     pub is_stuck: bool,
     /// The state of its policy.
     pub policy: Stats,
@@ -131,16 +131,6 @@ pub enum AdminError {
          so, and try again"
     )]
     Changing,
-    /// A store hangs.
-    #[error(
-        "the store {store} has not answered requests for {} s, and they would be waited for: see \
-         to the device, and try again when `status` no longer says that it is stuck",
-        STUCK_AFTER.as_secs()
-    )]
-    Stuck {
-        /// Its name.
-        store: String,
-    },
     /// A listener.
     #[error("cannot listen on {at}: {cause}")]
     Listen {

@@ -211,11 +211,6 @@ impl Desk<'_> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
-        // Its requests would be waited for, and with them everybody's.
-        if let Some(stuck) = self.stores(&self.server.shards.stats()).iter().find(|of| of.is_stuck)
-        {
-            return Err(AdminError::Stuck { store: stuck.name.clone() });
-        }
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let schedulers =
             Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
