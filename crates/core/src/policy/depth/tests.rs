@@ -274,7 +274,8 @@ proptest! {
         };
         // Chance may end a search a halving or three too soon; D then goes down by a step every
         // few seconds, and few requests too many cost little.
-        // A trial of a few thousand requests is wrong by a percent or two, as much as is asked about.
+        // A trial of a few thousand requests is wrong by a percent or two, as much as is asked
+        // about.
         let is_vague = most <= 2e4;
         let most = (needed * if is_vague { 3.0 } else { 1.5 }).max(needed + 8.0);
         prop_assert!(f64::from(slots) <= most, "{slots} for {needed}");
