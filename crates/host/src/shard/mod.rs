@@ -11,7 +11,7 @@
 //! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
 //! it leaves the loop and enters another one ([`Regime`]), with everything but the port:
 //! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
-//! that is staged and waits for what is in flight (`Shard::drain`), for a second at most: then the
+//! that is staged and waits for what is in flight (`Shard::drain`), for 3 s at most: then the
 //! device has all of it, and no port hears how it ends. A port may need the others to
 //! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
 //! [`Meeting`], argued in `fairq_core::wake`); the first to enter the new loop does so after the
@@ -51,7 +51,7 @@ const INNER_TURNS: usize = 8;
 
 /// How long a change of the policy waits for requests to be carried out, in nanoseconds. A store
 /// that takes longer would keep the tenants of all stores waiting.
-const DRAIN_NS: u64 = 1_000_000_000;
+const DRAIN_NS: u64 = 3_000_000_000;
 
 /// Where requests come from and replies go to; one per shard.
 pub trait Front: 'static {
