@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import ssl
+import sys
 import tempfile
 import time
 
@@ -159,6 +160,50 @@ def test_silent_clients():
         took = time.monotonic() - began
         check(took < 5, f"it took {took:.1f} s to get in")
         return f"in after {took:.1f} s"
+
+
+@contextlib.contextmanager
+def network():
+    """A network of this machine and one more, both on it: what runs a command on the other one, and our address."""
+    need("ip")
+    other, ours, theirs = (f"fairq{kind}{os.getpid()}" for kind in ("n", "a", "b"))
+    if run("ip", "netns", "add", other, ok=False).returncode:
+        raise Skip("may not make a network namespace")
+    try:
+        run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", other)
+        run("ip", "addr", "add", "169.254.77.1/30", "dev", ours)
+        run("ip", "link", "set", ours, "up")
+        run("ip", "-n", other, "addr", "add", "169.254.77.2/30", "dev", theirs)
+        run("ip", "-n", other, "link", "set", theirs, "up")
+        yield other, "169.254.77.1"
+    finally:
+        run("ip", "netns", "del", other, ok=False)
+        run("ip", "link", "del", ours, ok=False)
+
+
+def test_a_machine_that_goes_away():
+    """Clients over TCP whose machine is not there any more keep their places for half a minute, idle or not."""
+    client = "import nbd, sys, time; c = nbd.Client((sys.argv[1], int(sys.argv[2])), 'db'); [c.send(nbd.READ, 0, 1 << 20) for _ in range(int(sys.argv[3]))]; time.sleep(300)"
+    with network() as (other, address), contextlib.ExitStack() as clean:
+        port = free_port()
+        folder = clean.enter_context(tempfile.TemporaryDirectory())
+        control = os.path.join(folder, "ctl")
+        server = clean.enter_context(serve(*TWO, "--listen", f"tcp:{address}:{port}", "--control", control))
+
+        def connections():
+            return json.loads(run(fairq(), "ctl", "--control", control, "--json", "status").stdout)["connections"]
+
+        for requests in (0, 32):
+            argv = ["ip", "netns", "exec", other, sys.executable, "-c", client, address, str(port), str(requests)]
+            gone = Process(argv, folder, name=f"client{requests}", env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+            clean.callback(gone.kill)
+        until(lambda: connections() == 2, 20, "both are in")
+        run("ip", "-n", other, "link", "set", f"fairqb{os.getpid()}", "down")
+        began = time.monotonic()
+        until(lambda: connections() == 0, 60, "the server lets them go")
+        took = time.monotonic() - began
+        check(server.alive(), "it goes on")
+        return f"gone after {took:.0f} s"
 
 
 def test_bench_holds_back():

@@ -131,6 +131,9 @@ def shows(tab, told):
     close(tab.text("[data-of=iops]"), sum(t["last_second"]["iops"] for t in told["tenants"] if t["last_second"]), "IOPS")
     policy = told["status"]["policy_state"]
     rig.check(tab.text("[data-of=slots]") == f"{policy['slots_in_use']} of {policy['slots']}", "slots in use")
+    why = {None: "set", "searching": "searching", "found": "fill the device", "all-demand": "all is", "alone": "alone"}
+    state = (policy["depth"] or {"state": None})["state"]
+    rig.check(why[state] in tab.text("[data-of=depth]"), f"why D is what it is: {state}")
     return compared
 
 

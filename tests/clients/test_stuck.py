@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import statistics
 import tempfile
 import threading
@@ -156,7 +157,9 @@ def stuck_store(direct):
             check([store["tenants"] for store in said] == [["hangs"]], f"which store is stuck: {said}")
             until(lambda: "has not answered" in server.said(), 5, "the log says so")
             check("stuck" in ctl(control, "status").stdout, ctl(control, "status").stdout)
-            check(ctl(control, "policy", "sfqd", ok=False).returncode != 0, "a change of policy would wait for it")
+            ctl(control, "policy", "sfqd")
+            check(neighbours[0].ask(nbd.READ, 0, BLOCK)[0] == 0, "the policy changes without it")
+            check([store["tenants"] for store in stuck(control)] == [["hangs"]], "it is still said to be stuck")
             quickest = []
             for _ in range(5):
                 asked = time.monotonic()
@@ -242,3 +245,88 @@ def test_stuck_named_store():
             of = {tenant["name"]: tenant["store"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
             check(of["e"] not in (of["a"], "fast"), f"a store comes with a tenant: {of}")
             check(nbd.Client(server.socket, "e").ask(nbd.WRITE, 0, data=b"e" * BLOCK)[0] == 0, "it is served")
+
+
+def change_while_stuck(direct, policies):
+    with disks("hangs", "other") as (folder, made):
+        disk, other = made
+        tenants = [f"{name}=16M,path={at.mount}/{name}.disk,create" for name, at in {"hangs": disk, "b": other}.items()]
+        device = ("--device", f"file,direct={direct}", "--shards", "2", "--policy", policies[0])
+        with served(made, *tenants, args=device) as (server, control):
+            fill(server, "b", b"n", 64)
+            for policy in policies[1:]:
+                fill(server, "hangs", b"1", 64)
+                neighbours = [nbd.Client(server.socket, "b") for _ in range(2)]
+                client = hang(disk, server, "hangs", b"2", 64)
+                ctl(control, "policy", policy)
+                for neighbour in neighbours:
+                    asked = time.monotonic()
+                    check(neighbour.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a neighbour's data")
+                    waited = time.monotonic() - asked
+                    check(waited < 5, f"a neighbour waits {waited:.1f} s while the policy changes to {policy}")
+                until(lambda: json.loads(ctl(control, "--json", "policy").stdout)["state"]["changing_s"] is None, 10, "it has changed")
+                disk.thaw()
+                for _ in range(66):
+                    check(client.receive()[1] == 0, "an answer")
+                for block in range(64):
+                    check(client.ask(nbd.READ, block * BLOCK, BLOCK)[1] == b"2" * BLOCK, "what was acknowledged")
+                for one in [client, *neighbours]:
+                    one.close()
+
+
+def test_stuck_while_the_policy_changes():
+    """A change of policy does not wait for a store that has just stopped answering, and nothing is lost."""
+    change_while_stuck("off", ["mqfq", "sfqd", "bfq", "kyber", "kyber-fair", "mqfq"])
+    change_while_stuck("on", ["mqfq:slots=4", "nass+bfq", "mqfq"])
+
+
+def test_stuck_range():
+    """A range whose last tenant's requests never end has no other tenant: adding one fails after 30 s, and says why."""
+    with disks("hangs") as (folder, made):
+        args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on")
+        with served(made, "a=32M", args=args) as (server, control):
+            fill(server, "a", b"1", 32)
+            hang(made[0], server, "a", b"2", 32)
+            ctl(control, "remove", "a")
+            asked = time.monotonic()
+            refused = ctl(control, "add", "late=32M,keep-data", ok=False, seconds=60)
+            check(refused.returncode == 1 and "late" in refused.stderr, f"adding says {refused.stderr!r}")
+            took = time.monotonic() - asked
+            check(25 < took < 45, f"it is told after {took:.0f} s")
+            check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
+            check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
+            made[0].thaw()
+            ctl(control, "add", "b=32M,keep-data")
+            with contextlib.closing(until(lambda: opened(server, "b"), 20, "it can be opened again")) as client:
+                check(client.ask(nbd.WRITE, 0, data=b"3" * BLOCK)[0] == 0, "it works")
+                check(client.ask(nbd.FLUSH)[0] == 0, "it works")
+                check(client.ask(nbd.READ, 0, BLOCK)[1] == b"3" * BLOCK, "nothing of the first one arrives later")
+
+
+def test_stuck_reload():
+    """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
+    with disks("hangs") as (folder, made):
+        config = os.path.join(folder, "fairq.toml")
+
+        def configure(weight, *paths):
+            with open(config, "w", encoding="utf-8") as f:
+                f.write(f'[device]\nkind = "file"\ndirect = "off"\n[[tenant]]\nname = "a"\nsize = "1M"\ncreate = true\npath = "{folder}/a"\n')
+                f.write(f"weight = {weight}\n")
+                for number, path in enumerate(paths):
+                    f.write(f'[[tenant]]\nname = "late{number}"\nsize = "1M"\ncreate = true\npath = "{path}"\n')
+
+        def weights():
+            return {tenant["name"]: tenant["weight"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
+
+        configure(100)
+        with served(made, args=("--config", config)) as (server, control):
+            made[0].freeze()
+            configure(300, f"{folder}/quick", f"{made[0].mount}/late")
+            refused = ctl(control, "config", "reload", ok=False)
+            check("does not answer" in refused.stderr, f"reloading says {refused.stderr!r}")
+            check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
+            server.child.send_signal(signal.SIGHUP)
+            time.sleep(1)
+            check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
+            made[0].thaw()
+            until(lambda: weights() == {"a": 300, "late0": 100, "late1": 100}, 10, "SIGHUP has what it asked for")

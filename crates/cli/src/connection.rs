@@ -3,22 +3,17 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
+use fairq_config::listen;
+use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
 
-use crate::config::listen;
-use crate::refusal::Refusal;
-
-/// The code of a call that has begun something and is to be made again.
-pub(crate) const UNFINISHED: i32 = 2;
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it is left alone when it has not finished.
-const AGAIN: Duration = Duration::from_millis(50);
 
 /// A connection to a server's control socket.
 pub(crate) struct Connection {
@@ -50,22 +45,14 @@ impl Connection {
         Ok(Connection { stream: BufReader::new(stream), calls: 0 })
     }
 
-    /// Calls a method; again for a while as long as the server says that it has not finished.
+    /// Calls a method.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let mut answer = self.ask(method, &params)?;
-            let code = answer["error"]["code"].as_i64();
-            if code == Some(i64::from(UNFINISHED)) && Instant::now() < deadline {
-                std::thread::sleep(AGAIN);
-                continue;
-            }
-            let message = answer["error"]["message"].as_str().unwrap_or_default();
-            match code {
-                None => return Ok(answer["result"].take()),
-                Some(-32602) => return Err(Refusal::new(message).into()),
-                Some(_) => bail!("{message}"),
-            }
+        let mut answer = self.ask(method, &params)?;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        match answer["error"]["code"].as_i64() {
+            None => Ok(answer["result"].take()),
+            Some(-32602) => Err(Refusal::new(message).into()),
+            Some(_) => bail!("{message}"),
         }
     }
 

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use fairq_config::refusal::Refusal;
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
 use serde_json::{Value, json};
 
 use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
 use crate::connection::{Connection, socket};
-use crate::refusal::Refusal;
-use crate::table::{align_right, plain_table};
-use crate::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
 
 /// How long a policy may take to finish what it has.
 const CHANGE: Duration = Duration::from_secs(60);
@@ -104,6 +104,17 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Weight { tenant, weight } => {
             ("weight", json!({ "tenant": tenant, "weight": weight }))
         }
+        CtlCommand::Latency { tenant, latency, percentile, floor } => {
+            let mut params = json!({ "tenant": tenant });
+            let latency = latency.as_ref().filter(|text| *text != "off");
+            let said = [("latency", latency), ("percentile", percentile.as_ref())];
+            for (key, value) in said.into_iter().chain([("floor", floor.as_ref())]) {
+                if let Some(value) = value {
+                    params[key] = json!(value);
+                }
+            }
+            ("latency", params)
+        }
         CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
@@ -174,6 +185,11 @@ fn text(command: &CtlCommand, result: &Value) -> String {
                 result["from"],
                 result["to"]
             )
+        }
+        CtlCommand::Latency { .. } => {
+            let told = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
+            let (from, to) = (told("from"), told("to"));
+            format!("{}: latency target {from} -> {to}\n", string(&result["tenant"]))
         }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => {
@@ -264,6 +280,17 @@ fn status(result: &Value) -> String {
     if result["write_back_errors"].as_array().is_some_and(|names| !names.is_empty()) {
         let text = format!("{}: flushes fail until clear-error NAME", list("write_back_errors"));
         lines.push(("lost data", text));
+    }
+    let targets = result["latency_targets"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for (index, of) in targets.iter().enumerate() {
+        let cause = of["cause"].as_str().map(|cause| format!(": {cause}")).unwrap_or_default();
+        let late = match number(&of["completed"]) {
+            0.0 => String::new(),
+            completed => format!(", {} late", show_percent(number(&of["late"]) / completed)),
+        };
+        let [tenant, target, state] = ["tenant", "target", "state"].map(|key| string(&of[key]));
+        let text = format!("{tenant}: {target}: {state}{late}{cause}");
+        lines.push((if index == 0 { "latency" } else { "" }, text));
     }
     for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
         let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));

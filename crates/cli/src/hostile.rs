@@ -8,6 +8,13 @@
 
 use std::sync::LazyLock;
 
+use fairq_bench::fiojob;
+use fairq_config::device::SECTOR;
+use fairq_config::engine::{Shape, WithPolicy, with_policy};
+use fairq_config::policy::{PolicyTable, parse_list};
+use fairq_config::settings::{self, Settings, Surroundings};
+use fairq_config::tenant::{Tenant, TenantTable, layout};
+use fairq_config::units::{Size, exact_size};
 use fairq_core::{
     Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight,
 };
@@ -15,15 +22,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::config::device::SECTOR;
-use crate::config::policy::{PolicyTable, parse_list};
-use crate::config::tenant::{Tenant, TenantTable, layout};
-use crate::config::tests::surroundings;
-use crate::config::{self, Settings};
-use crate::engine::{Shape, WithPolicy, with_policy};
-use crate::fiojob;
 use crate::operate::rpc;
-use crate::units::{Size, exact_size};
 
 /// Values that are right somewhere, and values that are nowhere.
 const VALUES: &[&str] = &[
@@ -88,6 +87,15 @@ const VALUES: &[&str] = &[
     "{ name = \"bfq\" }",
     "1979-05-27",
 ];
+
+fn surroundings() -> Surroundings {
+    Surroundings {
+        cpus: vec![0, 1],
+        inherited_sockets: 0,
+        default_socket: "/run/fairq.sock".into(),
+        default_control: "/run/fairq.ctl".into(),
+    }
+}
 
 /// The lines of the example file, those behind `#` too.
 static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
@@ -264,12 +272,12 @@ proptest! {
 
     #[test]
     fn any_configuration_is_taken_or_refused(text in configuration()) {
-        let taken = config::parse(&text, "f.toml").and_then(|settings| settings.plan(&surroundings()).map(|plan| (settings, plan)));
+        let taken = settings::parse(&text, "f.toml").and_then(|settings| settings.plan(&surroundings()).map(|plan| (settings, plan)));
         match taken {
             Err(refusal) => prop_assert!(refusal.to_string().len() > 10, "{refusal}"),
             Ok((settings, plan)) => {
                 let dumped = toml::to_string(&settings).unwrap();
-                let again: Settings = config::parse(&dumped, "f.toml").unwrap();
+                let again: Settings = settings::parse(&dumped, "f.toml").unwrap();
                 let mut again = again.plan(&surroundings()).unwrap();
                 for (again, before) in again.tenants.iter_mut().zip(&plan.tenants) {
                     again.origin = before.origin.clone();
@@ -317,8 +325,8 @@ proptest! {
 
     #[test]
     fn any_word_is_taken_or_refused(text in "[a-z0-9=:,.+%/ \\[\\]\"-]{0,40}|\\PC{0,20}") {
-        let _ = (text.parse::<TenantTable>(), text.parse::<PolicyTable>(), text.parse::<Size>(), text.parse::<config::CpuList>());
-        let _ = (text.parse::<config::device::DeviceTable>(), text.parse::<config::listen::Listen>());
+        let _ = (text.parse::<TenantTable>(), text.parse::<PolicyTable>(), text.parse::<Size>(), text.parse::<settings::CpuList>());
+        let _ = (text.parse::<fairq_config::device::DeviceTable>(), text.parse::<fairq_config::listen::Listen>());
     }
 
     #[test]
@@ -348,7 +356,7 @@ proptest! {
             "weight" => rpc::params::<serde_json::Map<String, serde_json::Value>>(given).map(serde_json::Value::from),
             name => Err(rpc::Fault::no_method(name)),
         };
-        if let Some(answer) = rpc::answer(&line, call) {
+        if let Some(answer) = rpc::answer(&line, call).text {
             prop_assert!(!answer.contains('\n'));
             let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
             let answers = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);

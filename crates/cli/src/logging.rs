@@ -5,10 +5,10 @@
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
+use fairq_config::refusal::Refusal;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::refusal::Refusal;
 use crate::status;
 use crate::unread::{self, Lost};
 

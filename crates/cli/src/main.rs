@@ -1,53 +1,38 @@
 //! `fairq`: share one fast SSD between tenants by weight.
 //!
-//! The only place that knows about arguments, configuration files and terminals; the work is done
-//! in `fairq-host` and `fairq-core`. Exit status: 0 when all went well, 1 when something failed
-//! while running, 2 when the command line or the configuration cannot be used.
+//! Arguments, and the commands for a server: `serve`, `ctl`, `top`. What is written and read is in
+//! `fairq-config`, the commands that measure are in `fairq-bench`, and the lab is in `fairq-lab`.
+//! Exit status: 0 when all went well, 1 when something failed while running, 2 when the command
+//! line or the configuration cannot be used.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use fairq_config::refusal::Refusal;
 use fairq_host::device::control::ControlError;
 use fairq_host::device::error::DeviceError;
 use fairq_host::server::ServerError;
 
 use crate::args::{Cli, Command};
-use crate::refusal::Refusal;
 
 mod args;
-mod bench;
-mod calibrate;
-mod config;
 mod connection;
 mod ctl;
-mod device;
-mod engine;
-mod fairness;
-mod files;
-mod fiojob;
 #[cfg(test)]
 mod hostile;
-mod job;
-#[cfg(feature = "lab")]
-mod lab;
 mod logging;
 mod look;
 mod machine;
 #[cfg(feature = "man")]
 mod manual;
 mod operate;
-mod pairs;
-mod refusal;
-mod report;
-mod series;
+mod parts;
 mod serve;
 mod status;
-mod table;
 #[cfg(feature = "top")]
 mod top;
 mod trace;
-mod units;
 mod unread;
 
 fn main() -> ExitCode {
@@ -122,20 +107,20 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
         Command::Man { folder } => manual::pages(&folder),
         Command::Bench(args) => {
             logging::start(cli.log, "warn", false)?;
-            bench::run(args)
+            fairq_bench::bench::run(args)
         }
         Command::Calibrate(args) => {
             logging::start(cli.log, "warn", false)?;
-            calibrate::run(args)
+            fairq_bench::calibrate::run(args)
         }
         Command::Device { command } => {
             logging::start(cli.log, "warn", false)?;
-            device::run(command)
+            fairq_bench::device::run(command)
         }
         #[cfg(feature = "lab")]
         Command::Lab(args) => {
             logging::start(cli.log, "warn", false)?;
-            lab::run(args)
+            fairq_lab::run(args)
         }
     }
 }

@@ -1,27 +1,23 @@
 //! `fairq serve`: from a plan to a running server, and what it tells the operator.
 
 use anyhow::Context;
-use fairq_core::{Native, Policy};
+use fairq_config::device::{DeviceConfig, FileConfig};
+use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
+use fairq_config::listen::{self, Listen};
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::tenant::{Range, Tenant, layout};
+use fairq_config::units::{exact_size, show_percent};
 use fairq_host::device::Device;
 use fairq_host::nbd::serve::conn;
 use fairq_host::nbd::session::handshake::HandshakeOptions;
-use fairq_host::nbd::session::tls;
-use fairq_host::server::{self, BuiltPolicy};
+use fairq_host::server;
 
 use crate::args::ServeArgs;
-use crate::config::device::{DeviceConfig, FileConfig};
-use crate::config::listen::{self, Listen};
-use crate::config::policy::PolicyConfig;
-use crate::config::tenant::{Range, Tenant, layout};
-use crate::config::{self, Plan, Settings, Source, Surroundings};
-use crate::engine::{
-    FLOWS_MIN, Shape, WithPolicy, available_cpus, shards_in_words, topology, with_policy,
-};
 use crate::machine;
 use crate::operate::{Console, Given};
-use crate::refusal::Refusal;
-use crate::table::{align_right, plain_table};
-use crate::units::{exact_size, show_percent};
+use crate::parts::{build_policy, server_tenant, tls_mode};
 
 /// The configuration of a server, and where it comes from.
 pub(crate) struct Sources {
@@ -34,7 +30,7 @@ pub(crate) struct Sources {
 pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
     let file = args.config.clone();
     let flags = args.settings();
-    let written = file.as_deref().map(config::load).transpose()?.unwrap_or_default();
+    let written = file.as_deref().map(settings::load).transpose()?.unwrap_or_default();
     let settings = written.overlaid(flags.clone()).with_tenants();
     let surroundings = Surroundings {
         cpus: available_cpus(),
@@ -67,29 +63,6 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A policy for the server's shards: one for each of `stores` stores.
-pub(crate) fn build_policy(
-    config: &PolicyConfig,
-    shape: &Shape,
-    stores: usize,
-) -> Result<BuiltPolicy, Refusal> {
-    struct Build;
-
-    impl WithPolicy for Build {
-        type Output = BuiltPolicy;
-
-        fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> BuiltPolicy
-        where
-            L::Port: 'static,
-        {
-            BuiltPolicy::new(policy, ports)
-        }
-    }
-
-    let build = || with_policy::<Native, _>(config, shape.clone(), Build);
-    (1..stores).try_fold(build()?, |built, _| Ok(built.and(build()?)))
-}
-
 /// The sockets that the service manager passed to this process.
 fn inherited_sockets() -> usize {
     let number =
@@ -114,32 +87,6 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
         (_, [shared, own @ ..]) => layout(&plan.tenants, Some(*shared), own),
         (_, []) => layout(&plan.tenants, None, &[]),
     }
-}
-
-/// A tenant as the server knows it.
-pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
-    server::Tenant {
-        name: tenant.name.clone(),
-        description: tenant.description.clone(),
-        weight: tenant.weight,
-        file: range.file,
-        base: range.offset,
-        size: range.size,
-        read_only: tenant.read_only,
-        urgent: tenant.urgent,
-        identity: tenant.identity.clone(),
-        users: tenant.users.clone(),
-        connections: tenant.connections,
-    }
-}
-
-/// TLS, from its files as they are now.
-pub(crate) fn tls_mode(config: Option<&config::Tls>) -> Result<tls::TlsMode, Refusal> {
-    let Some(config) = config else { return Ok(tls::TlsMode::Off) };
-    let (ca, crl) = (config.client_ca.as_deref(), config.client_crl.as_deref());
-    let keys = tls::Tls::load(&config.cert, &config.key, ca, crl)
-        .map_err(|error| Refusal::new(format!("tls: {error}")))?;
-    Ok(if config.is_required { tls::TlsMode::Required(keys) } else { tls::TlsMode::Optional(keys) })
 }
 
 fn server_config(

@@ -12,10 +12,10 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent};
 use fairq_host::observe::stats::TenantStats;
 
-use crate::table::{align_right, plain_table};
-use crate::units::{show_bandwidth, show_count, show_duration, show_percent};
 use crate::unread::{self, Lost};
 
 /// One tenant in one second.

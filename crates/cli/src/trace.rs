@@ -13,13 +13,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use fairq_config::files::Output;
+use fairq_config::units::show_duration;
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::args::{TraceArgs, TraceFormat};
 use crate::connection::Connection;
-use crate::files::Output;
-use crate::units::show_duration;
 
 mod perfetto;
 

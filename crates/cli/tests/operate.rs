@@ -4,6 +4,8 @@
 mod common;
 #[path = "operate/doors.rs"]
 mod doors;
+#[path = "operate/latency.rs"]
+mod latency;
 #[path = "operate/storage.rs"]
 mod storage;
 #[path = "operate/toy.rs"]

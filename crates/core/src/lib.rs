@@ -84,7 +84,7 @@ pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
 pub use contract::cost::{Cost, CostModel};
-pub use contract::flow::{self, FlowError, FlowId, Weight};
+pub use contract::flow::{self, FlowError, FlowId, Target, TargetState, TargetStats, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
     self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,

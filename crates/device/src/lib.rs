@@ -14,6 +14,7 @@
 
 pub mod arbiter;
 pub mod closed;
+pub mod derivation;
 pub mod disk;
 pub mod gate;
 pub mod profile;
@@ -21,8 +22,9 @@ pub mod ssd;
 pub mod window;
 
 pub use arbiter::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
+pub use derivation::derive;
 pub use disk::{Disk, DiskProfile};
 pub use gate::Gate;
-pub use profile::{Profile, ProfileError, State, derive};
+pub use profile::{Profile, ProfileError, State};
 pub use ssd::{Completed, Setup, Ssd};
 pub use window::Window;

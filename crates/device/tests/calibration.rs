@@ -4,7 +4,8 @@
 //! `cargo test -p fairq-device --test calibration -- --nocapture` prints the tables.
 
 use fairq_device::closed::predict;
-use fairq_device::profile::{BUILT_IN, Count, Derivation, Load, Point, State};
+use fairq_device::derivation::Derivation;
+use fairq_device::profile::{BUILT_IN, Count, Load, Point, State};
 use fairq_device::{Profile, derive};
 
 fn row(profile: &Profile, point: &Point) -> (String, bool) {

@@ -1,4 +1,5 @@
-//! The laboratory: fairq's schedulers and devices in virtual time, and the papers' experiments.
+//! The simulator: fairq's schedulers and devices in virtual time. The papers' claims, which are
+//! experiments with it, are in `fairq-lab`.
 //!
 //! The papers measured machines and drives that few have. Here the *real* policies of `fairq-core`
 //! and the *real* arbiter, window and timing model of `fairq-device` run on simulated cores in
@@ -16,7 +17,6 @@
 //! - [`proxy`]: applications, as loads.
 //! - [`trace`]: what was asked for elsewhere, to be replayed.
 //! - [`swarm`]: random scenarios under all of them, from a seed.
-//! - [`lab`]: the claims of the papers, one by one.
 //!
 //! **Deterministic.** The same scenario, subject and seed give the same bytes, on any machine: time
 //! is integer, the order of events is total ([`agenda`](self)), nothing hashes, random numbers are
@@ -35,7 +35,6 @@ mod cpu;
 mod device;
 pub mod fact;
 pub mod host;
-pub mod lab;
 mod meter;
 pub mod policies;
 pub mod proxy;

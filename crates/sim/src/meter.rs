@@ -228,7 +228,7 @@ impl Run {
 
 impl Got {
     /// What both got.
-    pub(crate) fn with(mut self, other: Got) -> Got {
+    pub fn with(mut self, other: Got) -> Got {
         self.bytes += other.bytes;
         self.requests += other.requests;
         self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");

@@ -3,7 +3,7 @@
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
-use fairq_core::{CostModel, Weight};
+use fairq_core::{CostModel, Target, Weight};
 use fairq_device::{DiskProfile, Profile, State};
 
 use crate::host::Host;
@@ -63,6 +63,8 @@ pub struct Tenant {
     pub lives: Vec<(u64, u64)>,
     /// When its weight changes, and to what.
     pub reweights: Vec<(u64, u16)>,
+    /// How long its requests are to take; a policy without targets ignores it.
+    pub target: Option<Target>,
 }
 
 /// A closed loop, as of fio: so many requests at a time, each followed by the next.
@@ -183,7 +185,8 @@ impl Tenant {
     /// One that is there from beginning to end.
     pub fn new(name: &str, weight: u16, threads: Vec<usize>, job: Job) -> Tenant {
         let name = name.to_owned();
-        Tenant { name, weight, threads, job, lives: vec![(0, u64::MAX)], reweights: Vec::new() }
+        let lives = vec![(0, u64::MAX)];
+        Tenant { name, weight, threads, job, lives, reweights: Vec::new(), target: None }
     }
 
     /// It is there from then until the end.

@@ -473,6 +473,10 @@ impl<'a, P: Policy> World<'a, P> {
         let Ok(id) = self.policy.add_flow(legal) else {
             return self.broken("a flow that fits is refused");
         };
+        if let Some(target) = self.scenario.tenants[tenant].target {
+            // `none` goes beside other policies in one scenario.
+            let _ = self.policy.set_target(id, Some(target));
+        }
         let flow = self.flows;
         self.flows += 1;
         self.present[tenant] = Some(Present { id, flow, weight });

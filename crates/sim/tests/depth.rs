@@ -8,9 +8,9 @@
 use fairq_core::depth::AutoDepth;
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform};
-use fairq_device::Profile;
+use fairq_device::{DiskProfile, Profile};
 use fairq_sim::policies::{AnySubject, MqfqSubject};
-use fairq_sim::scenario::{Job, SECOND, Scenario, Tenant};
+use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
 
@@ -23,7 +23,7 @@ impl<P: Platform> Subject<P> for Auto {
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        Ok(AutoDepth::new(policy, ports, scenario.tags(), true))
+        Ok(AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true))
     }
 
     fn promise(&self) -> Promise {
@@ -99,4 +99,97 @@ fn weights_hold_when_the_load_has_changed() {
     check("p4500", Some(Load(65536, 100, 8)), Load(4096, 100, 96));
     check("z-ssd", Some(Load(4096, 100, 128)), Load(4096, 0, 12));
     check("980-pro", Some(Load(4096, 100, 96)), Load(65536, 100, 12));
+}
+
+/// A profile with some of its lines changed.
+fn changed(name: &str, lines: &[(&str, &str)]) -> Profile {
+    let (_, text) =
+        fairq_device::profile::BUILT_IN.into_iter().find(|(known, _)| *known == name).unwrap();
+    let mut text = text[..text.find("[[point]]").unwrap()].to_owned();
+    for (from, to) in lines {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    Profile::parse(&text).unwrap()
+}
+
+/// As the paced device of the clients' tests: a link of 16 MB/s, 16 commands inside.
+fn link() -> Profile {
+    let lines = [
+        ("read-mb-s = 3200", "read-mb-s = 16"),
+        ("read-fixed-us", "read-fixed-us = 300 #"),
+        ("window", "window = 16 #"),
+    ];
+    changed("z-ssd", &lines)
+}
+
+/// 500 requests a second, `inside` of them at a time.
+fn five_hundred(inside: u32) -> Profile {
+    let fixed = format!("read-fixed-us = {} #", (inside - 1) * 2000);
+    changed("z-ssd", &[("read-us", "read-us = 2000 #"), ("read-fixed-us", &fixed)])
+}
+
+/// The requests of each tenant with a D that is searched for, and with a fixed one.
+fn beside(scenario: &Scenario, slots: u32) -> [Vec<u64>; 2] {
+    let requests = |run: Run| run.tenants.iter().map(|got| got.requests).collect();
+    let fixed = AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 });
+    [run(scenario, &Auto, vec![]).unwrap(), fixed.measure(scenario).unwrap()].map(requests)
+}
+
+/// Two connections have two requests of 32 MiB each under way, which are scheduled by pieces of 64
+/// KiB: a thousand come at once, to a device that has served small requests alone till then.
+#[test]
+fn large_requests_leave_short_queues_their_part() {
+    for depth in [32, 16] {
+        let large = Job { access: Access::Sequential, ..Job::random_read(65_536, 512) };
+        let tenants = vec![
+            Tenant::new("good", 100, vec![0], Job::random_read(4096, depth)),
+            Tenant::new("bad", 100, vec![0, 1], large).from(2 * SECOND),
+        ];
+        let mut scenario = Scenario::new(link(), 2, tenants, 2 * SECOND + 3500 * MS);
+        scenario.warmup_ns = 2 * SECOND + 500 * MS;
+        let [auto, fixed] = beside(&scenario, 16);
+        let part = |of: &[u64]| of[0] as f64 / (of[0] + 16 * of[1]) as f64;
+        let (part, usual) = (part(&auto), part(&fixed));
+        assert!(part >= 0.425 && part >= 0.95 * usual, "depth {depth}: {part:.3}, {usual:.3}");
+    }
+}
+
+/// The device is kept as busy as with the usual D of 64, and a short queue has what it has there:
+/// of a disk it has some 300 requests in the time, give or take chance.
+fn is_no_worse_than_usual(name: &str, scenario: &Scenario) {
+    let [auto, fixed] = beside(scenario, 64);
+    let kept = auto.iter().sum::<u64>() as f64 / fixed.iter().sum::<u64>() as f64;
+    assert!(kept >= 0.95, "{name}: {kept:.3} of the rate with D=64: {auto:?}, {fixed:?}");
+    let (short, usual) = (auto[0] as f64, fixed[0] as f64);
+    assert!(short >= 0.9 * usual, "{name}: the short queue has {short}, with D=64 {usual}");
+}
+
+#[test]
+fn slow_devices_are_no_worse_than_with_a_fixed_d() {
+    for inside in [1, 4, 16] {
+        for short in [1, 8] {
+            let tenants = vec![
+                Tenant::new("short", 100, vec![0], Job::random_read(4096, short)),
+                Tenant::new("deep", 100, vec![1], Job::random_read(65_536, 128)),
+            ];
+            let mut scenario = Scenario::new(five_hundred(inside), 2, tenants, 30 * SECOND);
+            scenario.warmup_ns = 10 * SECOND;
+            is_no_worse_than_usual(&format!("{inside} inside, depth {short}"), &scenario);
+        }
+    }
+}
+
+#[test]
+fn a_disk_is_no_worse_than_with_a_fixed_d() {
+    for short in [1, 8] {
+        let tenants = vec![
+            Tenant::new("short", 100, vec![0], Job::random_read(4096, short)),
+            Tenant::new("deep", 100, vec![1], Job::random_read(4096, 128)),
+        ];
+        let mut scenario = Scenario::new(link(), 2, tenants, 80 * SECOND);
+        scenario.disk = Some(DiskProfile::deskstar());
+        scenario.warmup_ns = 20 * SECOND;
+        is_no_worse_than_usual(&format!("depth {short}"), &scenario);
+    }
 }

@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-
-use super::parse_time;
-use crate::units::Nanos;
+use fairq_config::flags::parse_time;
+use fairq_config::units::Nanos;
 
 /// `fairq ctl`.
 #[derive(Debug, Args)]
@@ -70,6 +69,21 @@ pub(crate) enum CtlCommand {
         /// 1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight
         #[arg(value_name = "WEIGHT")]
         weight: String,
+    },
+    /// Change a tenant's latency target, or take it away
+    Latency {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// How long its requests may take from arrival to completion: 200us, say, or off
+        #[arg(value_name = "TIME")]
+        latency: Option<String>,
+        /// Of which percentile, 50 to 99.9999 [default: 99]
+        #[arg(long, value_name = "PERCENTILE")]
+        percentile: Option<String>,
+        /// What all others together keep of what weights give them [default: 50%]
+        #[arg(long, value_name = "PART")]
+        floor: Option<String>,
     },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///

@@ -2,30 +2,22 @@
 // Doc comments here are help texts, in which [brackets] mean optional.
 #![allow(rustdoc::broken_intra_doc_links)]
 
-use clap::{Args, Parser, Subcommand};
-
-use crate::config::CpuList;
-use crate::config::policy::{PolicyTable, parse_list};
-use crate::units::Nanos;
+use clap::{Parser, Subcommand};
+use fairq_bench::args::{
+    BenchArgs, CalibrateArgs, DeviceCommand, bench_examples, calibrate_examples, device_examples,
+};
+use fairq_config::flags::EXIT_STATUS;
 
 mod control;
-#[cfg(feature = "lab")]
-mod lab;
-mod measure;
 mod serve;
 mod texts;
 
 #[cfg(feature = "top")]
 pub(crate) use control::TopArgs;
 pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TraceArgs, TraceFormat};
-#[cfg(feature = "lab")]
-pub(crate) use lab::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs};
-pub(crate) use measure::{BenchArgs, CalibrateArgs, DeviceCommand, ProbeArgs, ShowArgs, Way};
 pub(crate) use serve::ServeArgs;
 
-use texts::{
-    EXIT_STATUS, bench_examples, calibrate_examples, ctl_examples, device_examples, serve_examples,
-};
+use texts::{ctl_examples, serve_examples};
 
 /// Share one fast SSD between tenants by weight.
 ///
@@ -95,8 +87,8 @@ pub(crate) enum Command {
     /// says, what came out and whether it holds. The same seed gives the same answers on any
     /// machine.
     #[cfg(feature = "lab")]
-    #[command(after_help = texts::lab_examples(), subcommand_required = true)]
-    Lab(LabArgs),
+    #[command(after_help = fairq_lab::args::examples(), subcommand_required = true)]
+    Lab(fairq_lab::args::LabArgs),
     #[cfg(feature = "man")]
     /// Print a shell's completions
     ///
@@ -115,45 +107,14 @@ pub(crate) enum Command {
     },
 }
 
-/// Where to run.
-#[derive(Debug, Args, Default, Clone)]
-pub(crate) struct ShardArgs {
-    /// Threads, each pinned to a CPU [default: one for each CPU]
-    #[arg(long, value_name = "N")]
-    pub(crate) shards: Option<u32>,
-    /// The CPUs to run on, as in 0-3,6
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<CpuList>,
-}
-
-/// One list of policies.
-#[derive(Clone, Debug)]
-pub(crate) struct Policies(pub(crate) Vec<PolicyTable>);
-
-impl Policies {
-    /// What is compared if nothing is said.
-    pub(crate) fn usual() -> Policies {
-        parse_policies("none,mqfq").expect("the usual policies are well formed")
-    }
-}
-
-fn parse_policies(text: &str) -> Result<Policies, String> {
-    parse_list(text).map(Policies)
-}
-
-/// A duration; a number alone is seconds.
-fn parse_time(text: &str) -> Result<Nanos, String> {
-    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.') && !text.is_empty();
-    let time: Nanos = if seconds { format!("{text}s").parse()? } else { text.parse()? };
-    Ok(time)
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
+    use fairq_config::settings::{CpuList, TlsMode};
+    use fairq_config::units::Nanos;
+
     use super::*;
-    use crate::config::TlsMode;
 
     #[test]
     fn the_command_tree_is_sound() {

@@ -5,15 +5,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use fairq_config::device::DeviceTable;
+use fairq_config::flags::ShardArgs;
+use fairq_config::listen::Listen;
+use fairq_config::policy::PolicyTable;
+use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
+use fairq_config::tenant::TenantTable;
+use fairq_config::units::Size;
 use toml::Spanned;
-
-use super::ShardArgs;
-use crate::config::device::DeviceTable;
-use crate::config::listen::Listen;
-use crate::config::policy::PolicyTable;
-use crate::config::tenant::TenantTable;
-use crate::config::{LimitsTable, Settings, TlsMode, TlsTable};
-use crate::units::Size;
 
 /// `fairq serve`.
 #[derive(Debug, Args, Default)]
@@ -37,7 +36,8 @@ pub(crate) struct ServeArgs {
     /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), store=NAME
     /// (share a scheduler with these, and compare weights with them; default: with all whose files
     /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
-    /// running server), read-only, urgent (d2fq),
+    /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
+    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
     /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), description. A comma in a value is written twice.

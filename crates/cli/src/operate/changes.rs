@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use fairq_config::settings::Settings;
 use serde::Serialize;
 use serde_json::Value;
-
-use crate::config::Settings;
 
 /// One key that differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -69,11 +68,11 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
+    use fairq_config::settings;
 
     #[test]
     fn only_what_differs_is_named() {
-        let parse = |text: &str| config::parse(text, "fairq.toml").unwrap();
+        let parse = |text: &str| settings::parse(text, "fairq.toml").unwrap();
         let old = parse(
             "listen=[\"unix:/a\"]\npolicy=\"mqfq:T=64k\"\n[[tenant]]\nname=\"db\"\nweight=300\n",
         );

@@ -3,9 +3,21 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use fairq_config::device::FileConfig;
+use fairq_config::engine::file_spec;
+use fairq_config::listen::Listen;
+use fairq_config::policy::value;
+use fairq_config::policy::{PolicyConfig, PolicyTable};
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{self, Settings, Source};
+use fairq_config::tenant::{Range, Tenant, TenantTable, layout};
+use fairq_config::units::Size;
+use fairq_config::weight::WeightSource;
 use fairq_core::registry::Knob;
 use fairq_core::{DepthState, TuneError, Weight};
+use fairq_host::device::file::FileSpec;
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::server::{self, Admin, AdminError, Member, Status};
 use serde::Deserialize;
@@ -13,21 +25,12 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::changes::{self, Change};
+use super::latency;
 use super::rpc::{Fault, params};
 use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
 use super::{Console, rpc};
-use crate::config::device::FileConfig;
-use crate::config::listen::Listen;
-use crate::config::policy::value;
-use crate::config::policy::{PolicyConfig, PolicyTable};
-use crate::config::tenant::{Range, Tenant, TenantTable, layout};
-use crate::config::weight::WeightSource;
-use crate::config::{self, Settings, Source};
-use crate::engine::file_spec;
 use crate::look::Look;
-use crate::refusal::Refusal;
-use crate::serve::{build_policy, server_tenant, tls_mode};
-use crate::units::Size;
+use crate::parts::{build_policy, server_tenant, tls_mode};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,11 +75,15 @@ struct OfDrain {
     now: bool,
 }
 
+/// How long a reload that SIGHUP asked for waits for file systems.
+const RELOAD_MAX: Duration = Duration::from_secs(30);
+
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 9] = [
+const CHANGES: [&str; 10] = [
     "add",
     "remove",
     "weight",
+    "latency",
     "clear_error",
     "policy.set",
     "params",
@@ -131,6 +138,7 @@ impl Console {
                 let OfWeight { tenant, weight } = params(given)?;
                 self.weight(admin, &tenant, weight)
             }
+            "latency" => self.latency(admin, params(given)?),
             "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
@@ -147,7 +155,7 @@ impl Console {
                 let Nothing {} = params(given)?;
                 self.reload_told(admin)
                     .map(|changes| json!({ "changes": changes }))
-                    .map_err(Fault::refused)
+                    .map_err(Fault::from)
             }
             "drain" => {
                 let OfDrain { now } = params(given)?;
@@ -219,6 +227,7 @@ impl Console {
             "unassigned": self.unassigned(&admin.roster()),
             "write_back_errors": write_back_errors(&admin.roster(), now),
             "cut_off_files": cut_off_files(now),
+            "latency_targets": latency::all(&admin.roster(), now),
             "stores": stores(&admin.roster(), now),
         })
     }
@@ -295,6 +304,7 @@ impl Console {
                 "p50": quantile(0.5), "p99": quantile(0.99), "p999": quantile(0.999), "max": stats.latency_ns.max(),
             },
             "last_second": last,
+            "latency_target": now.target_of(member).map(latency::json),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }
@@ -367,11 +377,7 @@ impl Console {
 
     fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
-        let refused = |refusal: Refusal| match refusal.is_temporary() {
-            true => Fault::unfinished(refusal),
-            false => Fault::refused(refusal),
-        };
-        let tenant = self.add_table(admin, table).map_err(refused)?;
+        let tenant = self.add_table(admin, table)?;
         Ok(
             json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }),
         )
@@ -386,7 +392,7 @@ impl Console {
         let new = table.clone().complete(&self.plan.cgroup_root)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        config::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
+        settings::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
         let roster = admin.roster();
         if roster.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
@@ -456,20 +462,27 @@ impl Console {
                 other.tenant.name
             )));
         }
-        let config = FileConfig {
-            path: path.into(),
-            size: new.size,
-            create: new.create,
-            store: new.store.clone(),
-        };
-        let (file, size) = admin.open_file(&file_spec(config)).map_err(|error| match error {
-            AdminError::Opening { .. } => {
-                Refusal::temporary(format!("{}: tenant {}: {error}", new.origin, new.name))
-            }
-            error => refuse(error.to_string()),
-        })?;
+        let (file, size) =
+            admin.open_file(&own_spec(new, path)).map_err(|error| refused_file(new, &error))?;
         self.own.insert(path.into(), (file, size));
         Ok(Range { file, offset: 0, size })
+    }
+
+    /// Has the files of tenants that are new in `wanted` opened before anything changes.
+    fn prepare_files(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> Result<(), Refusal> {
+        let old = by_name(&self.settings);
+        let come = wanted.tenant.iter().map(Spanned::get_ref);
+        for table in come.filter(|table| !old.contains_key(&*table.name)) {
+            let new = table.clone().complete(&self.plan.cgroup_root)?;
+            // A file that is open is one of a tenant that goes, or is refused later.
+            let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
+                continue;
+            };
+            admin
+                .prepare_file(&own_spec(&new, path))
+                .map_err(|error| refused_file(&new, &error))?;
+        }
+        Ok(())
     }
 
     /// Closes a file if it is a tenant's own.
@@ -663,9 +676,22 @@ impl Console {
                 }
                 tracing::info!(changes = changes.len(), "read the configuration again");
             }
+            Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
         result
+    }
+
+    /// Does what SIGHUP asks for, again each second while a file system takes its time.
+    pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
+        self.reload_due = match self.reload_told(admin) {
+            Err(error) if error.is_temporary() && asked.elapsed() < RELOAD_MAX => Some(asked),
+            Err(error) if error.is_temporary() => {
+                tracing::error!("cannot reload, nothing has changed: {error}");
+                None
+            }
+            _ => None,
+        };
     }
 
     /// Reads the file again and makes the server so, as far as that can be done while it runs.
@@ -675,13 +701,14 @@ impl Console {
                 "there is no file to read again: the server was started without --config",
             ));
         };
-        let wanted = config::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
+        let wanted = settings::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);
         // What may be refused as a whole comes first: then nothing has changed. The files of TLS
         // are read again; other files, or another mode, need a restart, as identities do.
         let tls = tls_mode(self.plan.tls.as_ref())?;
+        self.prepare_files(admin, &wanted)?;
         self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
         admin.set_tls(tls);
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
@@ -697,6 +724,13 @@ impl Console {
         let reweighted: Vec<(String, WeightSource)> = tables()
             .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
             .map(|table| (table.name.clone(), source(table)))
+            .collect();
+        let retargeted: Vec<(String, latency::Written)> = tables()
+            .filter(|table| {
+                let old = old.get(&*table.name);
+                old.is_some_and(|old| latency::written(old) != latency::written(table))
+            })
+            .map(|table| (table.name.clone(), latency::written(table)))
             .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
@@ -722,6 +756,14 @@ impl Console {
         for (name, source) in reweighted {
             if self.weight(admin, &name, source).is_ok() {
                 done(&format!("tenant.{name}.weight"));
+            }
+        }
+        for (name, said) in retargeted {
+            match self.set_latency(admin, &name, said) {
+                Ok(_) => ["latency", "latency-percentile", "floor"]
+                    .iter()
+                    .for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
         if self.move_listeners(admin, &wanted) {
@@ -834,4 +876,22 @@ fn policy_state(now: &Status) -> Value {
         })),
         "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })
+}
+
+/// A tenant's own file, as the device opens it.
+fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
+    file_spec(FileConfig {
+        path: path.into(),
+        size: new.size,
+        create: new.create,
+        store: new.store.clone(),
+    })
+}
+
+fn refused_file(new: &Tenant, error: &AdminError) -> Refusal {
+    let text = format!("{}: tenant {}: {error}", new.origin, new.name);
+    match error {
+        AdminError::Opening { .. } => Refusal::temporary(text),
+        _ => Refusal::new(text),
+    }
 }

@@ -9,9 +9,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use fairq_core::{DepthState, DepthStats, FlowId, Stats, TokenStats};
-
-use super::methods::depth_state;
+use fairq_config::settings::Plan;
+use fairq_core::{DepthState, DepthStats, FlowId, Stats, TargetState, TargetStats, TokenStats};
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
@@ -19,7 +18,7 @@ use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{Member, Roster, Status, StoreStatus};
 use hdrhistogram::Histogram;
 
-use crate::config::Plan;
+use super::methods::depth_state;
 use crate::status::Row;
 
 /// Tenants with series of their own.
@@ -130,6 +129,7 @@ pub(crate) fn text(
     server(&mut text, now, roster, plan);
     log(&mut text);
     tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
+    targets(&mut text, now, roster);
     shards(&mut text, now);
     policy(&mut text, now);
     interference(&mut text, now, roster);
@@ -460,6 +460,53 @@ fn depth(text: &mut Text, depth: &DepthStats) {
         "What the device was last seen to do with that D, in bytes a second.",
         depth.bytes_per_s as f64,
     );
+}
+
+/// Latency targets, of the tenants that have one.
+fn targets(text: &mut Text, now: &Status, roster: &Roster) {
+    type Value = fn(&TargetStats) -> f64;
+    let families: [(&str, &str, Value); 5] = [
+        (
+            "fairq_tenant_latency_target_seconds",
+            "What the tenant's requests are to take at most.",
+            |of| of.target.latency_ns() as f64 * 1e-9,
+        ),
+        (
+            "fairq_tenant_latency_target_late_ratio",
+            "The part of requests that took longer in the last second.",
+            |of| of.late as f64 / of.completed.max(1) as f64,
+        ),
+        (
+            "fairq_tenant_latency_target_late_limit_ratio",
+            "The part of requests that may take longer: 0.01 for the 99th percentile.",
+            |of| f64::from(of.target.late_ppm()) * 1e-6,
+        ),
+        (
+            "fairq_tenant_latency_target_unreachable",
+            "1 if the target was missed in the last second and nothing more can be done for it; \
+             fairq ctl status says why.",
+            |of| f64::from(u8::from(is_unreachable(of.state))),
+        ),
+        (
+            "fairq_tenant_latency_target_weight",
+            "The weight that the tenant is served with: its own, or more while it misses its \
+             target.",
+            |of| of.weight.get().into(),
+        ),
+    ];
+    let of = |member| Some((member, now.target_of(member)?));
+    let members: Vec<(&Member, &TargetStats)> =
+        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+    for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
+        text.family(name, "gauge", help);
+        for (member, stats) in &members {
+            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
+        }
+    }
+}
+
+fn is_unreachable(state: TargetState) -> bool {
+    matches!(state, TargetState::Device | TargetState::Floor | TargetState::Spent)
 }
 
 fn policy(text: &mut Text, now: &Status) {

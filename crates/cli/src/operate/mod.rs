@@ -10,8 +10,11 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use fairq_config::engine::Shape;
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_core::FlowId;
 use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
@@ -19,14 +22,12 @@ use fairq_host::server::{self, Admin, Operator, Roster, Status};
 use sd_notify::NotifyState;
 use serde_json::Value;
 
-use crate::config::{Plan, Settings, Source, Surroundings};
-use crate::engine::Shape;
-use crate::refusal::Refusal;
 use crate::status::{self, Row};
 
 mod changes;
 mod cpu_waits;
 mod failures;
+mod latency;
 mod methods;
 pub(crate) mod metrics;
 mod record;
@@ -83,10 +84,14 @@ pub(crate) struct Console {
     failures: failures::Failures,
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
+    /// Whose latency targets are missed.
+    targets: latency::Teller,
     /// Stores that do not answer.
     stuck: storage::Stuck,
     /// Recordings of decisions.
     records: record::Records,
+    /// When SIGHUP asked for a reload that waits for a file system.
+    reload_due: Option<Instant>,
 }
 
 impl Console {
@@ -116,8 +121,10 @@ impl Console {
             matrices: VecDeque::from([empty_matrix()]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
+            targets: latency::Teller::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
+            reload_due: None,
         })
     }
 
@@ -204,6 +211,9 @@ impl Operator for Console {
         self.writers.tell_refused();
         self.trace_expire(admin);
         self.give_up_waiting(admin);
+        if let Some(asked) = self.reload_due {
+            self.reload_asked(admin, asked);
+        }
         let (now, roster) = (admin.status(), admin.roster());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
@@ -212,12 +222,13 @@ impl Operator for Console {
         self.failures
             .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
+        self.targets.tell(&now, &roster);
         self.stuck.tell(&now, &roster);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
     }
 
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String> {
+    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
         rpc::answer(line, |method, params| self.call_method(admin, method, params))
     }
 
@@ -230,8 +241,7 @@ impl Operator for Console {
     }
 
     fn reload(&mut self, admin: &mut dyn Admin) {
-        // What came of it is in the log; nobody waits for an answer.
-        let _ = self.reload_told(admin);
+        self.reload_asked(admin, Instant::now());
     }
 
     fn stopping(&mut self) {
@@ -269,8 +279,9 @@ fn summary(now: &Status, counted: &[Arc<TenantStats>], seconds: f64) -> String {
     };
     let mut parts = vec![connections];
     if operations > 0 {
-        parts.push(format!("{} IOPS", crate::units::show_count(operations as f64 / seconds)));
-        parts.push(crate::units::show_bandwidth(bytes as f64 / seconds));
+        parts
+            .push(format!("{} IOPS", fairq_config::units::show_count(operations as f64 / seconds)));
+        parts.push(fairq_config::units::show_bandwidth(bytes as f64 / seconds));
     }
     if let (Some(slots), Some(free)) = (now.policy.slots, now.policy.free_slots) {
         parts.push(format!("{} of {slots} slots in use", slots.saturating_sub(free)));

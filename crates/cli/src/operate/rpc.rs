@@ -3,8 +3,19 @@
 //! What a method takes is an object with named parameters, or nothing. The list of methods is data
 //! ([`METHODS`]), from which `rpc.discover` answers with an OpenRPC document.
 
+use fairq_config::refusal::Refusal;
+use fairq_host::server::Reply;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Fault {
+        match refusal.is_temporary() {
+            true => Fault::unfinished(refusal),
+            false => Fault::refused(refusal),
+        }
+    }
+}
 
 /// One method, for those who look it up.
 pub(crate) struct Method {
@@ -94,6 +105,25 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and its weight before and now",
+    },
+    Method {
+        name: "latency",
+        summary: "Gives a tenant a latency target, or takes it away if none is said, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            optional(
+                "latency",
+                "string",
+                "how long its requests may take from arrival to completion, as in 200us",
+            ),
+            optional("percentile", "number", "of which percentile, 50 to 99.9999; default 99"),
+            optional(
+                "floor",
+                "string",
+                "what all others together keep of what weights give them, 0% to 99%; default 50%",
+            ),
+        ],
+        result: "the tenant's name, and its target before and now",
     },
     Method {
         name: "clear_error",
@@ -205,22 +235,24 @@ pub(crate) const METHODS: &[Method] = &[
 pub(crate) struct Fault {
     code: i32,
     message: String,
+    is_unfinished: bool,
 }
 
 impl Fault {
     /// The server could not do it; the text says why and what to do.
     pub(crate) fn refused(text: impl ToString) -> Fault {
-        Fault { code: 1, message: text.to_string() }
+        Fault { code: 1, message: text.to_string(), is_unfinished: false }
     }
 
-    /// The server has begun, and who asks again hears what has come of it.
+    /// The server has begun what was asked, and the same call gives what has come of it; the text
+    /// counts if it is not made again.
     pub(crate) fn unfinished(text: impl ToString) -> Fault {
-        Fault { code: crate::connection::UNFINISHED, message: text.to_string() }
+        Fault { is_unfinished: true, ..Fault::refused(text) }
     }
 
     /// The parameters make no sense.
     pub(crate) fn params(text: impl ToString) -> Fault {
-        Fault { code: -32602, message: text.to_string() }
+        Fault { code: -32602, ..Fault::refused(text) }
     }
 
     /// There is no such method.
@@ -231,7 +263,7 @@ impl Fault {
         let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| {
             format!("did you mean {name}?")
         });
-        Fault { code: -32601, message: format!("there is no method {name}: {hint}") }
+        Fault { code: -32601, ..Fault::refused(format!("there is no method {name}: {hint}")) }
     }
 
     /// Whether it is what was asked that is wrong, not the server that could not do it.
@@ -256,45 +288,50 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         return Err(Fault::params("parameters have names: send an object"));
     }
     serde_json::from_value(given)
-        .map_err(|error| Fault::params(crate::pairs::explain(&error.to_string())))
+        .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
-/// Answers a line; `None` if nobody waits for an answer.
+/// Answers a line. A batch is never unfinished: its other calls must not be made twice.
 pub(crate) fn answer(
     line: &str,
     mut call: impl FnMut(&str, Value) -> Result<Value, Fault>,
-) -> Option<String> {
+) -> Reply {
+    let over = |answer: Value| Reply { text: Some(answer.to_string()), is_unfinished: false };
     let parsed: Value = match serde_json::from_str(line) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let fault = Fault {
-                code: -32700,
-                message: format!("not JSON: {error}: send one request a line"),
-            };
-            return Some(failed(Value::Null, &fault).to_string());
+            let text = format!("not JSON: {error}: send one request a line");
+            let fault = Fault { code: -32700, ..Fault::refused(text) };
+            return over(failed(Value::Null, &fault));
         }
     };
     match parsed {
         Value::Array(batch) if batch.is_empty() => {
-            Some(failed(Value::Null, &invalid("an empty batch")).to_string())
+            over(failed(Value::Null, &invalid("an empty batch")))
         }
         Value::Array(batch) => {
             let answers: Vec<Value> =
                 batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
-            (!answers.is_empty()).then(|| Value::Array(answers).to_string())
+            let text = (!answers.is_empty()).then(|| Value::Array(answers).to_string());
+            Reply { text, is_unfinished: false }
         }
-        request => one(request, &mut call).map(|answer| answer.to_string()),
+        request => {
+            let mut is_unfinished = false;
+            let answer = one(request, &mut |method, params| {
+                call(method, params)
+                    .inspect_err(|fault: &Fault| is_unfinished = fault.is_unfinished)
+            });
+            Reply { text: answer.map(|answer| answer.to_string()), is_unfinished }
+        }
     }
 }
 
 fn invalid(text: &str) -> Fault {
-    Fault {
-        code: -32600,
-        message: format!(
-            "{text} is not a request: send \
-             {{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"status\"}}, for example"
-        ),
-    }
+    let text = format!(
+        "{text} is not a request: send {{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \
+         \"status\"}}, for example"
+    );
+    Fault { code: -32600, ..Fault::refused(text) }
 }
 
 fn failed(id: Value, fault: &Fault) -> Value {
@@ -363,7 +400,7 @@ mod tests {
     }
 
     fn ask(line: &str) -> Option<Value> {
-        answer(line, call).map(|answer| serde_json::from_str(&answer).unwrap())
+        answer(line, call).text.map(|answer| serde_json::from_str(&answer).unwrap())
     }
 
     fn code(line: &str) -> i64 {
@@ -396,6 +433,19 @@ mod tests {
             Fault::no_method("xyz").message,
             "there is no method xyz: rpc.discover lists them"
         );
+    }
+
+    #[test]
+    fn a_single_call_may_be_unfinished_and_a_batch_is_not() {
+        let begin = |_: &str, _| Err(Fault::unfinished("a file system does not answer"));
+        let single = r#"{"jsonrpc":"2.0","id":1,"method":"add"}"#;
+        let said = answer(single, begin);
+        assert!(said.is_unfinished);
+        let text: Value = serde_json::from_str(&said.text.unwrap()).unwrap();
+        assert_eq!(text["error"]["code"], 1, "as any call that is refused");
+        assert!(answer(r#"{"jsonrpc":"2.0","method":"add"}"#, begin).is_unfinished);
+        assert!(!answer(&format!("[{single}]"), begin).is_unfinished);
+        assert!(!answer(single, call).is_unfinished);
     }
 
     #[test]

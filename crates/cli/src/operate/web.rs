@@ -24,6 +24,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use fairq_config::refusal::Refusal;
+use fairq_config::weight::{self, WeightSource};
 use fairq_core::Weight;
 use fairq_host::server::{Admin, Door, HttpRequest, HttpResponse};
 use http::header::{
@@ -37,8 +39,6 @@ use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
 use super::{Console, metrics, rpc};
-use crate::config::weight::{self, WeightSource};
-use crate::refusal::Refusal;
 
 /// Tells the page whether weights can be changed: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");

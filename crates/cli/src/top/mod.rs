@@ -4,13 +4,13 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use fairq_config::refusal::Refusal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::json;
 
 use crate::args::TopArgs;
 use crate::connection::{Connection, socket};
 use crate::look::Look;
-use crate::refusal::Refusal;
 
 mod order;
 mod view;

@@ -1,6 +1,7 @@
 //! How it is shown: a summary, a table with bars, a line of keys; 80 columns are enough, and more
 //! show more.
 
+use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
@@ -9,7 +10,6 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::order::Order;
 use crate::look::{LastSecond, Look, Tenant};
-use crate::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 
 /// Columns of a bar.
 const BAR: usize = 12;

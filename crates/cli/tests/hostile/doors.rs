@@ -111,7 +111,7 @@ enum Line {
     Endless,
 }
 
-const METHODS: [(&str, &[&str]); 19] = [
+const METHODS: [(&str, &[&str]); 20] = [
     ("rpc.discover", &[]),
     ("status", &[]),
     ("tenants", &[]),
@@ -119,6 +119,7 @@ const METHODS: [(&str, &[&str]); 19] = [
     ("add", &["tenant"]),
     ("remove", &["tenant"]),
     ("weight", &["tenant", "weight"]),
+    ("latency", &["tenant", "latency"]),
     ("clear_error", &["tenant"]),
     ("policy", &[]),
     ("policy.set", &["policy"]),

@@ -1,8 +1,7 @@
 //! What a request costs its flow, in equivalent bytes of service.
 //!
 //! A request comes to a policy with its [`Cost`]; policies compute none. A [`CostModel`] counts
-//! bytes; the layer `cost::Costs` computes what comes to the policies of the
-//! registry.
+//! bytes; the layer `cost::Costs` computes what comes to the policies of the registry.
 
 use crate::contract::port::Op;
 
@@ -58,7 +57,8 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// No request costs more than this, whatever the multipliers: 2^42 bytes, 4 GiB a thousand times.
+    /// No request costs more than this, whatever the multipliers: 2^42 bytes, which is 4 GiB a
+    /// thousand times.
     pub const MAX_COST: u64 = 1 << 42;
 
     /// The cost of `op` over `length` bytes as a command of its own, at least 1 and at most

@@ -113,6 +113,93 @@ pub enum FlowError {
     /// The policy never uses the urgent class, or was built without a budget for it.
     #[error("no urgent class: only d2fq has one, and only with a budget (urgent=10%, say)")]
     NotUrgent,
+    /// The policy has no D, or cannot change it, and holds no latency targets.
+    #[error(
+        "no latency targets: this policy has no D by which to hold others back; take one that has \
+         (mqfq, say), or leave out latency; with d2fq, urgent=true sends its requests first"
+    )]
+    NoTargets,
+    /// As many flows as there can be have a target.
+    #[error("64 tenants of this store have a latency target already: leave out one's latency")]
+    ManyTargets,
+}
+
+/// How long a flow's requests are to take, from submission to completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    latency_ns: u64,
+    late_ppm: u32,
+    floor_percent: u8,
+}
+
+impl Target {
+    /// The longest time that can be asked for: an hour, in nanoseconds.
+    pub const LONGEST_NS: u64 = 3_600_000_000_000;
+    /// Of a million requests, how many may take longer unless it is said: the 99th percentile.
+    pub const LATE_PPM: u32 = 10_000;
+    /// How much of what weights give them other flows keep unless it is said: one half.
+    pub const FLOOR_PERCENT: u8 = 50;
+
+    /// A time of 1 ns to [`Self::LONGEST_NS`]; how many of a million requests may take longer, 1 to
+    /// 500,000; and how much of what weights give them all other flows together keep, 0 to 99 %.
+    /// `None` beyond that.
+    pub const fn new(latency_ns: u64, late_ppm: u32, floor_percent: u8) -> Option<Target> {
+        let is_time = latency_ns > 0 && latency_ns <= Self::LONGEST_NS;
+        let is_part = late_ppm > 0 && late_ppm <= 500_000 && floor_percent < 100;
+        if is_time && is_part { Some(Target { latency_ns, late_ppm, floor_percent }) } else { None }
+    }
+
+    /// The time, in nanoseconds.
+    pub const fn latency_ns(self) -> u64 {
+        self.latency_ns
+    }
+
+    /// How many of a million requests may take longer.
+    pub const fn late_ppm(self) -> u32 {
+        self.late_ppm
+    }
+
+    /// What all other flows together keep of what weights give them, in percent.
+    pub const fn floor_percent(self) -> u8 {
+        self.floor_percent
+    }
+}
+
+/// How a flow does beside its [`Target`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TargetStats {
+    /// What is asked for.
+    pub target: Target,
+    /// Whether it has it.
+    pub state: TargetState,
+    /// Requests completed in the last whole second, and how many of them took longer.
+    pub completed: u64,
+    /// See [`Self::completed`].
+    pub late: u64,
+    /// How long its requests take when they have the device alone, on average, in nanoseconds;
+    /// known once the target could not be met.
+    pub alone_ns: Option<u64>,
+    /// The weight that it is served with now: its own, or more while it misses its target.
+    pub weight: Weight,
+    /// What D is held to for all targets together; `None` if nothing is held back.
+    pub bound: Option<u32>,
+}
+
+/// Whether a flow has what its [`Target`] asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TargetState {
+    /// It completed nothing in the last second.
+    Idle,
+    /// It had it in the last second.
+    Met,
+    /// It had not, and D or its weight are being moved for it.
+    Missed,
+    /// It had not, since the device alone takes longer.
+    Device,
+    /// It had not, since the other flows would have less than their floor.
+    Floor,
+    /// It had not with a D of 1 or the largest weight, beyond which there is nothing to give.
+    Spent,
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port_set::PortSet;
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
@@ -76,9 +76,8 @@ pub struct Request {
     pub offset: u64,
     /// How much, in bytes.
     pub length: u32,
-    /// What it costs its flow. The policies of the registry stand behind a
-    /// layer that computes it (`cost::Costs`); policies that are built without that charge what
-    /// is said here.
+    /// What it costs its flow. The policies of the registry stand behind a layer that computes it
+    /// (`cost::Costs`); policies that are built without that charge what is said here.
     pub cost: Cost,
 }
 
@@ -348,6 +347,16 @@ pub trait Policy: Send + Sync + 'static {
     /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
     fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
         Err(FlowError::NotUrgent)
+    }
+
+    /// Gives a flow a latency target, or takes it away, from now on.
+    fn set_target(&self, _flow: FlowId, _target: Option<Target>) -> Result<(), FlowError> {
+        Err(FlowError::NoTargets)
+    }
+
+    /// How a flow does beside its target; `None` without one.
+    fn target(&self, _flow: FlowId) -> Option<TargetStats> {
+        None
     }
 
     /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added

@@ -23,7 +23,7 @@
 use alloc::vec::Vec;
 
 use crate::contract::cost::{Cost, CostModel, scaled};
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port::{
     ClassWeights, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TuneError, Tuning,
@@ -146,6 +146,14 @@ impl<L: Policy> Policy for Costs<L> {
 
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
         self.inner.set_urgent(flow, urgent)
+    }
+
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.inner.set_target(flow, target)
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.inner.target(flow)
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {

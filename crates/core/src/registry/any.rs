@@ -1,7 +1,7 @@
 //! [`AnyPolicy`] and [`AnyPort`]: each verb goes to the policy that is there.
 
 use super::{AnyPolicy, AnyPort, forward};
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::platform::Platform;
 use crate::contract::port::{
     ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
@@ -22,6 +22,14 @@ impl<P: Platform> Policy for AnyPolicy<P> {
 
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
         forward!(policy in self => policy.set_urgent(flow, urgent))
+    }
+
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        forward!(policy in self => policy.set_target(flow, target))
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        forward!(policy in self => policy.target(flow))
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {

@@ -7,10 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-pub use derive::{Derivation, Derived, derive};
 pub use quantity::{Count, MbPerS, Micros, Spare};
 
-mod derive;
 mod quantity;
 
 /// The profiles built in: name and text.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_core::{ClassWeights, FlowError, Stats, TuneError, Tuning, Weight};
+use fairq_core::{ClassWeights, FlowError, Stats, Target, TargetStats, TuneError, Tuning, Weight};
 
 use crate::device::CutOff;
 use crate::device::control::ControlError;
@@ -14,7 +14,7 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::Recording;
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Listen, Member, Roster, STUCK_AFTER, Tenant};
+use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -43,6 +43,9 @@ pub struct Status {
     /// Tenants whose data may be lost since a write-back failed, by their
     /// [`Member::number`](crate::server::Member::number), and the error.
     pub write_back_errors: Vec<(u16, i32)>,
+    /// How the tenants that have a latency target do, by their
+    /// [`Member::number`](crate::server::Member::number).
+    pub targets: Vec<(u16, TargetStats)>,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -56,7 +59,7 @@ pub struct StoreStatus {
     pub on_device: u64,
     /// For how long it has had the oldest of them, as of the last half second.
     pub oldest: Duration,
-    /// Whether that is longer than [`STUCK_AFTER`].
+    /// Whether that is longer than [`STUCK_AFTER`](crate::server::STUCK_AFTER).
     pub is_stuck: bool,
     /// The state of its policy.
     pub policy: Stats,
@@ -67,6 +70,12 @@ impl Status {
     pub fn store_of(&self, member: &Member) -> Option<&str> {
         let store = self.stores.iter().find(|store| store.number == member.store);
         store.map(|store| &*store.name)
+    }
+
+    /// How a tenant does beside its latency target; `None` without one.
+    pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
+        let is_its = |(tenant, _): &&(u16, TargetStats)| *tenant == member.number();
+        self.targets.iter().find(is_its).map(|(_, stats)| stats)
     }
 
     /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
@@ -104,8 +113,8 @@ pub enum AdminError {
     Device(#[from] DeviceError),
     /// A file's file system takes its time.
     #[error(
-        "{} is still being opened, for {} s: its file system does not answer; ask again, or see to \
-         the device", path.display(), waited.as_secs()
+        "{} is still being opened, for {} s: its file system does not answer; see to it or to the \
+         device, then ask again", path.display(), waited.as_secs()
     )]
     Opening {
         /// Which file.
@@ -122,16 +131,6 @@ pub enum AdminError {
          so, and try again"
     )]
     Changing,
-    /// A store hangs.
-    #[error(
-        "the store {store} has not answered requests for {} s, and they would be waited for: see \
-         to the device, and try again when `status` no longer says that it is stuck",
-        STUCK_AFTER.as_secs()
-    )]
-    Stuck {
-        /// Its name.
-        store: String,
-    },
     /// A listener.
     #[error("cannot listen on {at}: {cause}")]
     Listen {
@@ -163,6 +162,9 @@ pub trait Admin {
     /// number and its size in bytes. [`AdminError::Opening`] if that takes longer than a moment:
     /// it goes on, and the same call gives what has come of it.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
+    /// Begins to open a file that [`Admin::open_file`] is to be called for within a minute. Fails
+    /// only with [`AdminError::Opening`], until the file is open or cannot be opened.
+    fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError>;
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.
     fn close_file(&mut self, file: u16);
@@ -175,6 +177,8 @@ pub trait Admin {
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// Gives a tenant a latency target, or takes it away, from now on.
+    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError>;
     /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
     /// if there was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;

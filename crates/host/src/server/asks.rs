@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::crowd::{Crowd, Seat, Watched};
 use super::listen::{Listener, Stream};
@@ -53,10 +53,24 @@ const RESERVE: usize = 4;
 /// How long a client may take to take an answer, or from a line's first byte to its last.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a call may take that waits for a file system, and how often it is made meanwhile.
+const CALL_MAX: Duration = Duration::from_secs(8);
+const CALL_PERIOD: Duration = Duration::from_millis(20);
+
+/// What came of a line of the control socket.
+#[derive(Debug)]
+pub struct Reply {
+    /// The answer; none if the line asked for none.
+    pub text: Option<String>,
+    /// Whether the call has begun something that goes on. The same line is then given again, for
+    /// 8 s at most, and the last answer counts.
+    pub is_unfinished: bool,
+}
+
 /// Something asked of the control thread.
 pub(super) enum Ask {
-    /// A line of the control socket; its answer, if it is to have one.
-    Call(String, oneshot::Sender<Option<String>>),
+    /// A line of the control socket.
+    Call(String, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
@@ -154,15 +168,25 @@ async fn control(stream: &mut UnixStream, asks: Asks) -> io::Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        let (reply, answer) = oneshot::channel();
-        if asks.send(Ask::Call(line.into_owned(), reply)).await.is_err() {
-            return Ok(());
-        }
         // Without an answer the server is ending, or none is wanted.
-        if let Ok(Some(mut answer)) = answer.await {
+        if let Some(mut answer) = called(&line, &asks).await {
             answer.push('\n');
             timeout(PATIENCE, writer.write_all(answer.as_bytes())).await??;
         }
+    }
+}
+
+/// Makes a call, again while it is unfinished; the answer.
+async fn called(line: &str, asks: &Asks) -> Option<String> {
+    let deadline = Instant::now() + CALL_MAX;
+    loop {
+        let (reply, answer) = oneshot::channel();
+        asks.send(Ask::Call(line.to_owned(), reply)).await.ok()?;
+        let Reply { text, is_unfinished } = answer.await.ok()?;
+        if !is_unfinished || Instant::now() > deadline {
+            return text;
+        }
+        sleep(CALL_PERIOD).await;
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, PortSet, Stats, Tuning, Weight};
+use fairq_core::{FlowId, PortSet, Stats, Target, Tuning, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -118,6 +118,7 @@ impl Admin for Desk<'_> {
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
+            targets: self.targets(),
         }
     }
 
@@ -136,6 +137,10 @@ impl Admin for Desk<'_> {
         Ok(open)
     }
 
+    fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError> {
+        self.prepared(spec).map(drop)
+    }
+
     fn close_file(&mut self, file: u16) {
         self.device.linger_file(file);
         self.closing.push(Closing::new(file));
@@ -147,6 +152,10 @@ impl Admin for Desk<'_> {
 
     fn remove(&mut self, name: &str) -> Result<(), AdminError> {
         self.remove_tenant(name)
+    }
+
+    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError> {
+        self.set_tenant_target(name, target)
     }
 
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {
@@ -201,11 +210,6 @@ impl Desk<'_> {
     fn exchange_policy(&mut self, built: BuiltPolicy) -> Result<(), AdminError> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
-        }
-        // Its requests would be waited for, and with them everybody's.
-        if let Some(stuck) = self.stores(&self.server.shards.stats()).iter().find(|of| of.is_stuck)
-        {
-            return Err(AdminError::Stuck { store: stuck.name.clone() });
         }
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let schedulers =

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, Weight};
+use fairq_core::{FlowId, Target, Weight};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -61,7 +61,7 @@ mod schedulers;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status, StoreStatus};
-pub use asks::{Door, HttpRequest, HttpResponse};
+pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
 pub use listen::Listen;
 pub use roster::{Member, Roster};
@@ -113,6 +113,8 @@ pub struct Tenant {
     pub read_only: bool,
     /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
+    /// How long its requests are to take, if that is said.
+    pub target: Option<Target>,
     /// The certificate that a client has to show to open it.
     pub identity: Option<Identity>,
     /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
@@ -155,8 +157,8 @@ pub trait Operator {
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
-    /// A line came on the control socket; gives the answer, if there is to be one.
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Option<String>;
+    /// A line came on the control socket.
+    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Reply;
     /// A request came on an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
     /// SIGHUP: the configuration is to be read again.

@@ -1,9 +1,9 @@
 //! Files are opened by threads of their own: the file system may take its time, or hang.
 //!
 //! The control thread waits for a moment, in which nearly every file is open. Where it takes longer
-//! the operator is told so and asks again; what was opened for nobody is closed.
+//! the call is made again until the file is open; a file that no call asks for is closed.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::device::error::DeviceError;
@@ -13,73 +13,89 @@ use crate::server::closing::Closing;
 use crate::server::desk::Desk;
 
 /// How long the control thread waits for a file.
-const MOMENT: Duration = Duration::from_millis(100);
-/// How long an open file waits for somebody who wants it.
+const MOMENT: Duration = Duration::from_millis(20);
+/// How long an open file waits for a call that asks for it.
 const UNCLAIMED: Duration = Duration::from_secs(60);
 
 /// Files that are being opened at a time: each has a thread, which may hang.
 const MOST: usize = 16;
 
-/// A file that is being opened.
+/// A file's number and its size in bytes.
+type Opened = Result<(u16, u64), DeviceError>;
+
+/// A file that is being opened, or is open and has not been asked for.
 pub(super) struct Opening {
     spec: FileSpec,
     since: Instant,
-    opened: Receiver<Result<(u16, u64), DeviceError>>,
+    thread: Receiver<Opened>,
+    opened: Option<Opened>,
+}
+
+impl Opening {
+    fn start(desk: &Desk<'_>, spec: &FileSpec) -> Result<Opening, DeviceError> {
+        let (sender, thread) = channel();
+        let (device, wanted) = (desk.device.clone(), spec.clone());
+        let open = move || drop(sender.send(device.add_file(&wanted)));
+        std::thread::Builder::new()
+            .name("fairq-open".into())
+            .spawn(open)
+            .map_err(|source| DeviceError::Thread { source })?;
+        Ok(Opening { spec: spec.clone(), since: Instant::now(), thread, opened: None })
+    }
+
+    /// Whether it is open, or could not be opened, within `timeout`.
+    fn is_over(&mut self, timeout: Duration) -> bool {
+        if self.opened.is_none() {
+            self.opened = match self.thread.recv_timeout(timeout) {
+                Ok(opened) => Some(opened),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the thread answers"),
+            };
+        }
+        self.opened.is_some()
+    }
+
+    fn unfinished(&self) -> AdminError {
+        AdminError::Opening { path: self.spec.path.clone(), waited: self.since.elapsed() }
+    }
 }
 
 impl Desk<'_> {
-    /// Opens a file, or goes on with that; its number and its size.
-    pub(super) fn opened(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
+    /// Begins to open a file, or waits a moment for one that is being opened; its place among the
+    /// openings once that is over.
+    pub(super) fn prepared(&mut self, spec: &FileSpec) -> Result<usize, AdminError> {
         let index = match self.openings.iter().position(|opening| opening.spec == *spec) {
             Some(index) => index,
-            None if self.openings.len() == MOST => {
-                let Opening { spec, since, .. } = &self.openings[0];
-                let (path, waited) = (spec.path.clone(), since.elapsed());
-                return Err(AdminError::Opening { path, waited });
-            }
+            None if self.openings.len() == MOST => return Err(self.openings[0].unfinished()),
             None => {
-                let (sender, opened) = channel();
-                let (device, wanted) = (self.device.clone(), spec.clone());
-                let open = move || drop(sender.send(device.add_file(&wanted)));
-                std::thread::Builder::new()
-                    .name("fairq-open".into())
-                    .spawn(open)
-                    .map_err(|source| DeviceError::Thread { source })?;
-                let (spec, since) = (spec.clone(), Instant::now());
-                self.openings.push(Opening { spec, since, opened });
+                let opening = Opening::start(self, spec)?;
+                self.openings.push(opening);
                 self.openings.len() - 1
             }
         };
-        match self.openings[index].opened.recv_timeout(MOMENT) {
-            Ok(result) => {
-                self.openings.swap_remove(index);
-                Ok(result?)
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let opening = &self.openings[index];
-                let (path, waited) = (spec.path.clone(), opening.since.elapsed());
-                Err(AdminError::Opening { path, waited })
-            }
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread answers"),
-        }
+        let opening = &mut self.openings[index];
+        if opening.is_over(MOMENT) { Ok(index) } else { Err(opening.unfinished()) }
     }
 
-    /// Closes what was opened and has been asked for no more.
+    /// Opens a file, or goes on with that; its number and its size.
+    pub(super) fn opened(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
+        let index = self.prepared(spec)?;
+        let opened = self.openings.swap_remove(index).opened;
+        Ok(opened.expect("it is over")?)
+    }
+
+    /// Closes files that were opened and have not been asked for.
     pub(super) fn close_unclaimed(&mut self) {
         let (device, closing) = (self.device, &mut self.closing);
-        self.openings.retain(|opening| {
-            if opening.since.elapsed() < UNCLAIMED {
+        self.openings.retain_mut(|opening| {
+            if opening.since.elapsed() < UNCLAIMED || !opening.is_over(Duration::ZERO) {
                 return true;
             }
-            match opening.opened.try_recv() {
-                Ok(Ok((file, _))) => {
-                    device.linger_file(file);
-                    closing.push(Closing::new(file));
-                    false
-                }
-                Ok(Err(_)) | Err(TryRecvError::Disconnected) => false,
-                Err(TryRecvError::Empty) => true,
+            if let Some(Ok((file, _))) = opening.opened {
+                device.linger_file(file);
+                closing.push(Closing::new(file));
             }
+            false
         });
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    ClassWeights, FlowError, FlowId, Policy, PortSet, Stats, TuneError, Tuning, Weight,
+    ClassWeights, FlowError, FlowId, Policy, PortSet, Stats, Target, TargetStats, TuneError,
+    Tuning, Weight,
 };
 
 use crate::device::any::AnyDevice;
@@ -72,6 +73,17 @@ impl<'a> Schedulers<'a> {
         policy.set_weight(flow, weight)
     }
 
+    pub(super) fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        let (policy, flow) = self.of(flow)?;
+        policy.set_target(flow, target)
+    }
+
+    /// How a flow does beside its target.
+    pub(super) fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        let (policy, flow) = self.of(flow).ok()?;
+        policy.target(flow)
+    }
+
     pub(super) fn remove(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         let (policy, flow) = self.of(flow)?;
         policy.remove_flow(flow)
@@ -111,11 +123,14 @@ impl<'a> Schedulers<'a> {
 
 fn add(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow_as(known, tenant.weight)?;
-    if tenant.urgent {
-        policy.set_urgent(flow, true).inspect_err(|_| {
-            // No port has heard of it yet.
-            let _ = policy.remove_flow(flow);
-        })?;
-    }
+    let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    let target = || match tenant.target {
+        Some(target) => policy.set_target(flow, Some(target)),
+        None => Ok(()),
+    };
+    urgent().and_then(|()| target()).inspect_err(|_| {
+        // No port has heard of it yet.
+        let _ = policy.remove_flow(flow);
+    })?;
     Ok(flow)
 }

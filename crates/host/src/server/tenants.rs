@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_core::{FlowId, Weight};
+use fairq_core::{FlowId, Target, TargetStats, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -122,6 +122,32 @@ impl Desk<'_> {
         member.tenant.weight = weight;
         self.server.set_roster(Roster::new(members, self.preferred)?);
         Ok(())
+    }
+
+    /// See [`crate::server::Admin::set_target`].
+    pub(super) fn set_tenant_target(
+        &mut self,
+        name: &str,
+        target: Option<Target>,
+    ) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let refused = |error| AdminError::Flow { name: name.into(), error };
+        self.schedulers.set_target(member.flow, target).map_err(refused)?;
+        member.tenant.target = target;
+        self.server.set_roster(Roster::new(members, self.preferred)?);
+        Ok(())
+    }
+
+    /// How the tenants that have a target do.
+    pub(super) fn targets(&self) -> Vec<(u16, TargetStats)> {
+        let roster = self.server.roster();
+        let members = roster.members().iter().filter(|member| member.tenant.target.is_some());
+        members
+            .filter_map(|member| Some((member.number(), self.schedulers.target(member.flow)?)))
+            .collect()
     }
 
     /// Notes the last flow of its slot.

@@ -11,7 +11,8 @@
 //! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
 //! it leaves the loop and enters another one ([`Regime`]), with everything but the port:
 //! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
-//! that is staged and waits for what is in flight (`Shard::drain`). A port may need the others to
+//! that is staged and waits for what is in flight (`Shard::drain`), for 3 s at most: then the
+//! device has all of it, and no port hears how it ends. A port may need the others to
 //! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
 //! [`Meeting`], argued in `fairq_core::wake`); the first to enter the new loop does so after the
 //! last has ended with the old one. Whoever it wakes there before that one has followed finds it
@@ -47,6 +48,10 @@ pub mod stores;
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
 /// events can be held back by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
+
+/// How long a change of the policy waits for requests to be carried out, in nanoseconds. A store
+/// that takes longer would keep the tenants of all stores waiting.
+const DRAIN_NS: u64 = 3_000_000_000;
 
 /// Where requests come from and replies go to; one per shard.
 pub trait Front: 'static {
@@ -154,6 +159,8 @@ pub struct Shard<P, D: Device, F: Front> {
     stopping: bool,
     /// What it has been told to change to.
     change: Option<Change<D, F>>,
+    /// While the policy changes: when to wait no longer for stores that do not answer.
+    let_go_ns: Option<u64>,
 }
 
 impl<D: Device, F: Front> Shard<(), D, F> {
@@ -180,6 +187,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             cpu: CpuClock::of_this_thread(),
             stopping: false,
             change: None,
+            let_go_ns: None,
         };
         shard.arm_eventfd();
         Ok(shard)
@@ -215,6 +223,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             cpu,
             stopping,
             change,
+            let_go_ns,
         } = self;
         Shard {
             index,
@@ -228,6 +237,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             cpu,
             stopping,
             change,
+            let_go_ns,
         }
     }
 
@@ -268,13 +278,20 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         None
     }
 
-    /// Takes nothing in until no shard holds a request of the policy; gives what goes on.
+    /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests on a
+    /// store that does not answer are not waited for.
     #[cold]
     fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Succession<D, F> {
-        let mut arrived = false;
+        let (mut arrived, mut has_let_go) = (false, false);
+        self.let_go_ns = Some(self.clock.now_ns().saturating_add(DRAIN_NS));
         loop {
-            let busy = self.drain_turn();
-            if !arrived && self.path.is_idle() {
+            let now_ns = self.clock.now_ns();
+            if self.let_go_ns.take_if(|at_ns| now_ns >= *at_ns).is_some() {
+                self.path.let_go(now_ns, &mut self.ring);
+                has_let_go = true;
+            }
+            let busy = self.drain_turn(now_ns, has_let_go);
+            if !arrived && self.path.is_free_of_port() {
                 arrived = true;
                 if meeting.arrive() {
                     self.wakers.wake_all(PortSet::first(self.wakers.count()));
@@ -287,16 +304,19 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             self.take_events();
             self.take_messages();
         }
+        self.let_go_ns = None;
         tracing::debug!(shard = self.index, "goes on under another policy");
         (self.with(DataPath::without_port), next)
     }
 
     /// A turn without arrivals.
-    fn drain_turn(&mut self) -> bool {
-        let now_ns = self.clock.now_ns();
+    fn drain_turn(&mut self, now_ns: u64, has_let_go: bool) -> bool {
         let reaped = self.reap(now_ns);
         self.front.flush(now_ns, &mut self.ring);
-        let issued = self.path.dispatch(now_ns, &mut self.ring);
+        let issued = match has_let_go {
+            true => self.path.ring(now_ns, &mut self.ring),
+            false => self.path.dispatch(now_ns, &mut self.ring),
+        };
         reaped || issued
     }
 
@@ -429,10 +449,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
 
     /// How long the shard may sleep; forever if `None`.
     fn sleep_ns(&self) -> Option<u64> {
-        let deadline = match (self.path.deadline_ns(), self.front.deadline_ns()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let deadlines = [self.path.deadline_ns(), self.front.deadline_ns(), self.let_go_ns];
+        let deadline = deadlines.into_iter().flatten().min();
         deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
     }
 }

@@ -106,6 +106,8 @@ struct Live {
     issued_ns: u64,
     /// See [`Order::is_void`].
     is_void: bool,
+    /// The device has it, and the policy that let it go is gone, or will be.
+    is_orphan: bool,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
     /// The one after it in its command.
@@ -122,6 +124,8 @@ pub struct DataPath<P, D: Device> {
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
+    /// How many live requests no policy knows ([`Self::let_go`]).
+    orphans: usize,
     /// What the policy has joined to the command that its next `Issue` completes, and the memory of
     /// a command's parts.
     joined: Vec<Tag>,
@@ -166,6 +170,7 @@ impl<D: Device> DataPath<(), D> {
             queue,
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
+            orphans: 0,
             joined: Vec::with_capacity(tags),
             memories: Vec::with_capacity(tags),
             wake: PortSet::EMPTY,
@@ -205,6 +210,7 @@ impl<P, D: Device> DataPath<P, D> {
             queue,
             live,
             free,
+            orphans,
             joined,
             memories,
             wake,
@@ -223,6 +229,7 @@ impl<P, D: Device> DataPath<P, D> {
             queue,
             live,
             free,
+            orphans,
             joined,
             memories,
             wake,
@@ -248,7 +255,7 @@ impl<P, D: Device> DataPath<P, D> {
 }
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Without its port, which no request may be live on.
+    /// Without its port, which must hold no request ([`Self::is_free_of_port`]).
     pub fn without_port(self) -> DataPath<(), D> {
         self.with(()).0
     }
@@ -267,7 +274,44 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// for other shards. A port behind a lock that waits for a time may be the only one that was
     /// told so, and others' requests wait with it.
     pub fn is_idle(&self) -> bool {
-        self.free.len() == self.live.len() && self.wait_until_ns.is_none() && self.queue.is_idle()
+        self.orphans == 0 && self.is_free_of_port()
+    }
+
+    /// The same, but for requests that the device has and the port need not hear of.
+    pub fn is_free_of_port(&self) -> bool {
+        self.free.len() + self.orphans == self.live.len()
+            && self.wait_until_ns.is_none()
+            && self.queue.is_idle()
+    }
+
+    /// Takes all requests from the port, which must not be called again: those that it holds go to
+    /// the device, whatever their turn, and it does not hear of those on the device.
+    #[cold]
+    pub fn let_go(&mut self, now_ns: u64, ring: &mut Ring) {
+        (self.wait_until_ns, self.blocked) = (None, false);
+        for index in 0..self.live.len() {
+            let Some(live) = self.live[index].as_mut().filter(|live| !live.is_orphan) else {
+                continue;
+            };
+            live.is_orphan = true;
+            self.orphans += 1;
+            if live.issued_ns != 0 {
+                continue;
+            }
+            let tag = Tag(index as u32);
+            self.leave(now_ns, tag, Class::Medium);
+            if self.is_void(tag) {
+                self.void.push(tag);
+            } else {
+                self.issue_alone(now_ns, ring, tag);
+            }
+        }
+    }
+
+    /// Sends the device what has been issued. True if anything was.
+    pub fn ring(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.queue.ring(now_ns, ring, &mut self.wake);
+        std::mem::take(&mut self.issued)
     }
 
     /// What has been counted; of tenants, what has changed since the last report.
@@ -402,6 +446,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             arrived_ns: now_ns,
             issued_ns: 0,
             is_void: order.is_void,
+            is_orphan: false,
             covers,
             after: None,
         });
@@ -452,8 +497,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 Next::Idle => break,
             }
         }
-        self.queue.ring(now_ns, ring, &mut self.wake);
-        std::mem::take(&mut self.issued)
+        self.ring(now_ns, ring)
     }
 
     /// Nothing may go.
@@ -605,7 +649,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.live[tag.0 as usize] = None;
         let outcome = if failed { Outcome::Failed } else { Outcome::Done };
-        self.port.complete(now_ns, tag, outcome, &mut self.wake);
+        if live.is_orphan {
+            self.orphans -= 1;
+        } else {
+            self.port.complete(now_ns, tag, outcome, &mut self.wake);
+        }
         self.free.push(tag);
         let Command { op, length, .. } = live.command;
         let times =
@@ -633,7 +681,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index] else { continue };
             left -= 1;
             let tag = Tag(index as u32);
-            if is_unwanted(live.cookie) && self.port.cancel(now_ns, tag, &mut self.wake) {
+            let is_known = !live.is_orphan;
+            if is_known && is_unwanted(live.cookie) && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
                 self.cancelled(now_ns, tag, &live, errno);
             }
         }

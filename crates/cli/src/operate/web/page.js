@@ -121,6 +121,7 @@ function device() {
     ["iops", "IOPS", count(sum((t) => t.iops))],
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
     ["slots", "slots in use (D)", policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`],
+    ["depth", "why D", why(policy.depth)],
     ["classes", "H/L", ratio(policy) === null ? "no classes" : three(ratio(policy))],
     ["spread", "ahead of virtual time", policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join("")],
     ["throttles", "throttles", rate("throttles")],
@@ -146,6 +147,16 @@ function device() {
   const connections = status.connections === 1 ? "1 connection" : `${status.connections} connections`;
   const draining = status.draining ? " · draining: it ends with its last client" : "";
   put($("server"), `${status.device} · ${status.policy} · ${connections} · up ${up(status.uptime_s)}${draining}`);
+}
+function why(depth) {
+  if (depth === null) return "set, or none";
+  const does = `${count(depth.requests_per_s)} IOPS, ${bandwidth(depth.bytes_per_s)}`;
+  return {
+    searching: "searching",
+    found: `${depth.slots} fill the device: ${does}`,
+    "all-demand": "all is on the device",
+    alone: "one tenant alone",
+  }[depth.state];
 }
 function ratio(policy) {
   const classes = policy.class_weights;

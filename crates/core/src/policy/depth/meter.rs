@@ -20,6 +20,8 @@ pub(super) struct Sum {
     pub(super) spent_ns: u64,
     /// How often a port completed a request of another flow than the one before.
     pub(super) turns: u64,
+    /// How often a port took a request of another flow than the one of its last completion.
+    pub(super) others: u64,
     /// Requests staged or on the device, when each port last completed one.
     pub(super) live: u64,
     /// Ports that have requests completed some of several flows last.
@@ -34,24 +36,26 @@ pub(super) struct Words<P: Platform> {
     bytes: P::U64,
     spent_ns: P::U64,
     turns: P::U64,
+    others: P::U64,
     live: P::U64,
     last: P::U64,
 }
 
 impl<P: Platform> Words<P> {
     pub(super) fn new() -> Self {
-        let [requests, bytes, spent_ns, turns, live, last] =
+        let [requests, bytes, spent_ns, turns, others, live, last] =
             core::array::from_fn(|_| P::U64::new(0));
-        Words { requests, bytes, spent_ns, turns, live, last }
+        Words { requests, bytes, spent_ns, turns, others, live, last }
     }
 
     #[inline]
     fn show(&self, sum: &Sum) {
-        let Words { requests, bytes, spent_ns, turns, live, last } = self;
+        let Words { requests, bytes, spent_ns, turns, others, live, last } = self;
         requests.store(sum.requests, Ordering::Relaxed);
         bytes.store(sum.bytes, Ordering::Relaxed);
         spent_ns.store(sum.spent_ns, Ordering::Relaxed);
         turns.store(sum.turns, Ordering::Relaxed);
+        others.store(sum.others, Ordering::Relaxed);
         live.store(sum.live, Ordering::Relaxed);
         last.store(sum.last, Ordering::Relaxed);
     }
@@ -63,6 +67,7 @@ impl<P: Platform> Words<P> {
         sum.bytes = sum.bytes.wrapping_add(load(&self.bytes));
         sum.spent_ns = sum.spent_ns.wrapping_add(load(&self.spent_ns));
         sum.turns = sum.turns.wrapping_add(load(&self.turns));
+        sum.others = sum.others.wrapping_add(load(&self.others));
         let (live, last) = (load(&self.live), load(&self.last));
         sum.live = sum.live.wrapping_add(live);
         if live > 0 && last > 0 {
@@ -97,7 +102,10 @@ impl Meter {
         if let Some(live) = self.live.get_mut(tag as usize) {
             // A tag that completed while nothing was counted is counted as live all along.
             self.sum.live = self.sum.live.wrapping_add(u64::from(live.flow == 0));
-            *live = Live { issued_ns: 0, length, flow: flow as u32 + 1 };
+            // A part of a command is not issued by itself, and no time of it is counted.
+            *live = Live { issued_ns: u64::MAX, length, flow: flow as u32 + 1 };
+            let is_other = u64::from(live.flow) != self.sum.last;
+            self.sum.others = self.sum.others.wrapping_add(is_other.into());
         }
     }
 

@@ -14,17 +14,27 @@
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
-//! - One flow is alone: there is no limit, since there is no other flow to protect. Another flow's
-//!   first completions bring the last D back within some milliseconds.
+//! - One flow is alone, and the device does all that it asks for within 10 ms: nothing is held
+//!   back, since there is no other flow to protect. One that comes finds as much room as D is, and
+//!   its first completions bring the last D back within some milliseconds. Where the flow alone
+//!   asks for more, D is searched for as for several: all that is on the device then is before the
+//!   next flow's first request.
+//! - Fewer than 32 requests complete in a second: D is not above what a search begins with.
 //!
-//! **Cost.** A port stores six words of its own line per completion. An operator's own D
+//! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
+//! (`target`, `watch`).
+//!
+//! **Cost.** A port stores seven words of its own line per completion. An operator's own D
 //! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
 //! a verb reads one shared word that does not change.
 
 mod meter;
+mod rate;
 mod search;
+mod target;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod watch;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -33,7 +43,7 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::MAX_SLOTS;
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
     ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
@@ -42,6 +52,8 @@ use crate::contract::port::{
 use crate::contract::port_set::PortSet;
 use meter::{Meter, Sum, Words};
 use search::Search;
+use target::Targets;
+use watch::{Watch, Watcher};
 
 pub(crate) use search::FIRST;
 
@@ -52,26 +64,34 @@ pub struct AutoDepth<L, P: Platform = Native> {
     control: P::Mutex<Control>,
     /// The most that D can be of use for: all ports' tags.
     most: u32,
+    /// The policy has a D that can change.
+    has_slots: bool,
 }
 
 /// A port of it.
 pub struct AutoPort<Q, P: Platform = Native> {
     inner: Q,
     meter: Meter,
+    watcher: Watcher,
     shared: Arc<Shared<P>>,
     index: usize,
 }
 
 /// What ports and the search share.
 struct Shared<P: Platform> {
-    /// 1 while D is searched for.
+    /// 1 while D is searched for, or some flow has a target: ports count.
     is_on: P::U64,
     ports: Box<[CachePadded<Words<P>>]>,
+    watch: Watch<P>,
 }
 
 struct Control {
     /// `None`: D is the operator's.
     search: Option<Search>,
+    targets: Targets,
+    /// D as the search or the operator says, and as the policy has it.
+    wanted: u32,
+    told: u32,
     /// When the policy itself wants to be called.
     inner_ns: Option<u64>,
 }
@@ -82,6 +102,12 @@ impl<P: Platform> Shared<P> {
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
+    /// Ports count while there is something to count for.
+    fn count_if(&self, control: &Control) {
+        let is_on = control.search.is_some() || control.targets.is_any();
+        self.is_on.store(is_on.into(), Ordering::Relaxed);
+    }
+
     fn sum(&self) -> Sum {
         let mut sum = Sum::default();
         self.ports.iter().for_each(|words| words.add_to(&mut sum));
@@ -90,13 +116,15 @@ impl<P: Platform> Shared<P> {
 }
 
 impl<L: Policy, P: Platform> AutoDepth<L, P> {
-    /// Around a policy and its ports, which have `tags` tags each. `is_auto`: D is searched for
+    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
+    /// `is_auto`: D is searched for
     /// from the start, and otherwise it is what the policy was built with, until
     /// [`Tuning::AutoSlots`].
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,
         tags: usize,
+        flows: usize,
         is_auto: bool,
     ) -> (Self, Vec<AutoPort<L::Port, P>>) {
         let most = (tags as u64).saturating_mul(ports.len() as u64);
@@ -104,17 +132,44 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         let shared = Arc::new(Shared {
             is_on: P::U64::new(is_auto.into()),
             ports: ports.iter().map(|_| CachePadded::new(Words::new())).collect(),
+            watch: Watch::new(flows, ports.len()),
         });
         let port = |(index, inner)| AutoPort {
             inner,
             meter: Meter::new(tags),
+            watcher: Watcher::new(tags),
             shared: shared.clone(),
             index,
         };
         let ports = ports.into_iter().enumerate().map(port).collect();
         let search = is_auto.then(|| Search::new(most));
-        let control = P::Mutex::new(Control { search, inner_ns: Some(0) });
-        (AutoDepth { inner, shared, control, most }, ports)
+        let slots = inner.stats().slots.unwrap_or(MAX_SLOTS.into()).min(MAX_SLOTS.into()) as u32;
+        // No port waits for anything yet, so there is none to wake.
+        let has_slots = inner.tune(Tuning::Slots(slots), &mut PortSet::default()).is_ok();
+        let control = P::Mutex::new(Control {
+            search,
+            targets: Targets::new(flows),
+            wanted: slots,
+            told: slots,
+            inner_ns: Some(0),
+        });
+        (AutoDepth { inner, shared, control, most, has_slots }, ports)
+    }
+}
+
+impl<L: Policy, P: Platform> AutoDepth<L, P> {
+    fn look_at_targets(&self, now_ns: u64, control: &mut Control) {
+        let Control { targets, search, wanted, .. } = control;
+        if targets.deadline_ns() > now_ns {
+            return;
+        }
+        let wanted = search.as_ref().map_or(*wanted, |search| search.stats().slots);
+        let count = |seat| self.shared.watch.count(seat);
+        let weigh = |flow, weight| {
+            // The flow is there, since what removes it takes its target away, too.
+            let _ = self.inner.set_weight(flow, weight);
+        };
+        targets.look(now_ns, wanted, &self.shared.sum(), count, weigh);
     }
 }
 
@@ -122,37 +177,82 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
     type Port = AutoPort<L::Port, P>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        self.inner.add_flow_as(known, weight)
+        self.control.with(|control| {
+            let flow = self.inner.add_flow_as(known, weight)?;
+            control.targets.weigh(flow, weight);
+            Ok(flow)
+        })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.inner.set_weight(flow, weight)
+        self.control.with(|control| {
+            self.inner.set_weight(flow, weight)?;
+            control.targets.weigh(flow, weight);
+            Ok(())
+        })
     }
 
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
         self.inner.set_urgent(flow, urgent)
     }
 
+    /// Needs a D that can change.
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.control.with(|control| {
+            match target {
+                Some(target) => {
+                    if !self.has_slots {
+                        return Err(FlowError::NoTargets);
+                    }
+                    let count = |seat| self.shared.watch.count(seat);
+                    let seat = control.targets.set(flow, target, count)?;
+                    self.shared.watch.seat(flow.slot(), Some((seat, target)));
+                }
+                None => {
+                    if let Some(own) = control.targets.clear(flow)? {
+                        self.inner.set_weight(flow, own)?;
+                    }
+                    self.shared.watch.seat(flow.slot(), None);
+                }
+            }
+            self.shared.count_if(control);
+            Ok(())
+        })
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.control.with(|control| control.targets.stats(flow))
+    }
+
     /// A D of the operator's ends the search; [`Tuning::AutoSlots`] begins one, if none is on.
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         self.control.with(|control| {
             match tuning {
-                Tuning::Slots(_) => {
-                    self.inner.tune(tuning, wake)?;
-                    control.search = None;
+                Tuning::Slots(slots) => {
+                    // 0 is the policy's to refuse, and the bound is at least 1.
+                    let held = slots.min(control.targets.bound());
+                    self.inner.tune(Tuning::Slots(held), wake)?;
+                    (control.wanted, control.told, control.search) = (slots, held, None);
                 }
                 Tuning::AutoSlots => {
                     control.search.get_or_insert_with(|| Search::new(self.most));
                 }
                 _ => self.inner.tune(tuning, wake)?,
             }
-            self.shared.is_on.store(control.search.is_some().into(), Ordering::Relaxed);
+            self.shared.count_if(control);
             Ok(())
         })
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.inner.remove_flow(flow)
+        self.control.with(|control| {
+            let ports = self.inner.remove_flow(flow)?;
+            if control.targets.remove(flow) {
+                self.shared.watch.seat(flow.slot(), None);
+                self.shared.count_if(control);
+            }
+            Ok(ports)
+        })
     }
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
@@ -160,21 +260,35 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
             if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 control.inner_ns = self.inner.tick(now_ns, wake);
             }
-            let inner_ns = control.inner_ns;
-            let Some(search) = &mut control.search else {
-                // A search may begin at any time.
-                return Some(inner_ns.map_or(now_ns.saturating_add(IDLE_NS), |at_ns| {
-                    at_ns.min(now_ns.saturating_add(IDLE_NS))
-                }));
-            };
-            if search.deadline_ns() <= now_ns
-                && let Some(slots) = search.look(now_ns, &self.shared.sum())
-            {
-                // `slots` is from 1 to the policy's most; one that has no D stays as it is.
-                let _ = self.inner.tune(Tuning::Slots(slots), wake);
+            // A search may begin at any time, and so may a target.
+            let mut next_ns = now_ns.saturating_add(IDLE_NS);
+            next_ns = control.inner_ns.map_or(next_ns, |at_ns| at_ns.min(next_ns));
+            if control.targets.is_any() {
+                self.look_at_targets(now_ns, control);
+                next_ns = next_ns.min(control.targets.deadline_ns());
             }
-            let at_ns = search.deadline_ns();
-            Some(inner_ns.map_or(at_ns, |inner_ns| inner_ns.min(at_ns)))
+            let bound = control.targets.bound();
+            if let Some(search) = &mut control.search {
+                let slots = search.stats().slots;
+                if bound < slots {
+                    // What is counted with less than it asks for says nothing of its D.
+                    search.pause();
+                    control.wanted = slots;
+                } else {
+                    if search.deadline_ns() <= now_ns
+                        && let Some(slots) = search.look(now_ns, &self.shared.sum())
+                    {
+                        control.wanted = slots;
+                    }
+                    next_ns = next_ns.min(search.deadline_ns());
+                }
+            }
+            let slots = control.wanted.min(bound);
+            // From 1 to the policy's most; one that has no D stays as it is.
+            if slots != control.told && self.inner.tune(Tuning::Slots(slots), wake).is_ok() {
+                control.told = slots;
+            }
+            Some(next_ns)
         })
     }
 
@@ -188,7 +302,7 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
     }
 }
 
-/// How often it is looked whether a search has begun, in nanoseconds.
+/// How often it is looked whether a search or a target has begun, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 
 impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
@@ -208,16 +322,23 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
                 self.meter.issued(request.tag.0, now_ns);
             }
         }
+        if self.shared.watch.is_on() {
+            let (tag, slot) = (request.tag.0, request.flow.slot());
+            self.watcher.submitted(now_ns, tag, slot, request.length, &self.shared.watch);
+        }
         Ok(submitted)
     }
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let next = self.inner.next(now_ns, wake);
-        if let Next::Issue { tag, .. } | Next::Join { tag } = next
+        if let Next::Issue { tag, .. } = next
             && self.shared.is_on()
         {
             self.meter.issued(tag.0, now_ns);
+            if self.shared.watch.is_on() {
+                self.watcher.issued(now_ns, tag.0);
+            }
         }
         next
     }
@@ -230,6 +351,9 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
         {
             self.meter.completed(tag.0, now_ns, &**words);
         }
+        if self.shared.watch.is_on() {
+            self.watcher.completed(now_ns, tag.0, self.index, &self.shared.watch);
+        }
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -240,6 +364,7 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone {
             self.meter.cancelled(tag.0);
+            self.watcher.cancelled(tag.0);
         }
         is_gone
     }

@@ -19,40 +19,50 @@
 //! ```
 //!
 //! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
-//! requests each. D is 32: X(32) is 1.6 M a second and X(64) no more, so Rise ends. X(16) is 1.6 M,
-//! enough; X(8) is 0.8 M, not enough; X(11) and X(13) neither: D is 16.
+//! requests each. D is 16: X(16) is 1.6 M a second and X(32) no more, so Rise ends. X(8) is 0.8 M,
+//! not enough; X(11) and X(13) neither: D is 16.
 //!
 //! **What counts.** A rate is counted in requests and in bytes. With more requests on the device
 //! their mixture may be another one, because weights hold less; so one rate is more than another
 //! only if it is more in both. If all the demand is on the device, D is as much as that is, and
-//! the question is only whether less is enough. A trial with next to no completions says nothing.
+//! the question is only whether less is enough.
+//!
+//! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
+//! completions a second. What chance may have done in it then counts for the smaller D, once a
+//! search and not with each half of D. A device of less than [`FEW`] requests a second is not
+//! judged, and has the start's D at most. A trial with a pause in it is none.
 //!
 //! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
-//! 2), except that there is no limit while a flow is alone. A search takes at most [`RISES`] trials
-//! up, as many down, and three in between. While D holds, one trial in [`RARELY`] is of another D,
-//! half of them of more. A change of load is believed when two trials in a row say so, and not
-//! sooner than [`CALM`] trials after the last.
+//! 2), except that a flow that is alone has room for all that it asks for, if that is done within
+//! [`ALONE_MOST_NS`]. A search takes at most [`RISES`] trials up, as many down, and three in
+//! between. While D holds, one trial in [`RARELY`] is of another D, half of them of more. A change
+//! of load is believed when two trials in a row say so, and not sooner than [`CALM`] trials after
+//! the last.
 
 use super::meter::Sum;
+use super::rate::{ENOUGH, KEPT, Rate, WHOLE};
 use crate::contract::port::{DepthState, DepthStats};
 
-/// What D is to keep of the device's rate, in ten thousandths.
-const KEPT: u64 = 9_850;
-/// One, in ten thousandths.
-const WHOLE: u64 = 10_000;
 /// How much less than [`KEPT`] is far from it.
 const FAR: u64 = 4 * (WHOLE - KEPT);
 /// D before anything is known.
-pub(crate) const FIRST: u32 = 32;
+pub(crate) const FIRST: u32 = 16;
 /// The most doublings of one search.
 const RISES: u32 = 16;
 /// How long is counted in a trial at least and at most, in nanoseconds.
 const COUNT_MIN_NS: u64 = 10_000_000;
 const COUNT_MAX_NS: u64 = 250_000_000;
-/// The completions that a trial waits for within that time.
-const ENOUGH: u64 = 1024;
+/// A trial of fewer completions than this goes on for up to [`COUNT_SLOW_NS`].
+const SOME: u64 = ENOUGH / 4;
+const COUNT_SLOW_NS: u64 = 1_000_000_000;
 /// With fewer a trial says nothing.
 const FEW: u64 = 32;
+/// A flow is alone when for this long nothing of another has completed, in nanoseconds. A scheduler
+/// that serves one flow at a time goes on to the next sooner.
+const ALONE_AFTER_NS: u64 = 400_000_000;
+/// A flow that is alone has no limit if the device does all that it asks for within this time, in
+/// nanoseconds.
+const ALONE_MOST_NS: u64 = 10_000_000;
 /// How often it is looked whether a flow is alone no more, in nanoseconds.
 const ALONE_NS: u64 = 2_000_000;
 /// Settling takes at least this long, in nanoseconds.
@@ -68,73 +78,6 @@ const CHANGED: u64 = 6;
 const CALM: u32 = 4;
 /// Counts are halved when they are this many trials' worth, so that old ones fade.
 const MEMORY: u64 = 64;
-
-/// What was counted at one D.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-struct Rate {
-    requests: u64,
-    /// Of 512 bytes.
-    blocks: u64,
-    time_us: u64,
-    /// The time that requests spent on the device, all together, in microseconds.
-    spent_us: u64,
-}
-
-impl Rate {
-    /// `self` over `than`, in ten thousandths: the lesser of requests and bytes.
-    fn over(&self, than: &Rate) -> u64 {
-        let ratio = |a: u64, b: u64| {
-            let (a, b) = (a.saturating_mul(than.time_us), b.saturating_mul(self.time_us));
-            if b == 0 { WHOLE } else { (a / (b / WHOLE).max(1)).min(100 * WHOLE) }
-        };
-        ratio(self.requests, than.requests).min(ratio(self.blocks, than.blocks))
-    }
-
-    /// At this D the device does enough of what it does at the D of `than`. A slow device's few
-    /// completions get the benefit of the doubt: half of a D too small shows all the same, and
-    /// [`Hold`] has time to tell the rest.
-    fn is_enough(&self, than: &Rate) -> bool {
-        let doubt = if self.requests < ENOUGH { self.noise() + than.noise() } else { 0 };
-        self.over(than) + doubt >= KEPT
-    }
-
-    fn add(&mut self, other: &Rate) {
-        self.requests = self.requests.saturating_add(other.requests);
-        self.blocks = self.blocks.saturating_add(other.blocks);
-        self.time_us = self.time_us.saturating_add(other.time_us);
-        self.spent_us = self.spent_us.saturating_add(other.spent_us);
-    }
-
-    fn halve(&mut self) {
-        *self = Rate {
-            requests: self.requests / 2,
-            blocks: self.blocks / 2,
-            time_us: self.time_us / 2,
-            spent_us: self.spent_us / 2,
-        };
-    }
-
-    /// How far chance may have moved it, in ten thousandths: half of what it would for completions
-    /// that know nothing of each other, because a closed loop is steadier than that.
-    fn noise(&self) -> u64 {
-        WHOLE / 2 / self.requests.isqrt().max(1)
-    }
-
-    /// Requests on the device on average, in hundredths (Little's law).
-    fn outstanding(&self) -> u64 {
-        self.spent_us.saturating_mul(100) / self.time_us.max(1)
-    }
-
-    /// The same, rounded to requests, at least one.
-    fn reached(&self) -> u32 {
-        u32::try_from((self.outstanding() + 50) / 100).unwrap_or(u32::MAX).max(1)
-    }
-
-    /// How long a request is on the device, in nanoseconds.
-    fn latency_ns(&self) -> u64 {
-        self.spent_us.saturating_mul(1000) / self.requests.max(1)
-    }
-}
 
 /// What the search is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,10 +135,18 @@ pub(super) struct Search {
     state: State,
     /// `slots` has been found.
     is_found: bool,
-    /// One flow is alone, and there is no limit.
+    /// One flow is alone, and has all that it asks for on the device.
     is_alone: bool,
+    /// Since when all that completed was of one flow.
+    one_since_ns: Option<u64>,
+    /// Another flow has come just now, and the device still works on what was there.
+    is_mixed: bool,
+    /// The most requests live lately.
+    peak: u64,
     /// Counting has begun at this time, with these sums.
     begun: Option<(u64, Sum)>,
+    /// When something was last seen to have completed, and how much had by then.
+    looked: (u64, u64),
     deadline_ns: u64,
     /// A request's time on the device in the last trial.
     latency_ns: u64,
@@ -216,6 +167,12 @@ fn step_down(slots: u32) -> u32 {
     slots.saturating_sub((slots / 32 * 5).max(slots * 5 / 32).max(1)).max(1)
 }
 
+/// Nothing has completed for `idle_ns`, though requests did at this rate.
+fn is_pause(rate: &Rate, idle_ns: u64) -> bool {
+    let apart_ns = rate.time_us.saturating_mul(1000).checked_div(rate.requests).unwrap_or(0);
+    idle_ns >= COUNT_MIN_NS && idle_ns > apart_ns.saturating_mul(4)
+}
+
 impl Search {
     /// D is at most this.
     pub(super) fn new(most: u32) -> Search {
@@ -227,7 +184,11 @@ impl Search {
             state: State::Rise { base: None, left: RISES },
             is_found: false,
             is_alone: false,
+            one_since_ns: None,
+            is_mixed: false,
+            peak: 0,
             begun: None,
+            looked: (0, 0),
             deadline_ns: 0,
             latency_ns: 0,
             count_ns: COUNT_MIN_NS,
@@ -251,7 +212,7 @@ impl Search {
         };
         let per_second = |count: u64| count.saturating_mul(1_000_000) / self.rate.time_us.max(1);
         DepthStats {
-            slots: if self.is_alone { self.most } else { self.slots },
+            slots: if self.is_alone { self.tried } else { self.slots },
             state,
             requests_per_s: per_second(self.rate.requests),
             bytes_per_s: per_second(self.rate.blocks).saturating_mul(512),
@@ -267,14 +228,16 @@ impl Search {
         is_new.then_some(self.tried)
     }
 
+    /// D is not what it asks for: the next look begins a trial.
+    pub(super) fn pause(&mut self) {
+        self.begun = None;
+    }
+
     fn trial(&mut self, now_ns: u64, sum: &Sum) {
         let Some((begun_ns, begun)) = self.begun else {
-            self.begun = Some((now_ns, *sum));
-            let count_ns = if self.is_alone { ALONE_NS } else { self.count_ns };
-            self.deadline_ns = now_ns.saturating_add(count_ns);
-            return;
+            return self.begin(now_ns, sum);
         };
-        if self.is_alone && sum.are_several {
+        if self.is_alone && (sum.are_several || sum.others != begun.others) {
             // Another flow has come; what was counted is of no use.
             self.protect();
             return self.settle(now_ns);
@@ -286,26 +249,60 @@ impl Search {
             time_us: lasts_ns / 1000,
             spent_us: sum.spent_ns.wrapping_sub(begun.spent_ns) / 1000,
         };
-        let missing = ENOUGH.saturating_sub(rate.requests);
-        if lasts_ns < COUNT_MIN_NS || (missing > 0 && lasts_ns < COUNT_MAX_NS) {
+        let (looked_ns, looked) = self.looked;
+        let is_moving = sum.requests != looked;
+        if is_moving {
+            self.looked = (now_ns, sum.requests);
+        } else if is_pause(&rate, now_ns.saturating_sub(looked_ns)) {
+            // It says nothing of the device.
+            self.rest();
+            return self.begin(now_ns, sum);
+        }
+        let (enough, longest_ns) =
+            if lasts_ns < COUNT_MAX_NS { (ENOUGH, COUNT_MAX_NS) } else { (SOME, COUNT_SLOW_NS) };
+        let missing = enough.saturating_sub(rate.requests);
+        if lasts_ns < COUNT_MIN_NS || missing > 0 && lasts_ns < longest_ns {
             let needs_ns = (lasts_ns / rate.requests.max(1)).saturating_mul(missing);
             let next_ns = now_ns.saturating_add(needs_ns.max(COUNT_MIN_NS / 8));
-            let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + COUNT_MAX_NS);
+            let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + longest_ns);
             self.deadline_ns = next_ns.clamp(least_ns, most_ns);
             if self.is_alone {
-                self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(ALONE_NS));
+                self.make_room(sum.live);
+                let soon_ns = if is_moving { ALONE_NS } else { COUNT_MIN_NS };
+                self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(soon_ns));
             }
             return;
         }
         self.count_ns = lasts_ns.clamp(COUNT_MIN_NS, COUNT_MAX_NS);
+        if core::mem::take(&mut self.is_mixed)
+            || rate.outstanding() > 150 * u64::from(self.tried) + 100
+        {
+            // What a larger D has let onto the device is still there.
+            return self.settle(now_ns);
+        }
         if rate.requests >= FEW {
-            self.latency_ns = rate.latency_ns();
-            let is_alone = sum.turns.wrapping_sub(begun.turns) <= 1 && !sum.are_several;
+            let is_one = sum.turns.wrapping_sub(begun.turns) <= 1
+                && sum.others == begun.others
+                && !sum.are_several;
+            let since_ns = self.one_since_ns.filter(|_| is_one).unwrap_or(begun_ns);
+            self.one_since_ns = is_one.then_some(since_ns);
+            let is_alone = is_one && now_ns.saturating_sub(since_ns) >= ALONE_AFTER_NS;
             let tried = u64::from(self.tried);
             let is_short = rate.outstanding() < 90 * tried || sum.live <= tried;
-            self.judge(&rate, is_alone, is_short);
+            self.latency_ns = rate.latency_ns();
+            self.peak = (self.peak - self.peak / 8).max(sum.live);
+            self.judge(&rate, is_alone && self.is_light(&rate), is_short);
+        } else {
+            self.give_up();
         }
         self.settle(now_ns);
+    }
+
+    /// Begins to count.
+    fn begin(&mut self, now_ns: u64, sum: &Sum) {
+        (self.begun, self.looked) = (Some((now_ns, *sum)), (now_ns, sum.requests));
+        let count_ns = if self.is_alone { ALONE_NS } else { self.count_ns };
+        self.deadline_ns = now_ns.saturating_add(count_ns);
     }
 
     /// What is on the device becomes what D says; counting begins then.
@@ -328,7 +325,7 @@ impl Search {
 
     /// The flow is alone no more.
     fn protect(&mut self) {
-        self.is_alone = false;
+        (self.is_alone, self.one_since_ns, self.is_mixed) = (false, None, true);
         if self.is_found { self.hold(self.slots) } else { self.restart() }
     }
 
@@ -337,12 +334,46 @@ impl Search {
         self.state = State::Rise { base: None, left: RISES };
     }
 
+    /// Nothing completes. What comes next finds D, not what was being tried.
+    fn rest(&mut self) {
+        self.count_ns = COUNT_MIN_NS;
+        if let State::Hold(hold) = &mut self.state
+            && !self.is_alone
+        {
+            hold.trial = Trial::Base;
+            // The trial before it may have ended in it.
+            hold.strange = 0;
+            self.attempt(self.slots);
+        }
+    }
+
+    /// So little completes that trials say nothing: D is no more than what a search begins with.
+    fn give_up(&mut self) {
+        self.is_alone = false;
+        self.slots = self.slots.min(FIRST);
+        self.restart();
+    }
+
+    /// The device does all that is asked for within [`ALONE_MOST_NS`].
+    fn is_light(&self, rate: &Rate) -> bool {
+        let most = rate.requests.saturating_mul(ALONE_MOST_NS / 1000);
+        self.peak.saturating_mul(rate.time_us) <= most
+    }
+
+    /// For a flow that is alone there is room for all that it asked for lately. Another that comes
+    /// finds as much as it would if it were alone: D.
+    fn make_room(&mut self, live: u64) {
+        self.peak = self.peak.max(live);
+        let room = self.peak.saturating_add(self.slots.into());
+        self.attempt(u32::try_from(room).unwrap_or(u32::MAX));
+    }
+
     /// A trial is over. `is_alone`: of one flow; `is_short`: with all the demand on the device.
     fn judge(&mut self, rate: &Rate, is_alone: bool, is_short: bool) {
         if is_alone {
             self.is_alone = true;
             self.rate = *rate;
-            return self.attempt(self.most);
+            return self.make_room(0);
         }
         if self.is_alone {
             return self.protect();
@@ -372,7 +403,11 @@ impl Search {
             State::Fall { above } => {
                 if rate.is_enough(&above) {
                     (self.slots, self.rate) = (self.tried, *rate);
-                    self.fall(rate);
+                    // What a few completions leave in doubt is not to add up.
+                    self.fall(if rate.requests < ENOUGH { &above } else { rate });
+                } else if rate.requests < ENOUGH {
+                    // They do not tell one step from another.
+                    self.hold(self.slots);
                 } else {
                     self.close(above, self.tried, self.slots);
                 }

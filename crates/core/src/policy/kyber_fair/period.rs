@@ -141,9 +141,9 @@ impl Period {
     }
 
     /// The tokens of a flow: at least 1, and less than 2^46. (Only one that does not count in a
-    /// period of light flows can saturate here, at 2^44 tokens.) Fractions of a token are handed out in
-    /// turn: while nothing else changes, `n` periods hand out `n` times the exact share, to within
-    /// one token.
+    /// period of light flows can saturate here, at 2^44 tokens.) Fractions of a token are handed
+    /// out in turn: while nothing else changes, `n` periods hand out `n` times the exact share, to
+    /// within one token.
     #[inline]
     fn share(self, weight: Weight) -> u64 {
         let exact = self.per_weight.saturating_mul(weight.in_256ths().into());

@@ -64,9 +64,9 @@ fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, C
     if searches {
         config.slots = if is_fixed { MqfqConfig::SLOTS } else { FIRST };
     }
-    let tags = config.tags;
+    let (tags, flows) = (config.tags, config.flows);
     let (policy, ports) = Mqfq::new(config)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, tags, searches && !is_fixed);
+    let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed);
     Ok(Costs::new(policy, ports, &cost))
 }
 

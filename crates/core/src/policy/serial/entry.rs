@@ -103,7 +103,7 @@ fn behind<P: Platform>(
         bounds.slots = FIRST;
     }
     let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, searches);
+    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches);
     Ok(Costs::new(policy, ports, cost))
 }
 

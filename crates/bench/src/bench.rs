@@ -1,0 +1,768 @@
+//! `fairq bench`: policies one after the other under the same load, and what each tenant gets from
+//! each.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use fairq_config::device::{DeviceConfig, Kind};
+use fairq_config::engine::{Shape, WithPolicy, shard_cpus, shards_in_words, topology, with_policy};
+use fairq_config::files::{Output, write_out};
+use fairq_config::flags::Policies;
+use fairq_config::policy::PolicyConfig;
+use fairq_config::policy::PolicyTable;
+use fairq_config::refusal::Refusal;
+use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
+use fairq_core::{FlowError, FlowId, Native, Policy};
+use fairq_host::device::Device;
+use fairq_host::device::any::AnyDevice;
+use fairq_host::device::write_back::WriteBack;
+use fairq_host::io::clock::Clock;
+use fairq_host::io::wakers::Wakers;
+use fairq_host::measure::client;
+use fairq_host::measure::load::{self, Measured, Times};
+use fairq_host::observe::interference::Served;
+use fairq_host::observe::stats::TenantStats;
+use fairq_host::shard::shared::Common;
+
+use crate::args::{BenchArgs, Way};
+use crate::fiojob;
+use crate::job::Job;
+use crate::report::{Got, Report, Run};
+use crate::series::{Life, Series};
+
+/// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
+/// than there is.
+const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
+/// How long jobs stay on one shard where nothing is said: as threads in the lab.
+const MOVES_NS: u64 = 120_000_000;
+/// How finely a run is cut if tenants come and go in it and nobody says.
+const LIFE_INTERVAL: Duration = Duration::from_millis(10);
+/// The most intervals of a series.
+const INTERVALS_MAX: u128 = 1_000_000;
+/// Buffers of all jobs together.
+const MEMORY_MAX: u64 = 8 << 30;
+/// Memory that is taken between two looks at the progress.
+const MEMORY_AT_ONCE: u64 = 32 << 20;
+/// The part of the time that shards may wait for their CPUs without a word: a machine always has
+/// something else to do.
+const MUCH_WAITING: f64 = 0.05;
+
+/// What to run and for how long, complete.
+struct Plan {
+    place: Place,
+    policies: Vec<PolicyConfig>,
+    jobs: Vec<Job>,
+    times: Times,
+}
+
+/// Where to run it.
+enum Place {
+    Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path, moves: Option<Duration> },
+    Server { target: client::Target, uri: String },
+}
+
+impl Plan {
+    /// What a run is called: the policy's name, with its knobs if the same one runs more than once.
+    fn label(&self, policy: &PolicyConfig) -> String {
+        match &self.place {
+            Place::Server { .. } => "connect".into(),
+            Place::Device { device, .. } => {
+                let namesakes =
+                    self.policies.iter().filter(|other| other.policy == policy.policy).count();
+                if namesakes > 1 {
+                    policy.describe(device.default_slots())
+                } else {
+                    policy.name().into()
+                }
+            }
+        }
+    }
+}
+
+/// Runs and reports.
+pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let plan = plan(&args)?;
+    let is_quiet = args.json.as_deref() == Some(Path::new("-"));
+    let output = Output::open_if_named(args.json.as_deref())?;
+    let target = match &plan.place {
+        Place::Device { device, cpus, path, moves } => Target::Device {
+            device: device.open(Vec::new())?,
+            cpus: cpus.clone(),
+            slots: device.default_slots(),
+            path: *path,
+            moves: *moves,
+        },
+        Place::Server { target, .. } => Target::Server(target.clone()),
+    };
+    let bench = Bench { target, is_quiet };
+    if !is_quiet {
+        write_out(&introduction(&plan))?;
+    }
+    bench.take_memory(&plan.jobs)?;
+    let alone =
+        if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
+    let mut report = Report { runs: Vec::new() };
+    for policy in &plan.policies {
+        let label = plan.label(policy);
+        let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
+        report.runs.push(outcome(&label, &plan.jobs, plan.times, &measured, &alone));
+    }
+    let json = || serde_json::to_string_pretty(&report);
+    if is_quiet {
+        return write_out(&json()?);
+    }
+    if let Some(output) = output {
+        output.write_text(&json()?)?;
+    }
+    write_out(report.text().trim_end())
+}
+
+fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
+    let mut jobs = args.tenant.clone();
+    let (mut runtime, mut ramp) = (None, None);
+    for path in &args.fio {
+        let file = fiojob::load(path)?;
+        file.warnings.iter().for_each(|warning| eprintln!("fairq: {warning}"));
+        jobs.extend(file.jobs);
+        runtime = file.runtime.or(runtime);
+        ramp = file.ramp.or(ramp);
+    }
+    if jobs.is_empty() {
+        let usual: &[&str] = if args.connect.is_some() { &["load"] } else { &DEMO };
+        jobs.extend(
+            usual
+                .iter()
+                .map(|text| text.parse::<Job>().expect("the usual tenants are well formed")),
+        );
+    }
+    check_jobs(&jobs)?;
+    let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
+        given
+            .map(|Nanos(ns)| Duration::from_nanos(ns))
+            .or(file)
+            .unwrap_or(Duration::from_secs(usual))
+    };
+    let (warmup, measured) = (duration(args.warmup, ramp, 1), duration(args.seconds, runtime, 10));
+    let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
+    if times.measured < Duration::from_millis(10) {
+        return Err(Refusal::new("seconds: less than 10 ms says nothing: write --seconds 10, say"));
+    }
+    if let Some(uri) = &args.connect {
+        let target =
+            client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
+        check_connect(args, &jobs)?;
+        let once = PolicyTable::of("none", &[]).complete()?;
+        return Ok(Plan {
+            place: Place::Server { target, uri: uri.clone() },
+            policies: vec![once],
+            jobs,
+            times,
+        });
+    }
+    let device = args.device.clone().unwrap_or_default().complete(Kind::Paced)?;
+    if matches!(device, DeviceConfig::File { file: None, .. }) {
+        return Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"));
+    }
+    refuse_overwriting(&device, &jobs, args.overwrite)?;
+    let usual = || vec![Policies::usual()];
+    let lists = if args.policy.is_empty() { usual() } else { args.policy.clone() };
+    let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
+    let policies: Vec<_> = lists
+        .into_iter()
+        .flat_map(|list| list.0)
+        .map(PolicyTable::complete)
+        .collect::<Result<_, _>>()?;
+    let path = path(args.path.unwrap_or_default(), &device, &policies)?;
+    let interval = args.moves.map(|interval| interval.unwrap_or(Nanos(MOVES_NS)));
+    let moves = interval.map(|interval| moves(interval, &jobs)).transpose()?;
+    Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, times })
+}
+
+/// How long jobs stay on one shard, if all of them can be moved.
+fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
+    if interval_ns < 1_000_000 {
+        return Err(Refusal::new(
+            "moves: less than 1 ms is shorter than what a request may take: write --moves 120ms, \
+             say",
+        ));
+    }
+    match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {
+        Some(job) => Err(Refusal::new(format!(
+            "tenant {}: with --moves a job starts afresh on each shard, where its place in a \
+             sequence, its rate and its \
+             pauses are not known: use rw:randread or rw:randwrite without rate and think, or \
+             leave out --moves",
+            job.name
+        ))),
+        None => Ok(Duration::from_nanos(interval_ns)),
+    }
+}
+
+/// The way to the device, if all policies and the device can go it.
+fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<load::Path, Refusal> {
+    if way == Way::Shards {
+        return Ok(load::Path::Shards);
+    }
+    let stages = |config: &&PolicyConfig| !config.policy.is_direct;
+    if let Some(policy) = policies.iter().find(stages) {
+        return Err(Refusal::new(format!(
+            "path: the direct path needs a policy that never holds a request back, and {} does: \
+             use --policy none,d2fq, \
+             or --path shards",
+            policy.name()
+        )));
+    }
+    if !device.is_polled() {
+        return Err(Refusal::new(format!(
+            "path: the direct path polls for completions, and those of {} come as events: use \
+             --device \
+             nvme-soft,backing=ram, say, or add poller=core to nvme-soft over a file, or use \
+             --path shards",
+            device.describe()
+        )));
+    }
+    Ok(load::Path::Direct)
+}
+
+/// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in
+/// 10 ms.
+fn interval(
+    args: &BenchArgs,
+    jobs: &[Job],
+    measured: Duration,
+) -> Result<Option<Duration>, Refusal> {
+    let Some(Nanos(ns)) = args.series else {
+        let comes_or_goes = |job: &Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
+        return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
+    };
+    let interval = Duration::from_nanos(ns);
+    if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
+        return Err(Refusal::new(format!(
+            "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, \
+             10ms say",
+            show_duration(measured.as_nanos() as f64),
+            show_duration(ns as f64)
+        )));
+    }
+    Ok(Some(interval))
+}
+
+fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
+    for (index, job) in jobs.iter().enumerate() {
+        if jobs[..index].iter().any(|earlier| earlier.name == job.name) {
+            return Err(Refusal::new(format!("tenant {} is given twice: rename one", job.name)));
+        }
+    }
+    let memory: u64 =
+        jobs.iter().map(|job| u64::from(job.outstanding()) * u64::from(job.block)).sum();
+    if memory > MEMORY_MAX {
+        return Err(Refusal::new(format!(
+            "the tenants' requests in flight need {}, more than {}: lower depth, jobs or bs",
+            show_size(memory),
+            exact_size(MEMORY_MAX)
+        )));
+    }
+    Ok(())
+}
+
+/// What makes no sense on somebody else's server, or cannot be done there.
+fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
+    let here = [
+        ("--device", args.device.is_some()),
+        ("--policy", !args.policy.is_empty()),
+        ("--path", args.path.is_some()),
+        ("--shards", args.shards.shards.is_some()),
+        ("--cpus", args.shards.cpus.is_some()),
+        ("--series", args.series.is_some()),
+        ("--moves", args.moves.is_some()),
+    ];
+    if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
+        return Err(Refusal::new(format!(
+            "{flag} is the server's matter with --connect: leave it out"
+        )));
+    }
+    if let Some(job) = jobs.iter().find(|job| job.urgent || job.target.is_some()) {
+        return Err(Refusal::new(format!(
+            "tenant {}: latency and urgent are the server's matter with --connect: leave them out, \
+             and give them to the tenant of fairq serve",
+            job.name
+        )));
+    }
+    let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
+    match jobs.iter().find(comes_or_goes) {
+        Some(job) => Err(Refusal::new(format!(
+            "tenant {}: with --connect every tenant is there all the time: leave out start and \
+             stop",
+            job.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A load that writes to a file destroys what is in it.
+fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
+    let Some(file) = device.shared_file() else { return Ok(()) };
+    match jobs.iter().find(|job| job.read_percent < 100) {
+        Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
+            "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
+             use rw:randread",
+            job.name,
+            file.path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What will run, in a few lines.
+fn introduction(plan: &Plan) -> String {
+    let mut text = match &plan.place {
+        Place::Server { uri, .. } => format!("{uri}\n"),
+        Place::Device { device, cpus, path, moves } => {
+            let describe = |policy: &PolicyConfig| policy.describe(device.default_slots());
+            let policies: Vec<_> = plan.policies.iter().map(describe).collect();
+            let way = if *path == load::Path::Direct { " on the direct path" } else { "" };
+            let moves = moves.map(|interval| {
+                format!(", jobs placed anew every {}", show_duration(interval.as_nanos() as f64))
+            });
+            let shards = shards_in_words(cpus.len()) + &moves.unwrap_or_default();
+            format!("{} · {shards}{way} · {}\n", device.describe(), policies.join(", "))
+        }
+    };
+    let width = plan.jobs.iter().map(|job| job.name.len()).max().unwrap_or(0);
+    for job in &plan.jobs {
+        text +=
+            &format!("  {:<width$}  weight {:>5}  {}\n", job.name, job.weight.get(), job.summary());
+    }
+    text
+}
+
+/// What the load is put on.
+pub(crate) enum Target {
+    /// A device, through a policy, inside this process.
+    Device {
+        device: Arc<AnyDevice>,
+        /// The CPU of each shard.
+        cpus: Vec<usize>,
+        /// D where a policy's configuration does not say.
+        slots: u32,
+        /// The way to the device.
+        path: load::Path,
+        /// How long a job stays on one shard, if it moves.
+        moves: Option<Duration>,
+    },
+    /// An NBD server.
+    Server(client::Target),
+}
+
+/// What can run loads.
+pub(crate) struct Bench {
+    pub(crate) target: Target,
+    /// No progress on the terminal.
+    pub(crate) is_quiet: bool,
+}
+
+impl Bench {
+    /// Has a device in memory take what the jobs will write to before anything is measured, so that
+    /// the first policy does not pay for it alone: a virtual machine may wait milliseconds for each
+    /// 2 MiB of its host.
+    fn take_memory(&self, jobs: &[Job]) -> anyhow::Result<()> {
+        let Target::Device { device, .. } = &self.target else { return Ok(()) };
+        let ranges = ranges(jobs, &device.info().sizes)?;
+        let written = || {
+            jobs.iter()
+                .zip(&ranges)
+                .filter(|(job, _)| job.read_percent < 100)
+                .map(|(_, &range)| range)
+        };
+        let total: u64 = written().map(|(_, size)| size).sum();
+        if total > memory_available() / 2 {
+            return Ok(());
+        }
+        let mut progress = Progress::new("taking memory", self.is_quiet);
+        let mut taken = 0;
+        for (base, size) in written() {
+            for at in (base..base + size).step_by(MEMORY_AT_ONCE as usize) {
+                progress.show(taken as f64 / total as f64);
+                let length = MEMORY_AT_ONCE.min(base + size - at);
+                device
+                    .take_memory(0, at, length)
+                    .context("cannot take the memory that the tenants write to")?;
+                taken += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each tenant's bytes a second when it has the device for itself.
+    fn alone(&self, jobs: &[Job], times: Times) -> anyhow::Result<Vec<Option<f64>>> {
+        let none = PolicyTable::of("none", &[]).complete()?;
+        let mut alone = Vec::new();
+        for (index, job) in jobs.iter().enumerate() {
+            // The others are there but silent, so that it works on the range that it has later.
+            let plain = |job: &Job| Job { urgent: false, target: None, ..job.clone() };
+            let silent = |other: &Job| Job { jobs: 0, ..plain(other) };
+            let only: Vec<Job> = jobs
+                .iter()
+                .enumerate()
+                .map(|(i, other)| if i == index { plain(job) } else { silent(other) })
+                .collect();
+            let measured = self.measure(&none, &only, times, &format!("{} alone", job.name))?;
+            let bytes = measured.tenants.get(index).map_or(0, TenantStats::bytes);
+            alone.push(Some(bytes as f64 / measured.elapsed.as_secs_f64()));
+        }
+        Ok(alone)
+    }
+
+    /// Runs the jobs, under a policy if they run in this process.
+    pub(crate) fn measure(
+        &self,
+        policy: &PolicyConfig,
+        jobs: &[Job],
+        times: Times,
+        label: &str,
+    ) -> anyhow::Result<Measured> {
+        let mut progress = Progress::new(label, self.is_quiet);
+        match &self.target {
+            Target::Server(target) => {
+                let connections = connections(jobs, target);
+                client::run(&connections, times, |part| progress.show(part))
+                    .context("cannot run the load")
+            }
+            Target::Device { device, cpus, slots, path, moves } => {
+                let ranges = ranges(jobs, &device.info().sizes)?;
+                let hands = deal(jobs, cpus.len());
+                let depths = |hand: &Vec<(usize, u16)>| {
+                    hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum()
+                };
+                let tags: Vec<usize> = hands.iter().map(depths).collect();
+                // All jobs may come together.
+                let tags =
+                    if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
+                let common = Common {
+                    device: device.clone(),
+                    wakers: Arc::new(Wakers::new(cpus.len())?),
+                    clock: Clock::default(),
+                    tags: tags.unwrap_or(0).max(1),
+                    tenants: jobs.len(),
+                    served: Arc::new(Served::new(cpus.len())),
+                    write_back: Arc::new(WriteBack::new(cpus.len(), jobs.len())),
+                    fixed_buffers: 0,
+                };
+                let shape = Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots);
+                let threads = load::Threads { cpus, path: *path, moves: *moves };
+                let load = Load { jobs, ranges, hands, common, threads, times, progress };
+                let name = policy.name();
+                let measured = with_policy::<Native, _>(policy, shape, load)?
+                    .with_context(|| format!("cannot run the load under {name}"))?;
+                if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
+                    eprintln!(
+                        "fairq: under {label} shards waited for their CPUs {} of the time, since \
+                         others have them: give \
+                         fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
+                         machine without other work",
+                        show_percent(part)
+                    );
+                }
+                Ok(measured)
+            }
+        }
+    }
+}
+
+/// The connections of a load on an NBD server. A tenant's export is the one it names, else the
+/// address's, else, if there are several tenants, the one of its own name.
+fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::Job> {
+    let export = |job: &Job| match &job.export {
+        Some(export) => export.clone(),
+        None if target.export.is_empty() && jobs.len() > 1 => job.name.clone(),
+        None => target.export.clone(),
+    };
+    let connection = |tenant: usize, job: &Job, copy: u16| client::Job {
+        tenant,
+        target: client::Target { export: export(job), ..target.clone() },
+        block: job.block,
+        depth: job.depth,
+        read_percent: job.read_percent,
+        random: job.random,
+        rate: job.rate.map(|rate| (rate / u64::from(job.jobs.max(1))).max(1)),
+        think_ns: job.think_ns,
+        size: job.size,
+        seed: seed(tenant, copy),
+    };
+    let copies = |(tenant, job): (usize, &Job)| -> Vec<_> {
+        (0..job.jobs).map(|copy| connection(tenant, job, copy)).collect()
+    };
+    jobs.iter().enumerate().flat_map(copies).collect()
+}
+
+/// The same random numbers in each run, others for each job.
+fn seed(tenant: usize, copy: u16) -> u64 {
+    (tenant as u64) << 16 | u64::from(copy)
+}
+
+/// A load that waits for its policy.
+struct Load<'a> {
+    jobs: &'a [Job],
+    /// Each tenant's first byte and size.
+    ranges: Vec<(u64, u64)>,
+    /// The jobs of each shard: the tenant, and which of its copies.
+    hands: Vec<Vec<(usize, u16)>>,
+    common: Common<AnyDevice>,
+    threads: load::Threads<'a>,
+    times: Times,
+    progress: Progress,
+}
+
+impl WithPolicy for Load<'_> {
+    type Output = anyhow::Result<Measured>;
+
+    fn run<L: Policy>(mut self, policy: L, ports: Vec<L::Port>) -> anyhow::Result<Measured>
+    where
+        L::Port: 'static,
+    {
+        let flows: Vec<FlowId> =
+            self.jobs.iter().map(|job| add_flow(&policy, job)).collect::<Result<_, _>>()?;
+        let job = |&(tenant, copy): &(usize, u16)| {
+            expand(&self.jobs[tenant], copy, tenant, flows[tenant], self.ranges[tenant])
+        };
+        let jobs = self.hands.iter().map(|hand| hand.iter().map(job).collect()).collect();
+        let watch = |part| self.progress.show(part);
+        Ok(load::run(&policy, ports, &self.common, self.threads, jobs, self.times, watch)?)
+    }
+}
+
+/// A tenant's flow. A policy that has no targets or no urgent class is told of: it is there to be
+/// compared with one that has.
+fn add_flow<L: Policy>(policy: &L, job: &Job) -> Result<FlowId, FlowError> {
+    let flow = policy.add_flow(job.weight)?;
+    let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    let target = if job.target.is_some() { policy.set_target(flow, job.target) } else { Ok(()) };
+    for error in [urgent, target].into_iter().filter_map(Result::err) {
+        match error {
+            FlowError::NoTargets | FlowError::NotUrgent => {
+                eprintln!("fairq: tenant {} runs without it: {error}", job.name);
+            }
+            error => return Err(error),
+        }
+    }
+    Ok(flow)
+}
+
+/// One of a tenant's jobs as the load generator takes it. Random jobs share the tenant's range;
+/// sequential ones have a part of it each, so that they do not do the same.
+fn expand(
+    job: &Job,
+    copy: u16,
+    tenant: usize,
+    flow: FlowId,
+    (base, size): (u64, u64),
+) -> load::Job {
+    let (block, copies) = (u64::from(job.block), u64::from(job.jobs.max(1)));
+    let part = size / copies / block * block;
+    let (start, size) =
+        if job.random || part == 0 { (0, size) } else { (u64::from(copy) * part, part) };
+    load::Job {
+        tenant: tenant as u16,
+        flow,
+        file: 0,
+        base: base + start,
+        size,
+        block: job.block,
+        depth: job.depth,
+        read_percent: job.read_percent,
+        random: job.random,
+        rate: job.rate.map(|rate| (rate / copies).max(1)),
+        think_ns: job.think_ns,
+        starts_ns: job.starts_ns,
+        stops_ns: job.stops_ns,
+        seed: seed(tenant, copy),
+    }
+}
+
+/// Deals the jobs to the shards in turn, over all tenants, so that none has much more to do than
+/// another.
+fn deal(jobs: &[Job], shards: usize) -> Vec<Vec<(usize, u16)>> {
+    let mut hands = vec![Vec::new(); shards];
+    let all = jobs
+        .iter()
+        .enumerate()
+        .flat_map(|(tenant, job)| (0..job.jobs).map(move |copy| (tenant, copy)));
+    all.enumerate().for_each(|(turn, card)| hands[turn % shards].push(card));
+    hands
+}
+
+/// What each tenant works on, as offset and size: what it asks for, or an equal part of what the
+/// others leave.
+fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
+    let device = sizes.first().copied().unwrap_or(0);
+    let asked: u64 = jobs.iter().filter_map(|job| job.size).sum();
+    let others = jobs.iter().filter(|job| job.size.is_none()).count() as u64;
+    let part = device.saturating_sub(asked) / others.max(1);
+    let mut at: u64 = 0;
+    let range = |job: &Job| {
+        let block = u64::from(job.block);
+        // A range begins and ends where its blocks do; what that costs comes off the last ones.
+        let base = at.next_multiple_of(block);
+        let wanted = job.size.unwrap_or(part);
+        let left = device.saturating_sub(base);
+        let size = wanted.min(left) / block * block;
+        if size == 0 || job.size.is_some_and(|size| size > left) {
+            return Err(Refusal::new(format!(
+                "tenant {}: too little is left of the device's {}: make it larger, or the tenants' \
+                 sizes smaller",
+                job.name,
+                exact_size(device)
+            )));
+        }
+        at = base + size;
+        Ok((base, size))
+    };
+    jobs.iter().map(range).collect()
+}
+
+/// What a run gave each tenant.
+fn outcome(
+    label: &str,
+    jobs: &[Job],
+    times: Times,
+    measured: &Measured,
+    alone: &[Option<f64>],
+) -> Run {
+    let nothing = TenantStats::default();
+    let got: Vec<Got> = jobs
+        .iter()
+        .zip(alone)
+        .enumerate()
+        .map(|(index, (job, alone))| {
+            let stats = measured.tenants.get(index).unwrap_or(&nothing);
+            let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
+            Got {
+                name: job.name.clone(),
+                weight: job.weight.get(),
+                rate: job.rate,
+                operations: stats.operations(),
+                bytes: stats.bytes(),
+                p50_ns: quantile(0.5),
+                p99_ns: quantile(0.99),
+                p999_ns: quantile(0.999),
+                alone: *alone,
+            }
+        })
+        .collect();
+    let life = |job: &Job| Life {
+        starts_ns: job.starts_ns,
+        stops_ns: job.stops_ns,
+        weight: job.weight.get().into(),
+        most: job.rate.map_or(f64::INFINITY, |rate| rate as f64),
+    };
+    let lives: Vec<(String, Life)> = jobs.iter().map(|job| (job.name.clone(), life(job))).collect();
+    let series = times.interval.map(|interval| {
+        Series::new(interval, measured.series.clone(), &lives, &measured.class_weights)
+    });
+    Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got, series)
+}
+
+/// Bytes that programs may take without others losing theirs; 0 if the kernel does not tell.
+fn memory_available() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = meminfo.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok()
+    });
+    kib.unwrap_or(0u64) << 10
+}
+
+/// How far a run is, on a terminal.
+pub(crate) struct Progress {
+    label: String,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new(label: &str, is_quiet: bool) -> Progress {
+        Progress { label: label.to_owned(), is_shown: !is_quiet && std::io::stderr().is_terminal() }
+    }
+
+    /// Shows the part that is done; true, as the run is to go on.
+    fn show(&mut self, part: f64) -> bool {
+        if self.is_shown {
+            let done = (part * 30.0) as usize;
+            let bar = "█".repeat(done.min(30)) + &"░".repeat(30 - done.min(30));
+            eprint!("\r{} {bar} {:3.0} %\x1b[K", self.label, (100.0 * part).min(100.0));
+        }
+        true
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jobs(specs: &[&str]) -> Vec<Job> {
+        specs.iter().map(|spec| spec.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn jobs_are_dealt_over_all_shards() {
+        let hands = deal(&jobs(&["a=jobs:3", "b"]), 2);
+        assert_eq!(hands, [vec![(0, 0), (0, 2)], vec![(0, 1), (1, 0)]]);
+    }
+
+    #[test]
+    fn ranges_are_whole_blocks_and_fit() {
+        let ranges = |specs: &[&str], size| {
+            ranges(&jobs(specs), &[size]).map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(ranges(&["a", "b"], 1 << 20), Ok(vec![(0, 512 << 10), (512 << 10, 512 << 10)]));
+        assert_eq!(
+            ranges(&["a=size:100k", "b=bs:64k"], 1 << 20),
+            Ok(vec![(0, 100 << 10), (128 << 10, 896 << 10)]),
+            "b's 924k begin at a multiple of its block"
+        );
+        assert_eq!(
+            ranges(&["a=size:1M", "b"], 1 << 20).unwrap_err(),
+            "tenant b: too little is left of the device's 1M: make it larger, or the tenants' \
+             sizes smaller"
+        );
+    }
+
+    #[test]
+    fn sequential_jobs_have_a_part_each_and_random_ones_share() {
+        let (policy, _) = fairq_core::none::NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
+        let flow = policy.add_flow(fairq_core::Weight::DEFAULT).unwrap();
+        let place = |spec: &str, copy| {
+            let job = expand(&spec.parse().unwrap(), copy, 0, flow, (1 << 20, 1 << 20));
+            (job.base - (1 << 20), job.size)
+        };
+        assert_eq!(place("a=jobs:4,rw:read", 3), (768 << 10, 256 << 10));
+        assert_eq!(place("a=jobs:4,rw:randread", 3), (0, 1 << 20));
+        assert_eq!(
+            place("a=jobs:4,rw:read,bs:512k", 3),
+            (0, 1 << 20),
+            "less than a block for each"
+        );
+        let limited = expand(&"a=jobs:4,rate:4M".parse().unwrap(), 0, 0, flow, (0, 1 << 20));
+        assert_eq!(limited.rate, Some(1 << 20));
+    }
+
+    #[test]
+    fn several_tenants_connect_to_exports_of_their_names() {
+        let exports = |uri: &str, specs: &[&str]| -> Vec<String> {
+            let target = client::Target::parse(uri).unwrap();
+            connections(&jobs(specs), &target).into_iter().map(|job| job.target.export).collect()
+        };
+        assert_eq!(exports("nbd+unix:///?socket=/s", &["a=jobs:2", "b"]), ["a", "a", "b"]);
+        assert_eq!(exports("nbd+unix:///?socket=/s", &["a"]), [""]);
+        assert_eq!(exports("nbd+unix:///x?socket=/s", &["a", "b=export:y"]), ["x", "y"]);
+    }
+}

@@ -1,0 +1,278 @@
+//! `fairq device probe`: what a real file or disk is like, as a profile.
+//!
+//! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; likewise
+//! writes where it may write: into a scratch file if a directory is given, or over what is there
+//! with `--overwrite`. The scratch file has no name, so that nothing is left behind whichever way
+//! the program ends. From these points a [profile](fairq_device::derive) is derived.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use fairq_config::device::{DeviceConfig, Direct, FileConfig};
+use fairq_config::engine::shard_cpus;
+use fairq_config::files::Output;
+use fairq_config::files::write_out;
+use fairq_config::policy::{PolicyConfig, PolicyTable};
+use fairq_config::refusal::Refusal;
+use fairq_config::units::{Count as Number, Nanos, Size, exact_size};
+use fairq_device::derivation::{Derivation, Derived, derive};
+use fairq_device::profile::{Count, Load, Point, State};
+use fairq_host::device::Device;
+use fairq_host::measure::load::{self, Times};
+use fairq_host::observe::stats::TenantStats;
+use rand::{RngCore, SeedableRng};
+
+use super::{comparisons, points_table};
+use crate::args::ProbeArgs;
+use crate::bench::{Bench, Target};
+use crate::job::{Job, JobTable, Pattern};
+
+/// Of sequential requests; and how many of them are outstanding.
+const SEQUENTIAL: (u64, u32) = (128 << 10, 32);
+/// A scratch file is written in pieces of this size.
+const PIECE: usize = 1 << 20;
+/// Smaller than this there are not enough places for random requests.
+const SMALLEST: u64 = 1 << 20;
+
+/// Measures and derives.
+pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
+    if args.seconds.0 < 10_000_000 {
+        return Err(Refusal::new(
+            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+        )
+        .into());
+    }
+    let place = Place::open(&args)?;
+    let output = Output::open_if_named(args.output.as_deref())?;
+    let config = DeviceConfig::File {
+        file: Some(FileConfig { path: place.path.clone(), size: None, create: false, store: None }),
+        direct: Direct::Auto,
+    };
+    let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
+    let (shards, slots) = (cpus.len() as u32, config.default_slots());
+    let device = config.open(Vec::new())?;
+    let capacity = device.info().sizes.first().copied().unwrap_or(0);
+    if capacity < SMALLEST {
+        let text = format!(
+            "{}: has {}: less than 1M says nothing",
+            args.path.display(),
+            exact_size(capacity)
+        );
+        return Err(Refusal::new(text).into());
+    }
+    let Nanos(ns) = args.seconds;
+    let measured = Duration::from_nanos(ns);
+    let gauge = Gauge {
+        bench: Bench {
+            target: Target::Device { device, cpus, slots, path: load::Path::Shards, moves: None },
+            is_quiet: args.json,
+        },
+        none: "none".parse::<PolicyTable>().map_err(Refusal::new)?.complete()?,
+        times: Times { warmup: measured / 5, measured, interval: None },
+        shards,
+        source: format!("measured, {}", args.path.display()),
+    };
+    let points = gauge.points(args.most, place.may_write)?;
+    let name = args.name.clone().unwrap_or_else(|| "probed".to_owned());
+    let model = args.path.display().to_string();
+    let derived = derive(&Derivation { name, model, capacity, points })?;
+    if let Some(output) = output {
+        output.write_text(&derived.text)?;
+    }
+    report(&args, &place, &derived)
+}
+
+fn report(args: &ProbeArgs, place: &Place, derived: &Derived) -> anyhow::Result<()> {
+    let points = comparisons(&derived.profile);
+    if args.json {
+        let object = serde_json::json!({ "profile": &derived.profile, "model": points });
+        return write_out(&serde_json::to_string_pretty(&object)?);
+    }
+    let mut text = points_table(&points);
+    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be \
+     told from outside and \
+             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, \
+             protection against power loss.\n\
+             (WRR: the kernel's driver does not use it, and a block device shows neither classes \
+             nor whether the controller \
+             offers any.)\n";
+    if !place.may_write {
+        text += "Writes were not measured and are taken to be like reads: give a directory for a \
+         scratch file, or \
+                 --overwrite\nif what is there may be lost.\n";
+    }
+    if place.has_holes {
+        text += "Parts of this file were never written: reading those does not reach the disk, so \
+         the figures are too good.\n";
+    }
+    text += &match &args.output {
+        Some(path) => format!("\nWritten to {0}: fairq device show {0}", path.display()),
+        None => "\n--output FILE keeps it as a profile.".to_owned(),
+    };
+    write_out(&text)
+}
+
+/// What is measured.
+struct Place {
+    path: PathBuf,
+    may_write: bool,
+    /// A file of which parts were never written.
+    has_holes: bool,
+    /// Keeps the scratch file there.
+    _scratch: Option<File>,
+}
+
+impl Place {
+    fn open(args: &ProbeArgs) -> anyhow::Result<Place> {
+        let path = &args.path;
+        let about = std::fs::metadata(path)
+            .map_err(|error| Refusal::new(format!("{}: {error}", path.display())))?;
+        if !about.is_dir() {
+            if args.size.is_some() {
+                return Err(Refusal::new(
+                    "size: is for the scratch file in a directory: leave it out",
+                )
+                .into());
+            }
+            let has_holes = about.is_file() && about.blocks() * 512 < about.len();
+            return Ok(Place {
+                path: path.clone(),
+                may_write: args.overwrite,
+                has_holes,
+                _scratch: None,
+            });
+        }
+        let Size(size) = args.size.unwrap_or(Size(1 << 30));
+        let scratch = scratch(path, size, args.json)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", scratch.as_raw_fd()));
+        Ok(Place { path, may_write: true, has_holes: false, _scratch: Some(scratch) })
+    }
+}
+
+/// A file without a name, full of what cannot be compressed.
+fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> {
+    let context =
+        || format!("cannot make a scratch file of {} in {}", exact_size(size), directory.display());
+    let mut file = tempfile::tempfile_in(directory).with_context(context)?;
+    let mut random = rand::rngs::SmallRng::seed_from_u64(1);
+    let mut piece = vec![0; PIECE];
+    if !is_quiet {
+        write_out(&format!(
+            "writing a scratch file of {} in {}",
+            exact_size(size),
+            directory.display()
+        ))?;
+    }
+    let mut left = size;
+    while left > 0 {
+        random.fill_bytes(&mut piece);
+        let part = left.min(PIECE as u64) as usize;
+        file.write_all(&piece[..part]).with_context(context)?;
+        left -= part as u64;
+    }
+    file.sync_all().with_context(context)?;
+    Ok(file)
+}
+
+/// What measures.
+struct Gauge {
+    bench: Bench,
+    none: PolicyConfig,
+    times: Times,
+    shards: u32,
+    source: String,
+}
+
+impl Gauge {
+    fn points(&self, most: u32, may_write: bool) -> anyhow::Result<Vec<Point>> {
+        let mut points = Vec::new();
+        self.direction(Pattern::RandRead, Pattern::Read, most, &mut points)?;
+        if may_write {
+            self.direction(Pattern::RandWrite, Pattern::Write, most, &mut points)?;
+        }
+        Ok(points)
+    }
+
+    fn direction(
+        &self,
+        random: Pattern,
+        sequential: Pattern,
+        most: u32,
+        points: &mut Vec<Point>,
+    ) -> anyhow::Result<()> {
+        let (bytes, depth) = SEQUENTIAL;
+        points.push(self.point(sequential, bytes, depth.min(most))?);
+        // Depth 1 tells the latency, the others how the rate grows.
+        points.push(self.point(random, 4096, 1)?);
+        for depth in std::iter::successors(Some(2u32), |depth| depth.checked_mul(2))
+            .take_while(|&depth| depth <= most)
+        {
+            points.push(self.point(random, 4096, depth)?);
+        }
+        Ok(())
+    }
+
+    /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that
+    /// they are one stream.
+    fn point(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Point> {
+        let jobs = if pattern.is_random() { self.shards.min(depth) } else { 1 };
+        let part = |index: u32| depth / jobs + u32::from(index < depth % jobs);
+        let job = |index: u32| {
+            let (bs, depth) = (Some(Size(bytes)), Some(Number(part(index).into())));
+            JobTable {
+                name: format!("p{index}"),
+                bs,
+                depth,
+                rw: Some(pattern),
+                ..JobTable::default()
+            }
+            .complete()
+        };
+        let jobs: Vec<Job> = (0..jobs).map(job).collect::<Result<_, Refusal>>()?;
+        let label = format!("{} {} × {depth}", load_of(pattern).1, exact_size(bytes));
+        let measured = self.bench.measure(&self.none, &jobs, self.times, &label)?;
+        let mut all = TenantStats::default();
+        measured.tenants.iter().for_each(|tenant| all.add(tenant));
+        let failed = all.errors;
+        anyhow::ensure!(
+            failed == 0,
+            "{label}: the device failed {failed} requests: see the kernel's log"
+        );
+        anyhow::ensure!(
+            all.operations() > 0,
+            "{label}: nothing completed: give each point more --seconds"
+        );
+        let seconds = measured.elapsed.as_secs_f64();
+        let (iops, mb_s) = (all.operations() as f64 / seconds, all.bytes() as f64 / seconds / 1e6);
+        let point = Point {
+            load: load_of(pattern).0,
+            kib: Count::new((bytes >> 10) as u32),
+            depth: Count::new(depth),
+            state: State::Fresh,
+            iops: None,
+            latency_us: None,
+            mb_s: None,
+            within: 25.0,
+            source: self.source.clone(),
+        };
+        Ok(match (pattern.is_random(), depth) {
+            (false, _) => Point { mb_s: Some(mb_s), ..point },
+            (true, 1) => Point { latency_us: Some(all.latency_ns.mean() / 1e3), ..point },
+            (true, _) => Point { iops: Some(iops), ..point },
+        })
+    }
+}
+
+fn load_of(pattern: Pattern) -> (Load, &'static str) {
+    match pattern {
+        Pattern::RandWrite => (Load::RandomWrite, "random write"),
+        Pattern::Read => (Load::SequentialRead, "read"),
+        Pattern::Write => (Load::SequentialWrite, "write"),
+        _ => (Load::RandomRead, "random read"),
+    }
+}

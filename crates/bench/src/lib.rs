@@ -1,0 +1,21 @@
+//! Commands that measure: `fairq bench`, `fairq calibrate` and `fairq device`.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`mod@bench`] | policies one after the other under the same load; on shards, or on an NBD server |
+//! | [`calibrate`] | the D and T that suit a device |
+//! | [`device`] | profiles of devices: shown, or derived from a real one |
+//! | [`job`], [`fiojob`] | a tenant's load, as flags or in a job file of fio |
+//! | [`report`], [`series`] | what each tenant got, in all and over time: tables and JSON |
+//!
+//! The load itself is `fairq_host::measure`, which owns memory that the kernel writes to.
+
+pub mod args;
+pub mod bench;
+pub mod calibrate;
+pub mod device;
+mod fairness;
+pub mod fiojob;
+pub mod job;
+pub mod report;
+pub mod series;

@@ -1,0 +1,374 @@
+//! What `fairq bench` found: as one JSON object, and as tables for the eye.
+
+use comfy_table::Table;
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent};
+use serde::{Deserialize, Serialize};
+
+use crate::fairness::{Demand, entitled, jain};
+use crate::series::Series;
+
+/// Everything that was run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// One for each policy, in the order in which they ran.
+    pub runs: Vec<Run>,
+}
+
+/// One policy's run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// Which policy.
+    pub policy: String,
+    /// How long was measured.
+    pub seconds: f64,
+    /// Requests a second, of all flows.
+    pub iops: f64,
+    /// Bytes a second, of all flows.
+    pub bytes_per_s: f64,
+    /// Jain's index of share over entitled: 1 when everybody has exactly what is due.
+    pub jain_weighted: f64,
+    /// CPU time of this process for each request, in nanoseconds.
+    pub cpu_ns_per_io: f64,
+    /// One for each tenant, in the order in which they were given.
+    pub flows: Vec<Flow>,
+    /// How it went over time, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+}
+
+/// What one tenant got.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Flow {
+    /// The tenant.
+    pub name: String,
+    /// Its weight.
+    pub weight: u16,
+    /// The fraction of all bytes that is due to it.
+    pub entitled: f64,
+    /// The fraction of all bytes that it got.
+    pub share: f64,
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Median latency, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.9th percentile.
+    pub p999_ns: u64,
+    /// Bytes a second that it gets alone, over those it got here; null if it was not run alone.
+    pub slowdown: Option<f64>,
+}
+
+/// What was measured of one tenant, before anything is derived from it.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// The tenant.
+    pub name: String,
+    /// Its weight.
+    pub weight: u16,
+    /// The most bytes a second that it asked for.
+    pub rate: Option<u64>,
+    /// Requests.
+    pub operations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Median latency, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.9th percentile.
+    pub p999_ns: u64,
+    /// Bytes a second that it gets alone.
+    pub alone: Option<f64>,
+}
+
+impl Run {
+    /// Derives shares, rates and the index from what was measured. What is due to whom comes from
+    /// the series, which knows who was there when, if there is one.
+    pub fn new(
+        policy: &str,
+        seconds: f64,
+        cpu_ns: f64,
+        got: &[Got],
+        series: Option<Series>,
+    ) -> Run {
+        let operations: u64 = got.iter().map(|flow| flow.operations).sum();
+        let bytes: u64 = got.iter().map(|flow| flow.bytes).sum();
+        let demands: Vec<Demand> = got
+            .iter()
+            .map(|flow| Demand {
+                weight: f64::from(flow.weight),
+                most: flow.rate.map_or(f64::INFINITY, |rate| rate as f64 * seconds),
+            })
+            .collect();
+        let entitled = series
+            .as_ref()
+            .and_then(Series::entitled)
+            .unwrap_or_else(|| entitled(&demands, bytes as f64));
+        let fraction =
+            |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let flows: Vec<Flow> = got
+            .iter()
+            .zip(&entitled)
+            .map(|(flow, &entitled)| {
+                let bytes_per_s = flow.bytes as f64 / seconds;
+                Flow {
+                    name: flow.name.clone(),
+                    weight: flow.weight,
+                    entitled,
+                    share: fraction(flow.bytes, bytes),
+                    iops: flow.operations as f64 / seconds,
+                    bytes_per_s,
+                    p50_ns: flow.p50_ns,
+                    p99_ns: flow.p99_ns,
+                    p999_ns: flow.p999_ns,
+                    slowdown: flow
+                        .alone
+                        .filter(|_| flow.bytes > 0)
+                        .map(|alone| alone / bytes_per_s),
+                }
+            })
+            .collect();
+        Run {
+            policy: policy.to_owned(),
+            seconds,
+            iops: operations as f64 / seconds,
+            bytes_per_s: bytes as f64 / seconds,
+            jain_weighted: jain(flows.iter().map(|flow| flow.share / flow.entitled)),
+            cpu_ns_per_io: if operations == 0 { 0.0 } else { cpu_ns / operations as f64 },
+            flows,
+            series,
+        }
+    }
+}
+
+impl Report {
+    /// The tables, and how the policies compare.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let name_width = self.runs.iter().map(|run| run.policy.len()).max().unwrap_or(0);
+        for run in &self.runs {
+            text += &run.text(name_width);
+            text.push('\n');
+        }
+        text + &self.comparison(name_width)
+    }
+
+    /// Each policy's throughput beside that of the first: bytes, since requests may differ in size.
+    fn comparison(&self, name_width: usize) -> String {
+        let Some((first, others)) =
+            self.runs.split_first().filter(|(first, _)| first.bytes_per_s > 0.0)
+        else {
+            return String::new();
+        };
+        let line = |run: &Run| {
+            format!(
+                "{:<name_width$} keeps {:.1} % of the throughput of {}\n",
+                run.policy,
+                100.0 * run.bytes_per_s / first.bytes_per_s,
+                first.policy
+            )
+        };
+        others.iter().map(line).collect()
+    }
+}
+
+impl Run {
+    fn text(&self, name_width: usize) -> String {
+        // A simulation uses none.
+        let cpu = if self.cpu_ns_per_io > 0.0 {
+            format!("  CPU {} a request", show_duration(self.cpu_ns_per_io))
+        } else {
+            String::new()
+        };
+        format!(
+            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}\n{}\n{}",
+            self.policy,
+            with_space(&show_count(self.iops)),
+            show_bandwidth(self.bytes_per_s),
+            self.jain_weighted,
+            self.table(),
+            self.series.as_ref().map(Series::text).unwrap_or_default(),
+        )
+    }
+
+    fn table(&self) -> Table {
+        let with_slowdown = self.flows.iter().any(|flow| flow.slowdown.is_some());
+        let mut table = plain_table();
+        let mut header = vec![
+            "tenant",
+            "weight",
+            "entitled",
+            "share",
+            "IOPS",
+            "bandwidth",
+            "p50",
+            "p99",
+            "p99.9",
+        ];
+        if with_slowdown {
+            header.push("slowdown");
+        }
+        table.set_header(header);
+        for flow in &self.flows {
+            let mut row = vec![
+                flow.name.clone(),
+                flow.weight.to_string(),
+                show_percent(flow.entitled),
+                show_percent(flow.share),
+                show_count(flow.iops),
+                show_bandwidth(flow.bytes_per_s),
+                show_duration(flow.p50_ns as f64),
+                show_duration(flow.p99_ns as f64),
+                show_duration(flow.p999_ns as f64),
+            ];
+            if with_slowdown {
+                row.push(flow.slowdown.map_or("–".into(), |slowdown| format!("{slowdown:.2} ×")));
+            }
+            table.add_row(row);
+        }
+        align_right(&mut table);
+        table
+    }
+}
+
+/// `99.8 k` to `99.8 k`, `500` to `500 `: what a unit can follow.
+fn with_space(count: &str) -> String {
+    if count.contains(' ') { count.to_owned() } else { format!("{count} ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn got(name: &str, weight: u16, rate: Option<u64>, bytes: u64) -> Got {
+        Got {
+            name: name.into(),
+            weight,
+            rate,
+            operations: bytes / 4096,
+            bytes,
+            p50_ns: 80_000,
+            p99_ns: 123_456,
+            p999_ns: 2_000_000,
+            alone: None,
+        }
+    }
+
+    #[test]
+    fn exact_shares_have_index_one_and_equal_ones_do_not() {
+        let fair = Run::new(
+            "mqfq",
+            10.0,
+            1e9,
+            &[got("gold", 300, None, 3_000_000), got("silver", 100, None, 1_000_000)],
+            None,
+        );
+        assert_eq!(fair.jain_weighted, 1.0);
+        assert_eq!(fair.flows.iter().map(|flow| flow.entitled).collect::<Vec<_>>(), [0.75, 0.25]);
+        assert_eq!(fair.flows.iter().map(|flow| flow.share).collect::<Vec<_>>(), [0.75, 0.25]);
+        assert_eq!(fair.bytes_per_s, 400_000.0);
+        let even = Run::new(
+            "none",
+            10.0,
+            1e9,
+            &[got("gold", 300, None, 2_000_000), got("silver", 100, None, 2_000_000)],
+            None,
+        );
+        // x = 2/3 and 2: (8/3)^2 / (2 (4/9 + 4)).
+        assert!((even.jain_weighted - 0.8).abs() < 1e-12);
+    }
+
+    #[test]
+    fn who_asks_for_less_and_gets_it_does_not_spoil_the_index() {
+        let run = Run::new(
+            "mqfq",
+            10.0,
+            0.0,
+            &[got("a", 100, None, 3_000_000), got("c", 100, Some(100_000), 1_000_000)],
+            None,
+        );
+        assert_eq!(run.jain_weighted, 1.0);
+    }
+
+    #[test]
+    fn a_run_in_which_nothing_was_done_has_finite_numbers() {
+        let run =
+            Run::new("mqfq", 10.0, 1e9, &[got("a", 100, None, 0), got("b", 100, None, 0)], None);
+        assert_eq!((run.jain_weighted, run.cpu_ns_per_io), (0.0, 0.0));
+        let json = serde_json::to_string(&run).unwrap();
+        assert!(
+            !json.contains("null,") && serde_json::from_str::<Run>(&json).unwrap() == run,
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn the_json_has_exactly_these_keys() {
+        let alone = Got { alone: Some(600_000.0), ..got("gold", 300, None, 3_000_000) };
+        let run = Run::new("mqfq", 10.0, 2e6, &[alone, got("silver", 100, None, 1_000_000)], None);
+        let json = serde_json::to_value(Report { runs: vec![run] }).unwrap();
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        let sorted = |mut names: Vec<&str>| {
+            names.sort_unstable();
+            names.iter().map(|name| name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&json), ["runs"]);
+        let run = &json["runs"][0];
+        let expected =
+            ["policy", "seconds", "iops", "bytes_per_s", "jain_weighted", "cpu_ns_per_io", "flows"];
+        assert_eq!(keys(run), sorted(expected.to_vec()));
+        let expected = [
+            "name",
+            "weight",
+            "entitled",
+            "share",
+            "iops",
+            "bytes_per_s",
+            "p50_ns",
+            "p99_ns",
+            "p999_ns",
+            "slowdown",
+        ];
+        assert_eq!(keys(&run["flows"][0]), sorted(expected.to_vec()));
+        assert_eq!(run["flows"][0]["slowdown"], 2.0);
+        assert_eq!(run["flows"][1]["slowdown"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn the_table_stands_in_columns() {
+        let run = |policy: &str, gold, silver| {
+            Run::new(
+                policy,
+                10.0,
+                1e9,
+                &[got("gold", 300, None, gold), got("silver", 100, None, silver)],
+                None,
+            )
+        };
+        let report = Report {
+            runs: vec![
+                run("none", 2_048_000_000, 2_048_000_000),
+                run("mqfq", 3_040_000_000, 1_015_808_000),
+            ],
+        };
+        let expected = "\
+none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
+ tenant   weight   entitled    share     IOPS   bandwidth       p50      p99     p99.9 
+───────────────────────────────────────────────────────────────────────────────────────
+ gold        300     75.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
+ silver      100     25.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
+";
+        assert!(report.text().starts_with(expected), "{}", report.text());
+        assert!(
+            report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"),
+            "{}",
+            report.text()
+        );
+    }
+}

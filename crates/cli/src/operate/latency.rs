@@ -1,0 +1,170 @@
+//! Latency targets: changed by the control socket, shown, and told in the log.
+//!
+//! A target that is missed is told once, with its cause if it cannot be met, and once more when it
+//! has been met for [`CALM`] seconds: in a spell of both nothing more is told.
+
+use std::collections::HashMap;
+
+use fairq_core::{Target, TargetState, TargetStats};
+use fairq_host::server::{Admin, Roster, Status};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Console;
+use super::rpc::Fault;
+use fairq_config::latency;
+use fairq_config::tenant::TenantTable;
+use fairq_config::units::{Nanos, Part, Percentile};
+
+/// Seconds in a row with the target met, or missed, before that is told.
+const CALM: u32 = 3;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfLatency {
+    tenant: String,
+    latency: Option<Nanos>,
+    percentile: Option<Percentile>,
+    floor: Option<Part>,
+}
+
+/// What is written of a tenant's target.
+pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
+
+pub(super) fn written(table: &TenantTable) -> Written {
+    (table.latency, table.latency_percentile, table.floor)
+}
+
+impl Console {
+    /// Gives a tenant a target, or takes it away if none is said.
+    pub(super) fn latency(
+        &mut self,
+        admin: &mut dyn Admin,
+        given: OfLatency,
+    ) -> Result<Value, Fault> {
+        let OfLatency { tenant, latency, percentile, floor } = given;
+        self.set_latency(admin, &tenant, (latency, percentile, floor))
+    }
+
+    pub(super) fn set_latency(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        said: Written,
+    ) -> Result<Value, Fault> {
+        let target = latency::target(said.0, said.1, said.2)
+            .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
+        let before = admin.roster().find(name).and_then(|member| member.tenant.target);
+        admin.set_target(name, target).map_err(Fault::refused)?;
+        let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
+        if let Some(table) = tables.find(|table| table.name == name) {
+            (table.latency, table.latency_percentile, table.floor) = said;
+        }
+        let told = |target: Option<Target>| target.map(latency::describe);
+        Ok(json!({ "tenant": name, "from": told(before), "to": told(target) }))
+    }
+}
+
+/// How each tenant that has a target does.
+pub(super) fn all(roster: &Roster, now: &Status) -> Value {
+    let targets = roster.members().iter().filter_map(|member| {
+        let stats = now.target_of(member)?;
+        Some(json!({
+            "tenant": member.tenant.name,
+            "target": latency::describe(stats.target),
+            "state": latency::state(stats.state),
+            "cause": latency::cause(stats),
+            "completed": stats.completed,
+            "late": stats.late,
+        }))
+    });
+    targets.collect()
+}
+
+/// How a tenant does beside its target.
+pub(super) fn json(stats: &TargetStats) -> Value {
+    let target = stats.target;
+    json!({
+        "target_ns": target.latency_ns(),
+        "percentile": f64::from(1_000_000 - target.late_ppm()) / 10_000.0,
+        "floor_percent": target.floor_percent(),
+        "state": latency::state(stats.state),
+        "cause": latency::cause(stats),
+        "completed": stats.completed,
+        "late": stats.late,
+        "alone_mean_ns": stats.alone_ns,
+        "weight": stats.weight.get(),
+        "slots_bound": stats.bound,
+    })
+}
+
+/// What the log knows of each tenant's target.
+#[derive(Default)]
+pub(super) struct Teller {
+    spells: HashMap<String, Spell>,
+}
+
+struct Spell {
+    /// What was told last.
+    told: TargetState,
+    /// For how many seconds in a row it has been otherwise.
+    seconds: u32,
+}
+
+impl Teller {
+    /// Tells what is new in the second that ends now.
+    pub(super) fn tell(&mut self, now: &Status, roster: &Roster) {
+        self.spells.retain(|name, _| roster.find(name).is_some());
+        for member in roster.members() {
+            let Some(stats) = now.target_of(member) else { continue };
+            let tenant = &*member.tenant.name;
+            if !self.is_news(tenant, stats.state) {
+                continue;
+            }
+            let target = latency::describe(stats.target);
+            match latency::cause(stats) {
+                Some(cause) => {
+                    tracing::warn!(tenant, target, "its latency target cannot be met: {cause}");
+                }
+                None if stats.state == TargetState::Missed => tracing::warn!(
+                    tenant,
+                    target,
+                    "its latency target is missed, and others are held back for it"
+                ),
+                None => tracing::info!(tenant, target, "its latency target is met"),
+            }
+        }
+    }
+
+    /// Whether a state has lasted, and was not told.
+    fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
+        let met = Spell { told: TargetState::Met, seconds: 0 };
+        let spell = self.spells.entry(tenant.to_owned()).or_insert(met);
+        if state == TargetState::Idle || state == spell.told {
+            spell.seconds = 0;
+            return false;
+        }
+        spell.seconds += 1;
+        if spell.seconds < CALM {
+            return false;
+        }
+        *spell = Spell { told: state, seconds: 0 };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_told_when_it_is_missed_for_a_while_and_when_it_is_met_again() {
+        let mut teller = Teller::default();
+        use TargetState::{Device, Idle, Met, Missed};
+        let seconds =
+            [Met, Missed, Met, Missed, Missed, Missed, Missed, Idle, Met, Met, Met, Met, Device];
+        let news: Vec<usize> =
+            (0..seconds.len()).filter(|&second| teller.is_news("db", seconds[second])).collect();
+        assert_eq!(news, [5, 10]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Parts of a server from its configuration: policies, tenants, keys for TLS. They are built when
+//! the server starts, and again when its operator changes them.
+
+use fairq_config::engine::{Shape, WithPolicy, with_policy};
+use fairq_config::policy::PolicyConfig;
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::Tls;
+use fairq_config::tenant::{Range, Tenant};
+use fairq_core::{Native, Policy};
+use fairq_host::nbd::session::tls;
+use fairq_host::server::{self, BuiltPolicy};
+
+/// A policy for the server's shards: one for each of `stores` stores.
+pub(crate) fn build_policy(
+    config: &PolicyConfig,
+    shape: &Shape,
+    stores: usize,
+) -> Result<BuiltPolicy, Refusal> {
+    struct Build;
+
+    impl WithPolicy for Build {
+        type Output = BuiltPolicy;
+
+        fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> BuiltPolicy
+        where
+            L::Port: 'static,
+        {
+            BuiltPolicy::new(policy, ports)
+        }
+    }
+
+    let build = || with_policy::<Native, _>(config, shape.clone(), Build);
+    (1..stores).try_fold(build()?, |built, _| Ok(built.and(build()?)))
+}
+
+/// A tenant as the server knows it.
+pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
+    server::Tenant {
+        name: tenant.name.clone(),
+        description: tenant.description.clone(),
+        weight: tenant.weight,
+        file: range.file,
+        base: range.offset,
+        size: range.size,
+        read_only: tenant.read_only,
+        urgent: tenant.urgent,
+        target: tenant.target,
+        identity: tenant.identity.clone(),
+        users: tenant.users.clone(),
+        connections: tenant.connections,
+    }
+}
+
+/// TLS, from its files as they are now.
+pub(crate) fn tls_mode(config: Option<&Tls>) -> Result<tls::TlsMode, Refusal> {
+    let Some(config) = config else { return Ok(tls::TlsMode::Off) };
+    let (ca, crl) = (config.client_ca.as_deref(), config.client_crl.as_deref());
+    let keys = tls::Tls::load(&config.cert, &config.key, ca, crl)
+        .map_err(|error| Refusal::new(format!("tls: {error}")))?;
+    Ok(if config.is_required { tls::TlsMode::Required(keys) } else { tls::TlsMode::Optional(keys) })
+}

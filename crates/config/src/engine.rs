@@ -1,0 +1,207 @@
+//! From configuration to running parts: devices opened, policies built for the machine at hand.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fairq_core::{Platform, Topology, registry};
+use fairq_host::device::any::{AnyDevice, DeviceSpec};
+use fairq_host::device::file::{self, FileSpec};
+use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
+use fairq_host::device::paced::Pace;
+
+use crate::device::{
+    Backing, DeviceConfig, Direct, FileConfig, NvmeConfig, Poller, State, load_profile,
+};
+use crate::policy::PolicyConfig;
+use crate::refusal::Refusal;
+use crate::settings::{CpuList, complete_cpus};
+use crate::units::{exact_size, show_count, show_duration};
+
+pub use fairq_core::registry::{Shape, WithPolicy};
+
+/// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.
+const DEFAULT_SLOTS: u32 = 64;
+/// Flows for which a policy has room at least: a server's tenants and those that may be added to
+/// them.
+pub const FLOWS_MIN: usize = 64;
+
+/// Builds the policy on a platform and does something with it.
+pub fn with_policy<P: Platform, W: WithPolicy>(
+    config: &PolicyConfig,
+    mut shape: Shape,
+    with: W,
+) -> Result<W::Output, Refusal> {
+    shape.flows = shape.flows.max(FLOWS_MIN);
+    registry::with::<P, W>(config.name(), &config.keys, &shape, with)
+        .map_err(|error| Refusal::new(format!("policy {}: {error}", config.name())))
+}
+
+/// The socket and core of each shard's CPU, as the kernel tells them.
+pub fn topology(cpus: &[usize]) -> Topology {
+    let number = |cpu: usize, name: &str| -> Option<u16> {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
+        std::fs::read_to_string(Path::new(&path)).ok()?.trim().parse().ok()
+    };
+    let place = |&cpu: &usize| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?));
+    match cpus.iter().map(place).collect::<Option<Vec<_>>>() {
+        Some(places) => Topology::new(places),
+        None => Topology::flat(cpus.len()),
+    }
+}
+
+/// The CPUs that this process may use.
+pub fn available_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// `1 shard`, `2 shards`.
+pub fn shards_in_words(count: usize) -> String {
+    if count == 1 { "1 shard".into() } else { format!("{count} shards") }
+}
+
+/// The CPU of each shard, as flags say.
+pub fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<Vec<usize>, Refusal> {
+    complete_cpus(shards, cpus, &available_cpus())
+}
+
+/// A file as the device opens it; one that is not there is only made if that is asked for.
+pub fn file_spec(file: FileConfig) -> FileSpec {
+    let FileConfig { path, size, create, store } = file;
+    FileSpec { path, create_size: size, create, store }
+}
+
+fn pass_by(direct: Direct) -> file::Direct {
+    match direct {
+        Direct::Auto => file::Direct::Auto,
+        Direct::On => file::Direct::On,
+        Direct::Off => file::Direct::Off,
+    }
+}
+
+fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, Refusal> {
+    let backing = match &config.backing {
+        &Backing::Null { size } => BackingSpec::Null { size },
+        &Backing::Ram { size } => BackingSpec::Ram { size },
+        Backing::File { file, direct } => {
+            let files = std::iter::once(file.clone()).chain(own).map(file_spec).collect();
+            BackingSpec::File { files, direct: pass_by(*direct) }
+        }
+    };
+    let timing = |(name, state): &(String, State)| {
+        let state = match state {
+            State::Fresh => fairq_device::State::Fresh,
+            State::Steady => fairq_device::State::Steady,
+        };
+        Ok::<_, Refusal>((load_profile(name)?, state))
+    };
+    let poller = match config.poller {
+        Poller::Inline => nvme_soft::Poller::Inline,
+        Poller::Core => nvme_soft::Poller::Core,
+    };
+    let timing = config.profile.as_ref().map(timing).transpose()?;
+    let &NvmeConfig { window, queues, wrr, .. } = config;
+    Ok(NvmeSoftSpec { backing, timing, window, queues, wrr, poller })
+}
+
+impl DeviceConfig {
+    /// The file that is shared, if it is one.
+    pub fn shared_file(&self) -> Option<&FileConfig> {
+        match self {
+            DeviceConfig::File { file, .. } => file.as_ref(),
+            DeviceConfig::NvmeSoft(NvmeConfig { backing: Backing::File { file, .. }, .. }) => {
+                Some(file)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether tenants without a file of their own have something to share.
+    pub fn has_shared_file(&self) -> bool {
+        !matches!(self, DeviceConfig::File { file: None, .. })
+    }
+
+    /// Whether polling is all that its completions need, as
+    /// [`fairq_host::device::Device::is_polled`] says of it when it is open.
+    pub fn is_polled(&self) -> bool {
+        match self {
+            DeviceConfig::File { .. } => false,
+            DeviceConfig::NvmeSoft(NvmeConfig {
+                backing: Backing::File { .. }, poller, ..
+            }) => *poller == Poller::Core,
+            _ => true,
+        }
+    }
+
+    /// Opens the device.
+    ///
+    /// `own` are the files of tenants, which follow the shared one.
+    pub fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
+        let spec = match self {
+            &DeviceConfig::Null { size } => DeviceSpec::Null { size },
+            &DeviceConfig::Ram { size } => DeviceSpec::Ram { size },
+            &DeviceConfig::Paced { size, iops, bandwidth, latency_ns, parallelism } => {
+                DeviceSpec::Paced { size, pace: Pace { iops, bandwidth, latency_ns, parallelism } }
+            }
+            DeviceConfig::File { file, direct } => {
+                let shared = file.iter().cloned().collect::<Vec<_>>();
+                let files = shared.into_iter().chain(own).map(file_spec).collect();
+                DeviceSpec::File { files, direct: pass_by(*direct) }
+            }
+            DeviceConfig::NvmeSoft(config) => {
+                DeviceSpec::NvmeSoft(Box::new(nvme_spec(config, own)?))
+            }
+        };
+        Ok(Arc::new(spec.open()?))
+    }
+
+    /// D if nobody says: what fits inside a paced device or a controller's window, 64 otherwise.
+    pub fn default_slots(&self) -> u32 {
+        match self {
+            DeviceConfig::Paced { parallelism, .. } if *parallelism > 0 => *parallelism,
+            DeviceConfig::NvmeSoft(config) => config.window.into(),
+            _ => DEFAULT_SLOTS,
+        }
+    }
+
+    /// The device in a few words.
+    pub fn describe(&self) -> String {
+        match self {
+            DeviceConfig::Null { size } => format!("null {}", exact_size(*size)),
+            DeviceConfig::Ram { size } => format!("ram {}", exact_size(*size)),
+            DeviceConfig::Paced { size, iops, bandwidth, latency_ns, parallelism } => {
+                let mut limits = Vec::new();
+                if *iops > 0 {
+                    limits.push(format!("{} IOPS", show_count(*iops as f64)));
+                }
+                if *bandwidth > 0 {
+                    limits.push(format!("{}/s", exact_size(*bandwidth)));
+                }
+                if *latency_ns > 0 {
+                    limits.push(show_duration(*latency_ns as f64));
+                }
+                if *parallelism > 0 {
+                    limits.push(format!("parallelism {parallelism}"));
+                }
+                format!("paced {} ({})", exact_size(*size), limits.join(", "))
+            }
+            DeviceConfig::File { file: Some(file), .. } => format!("file {}", file.path.display()),
+            DeviceConfig::File { file: None, .. } => "files of the tenants".into(),
+            DeviceConfig::NvmeSoft(config) => {
+                let backing = match &config.backing {
+                    Backing::Null { size } => format!("null {}", exact_size(*size)),
+                    Backing::Ram { size } => format!("ram {}", exact_size(*size)),
+                    Backing::File { file, .. } => format!("file {}", file.path.display()),
+                };
+                let like = config
+                    .profile
+                    .as_ref()
+                    .map_or(String::new(), |(name, _)| format!(" like {name}"));
+                let arbiter = if config.wrr { "weighted round robin" } else { "round robin" };
+                format!("nvme-soft over {backing}{like} (window {}, {arbiter})", config.window)
+            }
+        }
+    }
+}

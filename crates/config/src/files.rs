@@ -1,0 +1,137 @@
+//! Files that a person names on the command line.
+//!
+//! What is read is text of a bounded size, so that a disk that is named in a configuration's place
+//! is refused and not printed. What will be written is opened before the work for it begins:
+//! minutes of measuring are no time to learn that a folder is missing.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::refusal::Refusal;
+
+/// The longest text.
+const MOST: u64 = 1 << 20;
+
+/// Reads a text that a person wrote.
+pub fn read_text(path: &Path) -> Result<String, Refusal> {
+    let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(
+        |error| {
+            refuse(format!(
+                "cannot be read: {error}: check the path, and that this user may read it"
+            ))
+        },
+    )?;
+    if bytes.len() as u64 > MOST {
+        return Err(refuse(
+            "is longer than 1M: that is no file for people: name the one that was meant".into(),
+        ));
+    }
+    let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
+    text.ok_or_else(|| refuse("is not text: name the file that was meant".into()))
+}
+
+/// A file to be written when the work for it is done.
+pub struct Output {
+    path: PathBuf,
+    file: File,
+    /// To be removed if nothing is written.
+    is_new: bool,
+}
+
+impl Output {
+    /// Opens it; what is in it stays until something is written.
+    pub fn open(path: &Path) -> Result<Output, Refusal> {
+        let is_new = !path.exists();
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let refuse = |error| {
+            let path = path.display();
+            Refusal::new(format!(
+                "cannot write {path}: {error}: name a place in a folder that this user may write to"
+            ))
+        };
+        Ok(Output { path: path.into(), file: file.map_err(refuse)?, is_new })
+    }
+
+    /// Opens it if there is one and it is not standard output (`-`).
+    pub fn open_if_named(path: Option<&Path>) -> Result<Option<Output>, Refusal> {
+        path.filter(|path| *path != Path::new("-")).map(Output::open).transpose()
+    }
+
+    /// Writes it, in place of what was there.
+    pub fn write(
+        mut self,
+        write: impl FnOnce(&mut File) -> std::io::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.is_new = false;
+        let done = self.cut().and_then(|()| write(&mut self.file));
+        done.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// Writes a text and the end of its last line.
+    pub fn write_text(self, text: &str) -> anyhow::Result<()> {
+        self.write(|file| writeln!(file, "{}", text.trim_end()))
+    }
+
+    /// Devices and pipes have no length.
+    fn cut(&self) -> std::io::Result<()> {
+        if self.file.metadata()?.is_file() { self.file.set_len(0) } else { Ok(()) }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if self.is_new {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Writes a line to standard output. That its reader has closed the pipe is no error.
+pub fn write_out(text: &str) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("cannot write to standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_text_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let said = || read_text(&path).unwrap_err().to_string();
+        assert!(said().contains("x: cannot be read: No such file"));
+        std::fs::write(&path, "a\0b").unwrap();
+        assert!(said().ends_with("x: is not text: name the file that was meant"));
+        File::create(&path).unwrap().set_len(MOST + 1).unwrap();
+        assert!(said().contains("is longer than 1M"));
+        std::fs::write(&path, "a = 1\n").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "a = 1\n");
+    }
+
+    #[test]
+    fn what_was_there_stays_until_something_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (folder.path().join("old"), folder.path().join("new"));
+        std::fs::write(&old, "a long text\n").unwrap();
+        for path in [&old, &new] {
+            drop(Output::open(path).unwrap());
+        }
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "a long text\n");
+        assert!(!new.exists());
+        for path in [&old, &new] {
+            Output::open(path).unwrap().write_text("short").unwrap();
+            assert_eq!(std::fs::read_to_string(path).unwrap(), "short\n");
+        }
+        assert!(Output::open(&folder.path().join("no/file")).is_err());
+        assert!(Output::open_if_named(Some(Path::new("-"))).unwrap().is_none());
+    }
+}

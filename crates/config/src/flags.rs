@@ -1,0 +1,53 @@
+//! Flags that several commands have, and what stands at the end of their help.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use clap::Args;
+
+use crate::policy::{PolicyTable, parse_list};
+use crate::settings::CpuList;
+use crate::units::Nanos;
+
+/// What a status says; at the end of each help.
+pub const EXIT_STATUS: &str = "Exit status: 0 when all went well, 1 when something failed \
+ while running, 2 when the command \
+line or the configuration cannot be used.";
+
+/// How sizes, bandwidths and times are written; at the end of the helps that have some.
+pub const UNITS: &str = "Sizes are in bytes or binary units (4k = 4096, 64KiB, 10G), \
+ bandwidths likewise (1G/s); counts are \
+decimal (100k = 100000); durations need their unit (80us, 1ms, 10s).";
+
+/// Where to run.
+#[derive(Debug, Args, Default, Clone)]
+pub struct ShardArgs {
+    /// Threads, each pinned to a CPU [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub shards: Option<u32>,
+    /// The CPUs to run on, as in 0-3,6
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+}
+
+/// One list of policies.
+#[derive(Clone, Debug)]
+pub struct Policies(pub Vec<PolicyTable>);
+
+impl Policies {
+    /// What is compared if nothing is said.
+    pub fn usual() -> Policies {
+        parse_policies("none,mqfq").expect("the usual policies are well formed")
+    }
+}
+
+/// One list of policies, as in `none,mqfq:slots=64`.
+pub fn parse_policies(text: &str) -> Result<Policies, String> {
+    parse_list(text).map(Policies)
+}
+
+/// A duration; a number alone is seconds.
+pub fn parse_time(text: &str) -> Result<Nanos, String> {
+    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.') && !text.is_empty();
+    let time: Nanos = if seconds { format!("{text}s").parse()? } else { text.parse()? };
+    Ok(time)
+}

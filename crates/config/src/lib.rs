@@ -1,0 +1,34 @@
+//! What people write for fairq and read from it: configuration files, flags, the units and tables
+//! of both, and how a configuration becomes the parts that run.
+//!
+//! ```text
+//!   text ─▶ units, pairs ─▶ tables (device, policy, tenant, settings) ─▶ plan ─▶ engine ─▶ parts
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`settings`] | a server's configuration as a whole: file, flags, plan |
+//! | [`device`], [`policy`], [`tenant`], [`weight`], [`listen`], [`access`] | its parts |
+//! | [`engine`] | devices opened, policies built for the machine at hand |
+//! | [`flags`] | flags that several commands have |
+//! | [`units`], [`pairs`] | numbers with units; `key=value` lists |
+//! | [`files`], [`table`], [`refusal`] | texts in and out; why something is refused |
+//!
+//! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; this crate is what they share.
+
+pub mod access;
+pub mod device;
+pub mod engine;
+pub mod files;
+pub mod flags;
+mod keys;
+pub mod latency;
+pub mod listen;
+pub mod pairs;
+pub mod policy;
+pub mod refusal;
+pub mod settings;
+pub mod table;
+pub mod tenant;
+pub mod units;
+pub mod weight;

@@ -1,0 +1,216 @@
+//! `--listen`: where clients connect.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::units::TextOrNumber;
+
+/// The port that IANA assigned to NBD.
+pub const NBD_PORT: u16 = 10_809;
+/// What fits into a `sockaddr_un`, with its end.
+const UNIX_PATH_MAX: usize = 107;
+
+/// One address to listen on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Listen {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Listen, String> {
+        match text.split_once(':') {
+            Some(("unix", "")) => Err("`unix:` needs a path, as in unix:/run/fairq.sock".into()),
+            Some(("unix", path)) if path.len() > UNIX_PATH_MAX => Err(format!(
+                "{path}: a Unix socket's path has at most {UNIX_PATH_MAX} bytes, this one has {}",
+                path.len()
+            )),
+            Some(("unix", path)) => Ok(Listen::Unix(path.into())),
+            Some(("tcp", address)) => parse_tcp(address).map(Listen::Tcp).ok_or_else(|| {
+                format!(
+                    "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, \
+                     tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
+                )
+            }),
+            _ => Err(format!("`{text}` says neither unix:PATH nor tcp:ADDRESS:PORT")),
+        }
+    }
+}
+
+fn parse_tcp(address: &str) -> Option<SocketAddr> {
+    let named =
+        address.strip_prefix("localhost").map(|rest| format!("{}{rest}", Ipv4Addr::LOCALHOST));
+    let address = named.as_deref().unwrap_or(address);
+    let alone = || {
+        address.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT))
+    };
+    address.parse().or_else(|_| alone()).ok()
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+            Listen::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+impl Serialize for Listen {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
+        let text =
+            TextOrNumber { expecting: "\"unix:PATH\" or \"tcp:ADDRESS:PORT\"", parse: str::parse };
+        deserializer.deserialize_str(text)
+    }
+}
+
+impl From<Listen> for fairq_host::server::Listen {
+    fn from(listen: Listen) -> fairq_host::server::Listen {
+        match listen {
+            Listen::Unix(path) => fairq_host::server::Listen::Unix(path),
+            Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
+        }
+    }
+}
+
+impl TryFrom<fairq_host::server::Listen> for Listen {
+    type Error = ();
+
+    /// Fails for what has no address.
+    fn try_from(listen: fairq_host::server::Listen) -> Result<Listen, ()> {
+        match listen {
+            fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
+            fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
+            fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
+        }
+    }
+}
+
+impl Listen {
+    /// The NBD URI of a tenant's export here.
+    pub fn uri(&self, export: &str, with_tls: bool) -> String {
+        let s = if with_tls { "s" } else { "" };
+        let export = escape(export.as_ref());
+        match self {
+            Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
+            Listen::Tcp(address) => {
+                let mut address = *address;
+                // Nobody can connect to "any address"; on this machine the loopback one will do.
+                if address.ip().is_unspecified() {
+                    address.set_ip(match address {
+                        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+                    });
+                }
+                match address.port() {
+                    NBD_PORT if address.is_ipv4() => format!("nbd{s}://{}/{export}", address.ip()),
+                    _ => format!("nbd{s}://{address}/{export}"),
+                }
+            }
+        }
+    }
+}
+
+/// A path as the value of a URI's query, or a name as its path.
+fn escape(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~:@".contains(&byte);
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .map(
+            |&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") },
+        )
+        .collect()
+}
+
+/// Where to listen if nothing is said: the user's runtime directory, else `/run`, else the
+/// directory for temporary files, whichever can be written first.
+pub fn default_socket() -> PathBuf {
+    let user = rustix::process::getuid();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let candidates = [
+        runtime
+            .filter(|directory| directory.is_absolute())
+            .map(|directory| (directory, "fairq.sock".to_owned())),
+        Some((PathBuf::from("/run"), "fairq.sock".to_owned())),
+    ];
+    candidates
+        .into_iter()
+        .flatten()
+        .find(|(directory, _)| rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok())
+        .map_or_else(
+            || std::env::temp_dir().join(format!("fairq-{}.sock", user.as_raw())),
+            |(directory, name)| directory.join(name),
+        )
+}
+
+/// The control socket beside it.
+pub fn default_control() -> PathBuf {
+    default_socket().with_extension("ctl")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written_alike() {
+        for text in ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809"] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+        }
+        for (text, meaning) in [
+            ("tcp:0.0.0.0", "tcp:0.0.0.0:10809"),
+            ("tcp:localhost:7", "tcp:127.0.0.1:7"),
+            ("tcp:localhost", "tcp:127.0.0.1:10809"),
+            ("tcp:[::]", "tcp:[::]:10809"),
+        ] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), meaning);
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_is_allowed() {
+        let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
+        assert_eq!(refusal("/run/x"), "`/run/x` says neither unix:PATH nor tcp:ADDRESS:PORT");
+        assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
+        assert_eq!(
+            refusal("tcp:example:99999"),
+            "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or \
+             tcp:0.0.0.0"
+        );
+        let long = format!("unix:/{}", "a".repeat(107));
+        assert!(
+            refusal(&long)
+                .ends_with("a Unix socket's path has at most 107 bytes, this one has 108")
+        );
+    }
+
+    #[test]
+    fn uris_are_what_clients_take() {
+        let uri = |text: &str| text.parse::<Listen>().unwrap().uri("gold", false);
+        assert_eq!(uri("unix:/run/fairq.sock"), "nbd+unix:///gold?socket=/run/fairq.sock");
+        assert_eq!(uri("unix:/run/a b&c.sock"), "nbd+unix:///gold?socket=/run/a%20b%26c.sock");
+        assert_eq!(uri("tcp:0.0.0.0"), "nbd://127.0.0.1/gold");
+        let tcp: Listen = "tcp:10.0.0.1".parse().unwrap();
+        assert_eq!(tcp.uri("größe", false), "nbd://10.0.0.1/gr%C3%B6%C3%9Fe");
+        assert_eq!(uri("tcp:10.0.0.1:99"), "nbd://10.0.0.1:99/gold");
+        assert_eq!(uri("tcp:[::]:10809"), "nbd://[::1]:10809/gold");
+        let tls = Listen::Tcp("10.0.0.1:10809".parse().unwrap());
+        assert_eq!(tls.uri("gold", true), "nbds://10.0.0.1/gold");
+    }
+}

@@ -1,0 +1,663 @@
+//! The configuration of `fairq serve`: a TOML file, flags that win over it, and what follows from
+//! both.
+//!
+//! It goes in three steps, each of which refuses what it can already see is wrong:
+//! 1. [`Settings`] is what was written, in a file or as flags: single values are checked here,
+//!    where the file's line is known.
+//! 2. [`Settings::overlaid`] puts the flags over the file, key by key.
+//! 3. [`Settings::plan`] fills in the defaults, checks what must fit together and gives a [`Plan`].
+//!
+//! Every refusal says what is wrong, where, and what to write instead.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use toml::Spanned;
+
+use crate::device::{DeviceConfig, DeviceTable, Kind};
+use crate::files::read_text;
+use crate::listen::Listen;
+use crate::pairs::explain;
+use crate::policy::{PolicyConfig, PolicyTable};
+use crate::refusal::Refusal;
+use crate::tenant::{Origin, Tenant, TenantTable};
+use crate::units::{Size, exact_size};
+use crate::{keys, weight};
+
+/// Shards are ports of a policy, of which there are at most so many.
+const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
+/// The least memory of a connection: room for a request of the largest size.
+const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
+/// Tenants of one server.
+const TENANTS_MAX: usize = 10_000;
+/// Tenants that a refusal names.
+const NAMED_MAX: usize = 20;
+/// The tenants that are served if none is named, with their weights.
+const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
+
+/// A list of CPUs: `0-3,6`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CpuList(pub Vec<usize>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CpuList, String> {
+        let refuse = || format!("`{text}` is not a list of CPUs: write 0, 0-3 or 0-3,6");
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| {
+                text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse)
+            };
+            let (first, last) = (number(first)?, number(last)?);
+            if last < first {
+                return Err(refuse());
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(CpuList(cpus))
+    }
+}
+
+impl serde::Serialize for CpuList {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl<'de> Deserialize<'de> for CpuList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CpuList, D::Error> {
+        let text = crate::units::TextOrNumber {
+            expecting: "a list of CPUs such as \"0-3,6\"",
+            parse: str::parse,
+        };
+        deserializer.deserialize_any(text)
+    }
+}
+
+/// Whether clients must use TLS.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum TlsMode {
+    /// No TLS.
+    Off,
+    /// Clients may.
+    Optional,
+    /// Clients must.
+    Required,
+}
+
+/// `[tls]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+pub struct TlsTable {
+    pub mode: Option<TlsMode>,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub client_ca: Option<PathBuf>,
+    pub client_crl: Option<PathBuf>,
+}
+
+/// `[limits]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+pub struct LimitsTable {
+    pub connections: Option<u32>,
+    pub memory: Option<Size>,
+    pub memory_per_connection: Option<Size>,
+    pub depth_per_connection: Option<u32>,
+}
+
+/// What was written, in a file or as flags.
+#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+pub struct Settings {
+    #[serde(default, deserialize_with = "device_text_or_table")]
+    pub device: Option<DeviceTable>,
+    #[serde(default, deserialize_with = "policy_text_or_table")]
+    pub policy: Option<PolicyTable>,
+    #[serde(default)]
+    pub tenant: Vec<Spanned<TenantTable>>,
+    #[serde(default)]
+    pub listen: Vec<Listen>,
+    pub control: Option<PathBuf>,
+    #[serde(default)]
+    pub metrics: Vec<Listen>,
+    #[serde(default)]
+    pub metrics_host: Vec<String>,
+    pub web_token: Option<PathBuf>,
+    pub cgroup_root: Option<PathBuf>,
+    pub stdio: Option<bool>,
+    pub shards: Option<u32>,
+    pub cpus: Option<CpuList>,
+    #[serde(default)]
+    pub tls: TlsTable,
+    #[serde(default)]
+    pub limits: LimitsTable,
+    pub status: Option<bool>,
+    pub log: Option<String>,
+}
+
+fn device_text_or_table<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<DeviceTable>, D::Error> {
+    text_or_table("a device: \"ram,size=4G\", or a table", deserializer)
+}
+
+fn policy_text_or_table<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<PolicyTable>, D::Error> {
+    text_or_table("a policy: \"mqfq:slots=64\", or a table", deserializer)
+}
+
+/// Reads what is written as on the command line, or as a table.
+fn text_or_table<'de, T, D>(expecting: &'static str, deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err = String> + DeserializeOwned,
+    D: Deserializer<'de>,
+{
+    struct TextOrTable<T>(&'static str, PhantomData<T>);
+
+    impl<'de, T: FromStr<Err = String> + DeserializeOwned> Visitor<'de> for TextOrTable<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+        fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(table))
+        }
+    }
+
+    deserializer.deserialize_any(TextOrTable(expecting, PhantomData)).map(Some)
+}
+
+/// Reads a configuration file.
+pub fn load(path: &Path) -> Result<Settings, Refusal> {
+    let text = read_text(path)?;
+    parse(&text, &path.display().to_string())
+}
+
+/// Reads a configuration; `path` is for messages.
+pub fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
+    let mut settings: Settings =
+        toml::from_str(text).map_err(|error| misread(text, path, &error))?;
+    // They come in the file's order, so each line of the file is counted once.
+    let (mut line, mut at) = (1, 0);
+    for tenant in &mut settings.tenant {
+        let start = tenant.span().start;
+        line += text.get(at..start).unwrap_or("").matches('\n').count();
+        at = start.max(at);
+        tenant.get_mut().origin = Origin::File(path.to_owned(), line);
+    }
+    Ok(settings)
+}
+
+/// Says what is wrong with a file, and shows the place.
+pub fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
+    let message = explain(error.message());
+    let Some(span) = error.span() else { return Refusal::new(format!("{path}: {message}")) };
+    let (line, column) = line_and_column(text, span.start);
+    let shown = text.lines().nth(line - 1).unwrap_or("");
+    // A value's message does not say whose value it is; the line does.
+    let key = shown.get(..column - 1).and_then(|before| before.trim_end().strip_suffix('='));
+    let key = key
+        .and_then(|before| before.rsplit(['{', ',']).next())
+        .map(|key| format!("{}: ", key.trim()));
+    let width = text
+        .get(span.clone())
+        .map_or(1, |marked| marked.lines().next().unwrap_or("").chars().count().max(1));
+    let gutter = " ".repeat(line.to_string().len());
+    Refusal::new(format!(
+        "{path}:{line}:{column}: {}{message}\n {gutter} |\n {line} | {shown}\n {gutter} | {}{}",
+        key.unwrap_or_default(),
+        " ".repeat(column - 1),
+        "^".repeat(width),
+    ))
+}
+
+/// Line and column, from 1, of a byte.
+pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
+}
+
+/// What either says, or what both say together.
+fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (under, over) {
+        (Some(under), Some(over)) => Some(together(under, over)),
+        (under, over) => over.or(under),
+    }
+}
+
+impl Settings {
+    /// What `flags` says wins: key by key in tables, tenant by tenant (by name); a list of
+    /// addresses as a whole.
+    pub fn overlaid(self, flags: Settings) -> Settings {
+        let mut tenant = self.tenant;
+        for flag in flags.tenant {
+            match tenant.iter_mut().find(|tenant| {
+                tenant.get_ref().name == flag.get_ref().name
+                    && tenant.get_ref().origin != Origin::Flag
+            }) {
+                Some(place) => {
+                    *place.get_mut() = place.get_ref().clone().overlaid(flag.into_inner())
+                }
+                None => tenant.push(flag),
+            }
+        }
+        Settings {
+            device: both(self.device, flags.device, DeviceTable::overlaid),
+            policy: both(self.policy, flags.policy, PolicyTable::overlaid),
+            tenant,
+            listen: if flags.listen.is_empty() { self.listen } else { flags.listen },
+            control: flags.control.or(self.control),
+            metrics: if flags.metrics.is_empty() { self.metrics } else { flags.metrics },
+            metrics_host: if flags.metrics_host.is_empty() {
+                self.metrics_host
+            } else {
+                flags.metrics_host
+            },
+            web_token: flags.web_token.or(self.web_token),
+            cgroup_root: flags.cgroup_root.or(self.cgroup_root),
+            stdio: flags.stdio.or(self.stdio),
+            shards: flags.shards.or(self.shards),
+            cpus: flags.cpus.or(self.cpus),
+            tls: keys::overlay(&self.tls, &flags.tls),
+            limits: keys::overlay(&self.limits, &flags.limits),
+            status: flags.status.or(self.status),
+            log: flags.log.or(self.log),
+        }
+    }
+}
+
+/// What the machine offers; an argument, so that tests can say.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// The CPUs that this process may use.
+    pub cpus: Vec<usize>,
+    /// Sockets handed in by the service manager.
+    pub inherited_sockets: usize,
+    /// Where to listen if nothing is said.
+    pub default_socket: PathBuf,
+    /// The control socket beside that.
+    pub default_control: PathBuf,
+}
+
+/// Where requests come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// One connection, on standard input and output.
+    Stdio,
+    /// Addresses, and sockets handed in by the service manager.
+    Sockets(Vec<Listen>),
+}
+
+/// TLS, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tls {
+    /// Clients must use it.
+    pub is_required: bool,
+    /// The server's certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs clients' certificates.
+    pub client_ca: Option<PathBuf>,
+    /// Which of them are revoked.
+    pub client_crl: Option<PathBuf>,
+}
+
+/// Bounds, complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Open connections of the server.
+    pub connections: u32,
+    /// Bytes of requests and replies of all connections; if not said, half of what there is.
+    pub memory: Option<u64>,
+    /// Bytes of requests and replies of one connection.
+    pub memory_per_connection: u64,
+    /// Requests of one connection that are being served.
+    pub depth_per_connection: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections: 256,
+            memory: None,
+            memory_per_connection: MEMORY_MIN,
+            depth_per_connection: 512,
+        }
+    }
+}
+
+/// A server's configuration, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// The store.
+    pub device: DeviceConfig,
+    /// How it is shared.
+    pub policy: PolicyConfig,
+    /// By whom.
+    pub tenants: Vec<Tenant>,
+    /// Where requests come from.
+    pub source: Source,
+    /// The control socket.
+    pub control: Option<PathBuf>,
+    /// Where metrics and the web page are served.
+    pub metrics: Vec<Listen>,
+    /// Names under which those addresses are reached, beside their own.
+    pub metrics_host: Vec<String>,
+    /// The file with what one must know to change weights on the page; without it nobody can.
+    pub web_token: Option<PathBuf>,
+    /// Below which tenants' cgroups are.
+    pub cgroup_root: PathBuf,
+    /// The CPU of each shard.
+    pub cpus: Vec<usize>,
+    /// TLS, if it is on.
+    pub tls: Option<Tls>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Status lines even where there is no terminal.
+    pub status: bool,
+}
+
+impl Settings {
+    /// Fills in the defaults and refuses what does not fit together.
+    pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
+        let cgroup_root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
+        let tenants = self.complete_tenants(&cgroup_root)?;
+        let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
+        let implied = if all_have_files { Kind::File } else { Kind::Paced };
+        let device = self.device.clone().unwrap_or_default().complete(implied)?;
+        check_files(&device, &tenants)?;
+        let tls = complete_tls(&self.tls)?;
+        check_identities(&tenants, tls.as_ref())?;
+        Ok(Plan {
+            device,
+            policy: self.policy.clone().unwrap_or_default().complete()?,
+            tenants,
+            source: self.source(surroundings)?,
+            control: self.control_socket(surroundings),
+            metrics: self.metrics.clone(),
+            metrics_host: complete_hosts(&self.metrics_host)?,
+            web_token: self.web_token.clone(),
+            cgroup_root,
+            cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
+            tls,
+            limits: complete_limits(&self.limits)?,
+            status: self.status.unwrap_or(false),
+        })
+    }
+
+    fn complete_tenants(&self, cgroups: &Path) -> Result<Vec<Tenant>, Refusal> {
+        let mut tables: Vec<TenantTable> =
+            self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
+        if tables.is_empty() {
+            let is_file = self.device.as_ref().is_some_and(|device| {
+                device.kind == Some(Kind::File) || (device.kind.is_none() && device.path.is_some())
+            });
+            if is_file {
+                return Err(Refusal::new(
+                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
+                     --tenant web,weight=100",
+                ));
+            }
+            tables = DEMO_TENANTS
+                .iter()
+                .map(|text| text.parse().expect("the demo tenants are well formed"))
+                .collect();
+        }
+        if tables.len() > TENANTS_MAX {
+            return Err(Refusal::new(format!(
+                "{} tenants are too many: at most {TENANTS_MAX}",
+                tables.len()
+            )));
+        }
+        let mut names = HashMap::with_capacity(tables.len());
+        for table in &tables {
+            if let Some(earlier) = names.insert(table.name.as_str(), table) {
+                return Err(Refusal::new(format!(
+                    "{}: tenant {} is already there ({}): rename one",
+                    table.origin, table.name, earlier.origin
+                )));
+            }
+        }
+        tables.into_iter().map(|table| table.complete(cgroups)).collect()
+    }
+
+    /// Where it is said, or beside the default socket if that is used.
+    fn control_socket(&self, surroundings: &Surroundings) -> Option<PathBuf> {
+        let is_default = self.listen.is_empty()
+            && surroundings.inherited_sockets == 0
+            && self.stdio != Some(true);
+        self.control.clone().or_else(|| is_default.then(|| surroundings.default_control.clone()))
+    }
+
+    /// The same with tenants: those that are served if none is named.
+    pub fn with_tenants(mut self) -> Settings {
+        if self.tenant.is_empty() {
+            let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
+            self.tenant =
+                DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
+        }
+        self
+    }
+
+    fn source(&self, surroundings: &Surroundings) -> Result<Source, Refusal> {
+        if self.stdio.unwrap_or(false) {
+            if !self.listen.is_empty() {
+                return Err(Refusal::new(
+                    "stdio serves one connection and listens nowhere: leave out listen, or stdio",
+                ));
+            }
+            return Ok(Source::Stdio);
+        }
+        for (index, listen) in self.listen.iter().enumerate() {
+            if self.listen[..index].contains(listen) {
+                return Err(Refusal::new(format!("listen {listen} is given twice: leave one out")));
+            }
+        }
+        if self.listen.is_empty() && surroundings.inherited_sockets == 0 {
+            return Ok(Source::Sockets(vec![Listen::Unix(surroundings.default_socket.clone())]));
+        }
+        Ok(Source::Sockets(self.listen.clone()))
+    }
+}
+
+fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal> {
+    let with_file = tenants.iter().find(|tenant| tenant.path.is_some());
+    let without = tenants.iter().find(|tenant| tenant.path.is_none());
+    match (device, with_file, without) {
+        (DeviceConfig::File { file: None, .. }, _, Some(tenant)) => Err(Refusal::new(format!(
+            "{}: tenant {} has no file of its own and the device has none to share: add path=FILE \
+             to the tenant, or to \
+             the device",
+            tenant.origin, tenant.name
+        ))),
+        (device, _, None) if device.shared_file().is_some_and(|_| !tenants.is_empty()) => {
+            Err(Refusal::new(format!(
+                "device: every tenant has a file of its own, so nobody would use {}: leave the \
+                 device's path out",
+                device.shared_file().map_or(String::new(), |file| file.path.display().to_string())
+            )))
+        }
+        (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
+        (device, ..) if device.shared_file().is_some() => Ok(()),
+        (_, Some(tenant), _) => Err(Refusal::new(format!(
+            "{}: tenant {} has a file of its own, but the device keeps everything in memory: use \
+             device file, or leave \
+             out path",
+            tenant.origin, tenant.name
+        ))),
+    }
+}
+
+/// Names of this server as a browser writes them: without scheme, port and brackets.
+fn complete_hosts(names: &[String]) -> Result<Vec<String>, Refusal> {
+    let is_name = |name: &String| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_address = name.parse::<std::net::IpAddr>().is_ok();
+        is_address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(plain))
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        None => Ok(names.to_vec()),
+        Some(name) => Err(Refusal::new(format!(
+            "metrics-host: `{name}` is not the name of a host: write it without http:// and port, \
+             as in fairq.example.org"
+        ))),
+    }
+}
+
+fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
+    let mode =
+        table.mode.unwrap_or(if table.cert.is_some() { TlsMode::Required } else { TlsMode::Off });
+    if mode == TlsMode::Off {
+        let given = [
+            ("key", &table.key),
+            ("client-ca", &table.client_ca),
+            ("client-crl", &table.client_crl),
+        ]
+        .into_iter()
+        .find(|(_, path)| path.is_some());
+        return match given {
+            Some((what, _)) if table.mode.is_none() => Err(Refusal::new(format!(
+                "tls: {what} is given but no certificate: add --tls-cert FILE"
+            ))),
+            _ => Ok(None),
+        };
+    }
+    if table.client_crl.is_some() && table.client_ca.is_none() {
+        return Err(Refusal::new(
+            "tls: client-crl lists revoked certificates of clients, but none are asked for: add \
+             --tls-client-ca FILE",
+        ));
+    }
+    let (Some(cert), Some(key)) = (table.cert.clone(), table.key.clone()) else {
+        let missing = if table.cert.is_none() {
+            "certificate: add --tls-cert"
+        } else {
+            "private key: add --tls-key"
+        };
+        return Err(Refusal::new(format!("tls: TLS needs the server's {missing} FILE")));
+    };
+    Ok(Some(Tls {
+        is_required: mode == TlsMode::Required,
+        cert,
+        key,
+        client_ca: table.client_ca.clone(),
+        client_crl: table.client_crl.clone(),
+    }))
+}
+
+/// Identities need certificates, and certificates identities: one that any authority's customer has
+/// must not open a tenant because a key was forgotten.
+pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
+    let are_certified = tls.is_some_and(|tls| tls.client_ca.is_some());
+    let named = tenants.iter().find(|tenant| tenant.identity.is_some());
+    if let (Some(tenant), false) = (named, are_certified) {
+        return Err(Refusal::new(format!(
+            "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
+             --tls-client-ca",
+            tenant.origin, tenant.name
+        )));
+    }
+    let is_open = |tenant: &&Tenant| tenant.identity.is_none() && tenant.users.is_empty();
+    let open: Vec<&Tenant> = tenants.iter().filter(is_open).collect();
+    let (Some(first), true) = (open.first(), are_certified) else { return Ok(()) };
+    let shown: Vec<&str> = open.iter().take(NAMED_MAX).map(|tenant| &*tenant.name).collect();
+    let more = match open.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Err(Refusal::new(format!(
+        "{}: with client-ca, but without identity, every certificate of that authority would open \
+         {}{more}: give each identity = \"NAME\" of its client's certificate, or identity = \
+         \"any\" if that is meant",
+        first.origin,
+        shown.join(", ")
+    )))
+}
+
+/// The CPU of each shard: one shard for each CPU unless otherwise said. More shards than CPUs take
+/// turns.
+pub fn complete_cpus(
+    shards: Option<u32>,
+    cpus: Option<&CpuList>,
+    available: &[usize],
+) -> Result<Vec<usize>, Refusal> {
+    if let Some(0) = shards {
+        return Err(Refusal::new(format!("shards: 0 serve nobody: write 1 to {SHARDS_MAX}")));
+    }
+    let list = cpus.map_or(available, |CpuList(list)| list.as_slice());
+    if let Some(cpu) = list.iter().find(|cpu| !available.contains(cpu)) {
+        let offered = available.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        return Err(Refusal::new(format!(
+            "cpus: CPU {cpu} is not there for this process: choose from {offered}"
+        )));
+    }
+    let count = shards.map_or(list.len().min(SHARDS_MAX), |shards| shards as usize);
+    if count > SHARDS_MAX {
+        return Err(Refusal::new(format!("shards: {count} are too many: write 1 to {SHARDS_MAX}")));
+    }
+    Ok(list.iter().copied().cycle().take(count).collect())
+}
+
+fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
+    let default = Limits::default();
+    let within = |key: &str, value: Option<u32>, default: u32, most: u32| match value {
+        Some(value) if !(1..=most).contains(&value) => Err(Refusal::new(format!(
+            "limits: {key} {value} is not in 1..{most}: the default is {default}"
+        ))),
+        value => Ok(value.unwrap_or(default)),
+    };
+    let memory =
+        table.memory_per_connection.map_or(default.memory_per_connection, |Size(bytes)| bytes);
+    if !(MEMORY_MIN..=1 << 32).contains(&memory) {
+        return Err(Refusal::new(format!(
+            "limits: memory-per-connection {} is not in {}..4G: the default is {}",
+            exact_size(memory),
+            exact_size(MEMORY_MIN),
+            exact_size(default.memory_per_connection)
+        )));
+    }
+    let total = table.memory.map(|Size(bytes)| bytes);
+    if let Some(bytes) = total.filter(|bytes| *bytes < MEMORY_MIN) {
+        return Err(Refusal::new(format!(
+            "limits: memory {} is below {}, which one connection may need: the default is half of \
+             what the machine, or the service, has",
+            exact_size(bytes),
+            exact_size(MEMORY_MIN),
+        )));
+    }
+    Ok(Limits {
+        memory: total,
+        connections: within("connections", table.connections, default.connections, 1 << 16)?,
+        memory_per_connection: memory,
+        depth_per_connection: within(
+            "depth-per-connection",
+            table.depth_per_connection,
+            default.depth_per_connection,
+            4096,
+        )?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,613 @@
+//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it
+//! is whose.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use fairq_core::{Target, Weight};
+use fairq_host::nbd::session::exports::Identity;
+use fairq_host::nbd::session::users::Users;
+use serde::{Deserialize, Serialize};
+
+use crate::access::{self, List};
+use crate::device::SECTOR;
+use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
+use crate::units::{Nanos, Part, Percentile, Size, exact_size};
+use crate::weight::WeightSource;
+use crate::{keys, latency};
+
+/// Equal parts end on a multiple of this.
+const PART: u64 = 1 << 20;
+/// Characters of a name; NBD allows 4096 bytes, no client shows as many.
+const NAME_MAX: usize = 64;
+
+/// Where something was written, for messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Origin {
+    /// On the command line.
+    #[default]
+    Flag,
+    /// In a file, at this line.
+    File(String, usize),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("--tenant"),
+            Origin::File(path, line) => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+/// A tenant as it is written.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+pub struct TenantTable {
+    pub name: String,
+    pub size: Option<Size>,
+    pub offset: Option<Size>,
+    pub weight: Option<WeightSource>,
+    pub path: Option<PathBuf>,
+    pub create: Option<bool>,
+    pub store: Option<String>,
+    pub keep_data: Option<bool>,
+    pub read_only: Option<bool>,
+    pub urgent: Option<bool>,
+    pub latency: Option<Nanos>,
+    pub latency_percentile: Option<Percentile>,
+    pub floor: Option<Part>,
+    pub identity: Option<String>,
+    pub uid: Option<List<u32>>,
+    pub user: Option<List<String>>,
+    pub group: Option<List<String>>,
+    pub connections: Option<u32>,
+    pub description: Option<String>,
+    #[serde(skip)]
+    pub origin: Origin,
+}
+
+/// A tenant, complete but for its place on the device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tenant {
+    /// Its name, and that of its export.
+    pub name: String,
+    /// Its share relative to the others', as it is now.
+    pub weight: Weight,
+    /// How much it has; if not said, an equal part of what is left.
+    pub size: Option<u64>,
+    /// Where its range begins; if not said, where there is room.
+    pub offset: Option<u64>,
+    /// A file of its own.
+    pub path: Option<PathBuf>,
+    /// Its file is to be made if it is not there.
+    pub create: bool,
+    /// The store that its file belongs to, whichever device it is on.
+    pub store: Option<String>,
+    /// What is in its range when it is added to a running server is its own: it is not zeroed.
+    pub keep_data: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// It may use the urgent class, within the policy's budget.
+    pub urgent: bool,
+    /// How long its requests are to take.
+    pub target: Option<Target>,
+    /// The certificate that may open it.
+    pub identity: Option<Identity>,
+    /// The users who may open it; anybody if none is named.
+    pub users: Users,
+    /// The most connections that it may have; half of all if not said.
+    pub connections: Option<u32>,
+    /// For clients that list exports.
+    pub description: String,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+/// A part of one of the device's files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// Which of the device's files.
+    pub file: u16,
+    /// Its first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl FromStr for TenantTable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TenantTable, String> {
+        let items = pairs::items(text);
+        let (first, rest) = items.split_first().expect("splitting gives at least one item");
+        let (name, after) = match first.find(['=', ':']) {
+            Some(at) => (&first[..at], Some(&first[at + 1..])),
+            None => (first.as_str(), None),
+        };
+        let mut list = vec![Pair::new("name", name.trim())];
+        match after {
+            // `db=weight=300` leaves out the size as `db,weight=300` does.
+            Some(pair) if pair.contains(['=', ':']) => {
+                list.extend(pairs::pairs([&pair.to_owned()]))
+            }
+            Some(size) => list.push(Pair::new("size", size)),
+            None => {}
+        }
+        list.extend(pairs::pairs(rest));
+        let table: TenantTable = pairs::read(list)?;
+        check_name(&table.name)?;
+        Ok(table)
+    }
+}
+
+/// Names are UTF-8, as in NBD. They go into command lines, URIs and terminals: of ASCII they have
+/// letters, digits and three signs, and beyond it nothing that is not seen (control characters,
+/// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let unseen = |c: char| {
+        let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
+        let ranges = [
+            '\u{200b}'..='\u{200f}',
+            '\u{2028}'..='\u{202e}',
+            '\u{2060}'..='\u{206f}',
+            '\u{fff0}'..='\u{fffd}',
+            '\u{e000}'..='\u{f8ff}',
+            '\u{e0000}'..='\u{10ffff}',
+        ];
+        c.is_control()
+            || c.is_whitespace()
+            || formats.contains(&c)
+            || ranges.iter().any(|range| range.contains(&c))
+    };
+    let plain = |c: char| match c.is_ascii() {
+        true => c.is_ascii_alphanumeric() || "._-".contains(c),
+        false => !unseen(c),
+    };
+    if name.is_empty() {
+        return Err("a tenant needs a name, as in db=10G,weight=300".into());
+    }
+    if name.chars().count() > NAME_MAX || !name.chars().all(plain) {
+        return Err(format!(
+            "tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"
+        ));
+    }
+    Ok(())
+}
+
+impl TenantTable {
+    /// What `flags` says wins, key by key.
+    pub fn overlaid(self, flags: TenantTable) -> TenantTable {
+        TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
+    }
+
+    /// Refuses what makes no sense by itself; `cgroups` is their root.
+    pub fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
+        let refuse = |text: String| {
+            Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
+        };
+        if let Err(text) = check_name(&self.name) {
+            return Err(Refusal::new(format!("{}: {text}", self.origin)));
+        }
+        for (key, value) in [("size", self.size), ("offset", self.offset)] {
+            let Some(Size(bytes)) = value else { continue };
+            if bytes % SECTOR != 0 || (key == "size" && bytes == 0) {
+                let up = exact_size(bytes.max(1).next_multiple_of(SECTOR));
+                let above = if key == "size" { " above 0" } else { "" };
+                let given = exact_size(bytes);
+                return refuse(format!(
+                    "{key} {given} is not a multiple of {SECTOR}{above}: round it up to {up}"
+                ));
+            }
+        }
+        let create = self.create.unwrap_or(false);
+        match (&self.path, self.offset, self.size) {
+            (Some(_), Some(_), _) => {
+                return refuse("a file of its own is used whole: leave out offset".into());
+            }
+            (Some(path), None, None) if create => {
+                return refuse(format!(
+                    "create needs to know how large {} is to be: add size=10G, say",
+                    path.display()
+                ));
+            }
+            (None, _, _) if create => {
+                return refuse("create is for a file of its own: add path=FILE".into());
+            }
+            (None, Some(_), None) => {
+                return refuse("an offset needs a size: add size=10G, say".into());
+            }
+            _ => {}
+        }
+        if self.store.is_some() && self.path.is_none() {
+            return refuse("store is for a file of its own: add path=FILE".into());
+        }
+        if self.store.as_ref().is_some_and(String::is_empty) {
+            return refuse("store needs a name: store=fast, say".into());
+        }
+        if let Some(0) = self.connections {
+            return refuse("connections: 0 let nobody in: write 1 or more".into());
+        }
+        let users = (self.uid.as_ref(), self.user.as_ref(), self.group.as_ref());
+        let users = match access::users(users.0, users.1, users.2) {
+            Ok(users) => users,
+            Err(text) => return refuse(text),
+        };
+        let target = match latency::target(self.latency, self.latency_percentile, self.floor) {
+            Ok(target) => target,
+            Err(text) => return refuse(text),
+        };
+        let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
+            Ok(weight) => weight,
+            Err(text) => return refuse(text),
+        };
+        Ok(Tenant {
+            name: self.name,
+            weight,
+            size: self.size.map(|Size(bytes)| bytes),
+            offset: self.offset.map(|Size(bytes)| bytes),
+            path: self.path,
+            create,
+            store: self.store,
+            keep_data: self.keep_data.unwrap_or(false),
+            read_only: self.read_only.unwrap_or(false),
+            urgent: self.urgent.unwrap_or(false),
+            target,
+            identity: self.identity.as_deref().map(Identity::from),
+            users,
+            connections: self.connections,
+            description: self.description.unwrap_or_default(),
+            origin: self.origin,
+        })
+    }
+}
+
+/// Gives every tenant its place. `shared` is the size of the device that those without a file of
+/// their own share (it is file 0 then); `own` gives the size of each file of a tenant, in the
+/// tenants' order.
+///
+/// First come those that say where; then those that say how much, each into the first gap that it
+/// fits into; those that say neither share the largest gap that is left in equal parts, and the
+/// last of them has what the division leaves over: the end of a disk's image is a part of it.
+/// Ranges are whole sectors, which is what most clients' kernels can address.
+pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
+    let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
+    let mut files = (u16::from(shared.is_some())..).zip(own);
+    for (tenant, place) in
+        tenants.iter().zip(&mut places).filter(|(tenant, _)| tenant.path.is_some())
+    {
+        let (file, &size) = files.next().expect("one size for each file");
+        *place = Some(Range { file, offset: 0, size: tenant.size.unwrap_or(size) });
+        if tenant.size.is_some_and(|wanted| wanted > size) {
+            return Err(does_not_fit(tenant, "its file", size));
+        }
+    }
+    let device = shared.unwrap_or(0);
+    // By their first bytes: only neighbours can overlap.
+    let mut taken: BTreeMap<u64, (u64, &str)> = BTreeMap::new();
+    for (tenant, place) in tenants.iter().zip(&mut places) {
+        let (Some(offset), Some(size)) = (tenant.offset, tenant.size) else { continue };
+        let end = offset.saturating_add(size);
+        if end > device {
+            return Err(does_not_fit(tenant, "the device", device));
+        }
+        let before = taken.range(..end).next_back();
+        if let Some((from, (to, other))) = before.filter(|(_, (to, _))| offset < *to) {
+            return Err(Refusal::new(format!(
+                "{}: tenants {other} ({}..{}) and {} ({}..{}) overlap: move one, or leave out both \
+                 offsets",
+                tenant.origin,
+                exact_size(*from),
+                exact_size(*to),
+                tenant.name,
+                exact_size(offset),
+                exact_size(end),
+            )));
+        }
+        taken.insert(offset, (end, &tenant.name));
+        *place = Some(Range { file: 0, offset, size });
+    }
+    let mut gaps = gaps(&taken, device);
+    for (tenant, place) in tenants.iter().zip(&mut places).filter(|(_, place)| place.is_none()) {
+        let Some(size) = tenant.size else { continue };
+        let Some(at) = gaps.iter().position(|(_, length)| *length >= size) else {
+            return Err(no_room(tenant, size, device, &gaps));
+        };
+        let (offset, length) = gaps[at];
+        *place = Some(Range { file: 0, offset, size });
+        if length == size {
+            gaps.remove(at);
+        } else {
+            gaps[at] = (offset + size, length - size);
+        }
+    }
+    share_the_rest(tenants, &mut places, &gaps, device)?;
+    Ok(places.into_iter().flatten().collect())
+}
+
+fn share_the_rest(
+    tenants: &[Tenant],
+    places: &mut [Option<Range>],
+    gaps: &[(u64, u64)],
+    device: u64,
+) -> Result<(), Refusal> {
+    let count = places.iter().filter(|place| place.is_none()).count() as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let (mut offset, length) = gaps.iter().copied().max_by_key(|gap| gap.1).unwrap_or((0, 0));
+    let unit = if length / count >= PART { PART } else { SECTOR };
+    let size = length / count / unit * unit;
+    let end = (offset + length) / SECTOR * SECTOR;
+    let open = tenants.iter().zip(places).filter(|(_, place)| place.is_none());
+    for (nth, (tenant, place)) in (1..).zip(open) {
+        if size == 0 {
+            return Err(Refusal::new(format!(
+                "{}: tenant {}: nothing is left of the device's {}: make it larger, or others \
+                 smaller",
+                tenant.origin,
+                tenant.name,
+                exact_size(device)
+            )));
+        }
+        let size = if nth == count { end - offset } else { size };
+        *place = Some(Range { file: 0, offset, size });
+        offset += size;
+    }
+    Ok(())
+}
+
+/// The free ranges, as offset and length, in order.
+fn gaps(taken: &BTreeMap<u64, (u64, &str)>, device: u64) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut end = 0;
+    let ranges = taken.iter().map(|(from, (to, _))| (*from, *to));
+    for (from, to) in ranges.chain([(device, device)]) {
+        if from > end {
+            gaps.push((end, from - end));
+        }
+        end = end.max(to);
+    }
+    gaps
+}
+
+fn does_not_fit(tenant: &Tenant, what: &str, size: u64) -> Refusal {
+    let end = tenant.offset.unwrap_or(0).saturating_add(tenant.size.unwrap_or(0));
+    Refusal::new(format!(
+        "{}: tenant {} ends at {}, {what} at {}: make the tenant smaller or {what} larger",
+        tenant.origin,
+        tenant.name,
+        exact_size(end),
+        exact_size(size)
+    ))
+}
+
+fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refusal {
+    let free: u64 = gaps.iter().map(|gap| gap.1).sum();
+    let largest = gaps.iter().map(|gap| gap.1).max().unwrap_or(0);
+    let left = match free {
+        0 => format!("nothing is left of the device's {}", exact_size(device)),
+        _ if free == device => format!("the device has {}", exact_size(device)),
+        _ if largest == free => {
+            format!("{} are left of the device's {}", exact_size(free), exact_size(device))
+        }
+        _ => format!(
+            "of the {} that are left only {} are in one piece",
+            exact_size(free),
+            exact_size(largest)
+        ),
+    };
+    Refusal::new(format!(
+        "{}: tenant {} wants {}, but {left}: make the device larger, or tenants smaller",
+        tenant.origin,
+        tenant.name,
+        exact_size(size),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
+        specs
+            .iter()
+            .map(|spec| {
+                let table = spec.parse::<TenantTable>()?;
+                table.complete("/sys/fs/cgroup".as_ref()).map_err(|refusal| refusal.to_string())
+            })
+            .collect()
+    }
+
+    /// Offset and size in MiB.
+    fn place(specs: &[&str], device_mib: u64) -> Result<Vec<(u64, u64)>, String> {
+        let ranges = layout(&tenants(specs)?, Some(device_mib << 20), &[])
+            .map_err(|refusal| refusal.to_string())?;
+        Ok(ranges.iter().map(|range| (range.offset >> 20, range.size >> 20)).collect())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let tenant = &tenants(&[
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+        ])
+        .unwrap()[0];
+        let expected = Tenant {
+            name: "db".into(),
+            weight: Weight::new(300).unwrap(),
+            size: Some(10 << 30),
+            offset: Some(1 << 30),
+            path: None,
+            create: false,
+            store: None,
+            keep_data: false,
+            read_only: true,
+            urgent: true,
+            target: Target::new(200_000, 1_000, 25),
+            identity: Some("db.example.org".into()),
+            users: Users { uids: vec![7, 0], gids: Vec::new() },
+            connections: Some(9),
+            description: "orders, and more".into(),
+            origin: Origin::Flag,
+        };
+        assert_eq!(*tenant, expected);
+        assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
+        assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
+        let own = &tenants(&["db=1G,path=/srv/db.img,create,store=fast"]).unwrap()[0];
+        assert_eq!(own.store.as_deref(), Some("fast"));
+        let shared = tenants(&["db=1G,store=fast"]).unwrap_err().to_string();
+        assert!(shared.contains("add path=FILE"), "{shared}");
+        assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
+    }
+
+    #[test]
+    fn names_are_utf_8_that_can_be_seen() {
+        for name in ["db", "a.b_c-9", "größe", "базa", "データ", "हिन्दी", "🗄", &"ä".repeat(64)]
+        {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+            assert_eq!(tenants(&[&format!("{name}=1G")]).unwrap()[0].name, name);
+        }
+        let long = "ä".repeat(65);
+        for name in [
+            "",
+            "a b",
+            "a/b",
+            "a=b",
+            "a\nb",
+            "a\u{7f}",
+            "a\u{85}b",
+            "a\u{a0}b",
+            "a\u{202e}b",
+            "\u{200b}",
+            "\u{feff}a",
+            "\u{e000}",
+            &long,
+        ] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_tenant_and_the_cure() {
+        let refusal = |spec: &str| tenants(&[spec]).unwrap_err();
+        assert_eq!(
+            refusal("db=10G,weight=0"),
+            "weight: `0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
+        );
+        assert_eq!(refusal("=10G"), "a tenant needs a name, as in db=10G,weight=300");
+        assert_eq!(
+            refusal("a/b=10G"),
+            "tenant name `a/b`: up to 64 letters, digits, `.`, `_` and `-` are allowed"
+        );
+        let typo = refusal("db=10G,wieght=3");
+        let start = "unknown key `wieght`; did you mean `weight`? (allowed: name, size, offset, \
+         weight, path, create, ";
+        assert!(typo.starts_with(start), "{typo}");
+        assert_eq!(
+            refusal("db=1000"),
+            "--tenant: tenant db: size 1000 is not a multiple of 512 above 0: round it up to 1k"
+        );
+        assert_eq!(
+            refusal("db=1k,offset=3"),
+            "--tenant: tenant db: offset 3 is not a multiple of 512: round it up to 512"
+        );
+        assert_eq!(
+            refusal("db,offset=1G"),
+            "--tenant: tenant db: an offset needs a size: add size=10G, say"
+        );
+        assert_eq!(
+            refusal("db,offset=1G,path=/a"),
+            "--tenant: tenant db: a file of its own is used whole: leave out offset"
+        );
+        assert_eq!(
+            refusal("db,create,path=/a"),
+            "--tenant: tenant db: create needs to know how large /a is to be: add size=10G, say"
+        );
+        assert_eq!(
+            refusal("db=1G,create"),
+            "--tenant: tenant db: create is for a file of its own: add path=FILE"
+        );
+    }
+
+    #[test]
+    fn who_says_nothing_gets_an_equal_part_of_the_rest() {
+        assert_eq!(place(&["a", "b"], 100), Ok(vec![(0, 50), (50, 50)]));
+        assert_eq!(place(&["a", "b=10M", "c"], 100), Ok(vec![(10, 45), (0, 10), (55, 45)]));
+        assert_eq!(
+            place(&["a=10M,offset=20M", "b=30M", "c=20M"], 100),
+            Ok(vec![(20, 10), (30, 30), (0, 20)])
+        );
+        assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 34)]));
+    }
+
+    /// An image whose size is no multiple of anything but a sector ends with what a disk has at its
+    /// end, such as the copy of its partition table.
+    #[test]
+    fn the_last_of_those_gets_the_end_of_the_device() {
+        let sizes = |specs: &[&str], device| {
+            let ranges = layout(&tenants(specs).unwrap(), Some(device), &[]).unwrap();
+            let left = device - ranges.iter().map(|range| range.size).sum::<u64>();
+            (ranges.iter().map(|range| range.size).collect::<Vec<_>>(), left)
+        };
+        assert_eq!(sizes(&["a"], 1_574_400), (vec![1_574_400], 0));
+        assert_eq!(sizes(&["a"], 1_574_401), (vec![1_574_400], 1), "less than a sector");
+        assert_eq!(sizes(&["a", "b"], 3_148_800), (vec![1 << 20, 3_148_800 - (1 << 20)], 0));
+        assert_eq!(sizes(&["a=512", "b"], 1_574_400), (vec![512, 1_574_400 - 512], 0));
+        assert_eq!(sizes(&["a=512,offset=1k", "b"], 4096), (vec![512, 2560], 1024), "two gaps");
+    }
+
+    #[test]
+    fn ranges_never_overlap_and_always_fit() {
+        assert_eq!(
+            place(&["a=50M,offset=0", "b=50M,offset=40M"], 100).unwrap_err(),
+            "--tenant: tenants a (0..50M) and b (40M..90M) overlap: move one, or leave out both \
+             offsets"
+        );
+        assert_eq!(
+            place(&["a=60M", "b=60M"], 100).unwrap_err(),
+            "--tenant: tenant b wants 60M, but 40M are left of the device's 100M: make the device \
+             larger, or tenants smaller"
+        );
+        assert_eq!(
+            place(&["a=10M,offset=45M", "b=50M"], 100).unwrap_err(),
+            "--tenant: tenant b wants 50M, but of the 90M that are left only 45M are in one piece: \
+             make the device larger, \
+             or tenants smaller"
+        );
+        assert_eq!(
+            place(&["a=1G"], 100).unwrap_err(),
+            "--tenant: tenant a wants 1G, but the device has 100M: make the device larger, or \
+             tenants smaller"
+        );
+        assert_eq!(
+            place(&["a=10M,offset=95M"], 100).unwrap_err(),
+            "--tenant: tenant a ends at 105M, the device at 100M: make the tenant smaller or the \
+             device larger"
+        );
+        assert_eq!(
+            place(&["a=100M", "b"], 100).unwrap_err(),
+            "--tenant: tenant b: nothing is left of the device's 100M: make it larger, or others \
+             smaller"
+        );
+    }
+
+    #[test]
+    fn files_of_their_own_follow_the_shared_one() {
+        let list = tenants(&["a,path=/a", "b", "c=1M,path=/c"]).unwrap();
+        let ranges = layout(&list, Some(8 << 20), &[4 << 20, 2 << 20]).unwrap();
+        let range = |file, offset, mib: u64| Range { file, offset, size: mib << 20 };
+        assert_eq!(ranges, [range(1, 0, 4), range(0, 0, 8), range(2, 0, 1)]);
+        let list = tenants(&["a,path=/a"]).unwrap();
+        assert_eq!(layout(&list, None, &[4 << 20]).unwrap(), [range(0, 0, 4)]);
+        let list = tenants(&["a=8M,path=/a"]).unwrap();
+        assert_eq!(
+            layout(&list, None, &[4 << 20]).unwrap_err().to_string(),
+            "--tenant: tenant a ends at 8M, its file at 4M: make the tenant smaller or its file \
+             larger"
+        );
+    }
+}

@@ -1,0 +1,246 @@
+//! A tenant's weight: a number, or what a cgroup has.
+//!
+//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: the server that does a
+//! client's input and output gives it what the client's own cgroup would get. The file is read at
+//! the start and then once a second, since the kernel does not tell of every change; if it cannot
+//! be read, the last weight stays.
+//!
+//! The control thread reads it, and a name may come from the control socket, so a name must not
+//! make that thread read anything else: the kernel resolves it below the root of the cgroups, on
+//! that file system, without symbolic links ([`ResolveFlags`]); what is there has to be a regular
+//! file, is opened without waiting (a FIFO would wait for a writer), and is read up to
+//! `IO_WEIGHT_MAX` bytes.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use fairq_core::Weight;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::units::TextOrNumber;
+
+/// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
+const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// What is read of an `io.weight`, in bytes. The default weight is its first line; lines for single
+/// devices follow.
+const IO_WEIGHT_MAX: u64 = 512;
+/// What `statfs` calls the file system of cgroups of version 2.
+const CGROUP2_MAGIC: i64 = 0x6367_7270;
+
+/// Where a weight comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WeightSource {
+    /// It is said.
+    Fixed(Weight),
+    /// A cgroup has it: its name as in `/proc/PID/cgroup`, or the path of its directory.
+    Cgroup(PathBuf),
+}
+
+impl Default for WeightSource {
+    fn default() -> WeightSource {
+        WeightSource::Fixed(Weight::DEFAULT)
+    }
+}
+
+impl FromStr for WeightSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WeightSource, String> {
+        match text.strip_prefix("cgroup:") {
+            Some(path) if path.starts_with('/') => Ok(WeightSource::Cgroup(path.into())),
+            Some(path) => {
+                Err(format!("`{path}` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup"))
+            }
+            None => parse_weight(text).map(WeightSource::Fixed),
+        }
+    }
+}
+
+impl fmt::Display for WeightSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WeightSource::Fixed(weight) => write!(f, "{}", weight.get()),
+            WeightSource::Cgroup(path) => write!(f, "cgroup:{}", path.display()),
+        }
+    }
+}
+
+impl Serialize for WeightSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            WeightSource::Fixed(weight) => serializer.serialize_u16(weight.get()),
+            WeightSource::Cgroup(_) => serializer.collect_str(self),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WeightSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WeightSource, D::Error> {
+        let expecting = "a weight from 1 to 10000, or \"cgroup:/NAME\"";
+        deserializer.deserialize_any(TextOrNumber { expecting, parse: str::parse })
+    }
+}
+
+impl WeightSource {
+    /// The weight at this moment; `root` is the cgroups'.
+    pub fn now(&self, root: &Path) -> Result<Weight, String> {
+        match self {
+            WeightSource::Fixed(weight) => Ok(*weight),
+            WeightSource::Cgroup(path) => read(root, path),
+        }
+    }
+}
+
+/// Where the kernel shows the cgroups that have an `io.weight`.
+pub fn cgroup_root() -> PathBuf {
+    let is_cgroup2 =
+        |root: &&&str| rustix::fs::statfs(**root).is_ok_and(|of| of.f_type == CGROUP2_MAGIC);
+    ROOTS.iter().find(is_cgroup2).unwrap_or(&ROOTS[0]).into()
+}
+
+fn read(root: &Path, path: &Path) -> Result<Weight, String> {
+    // The path of its directory is as good as its name.
+    let name = path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
+    let file = name.join("io.weight");
+    let refuse = |text: &str| format!("weight: {}: {text}", root.join(&file).display());
+    let text = open_below(root, &file).and_then(|file| {
+        let mut text = Vec::new();
+        file.take(IO_WEIGHT_MAX).read_to_end(&mut text).map(|_| text)
+    });
+    let text = text.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::XDEV) => refuse("it is not below the root of the cgroups, or not a cgroup's"),
+        Some(Errno::LOOP) => refuse("a symbolic link is on the way: write the cgroup's own name"),
+        _ => refuse(&format!(
+            "{error}: the cgroup must exist and its parent have the io controller (echo +io > \
+             cgroup.subtree_control)"
+        )),
+    })?;
+    parse_io_weight(&String::from_utf8_lossy(&text))
+        .ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
+}
+
+/// Opens a regular file below `root`, wherever its name tries to lead.
+fn open_below(root: &Path, file: &Path) -> io::Result<File> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(root, directory, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let below = ResolveFlags::BENEATH
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_XDEV;
+    let file = rustix::fs::openat2(root, file, flags, Mode::empty(), below)?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file.into())
+}
+
+/// The weight in an `io.weight` file: `default 100`, followed by lines for single devices, which do
+/// not concern us.
+fn parse_io_weight(text: &str) -> Option<Weight> {
+    let line = text.lines().find_map(|line| {
+        line.strip_prefix("default ").or(Some(line).filter(|line| !line.contains(' ')))
+    });
+    line?.trim().parse().ok().and_then(Weight::new)
+}
+
+/// A weight, 1 to 10000.
+pub fn plain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Weight, D::Error> {
+    let text = TextOrNumber { expecting: "a weight from 1 to 10000", parse: parse_weight };
+    deserializer.deserialize_any(text)
+}
+
+/// Likewise, where it need not be given.
+pub fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Weight>, D::Error> {
+    plain(deserializer).map(Some)
+}
+
+/// See [`plain`].
+pub fn parse_weight(text: &str) -> Result<Weight, String> {
+    let weight = text.parse().ok().and_then(Weight::new);
+    weight.ok_or_else(|| {
+        format!("`{text}` is not a weight: write a whole number from 1 to 10000 (100 is the usual)")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_is_a_number_or_a_cgroups() {
+        assert_eq!("250".parse(), Ok(WeightSource::Fixed(Weight::new(250).unwrap())));
+        assert_eq!("cgroup:/db".parse(), Ok(WeightSource::Cgroup("/db".into())));
+        let refused = |text: &str| text.parse::<WeightSource>().unwrap_err();
+        assert_eq!(
+            refused("0"),
+            "`0` is not a weight: write a whole number from 1 to 10000 (100 is the usual)"
+        );
+        assert_eq!(
+            refused("cgroup:db"),
+            "`db` is not a cgroup: write cgroup:/NAME as in /proc/PID/cgroup"
+        );
+    }
+
+    #[test]
+    fn a_cgroups_weight_is_read_from_its_folder() {
+        let weight = |text| parse_io_weight(text).map(Weight::get);
+        assert_eq!(weight("default 300\n8:0 50\n"), Some(300));
+        assert_eq!(weight("8:0 50\ndefault 7\n"), Some(7));
+        assert_eq!(weight("42\n"), Some(42));
+        assert_eq!((weight("default 0\n"), weight("")), (None, None));
+        let root = tempfile::tempdir().unwrap();
+        let db = root.path().join("tenants/db");
+        std::fs::create_dir_all(&db).unwrap();
+        let lines = "8:0 50\n".repeat(100);
+        std::fs::write(db.join("io.weight"), format!("default 350\n{lines}")).unwrap();
+        let now = |name: &Path| WeightSource::Cgroup(name.into()).now(root.path());
+        assert_eq!(now("/tenants/db".as_ref()).map(Weight::get), Ok(350));
+        assert_eq!(now(&db).map(Weight::get), Ok(350), "its directory");
+        let absent = now("/no such cgroup".as_ref()).unwrap_err();
+        let place = root.path().join("no such cgroup/io.weight");
+        assert!(
+            absent.starts_with(&format!("weight: {}: No such file", place.display())),
+            "{absent}"
+        );
+    }
+
+    #[test]
+    fn nothing_but_a_cgroups_own_file_is_read() {
+        let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let inside = |name: &str| {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+            root.path().join(name).join("io.weight")
+        };
+        std::fs::write(outside.path().join("io.weight"), "default 300\n").unwrap();
+        std::os::unix::fs::symlink(outside.path(), root.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", inside("endless")).unwrap();
+        std::fs::create_dir(inside("folder")).unwrap();
+        let fifo = inside("fifo");
+        let fifo = rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        );
+        fifo.unwrap();
+        let refused = |name: &str| WeightSource::Cgroup(name.into()).now(root.path()).unwrap_err();
+        let up = format!("/..{}", outside.path().display());
+        for (name, why) in [
+            (&*up, "not below the root of the cgroups"),
+            ("/link", "a symbolic link is on the way"),
+            ("/endless", "a symbolic link is on the way"),
+            ("/fifo", "it is not a regular file"),
+            ("/folder", "it is not a regular file"),
+            (outside.path().to_str().unwrap(), "No such file"),
+        ] {
+            assert!(refused(name).contains(why), "{name}: {}", refused(name));
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The controller before devices in closed form: it ends where the target says, keeps floors, stays
+//! within its bounds, and gives back what it took.
+
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+/// A device, and a flow of depth 1 beside others that are deep.
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    /// A request's time on the device when nothing else is there, and more for each other one, in
+    /// nanoseconds.
+    alone_ns: f64,
+    each_ns: f64,
+    /// The D from which the device does no more.
+    knee: f64,
+    /// Requests a second at the knee.
+    most: f64,
+}
+
+impl Device {
+    fn latency_ns(&self, slots: f64) -> f64 {
+        self.alone_ns + self.each_ns * slots
+    }
+
+    /// The part of requests that take longer than `than_ns`: their times are exponential beyond
+    /// what they take alone.
+    fn late(&self, slots: f64, than_ns: f64) -> f64 {
+        let beyond = than_ns - self.alone_ns;
+        if beyond <= 0.0 { 1.0 } else { (-beyond / (self.each_ns * slots / 4.0)).exp() }
+    }
+
+    fn rate(&self, slots: f64) -> f64 {
+        self.most * (slots / self.knee).min(1.0)
+    }
+}
+
+struct Rig {
+    targets: Targets,
+    flow: FlowId,
+    now_ns: u64,
+    wanted: u32,
+    exact: [f64; 5],
+    sum: [f64; 3],
+    /// What D was at each look, and the flow's weight.
+    slots: Vec<u32>,
+    weight: u16,
+    /// The flow waits in the policy unless its weight is so much.
+    needs: u16,
+}
+
+impl Rig {
+    fn new(wanted: u32, target_ns: u64, floor: u8) -> Rig {
+        let mut targets = Targets::new(8);
+        let flow = FlowId::new(0, 0);
+        for slot in 0..5 {
+            targets.weigh(FlowId::new(slot, 0), Weight::DEFAULT);
+        }
+        let target = Target::new(target_ns, Target::LATE_PPM, floor).unwrap();
+        assert_eq!(targets.set(flow, target, |_| Count::default()), Ok(0));
+        Rig {
+            targets,
+            flow,
+            now_ns: 0,
+            wanted,
+            exact: [0.0; 5],
+            sum: [0.0; 3],
+            slots: Vec::new(),
+            weight: 100,
+            needs: 0,
+        }
+    }
+
+    /// The others have been running alone for so long.
+    fn run(&mut self, device: &Device, is_there: bool, lasts_ns: u64) {
+        let until_ns = self.now_ns + lasts_ns;
+        while self.now_ns < until_ns {
+            let slots = f64::from(self.wanted.min(self.targets.bound()));
+            let seconds = 0.01;
+            let latency_ns = device.latency_ns(slots);
+            let all = device.rate(slots) * seconds;
+            if is_there {
+                let is_held = self.weight < self.needs;
+                let takes_ns = if is_held { 4.0 * latency_ns } else { latency_ns };
+                let done = seconds * 1e9 / takes_ns;
+                let target_ns = self.targets.stats(self.flow).unwrap().target.latency_ns() as f64;
+                let late = if is_held { 1.0 } else { device.late(slots, target_ns) };
+                let more =
+                    [done, done * late, (takes_ns - latency_ns) * done, latency_ns * done, 0.0];
+                self.exact.iter_mut().zip(more).for_each(|(exact, more)| *exact += more);
+                self.exact[4] = self.exact[0] * 4096.0;
+            }
+            let more = [all, all * 4096.0, slots * seconds * 1e9];
+            self.sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+            self.now_ns += 10 * MS;
+            let [done, late, held_ns, spent_ns, bytes] = self.exact.map(|exact| exact as u64);
+            let count = Count { done, late, held_ns, spent_ns, bytes };
+            let [requests, bytes, spent_ns] = self.sum.map(|sum| sum as u64);
+            let sum = Sum { requests, bytes, spent_ns, ..Sum::default() };
+            let mut weight = self.weight;
+            self.targets.look(self.now_ns, self.wanted, &sum, |_| count, |_, w| weight = w.get());
+            self.weight = weight;
+            self.slots.push(self.wanted.min(self.targets.bound()));
+        }
+    }
+
+    fn stats(&self) -> TargetStats {
+        self.targets.stats(self.flow).unwrap()
+    }
+}
+
+const DIES: Device = Device { alone_ns: 86e3, each_ns: 4e3, knee: 60.0, most: 484e3 };
+
+#[test]
+fn d_is_lowered_within_a_second_until_the_target_is_met_and_no_further() {
+    let mut rig = Rig::new(108, 260_000, 50);
+    rig.run(&DIES, false, 10_000 * MS);
+    assert_eq!(rig.stats().state, TargetState::Idle);
+    rig.run(&DIES, true, 1_000 * MS);
+    rig.run(&DIES, true, 2_000 * MS);
+    let stats = rig.stats();
+    assert_eq!(stats.state, TargetState::Met, "{stats:?}");
+    // 1 % is at 37.8.
+    assert!((34..=38).contains(rig.slots.last().unwrap()), "{:?}", rig.slots.last());
+    let settled = &rig.slots[rig.slots.len() - 200..];
+    let (least, most) = (settled.iter().min().unwrap(), settled.iter().max().unwrap());
+    assert!(most - least <= 3, "it goes from {least} to {most}");
+}
+
+#[test]
+fn what_was_held_back_is_given_back_and_taken_again_at_once() {
+    let mut rig = Rig::new(108, 260_000, 50);
+    rig.run(&DIES, false, 1_000 * MS);
+    rig.run(&DIES, true, 3_000 * MS);
+    let held = *rig.slots.last().unwrap();
+    rig.run(&DIES, false, 1_020 * MS);
+    assert_eq!(*rig.slots.last().unwrap(), 108, "nobody is held back for a flow that is idle");
+    rig.run(&DIES, true, 50 * MS);
+    assert!(rig.slots.last().unwrap().abs_diff(held) <= 3);
+}
+
+#[test]
+fn a_loose_target_holds_nothing_back() {
+    let mut rig = Rig::new(64, 10 * MS, 50);
+    rig.run(&DIES, true, 5_000 * MS);
+    assert!(rig.slots.iter().all(|&slots| slots == 64));
+    assert_eq!((rig.stats().state, rig.stats().bound), (TargetState::Met, None));
+}
+
+#[test]
+fn a_target_that_cannot_be_met_is_approached_as_far_as_the_floor_allows_and_says_why() {
+    for (floor, target_ns, state) in [
+        (50, 120_000, TargetState::Floor),
+        (80, 120_000, TargetState::Floor),
+        (50, 50_000, TargetState::Device),
+    ] {
+        let mut rig = Rig::new(64, target_ns, floor);
+        rig.run(&DIES, false, 1_000 * MS);
+        rig.run(&DIES, true, 6_000 * MS);
+        let stats = rig.stats();
+        assert_eq!(stats.state, state, "{stats:?}");
+        let settled = rig.slots[rig.slots.len() - 50..].iter().filter(|&&slots| slots > 1);
+        let slots = f64::from(*settled.min().unwrap());
+        let kept = DIES.rate(slots) / DIES.rate(64.0);
+        assert!(kept >= f64::from(floor) / 100.0 * 0.97 && kept < 0.9, "{kept} at {slots}");
+        let alone_ns = stats.alone_ns.unwrap() as f64;
+        assert!((alone_ns / DIES.latency_ns(1.0) - 1.0).abs() < 0.01, "{alone_ns}");
+    }
+}
+
+#[test]
+fn a_flow_that_waits_in_the_policy_goes_first_within_the_floor() {
+    let mut rig = Rig::new(16, 2_000_000, 50);
+    rig.needs = 300;
+    rig.run(&DIES, true, 3_000 * MS);
+    // Four others of 100: they keep half of 400 of 500 with a weight of 600 at the most.
+    assert!((300..=600).contains(&rig.weight), "{}", rig.weight);
+    assert!(rig.slots.iter().all(|&slots| slots == 16));
+    let mut rig = Rig::new(16, 200_000, 50);
+    rig.needs = 700;
+    rig.run(&DIES, true, 5_000 * MS);
+    assert_eq!((rig.weight, rig.stats().state), (600, TargetState::Floor));
+    assert_eq!(rig.targets.clear(rig.flow), Ok(Some(Weight::DEFAULT)));
+    assert_eq!(rig.targets.bound(), FREE);
+}
+
+#[test]
+fn there_are_so_many_seats_and_a_removed_flow_frees_its_own() {
+    let mut targets = Targets::new(80);
+    let target = Target::new(1, 1, 0).unwrap();
+    let flows: Vec<FlowId> = (0..80).map(|slot| FlowId::new(slot, 0)).collect();
+    flows.iter().for_each(|&flow| targets.weigh(flow, Weight::DEFAULT));
+    let set =
+        |targets: &mut Targets, at: usize| targets.set(flows[at], target, |_| Count::default());
+    for at in 0..SEATS {
+        assert_eq!(set(&mut targets, at), Ok(at));
+    }
+    assert_eq!(set(&mut targets, 3), Ok(3), "a flow has one");
+    assert_eq!(set(&mut targets, 70), Err(FlowError::ManyTargets));
+    assert!(targets.remove(flows[5]) && !targets.remove(flows[70]));
+    assert_eq!(set(&mut targets, 71), Ok(5));
+    assert_eq!(set(&mut targets, 5), Err(FlowError::NoSuchFlow));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever is counted, D is between 1 and what is wanted, never moves by more than a step, and
+    /// a weight is between the flow's own and what leaves the others their floor.
+    #[test]
+    fn any_counts_leave_d_and_weights_within_their_bounds(
+        wanted in 1u32..5_000,
+        floor in 0u8..100,
+        ppm in 1u32..500_000,
+        looks in prop::collection::vec(
+            (any::<u8>(), any::<u16>(), any::<u16>(), any::<u32>(), any::<u32>(), any::<u32>()),
+            1..300,
+        ),
+    ) {
+        let mut rig = Rig::new(wanted, 1000, floor);
+        let target = Target::new(1000, ppm, floor).unwrap();
+        rig.targets.set(rig.flow, target, |_| Count::default()).unwrap();
+        let (mut now_ns, mut sum, mut count) = (0u64, Sum::default(), Count::default());
+        let floor = u64::from(floor);
+        let most = (500 * (100 - floor)).checked_div(floor).map_or(10_000, |more| 100 + more);
+        for (after, done, late, held_ns, spent_ns, bytes) in looks {
+            now_ns += u64::from(after) * 5 * MS;
+            let before = rig.targets.bound().min(wanted);
+            let was = (rig.targets.is_busy, rig.targets.probe == Probe::No);
+            sum.requests += u64::from(done) * 2;
+            sum.bytes += u64::from(bytes);
+            sum.spent_ns += u64::from(spent_ns) * 100;
+            count.done += u64::from(done);
+            count.late += u64::from(late.min(done));
+            count.held_ns += u64::from(held_ns);
+            count.spent_ns += u64::from(spent_ns);
+            count.bytes += u64::from(bytes / 2);
+            let mut weight = rig.weight;
+            rig.targets.look(now_ns, wanted, &sum, |_| count, |_, w| weight = w.get());
+            rig.weight = weight;
+            let after = rig.targets.bound().min(wanted);
+            prop_assert!(after >= 1);
+            let is_same_load = was == (rig.targets.is_busy, rig.targets.probe == Probe::No);
+            let step_up = (before * 3 / 16).max(1);
+            prop_assert!(!is_same_load || after <= before + step_up, "{before} to {after}");
+            let weight = u64::from(rig.weight);
+            prop_assert!((100..=most.min(10_000)).contains(&weight), "{weight}");
+        }
+    }
+}

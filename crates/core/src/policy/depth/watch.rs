@@ -1,0 +1,189 @@
+//! What ports count of the flows that have a latency target.
+//!
+//! A flow with a target has a *seat*. A word for each flow says which, and how long its requests
+//! may take; a port reads it when a request is submitted, and when the request completes compares
+//! once and adds to its own line of the seat. Until the first target is set nothing is read.
+//!
+//! *Memory ordering.* The words are counts and numbers that guard no data, so they are accessed
+//! with Relaxed: a port that still reads the old word counts some requests for the old target. A
+//! seat's counts go on when another flow takes it, since only differences of them are used; what
+//! the old flow has on the device then is counted for the new one.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use super::target::SEATS;
+use crate::contract::flow::Target;
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// What was counted of one seat, wrapping.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Count {
+    /// Requests completed.
+    pub(super) done: u64,
+    /// Of those, the ones that took longer than the target.
+    pub(super) late: u64,
+    /// How long they were held by the policy, and how long they were on the device, in nanoseconds.
+    pub(super) held_ns: u64,
+    pub(super) spent_ns: u64,
+    /// Their bytes.
+    pub(super) bytes: u64,
+}
+
+impl Count {
+    /// What has been counted since.
+    pub(super) fn since(&self, before: &Count) -> Count {
+        Count {
+            done: self.done.wrapping_sub(before.done),
+            late: self.late.wrapping_sub(before.late),
+            held_ns: self.held_ns.wrapping_sub(before.held_ns),
+            spent_ns: self.spent_ns.wrapping_sub(before.spent_ns),
+            bytes: self.bytes.wrapping_sub(before.bytes),
+        }
+    }
+}
+
+/// A port's counts of one seat, in a line that it alone writes.
+#[repr(align(64))]
+struct Words<P: Platform>([P::U64; 5]);
+
+/// What ports and the controller share.
+pub(super) struct Watch<P: Platform> {
+    /// 1 once there has been a target. It stays, so that what was submitted while there was none is
+    /// never taken for what was submitted before.
+    is_on: P::U64,
+    /// Of each flow: its seat plus one in the lowest byte, and the time above; 0 without a target.
+    flows: Box<[P::U64]>,
+    ports: Box<[CachePadded<[Words<P>; SEATS]>]>,
+}
+
+impl<P: Platform> Watch<P> {
+    pub(super) fn new(flows: usize, ports: usize) -> Self {
+        let words = || Words(core::array::from_fn(|_| P::U64::new(0)));
+        Watch {
+            is_on: P::U64::new(0),
+            flows: (0..flows).map(|_| P::U64::new(0)).collect(),
+            ports: (0..ports)
+                .map(|_| CachePadded::new(core::array::from_fn(|_| words())))
+                .collect(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed) != 0
+    }
+
+    /// The flow in this slot has this seat and target from now on, or none.
+    pub(super) fn seat(&self, slot: usize, seat: Option<(usize, Target)>) {
+        let Some(word) = self.flows.get(slot) else { return };
+        match seat {
+            Some((seat, target)) => {
+                word.store(target.latency_ns() << 8 | (seat as u64 + 1), Ordering::Relaxed);
+                self.is_on.store(1, Ordering::Relaxed);
+            }
+            None => word.store(0, Ordering::Relaxed),
+        }
+    }
+
+    #[inline]
+    fn word(&self, slot: usize) -> u64 {
+        self.flows.get(slot).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// What all ports have counted of this seat.
+    pub(super) fn count(&self, seat: usize) -> Count {
+        let mut sum = Count::default();
+        for Words(words) in self.ports.iter().filter_map(|port| port.get(seat)) {
+            let [done, late, held, spent, bytes] =
+                words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            sum.done = sum.done.wrapping_add(done);
+            sum.late = sum.late.wrapping_add(late);
+            sum.held_ns = sum.held_ns.wrapping_add(held);
+            sum.spent_ns = sum.spent_ns.wrapping_add(spent);
+            sum.bytes = sum.bytes.wrapping_add(bytes);
+        }
+        sum
+    }
+}
+
+/// A request of a flow with a target.
+#[derive(Clone, Copy, Default)]
+struct Watched {
+    arrived_ns: u64,
+    issued_ns: u64,
+    /// The flow's word; 0 for all other requests.
+    word: u64,
+    length: u32,
+}
+
+/// What a port keeps.
+pub(super) struct Watcher {
+    live: Box<[Watched]>,
+}
+
+impl Watcher {
+    pub(super) fn new(tags: usize) -> Self {
+        Watcher { live: (0..tags).map(|_| Watched::default()).collect() }
+    }
+
+    #[inline]
+    pub(super) fn submitted<P: Platform>(
+        &mut self,
+        now_ns: u64,
+        tag: u32,
+        slot: usize,
+        length: u32,
+        watch: &Watch<P>,
+    ) {
+        let word = watch.word(slot);
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            *live = Watched { arrived_ns: now_ns, issued_ns: now_ns, word, length };
+        }
+    }
+
+    #[inline]
+    pub(super) fn issued(&mut self, now_ns: u64, tag: u32) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            live.issued_ns = now_ns;
+        }
+    }
+
+    #[inline]
+    pub(super) fn completed<P: Platform>(
+        &mut self,
+        now_ns: u64,
+        tag: u32,
+        port: usize,
+        watch: &Watch<P>,
+    ) {
+        let Some(live) = self.live.get_mut(tag as usize) else { return };
+        let word = core::mem::take(&mut live.word);
+        if word == 0 {
+            return;
+        }
+        let seat = (word & 0xff).wrapping_sub(1) as usize;
+        let Some(Words(words)) = watch.ports.get(port).and_then(|port| port.get(seat)) else {
+            return;
+        };
+        let took_ns = now_ns.saturating_sub(live.arrived_ns);
+        let more = [
+            1,
+            u64::from(took_ns > word >> 8),
+            live.issued_ns.saturating_sub(live.arrived_ns),
+            now_ns.saturating_sub(live.issued_ns),
+            live.length.into(),
+        ];
+        for (word, more) in words.iter().zip(more) {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        }
+    }
+
+    /// A staged request was taken back.
+    pub(super) fn cancelled(&mut self, tag: u32) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            live.word = 0;
+        }
+    }
+}

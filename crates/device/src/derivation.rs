@@ -1,0 +1,225 @@
+//! A profile from what was measured from outside.
+//!
+//! **Problem.** A probe sees latencies, rates and bandwidths, not dies and channels. Many insides
+//! give the same figures. **Model.** The simplest inside that does: each figure sets one value, and
+//! where two values share a figure a search decides.
+//!
+//! | figure | sets |
+//! |---|---|
+//! | most random reads a second | the controller's turn: whether it is the controller that ends there or the dies, nobody can tell |
+//! | sequential bandwidth | the link |
+//! | latency at depth 1 | what turn and link leave of it is the die's time and the fixed time together |
+//! | rates between | how that divides, and how many dies there are: the closer to depth times rate, the more dies or the more fixed time |
+//!
+//! Writes likewise, without dies: a program is taken to cost nothing, so that turn and link set the
+//! pace. **What cannot be derived** and is assumed: pages, channels, the buffer's size, what
+//! clearing old data costs, number and length of queues, weighted round robin, protection against
+//! loss of power.
+
+use crate::closed::predict;
+use crate::profile::{
+    Buffer, Controller, Count, Host, Interface, Link, Load, MbPerS, Media, Micros, Point, Profile,
+    ProfileError, Wrr,
+};
+
+/// What a profile is to be derived from.
+#[derive(Clone, Debug)]
+pub struct Derivation {
+    /// What the profile is to be called.
+    pub name: String,
+    /// What was measured.
+    pub model: String,
+    /// Its size in bytes.
+    pub capacity: u64,
+    /// What was measured: 4 KiB random reads, latency at depth 1 and rates at others, and
+    /// sequential reads; the same of writes, or none.
+    pub points: Vec<Point>,
+}
+
+/// A profile, and the text that is read as it.
+#[derive(Clone, Debug)]
+pub struct Derived {
+    /// The profile.
+    pub profile: Profile,
+    /// As a file, with comments.
+    pub text: String,
+}
+
+/// What was measured of one direction.
+struct Direction {
+    latency_us: f64,
+    /// The most requests a second.
+    iops: f64,
+    mb_s: f64,
+}
+
+/// One kind of request, 4 KiB.
+const BYTES: f64 = 4096.0;
+/// What reading a page may take of the time that is to be divided.
+const PARTS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
+/// How much of the most is full.
+const FULL: f64 = 0.98;
+
+/// Derives a profile.
+pub fn derive(from: &Derivation) -> Result<Derived, ProfileError> {
+    let needs = "needs random reads at depth 1 and at larger depths, and sequential reads";
+    let reads = direction(&from.points, Load::RandomRead, Load::SequentialRead)
+        .ok_or_else(|| ProfileError::Contradiction(format!("a profile {needs}")))?;
+    let measured_writes = direction(&from.points, Load::RandomWrite, Load::SequentialWrite);
+    let writes = measured_writes.as_ref().unwrap_or(&reads);
+    let mut best = (f64::INFINITY, plain(from, &reads, writes));
+    let (left_us, whole) = (best.1.controller.read_fixed_us.ns() as f64 / 1e3, best.1);
+    best.1 = whole.clone();
+    for part in PARTS {
+        for dies in (0..10).map(|power| 1u32 << power) {
+            let die_us = left_us * part;
+            // Fewer would be what ends the device, and not where it was seen to.
+            let enough = f64::from(dies) >= reads.iops * die_us / 1e6;
+            if !enough || (part == 0.0 && dies > 1) {
+                continue;
+            }
+            let mut candidate = whole.clone();
+            candidate.media.channels = Count::new(if part == 0.0 { 64 } else { dies });
+            candidate.media.read_us = micros(die_us);
+            candidate.controller.read_fixed_us = micros(left_us - die_us);
+            let error = error(&candidate, &from.points);
+            if error < best.0 {
+                best = (error, candidate);
+            }
+        }
+    }
+    let profile = best.1;
+    let text = write(&profile, measured_writes.is_some())?;
+    Ok(Derived { profile, text })
+}
+
+/// What the points say of one direction; `None` if they do not say enough.
+fn direction(points: &[Point], random: Load, sequential: Load) -> Option<Direction> {
+    let of = |load| points.iter().filter(move |point| point.load == load);
+    let one = of(random).find(|point| point.depth.get() == 1)?.latency_us?;
+    let iops = of(random).filter_map(|point| point.iops).fold(f64::NAN, f64::max);
+    let mb_s = of(sequential).filter_map(|point| point.mb_s).fold(f64::NAN, f64::max);
+    // What random requests move, the link can move.
+    (iops > 0.0 && mb_s > 0.0).then(|| Direction {
+        latency_us: one,
+        iops,
+        mb_s: mb_s.max(iops * BYTES / 1e6),
+    })
+}
+
+impl Direction {
+    fn turn_us(&self) -> f64 {
+        1e6 / self.iops
+    }
+
+    /// What a request takes beside its turn and the link.
+    fn left_us(&self) -> f64 {
+        (self.latency_us - self.turn_us() - BYTES / self.mb_s).max(0.0)
+    }
+}
+
+fn micros(us: f64) -> Micros {
+    Micros::from_ns((us * 1e3).round() as u64)
+}
+
+/// All that one figure sets; reading takes no time at the dies.
+fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
+    let rates = || {
+        from.points.iter().filter(|point| point.load == Load::RandomRead && point.iops.is_some())
+    };
+    let full = rates().filter(|point| point.iops.unwrap_or(0.0) >= FULL * reads.iops);
+    let window = full.map(|point| point.depth.get()).min().unwrap_or(64);
+    Profile {
+        name: from.name.clone(),
+        model: from.model.clone(),
+        host: Host {
+            interface: Interface::Nvme,
+            queues: Count::new(32),
+            queue_entries: Count::new(1024),
+            window: Count::new(window),
+            wrr: Wrr::Unknown,
+            capacity_gb: Count::new(
+                from.capacity.div_ceil(1_000_000_000).try_into().unwrap_or(u32::MAX),
+            ),
+        },
+        controller: Controller {
+            read_us: micros(reads.turn_us()),
+            write_us: micros(writes.turn_us()),
+            read_fixed_us: micros(reads.left_us()),
+            write_fixed_us: micros(writes.left_us()),
+            power_loss_protection: false,
+        },
+        link: Link {
+            read_mb_s: MbPerS::new(reads.mb_s.round()),
+            write_mb_s: MbPerS::new(writes.mb_s.round()),
+        },
+        media: Media {
+            channels: Count::new(64),
+            dies_per_channel: Count::new(1),
+            page_kib: Count::new(16),
+            read_us: Micros::default(),
+            program_us: Micros::default(),
+            program_kib: Count::new(4),
+            channel_mb_s: MbPerS::new(1e6),
+            suspend_us: None,
+            held_through_transfer: false,
+        },
+        buffer: Buffer { size_kib: Count::new(1024) },
+        garbage: None,
+        slc: None,
+        points: from.points.clone(),
+    }
+}
+
+/// How far a profile is from the reads that were measured: the squares of what it is off, added up.
+fn error(profile: &Profile, points: &[Point]) -> f64 {
+    let reads =
+        points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
+    reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
+}
+
+/// The profile as a file, in which each value says where it is from.
+fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
+    let text =
+        toml::to_string(profile).map_err(|error| ProfileError::Contradiction(error.to_string()))?;
+    let of_writes =
+        |measured| if wrote { measured } else { "as for reads: writes were not measured" };
+    let comment = |section: &str, key: &str| match (section, key) {
+        ("[host]", "window") => "the smallest measured depth that gives nearly the most",
+        ("[host]", "capacity-gb") => "measured",
+        ("[host]", _) => "assumed",
+        ("[controller]", "read-us") => "derived from the most random reads a second",
+        ("[controller]", "read-fixed-us") | ("[media]", "read-us" | "channels") => {
+            "fitted to latency and rates of random reads"
+        }
+        ("[controller]", "write-us") => of_writes("derived from the most random writes a second"),
+        ("[controller]", "write-fixed-us") => of_writes("derived from the latency of a write"),
+        ("[controller]", _) => "assumed: cannot be told from outside",
+        ("[link]", "read-mb-s") => "derived from sequential reads",
+        ("[link]", _) => of_writes("derived from sequential writes"),
+        ("[media]", "program-us") => "nothing: turn and link set the pace of writes",
+        ("[media]" | "[buffer]", _) => "assumed: cannot be told from outside",
+        _ => "",
+    };
+    let mut section = String::new();
+    let mut lines =
+        vec![
+        "# Derived by `fairq device probe` from the points below: the simplest inside that gives \
+         them.".to_owned(),
+        "# Not derived: what clearing old data costs ([garbage]); every state is the one that was \
+         measured.".to_owned(),
+    ];
+    for line in text.lines() {
+        if line.starts_with('[') {
+            section = line.to_owned();
+        }
+        let key = line.split_once(" = ").map_or("", |(key, _)| key);
+        let comment = if key.is_empty() { "" } else { comment(&section, key) };
+        lines.push(if comment.is_empty() {
+            line.to_owned()
+        } else {
+            format!("{line:<28} # {comment}")
+        });
+    }
+    Ok(lines.join("\n") + "\n")
+}

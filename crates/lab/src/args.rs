@@ -1,0 +1,114 @@
+//! `fairq lab`.
+// Doc comments here are help texts, in which [brackets] mean optional.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use fairq_config::flags::{EXIT_STATUS, Policies, parse_policies};
+use fairq_config::policy::NAMES;
+
+use crate::claims::Shard;
+
+/// What names a run if `--seed` is not given.
+pub(crate) const SEED: u64 = 1;
+
+/// `fairq lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Print every claim, and whether there is an experiment for it yet
+    List,
+    /// Run experiments and print what came out
+    Run(LabRunArgs),
+    /// Put parts together that were run with --shard and --output
+    Merge(LabMergeArgs),
+}
+
+/// `fairq lab run`.
+#[derive(Debug, Args)]
+pub struct LabRunArgs {
+    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast`
+    /// for those that take seconds; or scenario files (.toml)
+    #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
+    pub ids: Vec<String>,
+    /// All claims of a paper, or what is asked beyond them
+    #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
+    pub paper: Option<String>,
+    /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// How many experiments at a time [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// The policies to compare on scenario files, as for bench; `all` for all of them [default:
+    /// none,mqfq]
+    #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_lab_policies)]
+    pub policy: Option<Policies>,
+    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts
+    /// the parts together
+    #[arg(long, value_name = "PART/OF", value_parser = parse_shard)]
+    pub shard: Option<Shard>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub json: Option<PathBuf>,
+    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data
+    /// (CSV)
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Fail unless all that comes out is what the report in DIR says
+    #[arg(long, value_name = "DIR")]
+    pub against: Option<PathBuf>,
+}
+
+/// `fairq lab merge`.
+#[derive(Debug, Args)]
+pub struct LabMergeArgs {
+    /// What --output was in each part
+    #[arg(value_name = "DIR", required = true)]
+    pub parts: Vec<PathBuf>,
+    /// Print one JSON object instead of a table, or write it to FILE beside the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub json: Option<PathBuf>,
+    /// Write the report of the whole into DIR
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+fn parse_lab_policies(text: &str) -> Result<Policies, String> {
+    let all = NAMES.join(",");
+    parse_policies(if text == "all" { &all } else { text })
+}
+
+/// `2/3` as the second of three.
+pub(crate) fn parse_shard(text: &str) -> Result<Shard, String> {
+    let number = |part: &str| part.parse::<usize>().ok().filter(|number| *number > 0);
+    let parts = text.split_once('/').and_then(|(part, of)| Some((number(part)?, number(of)?)));
+    match parts.filter(|(part, of)| part <= of) {
+        Some((part, of)) => Ok(Shard { part: part - 1, of }),
+        None => Err(format!("`{text}` is no part of a whole: write 2/3 for the second of three")),
+    }
+}
+
+/// What stands at the end of the help.
+pub fn examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq lab list
+  fairq lab run M-5a M-T1
+  fairq lab run --paper mqfq --json
+  fairq lab run all --jobs 2 --output docs
+  fairq lab run my.toml --policy all
+  fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole
+
+{EXIT_STATUS}"
+    )
+}

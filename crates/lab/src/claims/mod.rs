@@ -1,0 +1,406 @@
+//! The lab: the papers' claims, one by one, and what came out.
+//!
+//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds. An
+//! experiment answers some rows with one set of runs. Every run is under all checks of what its
+//! policy promises: where a law is broken no claim of that experiment holds, and the note says
+//! which law. Tolerances were written down with the claims; where one does not hold, the row says
+//! so.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fairq_sim::policies::{AnySubject, BfqSubject};
+use fairq_sim::scenario::{Scenario, Tenant};
+use fairq_sim::{Got, Run};
+
+mod beside;
+mod catalogue;
+mod cpu;
+mod d2fq;
+mod device;
+mod figure;
+mod kyber;
+mod mqfq;
+mod nass;
+mod parameters;
+mod sweeps;
+
+pub use catalogue::ROWS;
+pub use figure::{Axis, Figure, Line, Shape, Table};
+
+/// Where a claim comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Paper {
+    /// Woo et al., FAST 2021.
+    D2fq,
+    /// Hedayati et al., ATC 2019.
+    Mqfq,
+    /// Son, Oh and Ahn, JSTS 2020.
+    Kyber,
+    /// NASS, MSST 2020.
+    Nass,
+    /// None: what users ask.
+    Beyond,
+}
+
+impl Paper {
+    /// What it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Paper::D2fq => "d2fq",
+            Paper::Mqfq => "mqfq",
+            Paper::Kyber => "kyber",
+            Paper::Nass => "nass",
+            Paper::Beyond => "beyond",
+        }
+    }
+
+    /// What it is called in a report.
+    pub fn title(self) -> &'static str {
+        match self {
+            Paper::D2fq => "D2FQ (FAST 2021)",
+            Paper::Mqfq => "MQFQ (ATC 2019)",
+            Paper::Kyber => "Kyber-fairness (JSTS 2020)",
+            Paper::Nass => "NASS (MSST 2020)",
+            Paper::Beyond => "Beyond the papers",
+        }
+    }
+
+    /// All of them.
+    pub const ALL: [Paper; 5] =
+        [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
+}
+
+/// A claim.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Names it, as in D-11a.1.
+    pub id: &'static str,
+    /// Where it is made.
+    pub paper: Paper,
+    /// What it says.
+    pub claim: &'static str,
+    /// The paper's value.
+    pub expected: &'static str,
+    /// What counts as the same.
+    pub within: &'static str,
+}
+
+/// What came out of a row.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The row.
+    pub row: &'static Row,
+    /// Ours; empty if there is none.
+    pub measured: String,
+    /// Whether it holds; `None` if that cannot be said here.
+    pub holds: Option<bool>,
+    /// Why, or what else there is to know.
+    pub note: String,
+}
+
+/// Some rows, and how they are answered.
+struct Experiment {
+    ids: &'static [&'static str],
+    /// About how many seconds it takes on one core, for what is to be quick and for the time left.
+    seconds: u32,
+    run: fn(seed: u64) -> Result<Outcome, String>,
+}
+
+/// What comes out of an experiment.
+struct Outcome {
+    answers: Vec<Answer>,
+    figures: Vec<Figure>,
+    tables: Vec<Table>,
+}
+
+/// An answer to one row.
+struct Answer {
+    id: &'static str,
+    measured: String,
+    /// `None` where it cannot be said, and the note tells why.
+    holds: Option<bool>,
+    note: Cow<'static, str>,
+}
+
+impl From<Vec<Answer>> for Outcome {
+    fn from(answers: Vec<Answer>) -> Outcome {
+        Outcome { answers, figures: Vec::new(), tables: Vec::new() }
+    }
+}
+
+/// All that came out: of the rows, and to be drawn.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Of each row, in the catalogue's order.
+    pub rows: Vec<Finding>,
+    /// In the order of their names.
+    pub figures: Vec<Figure>,
+    /// In the order of their names.
+    pub tables: Vec<Table>,
+}
+
+/// Which part of the experiments to run: this one, from 0, of so many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shard {
+    /// This one.
+    pub part: usize,
+    /// Of so many.
+    pub of: usize,
+}
+
+impl Shard {
+    /// All of them.
+    pub const WHOLE: Shard = Shard { part: 0, of: 1 };
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Experiments done.
+    pub done: usize,
+    /// Of so many.
+    pub of: usize,
+    /// How long what is done takes, roughly, in seconds on one core.
+    pub seconds: u32,
+    /// And everything.
+    pub of_seconds: u32,
+}
+
+/// An experiment that takes longer is not run with the fast ones.
+const FAST_SECONDS: u32 = 3;
+
+fn is_fast(row: &Row) -> bool {
+    experiments()
+        .any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
+}
+
+fn experiments() -> impl Iterator<Item = &'static Experiment> {
+    [
+        device::EXPERIMENTS,
+        d2fq::EXPERIMENTS,
+        mqfq::EXPERIMENTS,
+        parameters::EXPERIMENTS,
+        beside::EXPERIMENTS,
+        kyber::EXPERIMENTS,
+        nass::EXPERIMENTS,
+        cpu::EXPERIMENTS,
+        sweeps::EXPERIMENTS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its
+/// like); `all` is all, `fast` all whose experiments take seconds.
+pub fn named(name: &str) -> Vec<&'static Row> {
+    let goes_on = |id: &str| {
+        let rest = id
+            .get(..name.len())
+            .filter(|start| start.eq_ignore_ascii_case(name))
+            .map(|start| &id[start.len()..]);
+        // D-1 does not stand for D-11.
+        let digit = |c: char| c.is_ascii_digit();
+        rest.is_some_and(|rest| !(name.ends_with(digit) && rest.starts_with(digit)))
+    };
+    let stands = |row: &&Row| name == "all" || (name == "fast" && is_fast(row)) || goes_on(row.id);
+    ROWS.iter().filter(stands).collect()
+}
+
+/// Answers rows, with so many threads; tells how far it is, and stops before the next experiment
+/// when it is told to (by `false`). The answers do not depend on how many threads there are. Of a
+/// shard only the rows of its experiments.
+pub fn answer(
+    rows: &[&'static Row],
+    seed: u64,
+    jobs: usize,
+    shard: Shard,
+    on: impl Fn(Progress) -> bool + Sync,
+) -> Findings {
+    let wanted = |experiment: &&Experiment| {
+        experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id))
+    };
+    let all = experiments().filter(wanted).enumerate();
+    let mut mine: Vec<&Experiment> = all
+        .filter(|(number, _)| number % shard.of == shard.part)
+        .map(|(_, experiment)| experiment)
+        .collect();
+    // The longest first: then none of them runs alone at the end.
+    mine.sort_by_key(|experiment| std::cmp::Reverse(experiment.seconds));
+    let of_seconds = mine.iter().map(|experiment| experiment.seconds).sum();
+    let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let outcomes: Mutex<Vec<(&Experiment, Result<Outcome, String>)>> = Mutex::default();
+    let progress = || {
+        let (done, seconds) =
+            (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
+        Progress { done, of: mine.len(), seconds, of_seconds }
+    };
+    let work = || {
+        while on(progress())
+            && let Some(experiment) = mine.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let outcome = (experiment.run)(seed);
+            outcomes.lock().expect("nobody panics with it").push((experiment, outcome));
+            seconds.fetch_add(experiment.seconds as usize, Ordering::Relaxed);
+            ended.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
+    on(progress());
+    let (mut found, mut figures, mut tables) = (BTreeMap::new(), Vec::new(), Vec::new());
+    for (experiment, outcome) in outcomes.into_inner().expect("nobody panics with it") {
+        match outcome {
+            Ok(outcome) => {
+                let answered = |answer: Answer| {
+                    (answer.id, (answer.measured, answer.holds, answer.note.into_owned()))
+                };
+                found.extend(outcome.answers.into_iter().map(answered));
+                figures.extend(outcome.figures);
+                tables.extend(outcome.tables);
+            }
+            Err(why) => found.extend(
+                experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone()))),
+            ),
+        }
+    }
+    figures.sort_by_key(|figure| figure.id);
+    tables.sort_by_key(|table| table.id);
+    let ours = |row: &&&'static Row| {
+        shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id))
+    };
+    let others = |row: &&&'static Row| {
+        !experiments().any(|experiment| {
+            experiment.ids.contains(&row.id)
+                && !mine.iter().any(|mine| std::ptr::eq(*mine, experiment))
+        })
+    };
+    let finding = |row: &&'static Row| {
+        let unasked = || (String::new(), None, "interrupted".to_owned());
+        let (measured, holds, note) = found.remove(row.id).unwrap_or_else(unasked);
+        Finding { row, measured, holds, note }
+    };
+    Findings {
+        rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
+        figures,
+        tables,
+    }
+}
+
+/// Runs a scenario under a policy; a broken law is an error.
+fn go(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+    let scenario = Scenario { seed, ..scenario.clone() };
+    let run = policy.run(&scenario).map_err(|error| error.to_string())?;
+    match &run.violation {
+        None => Ok(run),
+        Some(violation) => Err(format!("under {policy:?} a law is broken: {violation}")),
+    }
+}
+
+/// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their
+/// threads, since each has a queue of its own, and a tenant's weight is what its threads have
+/// together. So tenants of one weight and different numbers of threads have queues of different
+/// weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
+fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+    let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
+    let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
+    let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
+    let least = scenario.tenants.iter().map(each).fold(0, gcd);
+    let mut tenants = Vec::new();
+    for tenant in &scenario.tenants {
+        let weight = u16::try_from(each(tenant) / least)
+            .map_err(|_| format!("{} has too many threads", tenant.name))?;
+        let alone = |&port: &usize| Tenant { weight, threads: vec![port], ..tenant.clone() };
+        tenants.extend(tenant.threads.iter().map(alone));
+    }
+    let by_thread = Scenario { tenants, ..scenario.clone() };
+    let mut run = go(AnySubject::Bfq(bfq), &by_thread, seed)?;
+    let mut threads = std::mem::take(&mut run.tenants).into_iter();
+    let together = |tenant: &Tenant| threads.by_ref().take(tenant.threads.len()).reduce(Got::with);
+    run.tenants = scenario.tenants.iter().filter_map(together).collect();
+    Ok(run)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Runs a scenario without checks, for sweeps that are too large for them.
+fn measured(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+    policy.measure(&Scenario { seed, ..scenario.clone() }).map_err(|error| error.to_string())
+}
+
+/// Jain's index: 1 when all are equal, 1/n when one has everything.
+fn jain(values: impl Iterator<Item = f64>) -> f64 {
+    let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
+    for value in values {
+        count += 1.0;
+        sum += value;
+        squares += value * value;
+    }
+    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+}
+
+/// A part of a hundred.
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+/// Whether a value is what it should be, within a part of that.
+fn near(value: f64, should_be: f64, part: f64) -> bool {
+    (value / should_be - 1.0).abs() <= part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_experiments_know_each_other() {
+        for (at, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[..at].iter().all(|other| other.id != row.id), "{} is there twice", row.id);
+            let answers =
+                experiments().filter(|experiment| experiment.ids.contains(&row.id)).count();
+            assert_eq!(answers, 1, "experiments for {}", row.id);
+        }
+        for id in experiments().flat_map(|experiment| experiment.ids) {
+            assert!(ROWS.iter().any(|row| row.id == *id), "{id} is in no row");
+        }
+    }
+
+    #[test]
+    fn a_name_stands_for_what_goes_on_with_a_part() {
+        let ids = |name| named(name).iter().map(|row| row.id).collect::<Vec<_>>();
+        assert_eq!(ids("m-t1"), ["M-T1"]);
+        assert_eq!(ids("D-3.1"), ["D-3.1"]);
+        assert_eq!(ids("M-5a"), ["M-5a.1", "M-5a.2"]);
+        assert_eq!(ids("M-T"), ["M-T1", "M-T2", "M-T3", "M-T4"]);
+        assert!(ids("D-1").is_empty() && ids("Y").is_empty());
+        assert_eq!(ids("all").len(), ROWS.len());
+    }
+
+    #[test]
+    fn more_threads_give_the_same() {
+        let rows = [named("D-3.1"), named("M-T1")].concat();
+        let table = |jobs| format!("{:?}", answer(&rows, 1, jobs, Shard::WHOLE, |_| true));
+        assert_eq!(table(1), table(3));
+    }
+
+    #[test]
+    fn shards_are_the_whole_and_each_row_is_in_one() {
+        let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
+        let ids = |shard| {
+            answer(&rows, 1, 2, shard, |_| true).rows.iter().map(|f| f.row.id).collect::<Vec<_>>()
+        };
+        let mut parts = [0, 1].map(|part| ids(Shard { part, of: 2 })).concat();
+        parts.sort_unstable();
+        assert_eq!(parts, ["D-3.1", "M-5c.1", "M-T1"]);
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| false);
+        assert_eq!((findings.rows[0].holds, findings.rows[0].note.as_str()), (None, "interrupted"));
+    }
+}

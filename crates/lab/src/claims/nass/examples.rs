@@ -1,0 +1,42 @@
+//! Algorithm 1's worked examples.
+
+use fairq_core::nass::NassConfig;
+use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
+use fairq_sim::scenario::{Access, MS};
+
+use super::{NCQ, job, profile, scenario};
+use crate::claims::{Answer, Outcome, go};
+
+/// How many requests flows have on a device that stands still, with the limits that they begin
+/// with. They ask in turn, so that each is known before anybody has all that it may have.
+pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
+    const BYTES: u64 = 4096;
+    let profile = profile()?;
+    let limits = NassConfig {
+        aggressiveness: false,
+        sequentiality: false,
+        idleness: false,
+        ..NassConfig::default()
+    };
+    let most = |tenants: usize| {
+        let loads = vec![(1, job(Access::Random, 100)); tenants];
+        let mut scenario = scenario(&profile, &loads);
+        (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
+        scenario.faults.stalls = vec![(0, 21 * MS)];
+        let lock = SerialSubject::new(Scheduler::Fiops, NCQ).limited(limits);
+        let run = go(AnySubject::Serial(lock), &scenario, seed)?;
+        let issued = |got: &fairq_sim::Got| got.classes.iter().sum::<u64>() / BYTES;
+        Ok::<Vec<u64>, String>(run.tenants.iter().map(issued).collect())
+    };
+    let (one, two, four) = (most(1)?, most(2)?, most(4)?);
+    Ok(vec![Answer {
+        id: "N-U1",
+        measured: format!("on a device that stands still: {one:?}, {two:?}, {four:?}"),
+        holds: Some(one == [32] && two == [16; 2] && four == [8; 4]),
+        note:
+            "one, two and four flows, MDN = 32 / n; Cn, Aggre, halving and the direction of SBDA \
+         are fairq-core's own tests"
+                .into(),
+    }]
+    .into())
+}

@@ -1,0 +1,340 @@
+//! NASS's claims: schedulers on a SATA drive with a queue of 32 commands, with NASS and without.
+//!
+//! Figures 3 to 6 are about eight pairs of loads (Table II) under six schedulers and three lengths
+//! of the queue, Figures 9 to 11 about three of them with and without NASS. Measures: of the
+//! bandwidth that a tenant has alone under the same scheduler, how much it keeps (BDR); fairness
+//! (FV), Jain's index of what the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests
+//! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with
+//! libaio: it sends one request after another, and each takes it 10 us.
+//!
+//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4
+//! and 128 KiB take there, one at a time.
+//!
+//! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one
+//! command of up to 512 KiB.
+
+use fairq_core::nass::NassConfig;
+use fairq_device::{Profile, State, closed};
+use fairq_sim::Run;
+use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
+use fairq_sim::proxy::Proxy;
+use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
+
+use super::{Axis, Experiment, Figure, Line, Shape, go, jain};
+
+mod applications;
+mod conflicts;
+mod disk;
+mod examples;
+mod limits;
+
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        ids: &["N-3.1", "N-3.2", "N-3.3", "N-3.4", "N-3.5"],
+        seconds: 20,
+        run: conflicts::sequentiality,
+    },
+    Experiment { ids: &["N-4.1", "N-4.2", "N-4.3"], seconds: 12, run: conflicts::reads_and_writes },
+    Experiment { ids: &["N-5.1", "N-5.2"], seconds: 8, run: conflicts::sizes },
+    Experiment {
+        ids: &["N-6.1", "N-6.2", "N-6.3", "N-O5", "N-O6"],
+        seconds: 20,
+        run: conflicts::intensities,
+    },
+    Experiment { ids: &["N-hdd"], seconds: 1, run: disk::on_a_disk },
+    Experiment { ids: &["N-8.1"], seconds: 1, run: limits::reserve },
+    Experiment { ids: &["N-9.1", "N-9.2", "N-9.3"], seconds: 4, run: limits::sizes },
+    Experiment { ids: &["N-10.1", "N-10.2"], seconds: 4, run: limits::idleness },
+    Experiment { ids: &["N-11.1", "N-11.2"], seconds: 4, run: limits::merging },
+    Experiment {
+        ids: &["N-12.1", "N-12.2", "N-12.3", "N-12.4"],
+        seconds: 12,
+        run: applications::filebench,
+    },
+    Experiment { ids: &["N-13.1", "N-13.2", "N-13.3"], seconds: 15, run: applications::spark },
+    Experiment { ids: &["N-14.1"], seconds: 8, run: applications::overhead },
+    Experiment { ids: &["N-U1"], seconds: 1, run: examples::worked_examples },
+];
+
+const NCQ: u32 = 32;
+const FOUR: [Scheduler; 4] = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
+
+/// A scheduler as the paper names it.
+#[derive(Clone, Copy)]
+struct Variant {
+    name: &'static str,
+    lock: SerialSubject,
+}
+
+fn named(scheduler: Scheduler) -> &'static str {
+    match scheduler {
+        Scheduler::Cfq => "CFQ",
+        Scheduler::Bfq => "BFQ",
+        Scheduler::FlashFq => "FlashFQ",
+        Scheduler::Fiops => "FIOPS",
+    }
+}
+
+/// The six of Figures 3 to 6.
+fn six(slots: u32) -> [Variant; 6] {
+    let lock = |scheduler| SerialSubject::new(scheduler, slots).merging();
+    [
+        Variant { name: "CFQ", lock: lock(Scheduler::Cfq) },
+        Variant { name: "CFQ-NA", lock: lock(Scheduler::Cfq).without_waiting() },
+        Variant { name: "BFQ", lock: lock(Scheduler::Bfq) },
+        Variant { name: "BFQ-NA", lock: lock(Scheduler::Bfq).without_waiting() },
+        Variant { name: "FlashFQ", lock: lock(Scheduler::FlashFq) },
+        Variant { name: "FIOPS", lock: lock(Scheduler::Fiops) },
+    ]
+}
+
+/// 4 KiB unless another size is said, 32 requests deep, each as long after the last as a program
+/// takes to send one.
+fn job(access: Access, read_percent: u32) -> Job {
+    Job { access, read_percent, interval_ns: 10 * US, ..Job::random_read(4096, 32) }
+}
+
+fn of_size(bytes: u32, job: Job) -> Job {
+    Job { sizes: vec![(bytes, 1)], ..job }
+}
+
+/// Table II, a thread each.
+fn pair(test: usize) -> [Proxy; 2] {
+    jobs(test).map(|job| (1, job))
+}
+
+fn jobs(test: usize) -> [Job; 2] {
+    use Access::{Random, Sequential};
+    let shallow = |read_percent| Job { depth: 2, ..job(Random, read_percent) };
+    match test {
+        1 => [job(Sequential, 100), job(Random, 100)],
+        2 => [job(Sequential, 0), job(Random, 0)],
+        3 => [job(Sequential, 100), job(Sequential, 0)],
+        4 => [job(Random, 100), job(Random, 0)],
+        5 => [job(Random, 100), of_size(128 << 10, job(Random, 100))],
+        6 => [job(Random, 0), of_size(128 << 10, job(Random, 0))],
+        7 => [shallow(100), job(Random, 100)],
+        _ => [shallow(0), job(Random, 0)],
+    }
+}
+
+/// What came of a pair: in the order of Table II.
+#[derive(Clone, Debug)]
+struct Measured {
+    kept: Vec<f64>,
+    fairness: f64,
+    utilization: f64,
+    /// Requests that went in one command, on average.
+    merged: Vec<f64>,
+}
+
+fn profile() -> Result<Profile, String> {
+    Profile::named("intel-530").map_err(|error| error.to_string())
+}
+
+/// Tenants on as many ports as their requests need, of 32 each, since that is what the device's
+/// queue holds. The drive is one that has been written to for long, as by the tests before: on a
+/// fresh one small writes take less time than reads, the opposite of what the paper says of its own
+/// (Section II-C).
+fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
+    let mut ports = 0;
+    let tenant = |(number, (threads, job)): (usize, &Proxy)| {
+        let (first, to_a_port) = (ports, (NCQ / job.depth) as usize);
+        ports += threads.div_ceil(to_a_port);
+        let on = (0..*threads).map(|thread| first + thread / to_a_port).collect();
+        Tenant::new(&format!("W{}", number + 1), 100, on, job.clone())
+    };
+    let tenants: Vec<Tenant> = loads.iter().enumerate().map(tenant).collect();
+    let mut scenario = Scenario::new(profile.clone(), ports, tenants, 3 * SECOND);
+    scenario.warmup_ns = SECOND / 2;
+    scenario.state = State::Steady;
+    scenario
+}
+
+/// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter
+/// queue lower what is used of the device (Observation 5).
+fn measure(
+    lock: SerialSubject,
+    profile: &Profile,
+    loads: &[Proxy],
+    seed: u64,
+) -> Result<Measured, String> {
+    let lock = SerialSubject { request_bytes: closed::read_cost_bytes(profile), ..lock };
+    let alone = SerialSubject { nass: None, waits: true, slots: NCQ, ..lock };
+    let together = go(AnySubject::Serial(lock), &scenario(profile, loads), seed)?;
+    let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
+    let mut kept = Vec::new();
+    for (number, load) in loads.iter().enumerate() {
+        let single = scenario(profile, std::slice::from_ref(load));
+        kept.push(
+            bytes(&together, number) / bytes(&go(AnySubject::Serial(alone), &single, seed)?, 0),
+        );
+    }
+    let shared: Vec<f64> = match lock.scheduler {
+        Scheduler::Cfq | Scheduler::FlashFq => kept.clone(),
+        Scheduler::Bfq => together.tenants.iter().map(|got| got.bytes as f64).collect(),
+        Scheduler::Fiops => together.tenants.iter().map(|got| got.requests as f64).collect(),
+    };
+    let merged = together
+        .tenants
+        .iter()
+        .map(|got| got.requests as f64 / got.commands.max(1) as f64)
+        .collect();
+    Ok(Measured {
+        fairness: jain(shared.into_iter()),
+        utilization: kept.iter().sum(),
+        kept,
+        merged,
+    })
+}
+
+/// Every scheduler of Figures 3 to 6 on a test, at a length of the queue.
+fn at(test: usize, slots: u32, seed: u64) -> Result<Vec<(&'static str, Measured)>, String> {
+    let profile = profile()?;
+    let one =
+        |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), seed)?));
+    six(slots).into_iter().map(one).collect()
+}
+
+/// A test at the three lengths, 8, 16 and 32.
+fn lengths(test: usize, seed: u64) -> Result<[Vec<(&'static str, Measured)>; 3], String> {
+    Ok([at(test, 8, seed)?, at(test, 16, seed)?, at(test, NCQ, seed)?])
+}
+
+fn of<'a>(results: &'a [(&'static str, Measured)], name: &str) -> &'a Measured {
+    &results.iter().find(|result| result.0 == name).expect("it is one of the six").1
+}
+
+fn list(
+    results: &[(&'static str, Measured)],
+    names: &[&str],
+    show: impl Fn(&Measured) -> String,
+) -> String {
+    names
+        .iter()
+        .map(|name| format!("{name} {}", show(of(results, name))))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn both(measured: &Measured) -> String {
+    measured.kept.iter().map(|kept| format!("{kept:.2}")).collect::<Vec<_>>().join("/")
+}
+
+/// FV at the three lengths.
+fn fairness_by_length(results: &[Vec<(&'static str, Measured)>; 3], names: &[&str]) -> String {
+    let one = |name: &&str| {
+        let values = results
+            .iter()
+            .map(|at| format!("{:.2}", of(at, name).fairness))
+            .collect::<Vec<_>>()
+            .join(" ");
+        format!("{name} {values}")
+    };
+    names.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether FV at 32 is above that at 8 by more than a hundredth (`grows`), or below.
+fn fairness_moves(results: &[Vec<(&'static str, Measured)>; 3], name: &str, grows: bool) -> bool {
+    let change = of(&results[2], name).fairness - of(&results[0], name).fairness;
+    if grows { change > 0.01 } else { change < -0.01 }
+}
+
+/// BDRs, FV and DU of the six.
+fn drawn(
+    id: &'static str,
+    title: &str,
+    weak: &str,
+    strong: &str,
+    results: &[(&'static str, Measured)],
+) -> Figure {
+    let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
+        Line::bars(name, &results.iter().map(|result| value(&result.1)).collect::<Vec<f64>>())
+    };
+    Figure {
+        id,
+        title: format!("NASS, {title}"),
+        x: Axis::linear(""),
+        y: Axis::linear("BDR and FV (1 is best), DU"),
+        shape: Shape::Bars(results.iter().map(|result| result.0.to_owned()).collect()),
+        lines: vec![
+            bars(weak, &|m| m.kept[0]),
+            bars(strong, &|m| m.kept[1]),
+            bars("FV", &|m| m.fairness),
+            bars("DU", &|m| m.utilization),
+        ],
+    }
+}
+
+/// The four schedulers, each as it is and with NASS.
+struct Pairs(Vec<(Scheduler, Measured, Measured)>);
+
+impl Pairs {
+    fn new(loads: &[Proxy], nass: NassConfig, seed: u64) -> Result<Pairs, String> {
+        let profile = profile()?;
+        let one = |scheduler| {
+            let lock = SerialSubject::new(scheduler, NCQ).merging();
+            let before = measure(lock, &profile, loads, seed)?;
+            Ok((scheduler, before, measure(lock.limited(nass), &profile, loads, seed)?))
+        };
+        FOUR.into_iter().map(one).collect::<Result<_, String>>().map(Pairs)
+    }
+
+    fn of(&self, scheduler: Scheduler) -> (&Measured, &Measured) {
+        let found = self.0.iter().find(|one| one.0 == scheduler).expect("one of the four");
+        (&found.1, &found.2)
+    }
+
+    /// By how much something grows, as a part of what it was.
+    fn gain(&self, scheduler: Scheduler, value: impl Fn(&Measured) -> f64) -> f64 {
+        let (before, after) = self.of(scheduler);
+        value(after) / value(before) - 1.0
+    }
+
+    fn gains(&self, schedulers: &[Scheduler], value: impl Fn(&Measured) -> f64) -> String {
+        let one = |&scheduler: &Scheduler| {
+            let gain = self.gain(scheduler, &value);
+            format!(
+                "{} {:+.0} % ({:.2})",
+                named(scheduler),
+                100.0 * gain,
+                value(self.of(scheduler).0)
+            )
+        };
+        schedulers.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    fn drawn(&self, id: &'static str, title: &str, tenants: &[&str]) -> Figure {
+        let rows = self.0.iter().flat_map(|(scheduler, before, after)| {
+            [(named(*scheduler).to_owned(), before), (format!("{}(N)", named(*scheduler)), after)]
+        });
+        let (groups, all): (Vec<String>, Vec<&Measured>) = rows.unzip();
+        let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
+            Line::bars(name, &all.iter().map(|measured| value(measured)).collect::<Vec<f64>>())
+        };
+        let mut lines: Vec<Line> = tenants
+            .iter()
+            .enumerate()
+            .map(|(number, name)| bars(name, &|m| m.kept[number]))
+            .collect();
+        lines.extend([bars("FV", &|m| m.fairness), bars("DU", &|m| m.utilization)]);
+        Figure {
+            id,
+            title: format!("NASS, {title}"),
+            x: Axis::linear(""),
+            y: Axis::linear("BDR and FV (1 is best), DU"),
+            shape: Shape::Bars(groups),
+            lines,
+        }
+    }
+}
+
+fn fv(measured: &Measured) -> f64 {
+    measured.fairness
+}
+
+fn du(measured: &Measured) -> f64 {
+    measured.utilization
+}
+
+const CHANGES: &str = "change with NASS, and the value without in brackets";

@@ -1,0 +1,226 @@
+//! `fairq lab`: the papers' claims as a table, as JSON and as a report, and scenarios of one's own.
+//! The experiments are in `fairq-sim`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use fairq_config::files::Output;
+use fairq_config::files::write_out;
+use fairq_config::refusal::Refusal;
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+
+use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED};
+use crate::claims::{Progress, ROWS, Row, Shard, answer, named};
+use crate::record::{Claims, Record};
+use crate::{page, scenario, text};
+
+/// Does what was asked for.
+pub fn run(args: LabArgs) -> anyhow::Result<()> {
+    match args.command {
+        LabCommand::List => write_out(&list()),
+        LabCommand::Run(args) if args.ids.iter().any(|id| scenario::is_scenario(id)) => {
+            scenario::run(&args)
+        }
+        LabCommand::Run(args) => run_rows(&args),
+        LabCommand::Merge(args) => merge(&args),
+    }
+}
+
+fn list() -> String {
+    let mut table = text::wrapped();
+    table.set_header(vec!["id", "paper", "claim"]);
+    for row in ROWS {
+        table.add_row(vec![row.id, row.paper.name(), row.claim]);
+    }
+    format!("{table}\n\n{} claims and questions.", ROWS.len())
+}
+
+fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
+    if args.policy.is_some() {
+        return Err(
+            Refusal::new("--policy is for scenario files: each claim has its policies").into()
+        );
+    }
+    let rows = selected(args)?;
+    let shard = args.shard.unwrap_or(Shard::WHOLE);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = args.jobs.map_or(cpus, usize::from);
+    let stops = stops_on_interrupt()?;
+    let bar = progress_bar();
+    let on = |progress: Progress| {
+        bar.set_length(u64::from(progress.of_seconds));
+        bar.set_position(u64::from(progress.seconds));
+        bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
+        !stops.load(Ordering::Relaxed)
+    };
+    let findings = answer(&rows, seed(args), jobs, shard, on);
+    bar.finish_and_clear();
+    let was_stopped = stops.load(Ordering::Relaxed);
+    let record = Record::new(seed(args), asked(args), shard, findings);
+    tell(&record, args.json.as_deref(), args.output.as_deref())?;
+    if was_stopped {
+        return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
+    }
+    match &args.against {
+        None => Ok(()),
+        Some(folder) => same(&record, &Record::read(&file_of(folder))?),
+    }
+}
+
+/// Whether all that came out is in the record.
+fn same(record: &Record, known: &Record) -> anyhow::Result<()> {
+    let differences = record.differences(known);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(anyhow::anyhow!(
+        "{} differ from the record:\n{}",
+        differences.len(),
+        differences.join("\n")
+    ))
+}
+
+/// The record in the folder of a report.
+fn file_of(folder: &Path) -> PathBuf {
+    if folder.is_dir() { folder.join("results/lab.json") } else { folder.to_owned() }
+}
+
+/// What is asked for, as on the command line.
+fn asked(args: &LabRunArgs) -> String {
+    args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"))
+}
+
+fn seed(args: &LabRunArgs) -> u64 {
+    args.seed.unwrap_or(SEED)
+}
+
+/// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
+fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let stops = Arc::new(AtomicBool::new(false));
+    let flag = stops.clone();
+    let pressed = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nending after the experiments that run now; once more to end at once");
+    };
+    ctrlc::set_handler(pressed).context("cannot handle Ctrl-C")?;
+    Ok(stops)
+}
+
+/// On standard error, if that is a terminal.
+fn progress_bar() -> ProgressBar {
+    // Before the first experiment is done nobody knows.
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))
+                .expect("it is text");
+        }
+    };
+    let style =
+        ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
+    let style = style.with_key("left", left);
+    let bar = ProgressBar::new(1).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::Result<()> {
+    if let Some(folder) = output {
+        // What gives the same again.
+        let command = format!("fairq lab run {} --seed {}", record.asked, record.seed);
+        page::write(record, &command, folder)?;
+    }
+    let claims = serde_json::to_string_pretty(&Claims { claims: &record.claims })?;
+    match json {
+        Some(path) if path == Path::new("-") => return write_out(&claims),
+        Some(path) => {
+            Output::open(path)?.write_text(&claims)?;
+        }
+        None => {}
+    }
+    write_out(&text::table(record))
+}
+
+fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
+    let parts = args
+        .parts
+        .iter()
+        .map(|path| Record::read(&file_of(path)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let record = Record::merged(parts)?;
+    tell(&record, args.json.as_deref(), args.output.as_deref())
+}
+
+/// The rows that were asked for, in the catalogue's order and each once.
+fn selected(args: &LabRunArgs) -> Result<Vec<&'static Row>, Refusal> {
+    let mut ids = Vec::new();
+    for name in &args.ids {
+        let rows = named(name);
+        if rows.is_empty() {
+            return Err(Refusal::new(format!("no claim is called `{name}`: see `fairq lab list`")));
+        }
+        ids.extend(rows.iter().map(|row| row.id));
+    }
+    let of_paper = |row: &Row| args.paper.as_deref() == Some(row.paper.name());
+    Ok(ROWS.iter().filter(|row| ids.contains(&row.id) || of_paper(row)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::parse_shard;
+
+    fn args(ids: &[&str], paper: Option<&str>) -> LabRunArgs {
+        LabRunArgs {
+            ids: ids.iter().map(|id| id.to_string()).collect(),
+            paper: paper.map(str::to_owned),
+            seed: Some(1),
+            jobs: None,
+            policy: None,
+            shard: None,
+            json: None,
+            output: None,
+            against: None,
+        }
+    }
+
+    #[test]
+    fn claims_are_selected_once_and_unknown_ones_refused() {
+        let ids = |args: LabRunArgs| {
+            selected(&args).map(|rows| rows.iter().map(|row| row.id).collect::<Vec<_>>())
+        };
+        assert_eq!(ids(args(&["M-5c", "m-5c.1", "D-3.1"], None)).unwrap(), ["D-3.1", "M-5c.1"]);
+        assert!(ids(args(&[], Some("mqfq"))).unwrap().iter().all(|id| id.starts_with("M-")));
+        assert_eq!(ids(args(&["all"], None)).unwrap().len(), ROWS.len());
+        let error = ids(args(&["M-99"], None)).unwrap_err();
+        assert_eq!(error.to_string(), "no claim is called `M-99`: see `fairq lab list`");
+    }
+
+    #[test]
+    fn the_json_has_exactly_these_keys() {
+        let json = |goes_on| {
+            let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| goes_on);
+            let record = Record::new(1, "D-3.1".into(), Shard::WHOLE, findings);
+            serde_json::to_value(Claims { claims: &record.claims }).unwrap()
+        };
+        let (json, interrupted) = (json(true), json(false));
+        assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), ["claims"]);
+        let keys: Vec<_> = json["claims"][0].as_object().unwrap().keys().cloned().collect();
+        assert_eq!(keys, ["claim", "expected", "holds", "id", "measured", "note", "paper"]);
+        assert_eq!(json["claims"][0]["holds"], true);
+        assert_eq!(interrupted["claims"][0]["holds"], serde_json::Value::Null);
+        assert_eq!(interrupted["claims"][0]["note"], "interrupted");
+    }
+
+    #[test]
+    fn shards_are_counted_from_one() {
+        assert_eq!(parse_shard("2/3"), Ok(Shard { part: 1, of: 3 }));
+        for text in ["0/3", "4/3", "1", "a/b", "1/0"] {
+            assert!(parse_shard(text).unwrap_err().contains("second of three"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! `fairq lab`: the papers' claims put to the test in the simulator, and scenarios of one's own.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `claims` | a row a claim: the experiment that answers it, and what holds |
+//! | `record` | what came out, as it is kept and compared |
+//! | `text`, `page`, `plot` | the record as a table, as Markdown, as a page with figures |
+//! | `scenario`, `host` | scenario files, and the machines in them |
+//! | [`args`], `command` | the command line, and what it does |
+
+pub mod args;
+pub mod claims;
+mod command;
+mod host;
+mod page;
+mod plot;
+mod record;
+mod scenario;
+mod text;
+
+pub use command::run;

@@ -1,0 +1,234 @@
+//! Figures as SVG. Text stays text, so no font is needed to draw it and it reads well at any size.
+
+use std::fmt::Display;
+
+use anyhow::anyhow;
+use plotters::chart::{ChartBuilder, ChartContext, MeshStyle, SeriesLabelPosition};
+use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::element::{Circle, Rectangle};
+use plotters::prelude::{Cartesian2d, DrawingArea, IntoDrawingArea, IntoLogRange, SVGBackend};
+use plotters::series::LineSeries;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
+
+use crate::record::Figure;
+
+const SIZE: (u32, u32) = (720, 380);
+const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
+const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+/// Colours that those who do not see red or green tell apart (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x77, 0x77, 0x77),
+];
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// The figure as a document of its own.
+pub(crate) fn svg(figure: &Figure) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+    draw(figure, &area).map_err(|error| anyhow!("figure {}: {error}", figure.id))?;
+    area.present().map_err(|error| anyhow!("figure {}: {error}", figure.id))?;
+    drop(area);
+    Ok(text)
+}
+
+/// The least and the most of what is to be shown, not the same.
+fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
+    let shown = values.filter(|value| value.is_finite() && (!is_log || *value > 0.0));
+    let (least, most) = shown
+        .fold((f64::MAX, f64::MIN), |(least, most), value| (least.min(value), most.max(value)));
+    match (least <= most, is_log) {
+        (false, _) => (1.0, 10.0),
+        (true, true) => (least / 1.2, most * 1.2),
+        (true, false) => (least.min(0.0), if most > 0.0 { most * 1.05 } else { 1.0 }),
+    }
+}
+
+fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
+    let said = |error: &dyn Display| error.to_string();
+    area.fill(&WHITE).map_err(|error| said(&error))?;
+    let points = || figure.lines.iter().flat_map(|line| &line.points);
+    let (mut left, mut right) = range(points().map(|point| point.0), figure.x.log);
+    let (bottom, top) = range(points().map(|point| point.1), figure.y.log);
+    let is_bars = !figure.groups.is_empty();
+    if is_bars {
+        (left, right) = (-0.5, figure.groups.len() as f64 - 0.5);
+    } else if !figure.x.log {
+        (left, right) = (points().map(|point| point.0).fold(f64::MAX, f64::min), right / 1.05);
+        right = if right > left { right } else { left + 1.0 };
+    }
+    let mut builder = ChartBuilder::on(area);
+    let below = if is_bars && figure.groups.len() > 6 { 74 } else { 44 };
+    builder.margin(10).x_label_area_size(below).y_label_area_size(64);
+    // Four kinds of coordinates are four types.
+    match (figure.x.log, figure.y.log) {
+        (false, false) => {
+            let mut chart = builder
+                .build_cartesian_2d(left..right, bottom..top)
+                .map_err(|error| said(&error))?;
+            fill(figure, area, &mut chart, bottom)
+        }
+        (true, false) => {
+            let x = (left..right).log_scale();
+            let mut chart =
+                builder.build_cartesian_2d(x, bottom..top).map_err(|error| said(&error))?;
+            fill(figure, area, &mut chart, bottom)
+        }
+        (false, true) => {
+            let y = (bottom..top).log_scale();
+            let mut chart =
+                builder.build_cartesian_2d(left..right, y).map_err(|error| said(&error))?;
+            fill(figure, area, &mut chart, bottom)
+        }
+        (true, true) => {
+            let (x, y) = ((left..right).log_scale(), (bottom..top).log_scale());
+            let mut chart = builder.build_cartesian_2d(x, y).map_err(|error| said(&error))?;
+            fill(figure, area, &mut chart, bottom)
+        }
+    }
+}
+
+/// A number on an axis, without digits that say nothing.
+fn number(value: &f64) -> String {
+    let rounded = format!("{value:.3}");
+    rounded.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn fill<'c, 's: 'c, X, Y>(
+    figure: &Figure,
+    area: &Area<'s>,
+    chart: &mut ChartContext<'c, SVGBackend<'s>, Cartesian2d<X, Y>>,
+    bottom: f64,
+) -> Result<(), String>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let said = |error: &dyn Display| error.to_string();
+    let font = ("sans-serif", 13).into_font().color(&INK);
+    let is_bars = !figure.groups.is_empty();
+    let mut mesh: MeshStyle<'_, '_, X, Y, SVGBackend<'_>> = chart.configure_mesh();
+    mesh.axis_style(INK)
+        .light_line_style(WHITE.mix(0.0))
+        .bold_line_style(GRID)
+        .label_style(font.clone());
+    mesh.x_desc(figure.x.label.as_str()).y_desc(figure.y.label.as_str());
+    mesh.x_label_formatter(&number).y_label_formatter(&number).y_labels(6).x_labels(8);
+    if is_bars {
+        mesh.disable_x_mesh().disable_x_axis();
+    }
+    mesh.draw().map_err(|error| said(&error))?;
+    let lines = figure.lines.len();
+    for (index, line) in figure.lines.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        let key = move |(x, y): (i32, i32)| {
+            Rectangle::new([(x, y - 4), (x + 14, y + 4)], colour.filled())
+        };
+        let shown = line.points.iter().copied().filter(|(x, y)| {
+            x.is_finite()
+                && y.is_finite()
+                && (!figure.x.log || *x > 0.0)
+                && (!figure.y.log || *y > 0.0)
+        });
+        let drawn = if is_bars {
+            let width = 0.8 / lines as f64;
+            let bar = |(x, y): (f64, f64)| {
+                let from = x - 0.4 + width * index as f64;
+                Rectangle::new([(from, bottom), (from + 0.9 * width, y)], colour.filled())
+            };
+            chart.draw_series(shown.map(bar)).map_err(|error| said(&error))?
+        } else {
+            if line.points.len() <= 40 {
+                let dot = |point| Circle::new(point, 3, colour.filled());
+                chart.draw_series(shown.clone().map(dot)).map_err(|error| said(&error))?;
+            }
+            let style: ShapeStyle = colour.stroke_width(2);
+            chart.draw_series(LineSeries::new(shown, style)).map_err(|error| said(&error))?
+        };
+        drawn.label(line.name.as_str()).legend(key);
+    }
+    if is_bars {
+        name_groups(figure, area, chart, bottom, &font)?;
+    }
+    if lines > 1 {
+        let mut legend = chart.configure_series_labels();
+        legend
+            .background_style(WHITE.mix(0.85))
+            .border_style(GRID)
+            .label_font(font)
+            .position(SeriesLabelPosition::UpperRight);
+        legend.draw().map_err(|error| said(&error))?;
+    }
+    Ok(())
+}
+
+fn name_groups<'a, X, Y>(
+    figure: &Figure,
+    area: &Area<'a>,
+    chart: &ChartContext<'_, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    bottom: f64,
+    font: &TextStyle<'_>,
+) -> Result<(), String>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    let style = font.pos(Pos::new(HPos::Center, VPos::Top));
+    let is_crowded = figure.groups.len() > 6;
+    for (index, group) in figure.groups.iter().enumerate() {
+        let (x, y) = chart.backend_coord(&(index as f64, bottom));
+        // Every other one lower, so that neighbours do not touch.
+        let lower = if is_crowded && index % 2 == 1 { 22 } else { 0 };
+        area.draw_text(group, &style, (x, y + 8 + lower)).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Axis, Line};
+
+    fn figure(log: bool, groups: &[&str]) -> Figure {
+        let axis = |label: &str| Axis { label: label.into(), log };
+        let line = |name: &str| Line {
+            name: name.into(),
+            points: vec![(0.0, 0.0), (1.0, 3.0), (10.0, f64::NAN)],
+        };
+        Figure {
+            id: "f".into(),
+            title: "t".into(),
+            x: axis("left < right"),
+            y: axis("up"),
+            groups: groups.iter().map(|group| group.to_string()).collect(),
+            lines: vec![line("one & only"), line("two")],
+        }
+    }
+
+    #[test]
+    fn every_kind_is_drawn_and_text_is_escaped() {
+        for figure in [figure(false, &[]), figure(true, &[]), figure(false, &["a", "b"])] {
+            let svg = svg(&figure).unwrap();
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+            assert!(svg.contains("left &lt; right") || !figure.groups.is_empty(), "{svg}");
+            assert!(
+                svg.contains("one &amp; only") && !svg.contains("NaN") && !svg.contains("inf"),
+                "{svg}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_left_out() {
+        let mut empty = figure(true, &[]);
+        empty.lines.iter_mut().for_each(|line| line.points.clear());
+        assert!(svg(&empty).unwrap().contains("</svg>"));
+    }
+}

@@ -1,0 +1,433 @@
+//! What came out, as it is kept: claims, figures and tables, and the seed that gives them again.
+//!
+//! `--json` prints the claims alone. The record has everything that a report needs, so that the
+//! parts of a sweep spread over many machines can be put together without running anything again.
+
+use std::path::Path;
+
+use fairq_config::refusal::Refusal;
+use serde::{Deserialize, Serialize};
+
+use crate::claims::{self, Findings, ROWS, Row, Shape, Shard};
+
+/// The claims, for programs.
+#[derive(Serialize)]
+pub(crate) struct Claims<'a> {
+    pub(crate) claims: &'a [Claim],
+}
+
+/// A claim and what came out.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Claim {
+    pub(crate) id: String,
+    pub(crate) paper: String,
+    pub(crate) claim: String,
+    pub(crate) expected: String,
+    pub(crate) measured: String,
+    pub(crate) holds: Option<bool>,
+    pub(crate) note: String,
+}
+
+/// A figure.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Figure {
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    /// What groups of bars are called; empty for lines.
+    pub(crate) groups: Vec<String>,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// An axis.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Axis {
+    pub(crate) label: String,
+    pub(crate) log: bool,
+}
+
+/// What is compared.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// A table.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Table {
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) header: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+/// Everything.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    pub(crate) seed: u64,
+    /// What was asked for, as on the command line.
+    #[serde(default)]
+    pub(crate) asked: String,
+    /// Which part of it this is, from 1, and of how many; nothing for the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) part: Option<(usize, usize)>,
+    pub(crate) claims: Vec<Claim>,
+    pub(crate) figures: Vec<Figure>,
+    pub(crate) tables: Vec<Table>,
+}
+
+impl Record {
+    pub(crate) fn new(seed: u64, asked: String, shard: Shard, findings: Findings) -> Record {
+        Record {
+            seed,
+            asked,
+            part: (shard != Shard::WHOLE).then_some((shard.part + 1, shard.of)),
+            claims: findings.rows.into_iter().map(Claim::from).collect(),
+            figures: findings.figures.into_iter().map(Figure::from).collect(),
+            tables: findings.tables.into_iter().map(Table::from).collect(),
+        }
+    }
+
+    /// From the file that a report leaves in its folder.
+    pub(crate) fn read(path: &Path) -> Result<Record, Refusal> {
+        let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
+        let what = "it has to be a folder that --output made";
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| refuse(format!("cannot be read: {error}: {what}")))?;
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| refuse(format!("{error}: {what}")))?;
+        match record.claims.iter().find(|claim| claim.row().is_none()) {
+            Some(claim) => Err(refuse(format!(
+                "no claim is called `{}`: was it made by another version?",
+                claim.id
+            ))),
+            None => Ok(record),
+        }
+    }
+
+    /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come
+    /// out alike.
+    pub(crate) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
+        let (seed, asked) =
+            parts.first().map_or_else(Default::default, |part| (part.seed, part.asked.clone()));
+        let mut all = Record { seed, asked, ..Record::default() };
+        complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
+        for part in parts {
+            if part.seed != all.seed {
+                return Err(Refusal::new(format!(
+                    "a part was run with seed {}, another with {}: parts belong together only if \
+                     their seeds are the same",
+                    all.seed, part.seed
+                )));
+            }
+            if part.asked != all.asked {
+                return Err(Refusal::new(format!(
+                    "a part is of `fairq lab run {}`, another of `fairq lab run {}`: parts belong \
+                     together only if the same was asked for",
+                    all.asked, part.asked
+                )));
+            }
+            for claim in part.claims {
+                match all.claims.iter().find(|known| known.id == claim.id) {
+                    Some(known) if *known != claim => {
+                        return Err(Refusal::new(format!(
+                            "claim {} came out differently in two parts",
+                            claim.id
+                        )));
+                    }
+                    Some(_) => {}
+                    None => all.claims.push(claim),
+                }
+            }
+            all.figures.extend(part.figures);
+            all.tables.extend(part.tables);
+        }
+        all.claims.sort_by_key(|claim| ROWS.iter().position(|row| row.id == claim.id));
+        all.figures.sort_by(|a, b| a.id.cmp(&b.id));
+        all.figures.dedup_by(|a, b| a.id == b.id);
+        all.tables.sort_by(|a, b| a.id.cmp(&b.id));
+        all.tables.dedup_by(|a, b| a.id == b.id);
+        Ok(all)
+    }
+
+    /// What is here and not, or not so, in another record: in words.
+    pub(crate) fn differences(&self, other: &Record) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.seed != other.seed {
+            found.push(format!("seed {} and {}", self.seed, other.seed));
+        }
+        for claim in &self.claims {
+            match other.claims.iter().find(|known| known.id == claim.id) {
+                Some(known) if known == claim => {}
+                Some(known) => found.push(format!(
+                    "{}: `{}` ({}), recorded `{}` ({})",
+                    claim.id,
+                    claim.measured,
+                    claim.verdict(),
+                    known.measured,
+                    known.verdict()
+                )),
+                None => found.push(format!("{}: not recorded", claim.id)),
+            }
+        }
+        let changed = self.figures.iter().filter(|figure| !other.figures.contains(figure));
+        found.extend(changed.map(|figure| format!("figure {}", figure.id)));
+        let changed = self.tables.iter().filter(|table| !other.tables.contains(table));
+        found.extend(changed.map(|table| format!("table {}", table.id)));
+        found
+    }
+
+    /// How many of a paper's claims hold, do not, and cannot be said.
+    pub(crate) fn counts(&self, papers: &[claims::Paper]) -> [usize; 3] {
+        let mine = |claim: &&Claim| papers.iter().any(|paper| paper.name() == claim.paper);
+        let count =
+            |holds| self.claims.iter().filter(mine).filter(|claim| claim.holds == holds).count();
+        [count(Some(true)), count(Some(false)), count(None)]
+    }
+
+    /// The distribution of outcomes, over the papers.
+    pub(crate) fn summary(&self) -> String {
+        let papers = claims::Paper::ALL
+            .into_iter()
+            .filter(|paper| *paper != claims::Paper::Beyond)
+            .collect::<Vec<_>>();
+        let [hold, fail, open] = self.counts(&papers);
+        let all = hold + fail + open;
+        format!("of {all} claims {hold} hold, {fail} do not, {open} cannot be said here")
+    }
+}
+
+/// Whether each part of a whole is there, once.
+fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
+    let Some(&(_, of)) = parts.first() else { return Ok(()) };
+    if let Some((_, other)) = parts.iter().find(|part| part.1 != of) {
+        return Err(Refusal::new(format!(
+            "a part is one of {of}, another one of {other}: all must be of one division"
+        )));
+    }
+    for number in 1..=of {
+        match parts.iter().filter(|part| part.0 == number).count() {
+            1 => {}
+            0 => {
+                return Err(Refusal::new(format!(
+                    "part {number}/{of} is missing: run it with --shard {number}/{of}"
+                )));
+            }
+            _ => {
+                return Err(Refusal::new(format!(
+                    "part {number}/{of} is there twice: give each once"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Claim {
+    /// As it is in the catalogue.
+    pub(crate) fn row(&self) -> Option<&'static Row> {
+        ROWS.iter().find(|row| row.id == self.id)
+    }
+
+    /// What counts as the same.
+    pub(crate) fn within(&self) -> &'static str {
+        self.row().map_or("", |row| row.within)
+    }
+
+    /// In a few words.
+    pub(crate) fn verdict(&self) -> &'static str {
+        match self.holds {
+            Some(true) => "holds",
+            Some(false) => "does not hold",
+            None => "–",
+        }
+    }
+}
+
+impl From<claims::Finding> for Claim {
+    fn from(finding: claims::Finding) -> Claim {
+        let claims::Finding { row, measured, holds, note } = finding;
+        let [id, paper, claim, expected] =
+            [row.id, row.paper.name(), row.claim, row.expected].map(str::to_owned);
+        Claim { id, paper, claim, expected, measured, holds, note }
+    }
+}
+
+impl From<claims::Axis> for Axis {
+    fn from(axis: claims::Axis) -> Axis {
+        Axis { label: axis.label.to_owned(), log: axis.is_log }
+    }
+}
+
+impl From<claims::Figure> for Figure {
+    fn from(figure: claims::Figure) -> Figure {
+        let groups = match figure.shape {
+            Shape::Lines => Vec::new(),
+            Shape::Bars(groups) => groups,
+        };
+        let line = |line: claims::Line| {
+            let points = line.points.into_iter().filter(|(x, y)| x.is_finite() && y.is_finite());
+            Line {
+                name: line.name,
+                points: points.map(|(x, y)| (rounded(x), rounded(y))).collect(),
+            }
+        };
+        Figure {
+            id: figure.id.to_owned(),
+            title: figure.title,
+            x: figure.x.into(),
+            y: figure.y.into(),
+            groups,
+            lines: figure.lines.into_iter().map(line).collect(),
+        }
+    }
+}
+
+/// Seven digits: more than any figure shows, and few enough to be read back exactly as they were
+/// written.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.6e}").parse().unwrap_or(value)
+}
+
+impl From<claims::Table> for Table {
+    fn from(table: claims::Table) -> Table {
+        Table {
+            id: table.id.to_owned(),
+            title: table.title,
+            header: table.header,
+            rows: table.rows,
+        }
+    }
+}
+
+impl Figure {
+    /// As comma-separated values, a line for each point.
+    pub(crate) fn csv(&self) -> String {
+        let quoted = |text: &str| {
+            if text.contains([',', '"']) {
+                format!("\"{}\"", text.replace('"', "\"\""))
+            } else {
+                text.into()
+            }
+        };
+        let or = |text: &str, usual: &str| quoted(if text.is_empty() { usual } else { text });
+        let mut csv =
+            format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));
+        for line in &self.lines {
+            for &(x, y) in &line.points {
+                let x = self
+                    .groups
+                    .get(x as usize)
+                    .map_or_else(|| x.to_string(), |group| quoted(group));
+                csv.push_str(&format!("{},{x},{y}\n", quoted(&line.name)));
+            }
+        }
+        csv
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(seed: u64, ids: &[&str]) -> Record {
+        let claim = |id: &&str| Claim {
+            id: (*id).to_owned(),
+            paper: "mqfq".into(),
+            claim: "c".into(),
+            expected: "e".into(),
+            measured: "m".into(),
+            holds: Some(true),
+            note: String::new(),
+        };
+        Record { seed, claims: ids.iter().map(claim).collect(), ..Record::default() }
+    }
+
+    #[test]
+    fn parts_make_a_whole_in_the_catalogues_order() {
+        let whole =
+            Record::merged(vec![record(1, &["M-T2"]), record(1, &["M-T1", "M-T2"])]).unwrap();
+        assert_eq!(
+            whole.claims.iter().map(|claim| claim.id.as_str()).collect::<Vec<_>>(),
+            ["M-T1", "M-T2"]
+        );
+        assert_eq!(whole.summary(), "of 2 claims 2 hold, 0 do not, 0 cannot be said here");
+    }
+
+    #[test]
+    fn parts_that_do_not_belong_together_are_refused() {
+        let error = Record::merged(vec![record(1, &["M-T1"]), record(2, &["M-T2"])]).unwrap_err();
+        assert!(error.to_string().contains("seed 1, another with 2"), "{error}");
+        let mut other = record(1, &["M-T1"]);
+        other.claims[0].holds = None;
+        let error = Record::merged(vec![record(1, &["M-T1"]), other]).unwrap_err();
+        assert_eq!(error.to_string(), "claim M-T1 came out differently in two parts");
+        let asked = Record { asked: "M-5".into(), ..record(1, &["M-T1"]) };
+        let error = Record::merged(vec![record(1, &["M-T1"]), asked]).unwrap_err();
+        assert!(error.to_string().ends_with("only if the same was asked for"), "{error}");
+    }
+
+    #[test]
+    fn each_part_must_be_there_once() {
+        let parts = |parts: &[(usize, usize)]| {
+            let part =
+                |&part| Record { part: Some(part), asked: "all".into(), ..record(1, &["M-T1"]) };
+            Record::merged(parts.iter().map(part).collect()).map_err(|refusal| refusal.to_string())
+        };
+        let whole = parts(&[(2, 3), (3, 3), (1, 3)]).unwrap();
+        assert_eq!((whole.part, whole.asked.as_str()), (None, "all"));
+        assert_eq!(
+            parts(&[(1, 3), (3, 3)]).unwrap_err(),
+            "part 2/3 is missing: run it with --shard 2/3"
+        );
+        assert_eq!(
+            parts(&[(1, 2), (1, 2)]).unwrap_err(),
+            "part 1/2 is there twice: give each once"
+        );
+        assert!(parts(&[(1, 2), (2, 3)]).unwrap_err().contains("one of 2, another one of 3"));
+    }
+
+    #[test]
+    fn what_differs_is_told() {
+        let (mut now, known) = (record(1, &["M-T1", "M-T2"]), record(1, &["M-T1"]));
+        assert_eq!(now.differences(&known), ["M-T2: not recorded"]);
+        now.claims.truncate(1);
+        assert!(now.differences(&known).is_empty());
+        now.claims[0].holds = Some(false);
+        assert_eq!(now.differences(&known), ["M-T1: `m` (does not hold), recorded `m` (holds)"]);
+    }
+
+    #[test]
+    fn numbers_are_read_back_as_they_were_written() {
+        for value in [1.0 / 3.0, 1e9 / 7.0, 123_456.789, 1e-5 / 3.0, 0.0] {
+            let kept = rounded(value);
+            let text = serde_json::to_string(&kept).unwrap();
+            assert_eq!(serde_json::from_str::<f64>(&text).unwrap(), kept, "{text}");
+            assert!((kept - value).abs() <= 1e-6 * value);
+        }
+    }
+
+    #[test]
+    fn csv_has_a_line_for_each_point() {
+        let axis = |label: &str| Axis { label: label.into(), log: false };
+        let mut figure = Figure {
+            id: "f".into(),
+            title: "t".into(),
+            x: axis(""),
+            y: axis("MB/s, all"),
+            groups: vec!["a, b".into(), "c".into()],
+            lines: vec![Line { name: "none".into(), points: vec![(0.0, 1.5), (1.0, 2.0)] }],
+        };
+        assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,\"a, b\",1.5\nnone,c,2\n");
+        figure.groups.clear();
+        assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,0,1.5\nnone,1,2\n");
+    }
+}

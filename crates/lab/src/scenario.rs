@@ -1,0 +1,540 @@
+//! Scenarios of one's own: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has
+//! every key.
+//!
+//! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
+//! files. What is more is what only a simulation can have: a device by its profile, as many cores
+//! as there are submission queues, bursts, lives, weights that change, traces, applications by
+//! name, errors and stalls.
+
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use fairq_bench::fiojob;
+use fairq_bench::job::{Job, Pattern};
+use fairq_bench::report::{Got, Report, Run};
+use fairq_config::device::{State, load_profile};
+use fairq_config::engine::{Shape, WithPolicy, with_policy};
+use fairq_config::files::write_out;
+use fairq_config::files::{Output, read_text};
+use fairq_config::flags::Policies;
+use fairq_config::policy::PolicyConfig;
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{line_and_column, misread};
+use fairq_config::units::{Bandwidth, Count, Nanos, Size};
+use fairq_config::weight;
+use fairq_core::{Native, Policy};
+use fairq_device::profile::State as Written;
+use fairq_sim::check;
+use fairq_sim::proxy;
+use fairq_sim::scenario::{Access, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
+use fairq_sim::trace::{Format, Trace};
+use fairq_sim::traced::Traced;
+use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::args::LabRunArgs;
+use crate::args::SEED;
+use crate::host::HostTable;
+
+/// The most cores, which is the most ports that a policy can have.
+const CORES: u32 = 64;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ScenarioTable {
+    device: String,
+    state: Option<State>,
+    cores: Option<u32>,
+    cores_per_queue: Option<u32>,
+    duration: Nanos,
+    warmup: Option<Nanos>,
+    wake: Option<Nanos>,
+    moves: Option<Nanos>,
+    host: Option<Spanned<HostTable>>,
+    seed: Option<u64>,
+    #[serde(default)]
+    fio: Vec<PathBuf>,
+    #[serde(default)]
+    tenant: Vec<Spanned<TenantTable>>,
+    #[serde(default)]
+    errors_per_million: u32,
+    #[serde(default)]
+    stalls: Vec<(Nanos, Nanos)>,
+}
+
+/// A size, or several with how often each is chosen.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Sizes {
+    One(Size),
+    Many(Vec<(Size, u32)>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Timing {
+    /// As fast as there are places.
+    Fast,
+    /// Not before its time.
+    Original,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct TenantTable {
+    name: String,
+    #[serde(default, deserialize_with = "weight::weight")]
+    weight: Option<fairq_core::Weight>,
+    like: Option<String>,
+    bs: Option<Sizes>,
+    depth: Option<u32>,
+    jobs: Option<usize>,
+    cores: Option<Vec<usize>>,
+    rw: Option<Pattern>,
+    rwmix: Option<u32>,
+    rate: Option<Bandwidth>,
+    iops: Option<Count>,
+    think: Option<Nanos>,
+    on: Option<Nanos>,
+    off: Option<Nanos>,
+    start: Option<Nanos>,
+    stop: Option<Nanos>,
+    #[serde(default)]
+    lives: Vec<(Nanos, Nanos)>,
+    #[serde(default)]
+    weights: Vec<(Nanos, u16)>,
+    trace: Option<PathBuf>,
+    format: Option<String>,
+    volume: Option<String>,
+    timing: Option<Timing>,
+}
+
+/// Whether a name is that of a scenario file, not of a claim.
+pub(crate) fn is_scenario(name: &str) -> bool {
+    name.ends_with(".toml")
+}
+
+/// Runs scenario files under policies, one after the other.
+pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
+    if let Some(id) = args.ids.iter().find(|id| !is_scenario(id)) {
+        return Err(Refusal::new(format!(
+            "`{id}` is a claim and others are files: run them one after the other"
+        ))
+        .into());
+    }
+    if args.shard.is_some() || args.output.is_some() || args.against.is_some() {
+        return Err(Refusal::new(
+            "--shard, --output and --against are for claims, not for scenario files",
+        )
+        .into());
+    }
+    let Policies(policies) = args.policy.clone().unwrap_or_else(Policies::usual);
+    let mut texts = Vec::new();
+    let mut reports = Vec::new();
+    for path in &args.ids {
+        let scenario = load(Path::new(path), args.seed)?;
+        let mut runs = Vec::new();
+        for table in &policies {
+            runs.push(run_under(&scenario, table.clone().complete()?)?);
+        }
+        let report = Report { runs };
+        texts.push(format!("{path}\n\n{}", report.text()));
+        reports.push(report);
+    }
+    match args.json.as_deref() {
+        Some(path) => {
+            let json = serde_json::to_string_pretty(&reports)?;
+            if path == Path::new("-") {
+                return write_out(&json);
+            }
+            Output::open(path)?.write_text(&json)?;
+            write_out(&texts.join("\n"))
+        }
+        None => write_out(&texts.join("\n")),
+    }
+}
+
+/// Simulates with whatever policy there is.
+struct Simulate<'a>(&'a Scenario);
+
+impl WithPolicy for Simulate<'_> {
+    type Output = Simulated;
+
+    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Simulated
+    where
+        L::Port: 'static,
+    {
+        // What holds for every policy: nothing is lost, nobody starves, a device with room has what
+        // it was sent.
+        let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
+        simulate(self.0, policy, ports, check::all(self.0, &promise))
+    }
+}
+
+fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
+    let slots = scenario.profile.host.window.get();
+    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
+    let name = policy.describe(slots);
+    let run = match &scenario.host {
+        None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),
+        Some(host) => {
+            on_host(host, || with_policy::<Traced, _>(&policy, shape, Simulate(scenario)))
+        }
+    }?;
+    if let Some(violation) = run.violation {
+        return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
+    }
+    let got = |(tenant, got): (&Tenant, &fairq_sim::Got)| Got {
+        name: tenant.name.clone(),
+        weight: tenant.weight,
+        rate: None,
+        operations: got.requests,
+        bytes: got.bytes,
+        p50_ns: got.latency_ns.value_at_quantile(0.5),
+        p99_ns: got.latency_ns.value_at_quantile(0.99),
+        p999_ns: got.latency_ns.value_at_quantile(0.999),
+        alone: None,
+    };
+    let got: Vec<Got> = scenario.tenants.iter().zip(&run.tenants).map(got).collect();
+    let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
+    Ok(Run::new(&name, run.measured_ns as f64 / 1e9, cpu_ns as f64, &got, None))
+}
+
+/// Reads a scenario; a path in it is relative to it.
+fn load(path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
+    parse(&read_text(path)?, path, seed)
+}
+
+fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
+    let shown = path.display().to_string();
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let table: ScenarioTable =
+        toml::from_str(text).map_err(|error| misread(text, &shown, &error))?;
+    let refuse = |what: String| Refusal::new(format!("{shown}: {what}"));
+    let profile = load_profile(&table.device)?;
+    let cores = table.cores.unwrap_or(8);
+    if !(1..=CORES).contains(&cores) {
+        return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));
+    }
+    let mut free = (0..cores as usize).cycle();
+    let mut tenants = Vec::new();
+    for spanned in table.tenant {
+        let (line, _) = line_and_column(text, spanned.span().start);
+        let tenant = spanned.into_inner();
+        let name = tenant.name.clone();
+        let told = |what: String| Refusal::new(format!("{shown}:{line}: tenant {name}: {what}"));
+        tenants.push(tenant.complete(&mut free, folder).map_err(told)?);
+    }
+    for file in &table.fio {
+        let fio = fiojob::load(&folder.join(file))?;
+        tenants.extend(fio.jobs.iter().map(|job| from_fio(job, &mut free)));
+    }
+    if tenants.is_empty() {
+        return Err(refuse(
+            "nobody asks for anything: give it a [[tenant]], or a fio job file".into(),
+        ));
+    }
+    let Nanos(duration_ns) = table.duration;
+    let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
+    // A trace has a beginning, and may be short: it counts from there.
+    let replays = scenario.tenants.iter().any(|tenant| tenant.job.replay.is_some());
+    let warmup_ns = if replays { 0 } else { scenario.warmup_ns };
+    scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
+    scenario.wake_ns = table.wake.map_or(scenario.wake_ns, |Nanos(ns)| ns);
+    scenario.cores_per_queue = table.cores_per_queue.unwrap_or(1) as usize;
+    scenario.moves_ns = table.moves.map(|Nanos(ns)| ns);
+    if let Some(spanned) = table.host {
+        let (line, _) = line_and_column(text, spanned.span().start);
+        let told = |what: String| Refusal::new(format!("{shown}:{line}: host: {what}"));
+        if table.wake.is_some() {
+            return Err(told(
+                "it says itself how long wake-ups take (wake and far-wake): leave wake out above"
+                    .into(),
+            ));
+        }
+        scenario.host = Some(spanned.into_inner().complete(cores as usize).map_err(told)?);
+    }
+    scenario.seed = seed.or(table.seed).unwrap_or(SEED);
+    scenario.state = match table.state {
+        Some(State::Steady) => Written::Steady,
+        _ => Written::Fresh,
+    };
+    scenario.faults = Faults {
+        errors_per_million: table.errors_per_million,
+        stalls: table.stalls.iter().map(|&(Nanos(from), Nanos(until))| (from, until)).collect(),
+    };
+    scenario.check().map_err(|error| refuse(error.to_string()))?;
+    Ok(scenario)
+}
+
+/// A job of fio's as it is in `fairq bench`.
+fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
+    let threads: Vec<usize> = free.take(usize::from(job.jobs)).collect();
+    let load = Load {
+        read_percent: u32::from(job.read_percent),
+        access: if job.random { Access::Random } else { Access::Sequential },
+        think_ns: job.think_ns,
+        interval_ns: job
+            .rate
+            .map_or(0, |rate| interval_ns(threads.len(), u64::from(job.block), rate)),
+        ..Load::random_read(job.block, u32::from(job.depth))
+    };
+    let mut tenant = Tenant::new(&job.name, job.weight.get(), threads, load);
+    tenant.lives = vec![(job.starts_ns, job.stops_ns)];
+    tenant
+}
+
+/// How long each of so many threads waits from request to request, so that all together keep to a
+/// rate.
+fn interval_ns(threads: usize, bytes: u64, rate: u64) -> u64 {
+    (threads as u64).saturating_mul(bytes).saturating_mul(1_000_000_000) / rate.max(1)
+}
+
+impl TenantTable {
+    fn complete(
+        self,
+        free: &mut impl Iterator<Item = usize>,
+        folder: &Path,
+    ) -> Result<Tenant, String> {
+        let (usual_threads, mut load) = match &self.like {
+            None => (1, Load::random_read(4096, 32)),
+            Some(name) => proxy::named(name).ok_or_else(|| {
+                format!(
+                    "like: nothing is called `{name}`: there are {}",
+                    proxy::ALL.map(|proxy| proxy.0).join(", ")
+                )
+            })?,
+        };
+        if self.jobs.is_some() && self.cores.is_some() {
+            return Err("jobs says how many threads, cores where each runs: leave one out".into());
+        }
+        let threads = match self.cores {
+            Some(cores) => cores,
+            None => free.take(self.jobs.unwrap_or(usual_threads)).collect(),
+        };
+        if threads.is_empty() {
+            return Err("it has no thread: give it jobs or cores".into());
+        }
+        if let Some(sizes) = self.bs {
+            let bytes = |Size(bytes): Size| {
+                u32::try_from(bytes).map_err(|_| format!("bs {bytes} is too large"))
+            };
+            load.sizes = match sizes {
+                Sizes::One(size) => vec![(bytes(size)?, 1)],
+                Sizes::Many(sizes) => sizes
+                    .into_iter()
+                    .map(|(size, often)| Ok((bytes(size)?, often)))
+                    .collect::<Result<_, String>>()?,
+            };
+        }
+        load.depth = self.depth.unwrap_or(load.depth);
+        if let Some(pattern) = self.rw {
+            load.access = if pattern.is_random() { Access::Random } else { Access::Sequential };
+            load.read_percent = match pattern {
+                Pattern::Read | Pattern::RandRead => 100,
+                Pattern::Write | Pattern::RandWrite => 0,
+                Pattern::Rw | Pattern::RandRw => 50,
+            };
+        }
+        match (self.rwmix, self.rw) {
+            (Some(percent), _) if percent > 100 => {
+                return Err(format!("rwmix {percent} is more than 100 %"));
+            }
+            (
+                Some(_),
+                Some(Pattern::Read | Pattern::RandRead | Pattern::Write | Pattern::RandWrite),
+            ) => {
+                return Err(
+                    "rwmix is for both reads and writes: say rw = \"rw\" or \"randrw\", too".into(),
+                );
+            }
+            (Some(percent), _) => load.read_percent = percent,
+            (None, _) => {}
+        }
+        load.think_ns = self.think.map_or(load.think_ns, |Nanos(ns)| ns);
+        load.burst = match (self.on, self.off) {
+            (Some(Nanos(on_ns)), Some(Nanos(off_ns))) => Some(Burst { on_ns, off_ns }),
+            (None, None) => load.burst,
+            _ => return Err("bursts have an `on` and an `off`: give both".into()),
+        };
+        let mean = load
+            .sizes
+            .iter()
+            .map(|&(bytes, often)| u64::from(bytes) * u64::from(often))
+            .sum::<u64>()
+            / load.sizes.iter().map(|size| u64::from(size.1)).sum::<u64>().max(1);
+        load.interval_ns = match (self.rate, self.iops) {
+            (Some(_), Some(_)) => {
+                return Err("rate and iops are two words for one limit: leave one out".into());
+            }
+            (Some(Bandwidth(0)), _) | (_, Some(Count(0))) => {
+                return Err("a limit of 0 would do nothing".into());
+            }
+            (Some(Bandwidth(rate)), None) => interval_ns(threads.len(), mean, rate),
+            (None, Some(Count(iops))) => interval_ns(threads.len(), 1, iops),
+            (None, None) => load.interval_ns,
+        };
+        load.replay = replay(self.trace, self.format, self.volume, self.timing, folder)?;
+        let mut tenant =
+            Tenant::new(&self.name, self.weight.unwrap_or_default().get(), threads, load);
+        tenant.lives = match (self.start, self.stop, self.lives) {
+            (None, None, lives) if lives.is_empty() => tenant.lives,
+            (None, None, lives) => {
+                lives.into_iter().map(|(Nanos(from), Nanos(until))| (from, until)).collect()
+            }
+            (start, stop, lives) if lives.is_empty() => {
+                vec![(start.map_or(0, |Nanos(ns)| ns), stop.map_or(u64::MAX, |Nanos(ns)| ns))]
+            }
+            _ => return Err("start and stop are one life, lives are several: leave one out".into()),
+        };
+        tenant.reweights =
+            self.weights.into_iter().map(|(Nanos(at_ns), weight)| (at_ns, weight)).collect();
+        Ok(tenant)
+    }
+}
+
+fn replay(
+    trace: Option<PathBuf>,
+    format: Option<String>,
+    volume: Option<String>,
+    timing: Option<Timing>,
+    folder: &Path,
+) -> Result<Option<Replay>, String> {
+    let formats = || Format::ALL.map(|format| format.0).join(", ");
+    let Some(path) = trace else {
+        return match (format, volume, timing) {
+            (None, None, None) => Ok(None),
+            _ => Err("format, volume and timing belong to a trace: name its file".into()),
+        };
+    };
+    let path = folder.join(path);
+    let format = format.ok_or_else(|| format!("a trace needs its format: one of {}", formats()))?;
+    let known = Format::named(&format)
+        .ok_or_else(|| format!("format `{format}` is none of {}", formats()))?;
+    let file =
+        std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let trace = Trace::read(known, BufReader::new(file), volume.as_deref());
+    let trace = trace.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(Some(Replay { trace, keeps_time: timing == Some(Timing::Original) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../docs/fairq.scenario.toml");
+
+    fn read(text: &str) -> Result<Scenario, String> {
+        parse(text, Path::new("my.toml"), None).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn the_example_has_every_key_and_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("volume.csv"), "419,R,8192,4096,100\n419,W,0,512,200\n")
+            .unwrap();
+        std::fs::write(
+            folder.path().join("jobs.fio"),
+            "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n",
+        )
+        .unwrap();
+        // Everything that is commented out, too.
+        let text = EXAMPLE
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
+            .collect::<Vec<_>>()
+            .join("\n");
+        let mut scenario = parse(&text, &folder.path().join("my.toml"), Some(7)).unwrap();
+        assert_eq!(scenario.seed, 7, "what is said beside the file wins");
+        let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+        assert_eq!(names, ["db", "backup", "kv", "replayed", "batch"]);
+        assert_eq!(scenario.tenants[0].lives.len(), 2);
+        assert!(scenario.tenants[3].job.replay.as_ref().is_some_and(|replay| replay.keeps_time));
+        (scenario.duration_ns, scenario.warmup_ns) = (20_000_000, 1_000_000);
+        for tenant in &mut scenario.tenants {
+            (tenant.lives, tenant.reweights) = (vec![(0, u64::MAX)], Vec::new());
+        }
+        let Policies(policies) = Policies::usual();
+        for policy in policies {
+            let run = run_under(&scenario, policy.complete().unwrap()).unwrap();
+            assert!(run.iops > 1000.0 && run.flows.len() == 5, "{run:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line() {
+        let error = |tenant: &str| {
+            read(&format!("device = \"z-ssd\"\nduration = \"1s\"\n\n[[tenant]]\n{tenant}\n"))
+                .unwrap_err()
+        };
+        let unknown = error("name = \"a\"\nbsize = \"4k\"");
+        assert!(unknown.starts_with("my.toml:6:1: unknown key `bsize`"), "{unknown}");
+        assert_eq!(
+            error("name = \"a\"\nlike = \"x\"").split(": there are").next(),
+            Some("my.toml:4: tenant a: like: nothing is called `x`")
+        );
+        assert_eq!(
+            error("name = \"a\"\non = \"1ms\""),
+            "my.toml:4: tenant a: bursts have an `on` and an `off`: give both"
+        );
+        assert_eq!(
+            error("name = \"a\"\ntrace = \"t.csv\""),
+            "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, \
+             mqsim, blkparse, vscsi, fairq"
+        );
+        assert_eq!(
+            error("name = \"a\"\ndepth = 0"),
+            "my.toml: tenant a: depth, sizes and how often they are chosen must be above 0"
+        );
+        assert_eq!(
+            error("name = \"a\"\ncores = [99]"),
+            "my.toml: tenant a: a thread on port 99 of 8"
+        );
+        assert!(
+            read("device = \"z-ssd\"\nduration = \"1s\"")
+                .unwrap_err()
+                .contains("nobody asks for anything")
+        );
+        assert!(
+            read("device = \"none\"\nduration = \"1s\"")
+                .unwrap_err()
+                .contains("no profile is called `none`")
+        );
+    }
+
+    #[test]
+    fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
+        let text = |host: &str| {
+            format!(
+                "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \
+                 \"a\"\ndepth = 64\n"
+            )
+        };
+        let run = |host: &str| {
+            let policy = Policies::usual().0.remove(0).complete().unwrap();
+            run_under(&read(&text(host)).unwrap(), policy).unwrap()
+        };
+        let (free, slow) = (run(""), run("[host]\nkernel = \"linux-5\"\nmhz = 1000\n"));
+        assert_eq!(free.cpu_ns_per_io, 0.0);
+        // 14180 cycles a request, most of which it shares with no other.
+        assert!((12_000.0..16_000.0).contains(&slow.cpu_ns_per_io), "{}", slow.cpu_ns_per_io);
+        assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
+        assert_eq!(
+            read(&text("wake = \"1us\"\n[host]\n")).unwrap_err(),
+            "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave \
+             wake out above"
+        );
+        let many = text("[host]\ncores = 1\nsockets = 0\n");
+        assert_eq!(
+            read(&many).unwrap_err(),
+            "my.toml:4: host: sockets, cores and threads must be above 0"
+        );
+    }
+
+    #[test]
+    fn rates_are_for_the_tenant_as_a_whole() {
+        assert_eq!(interval_ns(4, 4096, 4096 * 1000), 4_000_000);
+        assert_eq!(interval_ns(1, 1, 1000), 1_000_000);
+    }
+}

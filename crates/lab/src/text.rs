@@ -1,0 +1,191 @@
+//! For terminals, and as Markdown.
+
+use std::fmt::Write;
+
+use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Width};
+use fairq_config::table::plain_table;
+
+use crate::claims::Paper;
+use crate::record::{Claim, Record, Table};
+
+/// How wide tables are where nobody says: no more than a person likes to read.
+const USUAL_WIDTH: u16 = 120;
+const WIDEST: u16 = 160;
+
+/// A table that is no wider than the terminal; long texts go on in the next line.
+pub(crate) fn wrapped() -> Grid {
+    let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
+    let width = if columns == 0 { USUAL_WIDTH } else { columns.clamp(60, WIDEST) };
+    let mut table = plain_table();
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    table
+}
+
+/// All claims, and how many hold.
+pub(crate) fn table(record: &Record) -> String {
+    let mut table = wrapped();
+    table.set_header(vec!["id", "", "paper's value (within)", "ours", "note"]);
+    for claim in &record.claims {
+        let verdict = match claim.holds {
+            Some(true) => "holds",
+            Some(false) => "NOT",
+            None => "-",
+        };
+        let cells = [claim.id.as_str(), verdict, &said(claim), &claim.measured, &claim.note];
+        table.add_row(cells.map(Cell::new).to_vec());
+    }
+    for (column, share) in [(2, 20), (3, 35), (4, 30)] {
+        let column = table.column_mut(column).expect("there are five");
+        column.set_constraint(ColumnConstraint::UpperBoundary(Width::Percentage(share)));
+    }
+    let mut text = table.to_string();
+    for table in &record.tables {
+        let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
+    }
+    format!("{text}\n\n{}.", capitalised(&record.summary()))
+}
+
+fn grid(table: &Table) -> String {
+    let mut grid = wrapped();
+    grid.set_header(table.header.clone());
+    for row in &table.rows {
+        grid.add_row(row.clone());
+    }
+    grid.to_string()
+}
+
+/// The paper's value, and within what ours must be.
+pub(crate) fn said(claim: &Claim) -> String {
+    let within = claim.within();
+    if within.is_empty() {
+        claim.expected.clone()
+    } else {
+        format!("{} ({within})", claim.expected)
+    }
+}
+
+pub(crate) fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// The whole record for reading where it is kept, with figures in the folder `results` beside it.
+pub(crate) fn markdown(record: &Record, command: &str) -> String {
+    let mut text = format!(
+        "# What the papers claim, and what came out\n\n\
+         Made by `{command}`; the same command gives the same bytes. Virtual time, models of the \
+         papers' devices, the \
+         schedulers that fairq serves with. \
+         [As a page with the figures](results/report.html).\n\n\
+         {}.\n",
+        capitalised(&record.summary())
+    );
+    for paper in Paper::ALL {
+        let claims: Vec<&Claim> =
+            record.claims.iter().filter(|claim| claim.paper == paper.name()).collect();
+        if claims.is_empty() {
+            continue;
+        }
+        let [hold, fail, open] = record.counts(&[paper]);
+        let _ = write!(text, "\n## {}\n\n", paper.title());
+        if paper != Paper::Beyond {
+            let _ = write!(text, "{hold} hold, {fail} do not, {open} cannot be said here.\n\n");
+        }
+        text.push_str(
+            "| id | claim | paper's value (within) | ours | | note |\n|---|---|---|---|---|---|\n",
+        );
+        for claim in claims {
+            let verdict = match claim.holds {
+                Some(false) => "**does not hold**",
+                _ => claim.verdict(),
+            };
+            let cells = [&claim.claim, &said(claim), &claim.measured].map(|cell| escaped(cell));
+            let [what, paper, ours] = cells;
+            let _ = writeln!(
+                text,
+                "| {} | {what} | {paper} | {ours} | {verdict} | {} |",
+                claim.id,
+                escaped(&claim.note)
+            );
+        }
+    }
+    for table in &record.tables {
+        let _ = write!(
+            text,
+            "\n### {}\n\n| {} |\n|{}\n",
+            table.title,
+            table.header.join(" | "),
+            "---|".repeat(table.header.len())
+        );
+        for row in &table.rows {
+            let _ = writeln!(
+                text,
+                "| {} |",
+                row.iter().map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | ")
+            );
+        }
+    }
+    if !record.figures.is_empty() {
+        text.push_str("\n## Figures\n\n");
+    }
+    for figure in &record.figures {
+        let _ = writeln!(
+            text,
+            "- [{}](results/{id}.svg) ([data](results/{id}.csv))",
+            figure.title,
+            id = figure.id
+        );
+    }
+    text
+}
+
+/// Text that stays in its cell.
+fn escaped(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let claim = |id: &str, holds, note: &str| Claim {
+            id: id.into(),
+            paper: "mqfq".into(),
+            claim: "never | more".into(),
+            expected: "never exceeded".into(),
+            measured: "never exceeded in so many requests that the line would be far too long for \
+             any terminal"
+                .into(),
+            holds,
+            note: note.into(),
+        };
+        let claims = vec![
+            claim("M-T1", Some(true), ""),
+            claim("M-T2", Some(false), "a<b"),
+            claim("M-T3", None, "why"),
+        ];
+        Record { seed: 1, claims, ..Record::default() }
+    }
+
+    #[test]
+    fn tables_fit_and_say_everything() {
+        let text = table(&record());
+        assert!(text.lines().all(|line| line.chars().count() <= usize::from(WIDEST)), "{text}");
+        assert!(text.ends_with("Of 3 claims 1 hold, 1 do not, 1 cannot be said here."), "{text}");
+        assert!(text.contains("NOT") && text.contains("why"), "{text}");
+    }
+
+    #[test]
+    fn markdown_keeps_its_cells() {
+        let text = markdown(&record(), "fairq lab run all");
+        assert!(
+            text.contains(
+                "| never \\| more | never exceeded (a unit per flow and port, for rounding) |"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("**does not hold** | a&lt;b |"), "{text}");
+        assert!(text.contains("1 hold, 1 do not, 1 cannot be said here."), "{text}");
+    }
+}

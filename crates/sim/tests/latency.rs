@@ -1,0 +1,113 @@
+//! Latency targets in the lab: a tenant of depth 1 beside four of depth 256 has its target, and the
+//! device is as full as that allows.
+
+use fairq_core::depth::AutoDepth;
+use fairq_core::mqfq::Mqfq;
+use fairq_core::{ConfigError, Platform, Target};
+use fairq_device::Profile;
+use fairq_sim::policies::{AnySubject, MqfqSubject};
+use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant, US};
+use fairq_sim::subject::{Built, Promise, Subject};
+use fairq_sim::{Run, run};
+
+/// MQFQ with a D that is searched for, or is this.
+struct Held(Option<u32>);
+
+impl<P: Platform> Subject<P> for Held {
+    type Policy = AutoDepth<Mqfq<P>, P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
+        let multi = MqfqSubject { slots: self.0.unwrap_or(64), threshold: 45 << 10 };
+        let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
+        let (tags, flows) = (scenario.tags(), scenario.flows());
+        Ok(AutoDepth::new(policy, ports, tags, flows, self.0.is_none()))
+    }
+
+    fn promise(&self) -> Promise {
+        Promise::NONE
+    }
+}
+
+/// The first tenant reads 4 KiB, one at a time; so do four others, 256 at a time.
+fn scenario(device: &str, target_us: Option<u64>, seed: u64) -> Scenario {
+    let read = |depth| Job::random_read(4096, depth);
+    let mut all = vec![Tenant::new("lc", 100, vec![0], read(1))];
+    all[0].target = target_us.and_then(|us| Target::new(us * US, 10_000, 50));
+    all.extend(
+        ["b", "c", "d", "e"]
+            .into_iter()
+            .zip(0..)
+            .map(|(name, core)| Tenant::new(name, 100, vec![core % 2], read(256))),
+    );
+    let profile = Profile::named(device).unwrap();
+    let mut scenario = Scenario::new(profile, 2, all, 8 * SECOND);
+    scenario.warmup_ns = 4 * SECOND;
+    scenario.seed = seed;
+    scenario
+}
+
+/// What the first tenant has beside what it has alone, its 99th percentile in microseconds, and the
+/// total beside that of `none`.
+fn point(policy: &Held, device: &str, target_us: u64, seed: u64) -> [f64; 3] {
+    let full = AnySubject::None.measure(&scenario(device, None, seed)).unwrap();
+    let mut alone = scenario(device, None, seed);
+    alone.tenants.truncate(1);
+    let alone = AnySubject::None.measure(&alone).unwrap();
+    let held = run(&scenario(device, Some(target_us), seed), policy, vec![]).unwrap();
+    let of = |run: &Run| run.tenants[0].requests as f64;
+    let point =
+        [of(&held) / of(&alone), held.tenants[0].quantile_us(0.99), held.iops() / full.iops()];
+    println!("{device}, {target_us} us: {point:.3?}, D={:?}", held.stats.slots);
+    point
+}
+
+fn median(policy: &Held, device: &str, target_us: u64) -> [f64; 3] {
+    let points = [1, 2, 3].map(|seed| point(policy, device, target_us, seed));
+    std::array::from_fn(|at| {
+        let mut all = points.map(|point| point[at]);
+        all.sort_unstable_by(f64::total_cmp);
+        all[1]
+    })
+}
+
+fn check(policy: &Held, device: &str, target_us: u64, lc: f64, total: f64) {
+    let [has, p99_us, kept] = median(policy, device, target_us);
+    assert!(
+        p99_us <= target_us as f64 && has >= lc && kept >= total,
+        "{device}, {target_us} us: p99 {p99_us} us, {has:.3} of alone, {kept:.3} of none"
+    );
+}
+
+#[test]
+fn a_target_is_met_on_a_device_of_one_link() {
+    check(&Held(None), "z-ssd", 60, 0.6, 0.92);
+    check(&Held(None), "z-ssd", 100, 0.3, 0.94);
+    // A D that is said is the most that there may be.
+    check(&Held(Some(256)), "z-ssd", 60, 0.3, 0.98);
+}
+
+#[test]
+fn a_target_is_met_on_a_device_of_many_dies() {
+    check(&Held(None), "p4500", 260, 0.6, 0.6);
+}
+
+/// It comes when the others have run for ten seconds.
+#[test]
+fn a_tenant_that_comes_late_has_its_share_at_once_and_its_target_in_a_second() {
+    for (device, target_us) in [("z-ssd", 60), ("p4500", 260)] {
+        let burst = |warmup_ns: u64, until_ns: u64| {
+            let mut scenario = scenario(device, Some(target_us), 1);
+            scenario.tenants[0].lives = vec![(10 * SECOND, u64::MAX)];
+            (scenario.warmup_ns, scenario.duration_ns) = (warmup_ns, until_ns);
+            run(&scenario, &Held(None), vec![]).unwrap()
+        };
+        let per_second = |run: &Run| run.tenants[0].requests as f64 * 1e9 / run.measured_ns as f64;
+        let soon = burst(10 * SECOND + 100 * MS, 10 * SECOND + 200 * MS);
+        let later = burst(11 * SECOND, 12 * SECOND);
+        let (soon, settled) = (per_second(&soon), per_second(&later));
+        let p99_us = later.tenants[0].quantile_us(0.99);
+        println!("{device}: {soon:.0} and {settled:.0} a second, {p99_us} us");
+        assert!(p99_us <= target_us as f64, "{device}: {p99_us} us in the second second");
+        assert!(soon >= 0.6 * settled, "{device}: {soon} a second at first, {settled} later");
+    }
+}
