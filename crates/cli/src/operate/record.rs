@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Console;
-use super::methods::depth_state;
+use super::overview::depth_state;
 use super::rpc::{Fault, params};
 
 /// Rows that one call gives.
