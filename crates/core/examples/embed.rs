@@ -6,7 +6,8 @@
 //!     cargo run --release -p fairq-core --example embed [FILE [POLICY]]
 //!
 //! The policy is chosen by its name while the program runs ([`AnyPolicy`]). A server that knows its
-//! policy uses that policy's own type, and its verbs are compiled into the server's loop.
+//! policy has that policy's own type from `fairq_core::registry::build`, by the same keys and shape,
+//! and its verbs are compiled into the server's loop.
 //!
 //! Where a real server differs: its requests come from connections instead of being made up by
 //! `Shard::ask`, and it has something faster than a pool (`fairq-host` has io_uring).
@@ -147,8 +148,7 @@ impl Shard<'_> {
         self.asked += 1;
         let block = self.asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.blocks;
         let offset = block * u64::from(LENGTH);
-        let request =
-            Request { tag, flow: self.flows[tenant], op: Op::Read, offset, length: LENGTH };
+        let request = Request::new(tag, self.flows[tenant], Op::Read, offset, LENGTH);
         match self.port.submit(self.common.now_ns(), &request, wake) {
             Ok(submitted) => {
                 self.requests[tag.0 as usize] = Some(request);

@@ -17,7 +17,7 @@ fn serve(policy: &AnyPolicy, port: &mut AnyPort) -> Result<usize, alloc::string:
     let flow = policy.add_flow(Weight::DEFAULT).map_err(|error| error.to_string())?;
     let mut issued = Vec::new();
     for tag in [0, 1].map(Tag) {
-        let request = Request { tag, flow, op: Op::Read, offset: 1 << 20, length: 4096 };
+        let request = Request::new(tag, flow, Op::Read, 1 << 20, 4096);
         match port.submit(0, &request, &mut wake).map_err(|error| error.to_string())? {
             Submitted::Issue { .. } => issued.push(tag),
             Submitted::Staged => {}
@@ -42,6 +42,29 @@ fn every_policy_is_built_by_its_name_and_serves() {
         let (policy, mut ports) = AnyPolicy::new(name, &[], &shape()).unwrap();
         assert_eq!(serve(&policy, &mut ports[0]), Ok(2), "{name}");
     }
+}
+
+/// Whatever the policy, it is built from keys and a shape, as its own type.
+#[test]
+fn every_policy_is_built_by_its_type_alike() {
+    fn ports<E: Entry>(keys: Keys<'_>) -> Result<usize, Error> {
+        let (policy, ports) = build::<E, Native>(keys, &Shape::new(Topology::flat(3), 4, 8))?;
+        policy.add_flow(Weight::DEFAULT).expect("there is room");
+        Ok(ports.len())
+    }
+    let built = [
+        ports::<none::Entry>(&[]),
+        ports::<mqfq::Entry>(&[("slots", 3)]),
+        ports::<mqfq::SerialEntry>(&[("slots", 3)]),
+        ports::<d2fq::Entry>(&[("urgent", 10)]),
+        ports::<kyber::Entry>(&[]),
+        ports::<kyber_fair::Entry>(&[("busy", 2)]),
+        ports::<Alone<serial::bfq::BfqScheduler>>(&[("merge", 1 << 16)]),
+        ports::<Limited<serial::fiops::FiopsScheduler>>(&[("slots", 3)]),
+    ];
+    assert!(built.iter().all(|built| *built == Ok(3)), "{built:?}");
+    let no_key = Error::NoKey { policy: "none", key: "slots".into() };
+    assert_eq!(ports::<none::Entry>(&[("slots", 3)]), Err(no_key));
 }
 
 #[test]
