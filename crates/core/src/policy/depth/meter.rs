@@ -24,11 +24,26 @@ pub(super) struct Sum {
     pub(super) others: u64,
     /// Requests staged or on the device, when each port last completed one.
     pub(super) live: u64,
+    /// The most that each port had lately, all together: a port that does requests at once has few
+    /// when one completes, and all that its clients had sent a moment before.
+    pub(super) most: u64,
+    /// The flows of all requests completed, plus one each, added up: with the number of requests
+    /// it tells whether all were of the same flow.
+    pub(super) flows: u64,
     /// Ports that have requests completed some of several flows last.
     pub(super) are_several: bool,
-    /// The flow of the last such port, plus one.
+    /// There is such a port.
+    pub(super) is_live: bool,
+    /// The flow that some port completed a request of last, plus one; of one that has requests, if
+    /// there is one.
     pub(super) last: u64,
 }
+
+/// The lower half of a word.
+const LOW: u64 = u32::MAX as u64;
+/// The most requests that a port had is the most within its last so many completions, or twice as
+/// many.
+const RECENT: u32 = 256;
 
 /// A port's words.
 pub(super) struct Words<P: Platform> {
@@ -37,27 +52,30 @@ pub(super) struct Words<P: Platform> {
     spent_ns: P::U64,
     turns: P::U64,
     others: P::U64,
+    /// `live` and, above it, `most`; each is at most a port's tags.
     live: P::U64,
     last: P::U64,
+    flows: P::U64,
 }
 
 impl<P: Platform> Words<P> {
     pub(super) fn new() -> Self {
-        let [requests, bytes, spent_ns, turns, others, live, last] =
+        let [requests, bytes, spent_ns, turns, others, live, last, flows] =
             core::array::from_fn(|_| P::U64::new(0));
-        Words { requests, bytes, spent_ns, turns, others, live, last }
+        Words { requests, bytes, spent_ns, turns, others, live, last, flows }
     }
 
     #[inline]
     fn show(&self, sum: &Sum) {
-        let Words { requests, bytes, spent_ns, turns, others, live, last } = self;
+        let Words { requests, bytes, spent_ns, turns, others, live, last, flows } = self;
         requests.store(sum.requests, Ordering::Relaxed);
         bytes.store(sum.bytes, Ordering::Relaxed);
         spent_ns.store(sum.spent_ns, Ordering::Relaxed);
         turns.store(sum.turns, Ordering::Relaxed);
         others.store(sum.others, Ordering::Relaxed);
-        live.store(sum.live, Ordering::Relaxed);
+        live.store(sum.most << 32 | sum.live & LOW, Ordering::Relaxed);
         last.store(sum.last, Ordering::Relaxed);
+        flows.store(sum.flows, Ordering::Relaxed);
     }
 
     /// Adds what the port has shown.
@@ -68,10 +86,16 @@ impl<P: Platform> Words<P> {
         sum.spent_ns = sum.spent_ns.wrapping_add(load(&self.spent_ns));
         sum.turns = sum.turns.wrapping_add(load(&self.turns));
         sum.others = sum.others.wrapping_add(load(&self.others));
+        sum.flows = sum.flows.wrapping_add(load(&self.flows));
         let (live, last) = (load(&self.live), load(&self.last));
-        sum.live = sum.live.wrapping_add(live);
+        sum.most = sum.most.saturating_add(live >> 32);
+        let live = live & LOW;
+        sum.live = sum.live.saturating_add(live);
         if live > 0 && last > 0 {
-            sum.are_several |= sum.last > 0 && sum.last != last;
+            sum.are_several |= sum.is_live && sum.last != last;
+            sum.is_live = true;
+        }
+        if last > 0 && (live > 0 || !sum.is_live) {
             sum.last = last;
         }
     }
@@ -90,11 +114,16 @@ struct Live {
 pub(super) struct Meter {
     live: Box<[Live]>,
     sum: Sum,
+    /// The most live since `recent` completions, and in the [`RECENT`] before them.
+    most: u64,
+    most_before: u64,
+    recent: u32,
 }
 
 impl Meter {
     pub(super) fn new(tags: usize) -> Self {
-        Meter { live: (0..tags).map(|_| Live::default()).collect(), sum: Sum::default() }
+        let live = (0..tags).map(|_| Live::default()).collect();
+        Meter { live, sum: Sum::default(), most: 0, most_before: 0, recent: 0 }
     }
 
     #[inline]
@@ -102,6 +131,7 @@ impl Meter {
         if let Some(live) = self.live.get_mut(tag as usize) {
             // A tag that completed while nothing was counted is counted as live all along.
             self.sum.live = self.sum.live.wrapping_add(u64::from(live.flow == 0));
+            self.most = self.most.max(self.sum.live);
             // A part of a command is not issued by itself, and no time of it is counted.
             *live = Live { issued_ns: u64::MAX, length, flow: flow as u32 + 1 };
             let is_other = u64::from(live.flow) != self.sum.last;
@@ -136,7 +166,13 @@ impl Meter {
         sum.turns = sum.turns.wrapping_add(u64::from(flow != sum.last));
         sum.live = sum.live.wrapping_sub(1);
         sum.last = flow;
+        sum.flows = sum.flows.wrapping_add(flow);
+        sum.most = self.most.max(self.most_before);
         live.flow = 0;
+        self.recent += 1;
+        if self.recent == RECENT {
+            (self.most_before, self.most, self.recent) = (self.most, sum.live, 0);
+        }
         words.show(sum);
     }
 }

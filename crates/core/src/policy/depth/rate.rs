@@ -4,6 +4,10 @@
 pub(super) const KEPT: u64 = 9_850;
 /// One, in ten thousandths.
 pub(super) const WHOLE: u64 = 10_000;
+/// What half of the demand is to keep of the rate with all of it, in ten thousandths: where all the
+/// demand is on the device there are no weights, and they are given up for a clear gain only. A
+/// host that does the device's work gains by each doubling, since it wakes up less often.
+pub(super) const KEPT_OF_ALL: u64 = 8_900;
 /// With so many completions the question is answered.
 pub(super) const ENOUGH: u64 = 1024;
 
@@ -16,6 +20,19 @@ pub(super) struct Rate {
     pub(super) time_us: u64,
     /// The time that requests spent on the device, all together, in microseconds.
     pub(super) spent_us: u64,
+    /// Trials that it was counted in.
+    pub(super) trials: u64,
+    /// D was no less than all that tenants had asked for.
+    pub(super) is_short: bool,
+}
+
+/// How two values of D compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Answer {
+    Enough,
+    TooLittle,
+    /// Rates vary more from trial to trial than these two differ.
+    Unclear,
 }
 
 impl Rate {
@@ -28,13 +45,29 @@ impl Rate {
         ratio(self.requests, than.requests).min(ratio(self.blocks, than.blocks))
     }
 
-    /// At this D the device does enough of what it does at the larger D of `than`. Few completions
-    /// get the benefit of the doubt, so that a slow device stays at the D where a search begins
-    /// unless more does clearly more; a tenth more (a disk that orders what it has) shows in a
-    /// hundred.
-    pub(super) fn is_enough(&self, than: &Rate) -> bool {
-        let doubt = if self.requests < ENOUGH { self.noise() } else { 0 };
-        self.over(than) + doubt >= KEPT
+    /// Whether at this D the device does enough of what it does at the larger D of `more`. Few
+    /// completions get the benefit of the doubt, so that a slow device stays at the D where a
+    /// search begins unless more does clearly more; a tenth more (a disk that orders what it has)
+    /// shows in a hundred. `jitter`: by how much rates of trials at the same D differ.
+    pub(super) fn against(&self, more: &Rate, jitter: u64) -> Answer {
+        if self.is_short {
+            // More makes no difference.
+            return Answer::Enough;
+        }
+        let (doubt, spread) = if self.requests < ENOUGH {
+            (self.noise(), 0)
+        } else {
+            (0, self.spread(jitter) + more.spread(jitter))
+        };
+        let kept = if more.is_short { KEPT_OF_ALL } else { KEPT };
+        let over = self.over(more) + doubt;
+        if over >= kept + spread {
+            Answer::Enough
+        } else if over + spread < kept {
+            Answer::TooLittle
+        } else {
+            Answer::Unclear
+        }
     }
 
     pub(super) fn add(&mut self, other: &Rate) {
@@ -42,6 +75,8 @@ impl Rate {
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.time_us = self.time_us.saturating_add(other.time_us);
         self.spent_us = self.spent_us.saturating_add(other.spent_us);
+        self.trials = self.trials.saturating_add(other.trials);
+        self.is_short = other.is_short;
     }
 
     pub(super) fn halve(&mut self) {
@@ -50,6 +85,8 @@ impl Rate {
             blocks: self.blocks / 2,
             time_us: self.time_us / 2,
             spent_us: self.spent_us / 2,
+            trials: self.trials.div_ceil(2),
+            is_short: self.is_short,
         };
     }
 
@@ -59,14 +96,20 @@ impl Rate {
         WHOLE / 2 / self.requests.isqrt().max(1)
     }
 
+    /// How far its mean may be from what more trials would give, where single trials at the same D
+    /// differ by `jitter`.
+    pub(super) fn spread(&self, jitter: u64) -> u64 {
+        jitter.saturating_mul(100) / self.trials.saturating_mul(10_000).isqrt().max(100)
+    }
+
+    /// How much it differs from another one of the same D, in ten thousandths.
+    pub(super) fn apart(&self, other: &Rate) -> u64 {
+        WHOLE.saturating_sub(self.over(other).min(other.over(self)))
+    }
+
     /// Requests on the device on average, in hundredths (Little's law).
     pub(super) fn outstanding(&self) -> u64 {
         self.spent_us.saturating_mul(100) / self.time_us.max(1)
-    }
-
-    /// The same, rounded to requests, at least one.
-    pub(super) fn reached(&self) -> u32 {
-        u32::try_from((self.outstanding() + 50) / 100).unwrap_or(u32::MAX).max(1)
     }
 
     /// How long a request is on the device, in nanoseconds.

@@ -11,11 +11,12 @@
 //! slows down does not look like a D that is too small.
 //!
 //! ```text
+//!   Begin  D itself, four times: how steady is the rate?
 //!   Rise   X(2D) is more? ──── yes ─▶ D = 2D, again     no ─▶ Fall
 //!   Fall   X(D/2) is enough? ─ yes ─▶ D = D/2, again    no ─▶ Close
 //!   Close  halves what is between D/2 and D, until it is a step
 //!   Hold   D; now and then a trial of a step less and one of 2D, whose counts add up until they
-//!          say clearly that D is to move by a step. Another load: Rise
+//!          say clearly that D is to move by a step. Another load: Begin
 //! ```
 //!
 //! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
@@ -24,8 +25,15 @@
 //!
 //! **What counts.** A rate is counted in requests and in bytes. With more requests on the device
 //! their mixture may be another one, because weights hold less; so one rate is more than another
-//! only if it is more in both. If all the demand is on the device, D is as much as that is, and
-//! the question is only whether less is enough.
+//! only if it is more in both.
+//!
+//! **All the demand** is the most requests that ports have had lately. A D that is no less holds
+//! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
+//! than [`KEPT_OF_ALL`] of its rate, and half is tried again now and then.
+//!
+//! **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same D
+//! differ by a tenth. What differs by no more than that is tried again, in turn, [`REPEATS`] times.
+//! If twice D is not clearly more then, D stays; whether less is enough is decided by the mean.
 //!
 //! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
 //! completions a second. What chance may have done in it then counts for the smaller D, once a
@@ -34,13 +42,13 @@
 //!
 //! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
 //! 2), except that a flow that is alone has room for all that it asks for, if that is done within
-//! [`ALONE_MOST_NS`]. A search takes at most [`RISES`] trials up, as many down, and three in
+//! [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times up, as often down, and three times in
 //! between. While D holds, one trial in [`RARELY`] is of another D, half of them of more. A change
 //! of load is believed when two trials in a row say so, and not sooner than [`CALM`] trials after
 //! the last.
 
 use super::meter::Sum;
-use super::rate::{ENOUGH, KEPT, Rate, WHOLE};
+use super::rate::{Answer, ENOUGH, KEPT, KEPT_OF_ALL, Rate, WHOLE};
 use crate::contract::port::{DepthState, DepthStats};
 
 /// How much less than [`KEPT`] is far from it.
@@ -49,6 +57,10 @@ const FAR: u64 = 4 * (WHOLE - KEPT);
 pub(crate) const FIRST: u32 = 16;
 /// The most doublings of one search.
 const RISES: u32 = 16;
+/// Trials of D that a search begins with.
+const STEADY: u64 = 3;
+/// The most trials that two values of D are compared by, beside the first two.
+const REPEATS: u32 = 8;
 /// How long is counted in a trial at least and at most, in nanoseconds.
 const COUNT_MIN_NS: u64 = 10_000_000;
 const COUNT_MAX_NS: u64 = 250_000_000;
@@ -82,25 +94,70 @@ const MEMORY: u64 = 64;
 /// What the search is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// D was `base`, now twice as much is tried, `left` more times at most; `None`: D itself is
-    /// tried first.
-    Rise { base: Option<Rate>, left: u32 },
-    /// Half of D is tried; `above` was counted at D.
-    Fall { above: Rate },
-    /// `above` was counted at twice `high`, which is enough; `low` is not.
-    Close { above: Rate, low: u32, high: u32 },
+    /// D itself is tried a few times, which shows how steady the rate is.
+    Begin { rate: Rate, is_first: bool },
+    /// D is compared with twice as much, `left` more times at most.
+    Rise { duel: Duel, left: u32 },
+    /// D is enough: it is compared with half of it.
+    Fall { duel: Duel },
+    /// `low` is not enough, `high` is: what is between them is compared with `high` as it was at
+    /// first.
+    Close { duel: Duel, low: u32, high: u32 },
     /// D holds.
     Hold(Hold),
+}
+
+/// Two values of D that are compared, by trials of each in turn until they tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Duel {
+    low: u32,
+    high: u32,
+    /// Counted at each.
+    below: Rate,
+    above: Rate,
+    /// Trials that did not tell.
+    unclear: u32,
+}
+
+impl Duel {
+    /// At least one of them has been tried; the other one is next.
+    fn first(&self) -> u32 {
+        if self.below.trials == 0 { self.low } else { self.high }
+    }
+
+    /// A trial of one of them is over. Tells how they compare once that is clear, or is not to
+    /// become clear; until then, which is next.
+    fn note(&mut self, tried: u32, rate: &Rate, jitter: u64) -> Result<Answer, u32> {
+        (if tried == self.low { &mut self.below } else { &mut self.above }).add(rate);
+        match self.below.against(&self.above, jitter) {
+            Answer::Unclear if self.unclear < REPEATS => {
+                self.unclear += 1;
+                Err(if tried == self.low { self.high } else { self.low })
+            }
+            Answer::Unclear if self.below.against(&self.above, 0) == Answer::Enough => {
+                Ok(Answer::Enough)
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// `high` is all the demand and does more than `low`: `low` is kept for the weights only.
+    fn is_for_weights(&self) -> bool {
+        self.above.is_short && !self.below.is_short && self.below.over(&self.above) < KEPT
+    }
 }
 
 /// What is known while D holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hold {
-    /// Counted at D, at a step less, and at twice D.
+    /// Counted at D, at a step less, and at twice D; with all the demand on the device, at half of
+    /// that.
     base: Rate,
     less: Rate,
     more: Rate,
     trial: Trial,
+    /// The last trial of D that was like those before.
+    last: Rate,
     /// Trials of D until the next other one, and how many there were before the last.
     left: u32,
     between: u32,
@@ -113,7 +170,7 @@ struct Hold {
     strange: u32,
     /// All the demand is on the device: D does not hold anything back.
     is_short: bool,
-    /// What is on the device when D is tried.
+    /// D, or all the demand if that is less.
     reached: u32,
 }
 
@@ -133,6 +190,9 @@ pub(super) struct Search {
     tried: u32,
     most: u32,
     state: State,
+    /// By how much trials of the same D differ, in ten thousandths: a mean of the last few. On a
+    /// host that is short of CPUs they do by far more than by chance.
+    jitter: u64,
     /// `slots` has been found.
     is_found: bool,
     /// One flow is alone, and has all that it asks for on the device.
@@ -141,8 +201,9 @@ pub(super) struct Search {
     one_since_ns: Option<u64>,
     /// Another flow has come just now, and the device still works on what was there.
     is_mixed: bool,
-    /// The most requests live lately.
+    /// The most requests live lately, at the end of a trial, and at any time.
     peak: u64,
+    demand: u64,
     /// Counting has begun at this time, with these sums.
     begun: Option<(u64, Sum)>,
     /// When something was last seen to have completed, and how much had by then.
@@ -181,12 +242,14 @@ impl Search {
             slots,
             tried: slots,
             most,
-            state: State::Rise { base: None, left: RISES },
+            state: State::Begin { rate: Rate::default(), is_first: true },
+            jitter: 0,
             is_found: false,
             is_alone: false,
             one_since_ns: None,
             is_mixed: false,
             peak: 0,
+            demand: 0,
             begun: None,
             looked: (0, 0),
             deadline_ns: 0,
@@ -248,6 +311,8 @@ impl Search {
             blocks: sum.bytes.wrapping_sub(begun.bytes) >> 9,
             time_us: lasts_ns / 1000,
             spent_us: sum.spent_ns.wrapping_sub(begun.spent_ns) / 1000,
+            trials: 1,
+            is_short: sum.most <= self.tried.into(),
         };
         let (looked_ns, looked) = self.looked;
         let is_moving = sum.requests != looked;
@@ -283,15 +348,15 @@ impl Search {
         if rate.requests >= FEW {
             let is_one = sum.turns.wrapping_sub(begun.turns) <= 1
                 && sum.others == begun.others
-                && !sum.are_several;
+                && !sum.are_several
+                && sum.flows.wrapping_sub(begun.flows) == rate.requests.wrapping_mul(sum.last);
             let since_ns = self.one_since_ns.filter(|_| is_one).unwrap_or(begun_ns);
             self.one_since_ns = is_one.then_some(since_ns);
             let is_alone = is_one && now_ns.saturating_sub(since_ns) >= ALONE_AFTER_NS;
-            let tried = u64::from(self.tried);
-            let is_short = rate.outstanding() < 90 * tried || sum.live <= tried;
+            self.demand = sum.most;
             self.latency_ns = rate.latency_ns();
             self.peak = (self.peak - self.peak / 8).max(sum.live);
-            self.judge(&rate, is_alone && self.is_light(&rate), is_short);
+            self.judge(&rate, is_alone && self.is_light(&rate));
         } else {
             self.give_up();
         }
@@ -331,7 +396,7 @@ impl Search {
 
     fn restart(&mut self) {
         self.attempt(self.slots);
-        self.state = State::Rise { base: None, left: RISES };
+        self.state = State::Begin { rate: Rate::default(), is_first: true };
     }
 
     /// Nothing completes. What comes next finds D, not what was being tried.
@@ -368,8 +433,8 @@ impl Search {
         self.attempt(u32::try_from(room).unwrap_or(u32::MAX));
     }
 
-    /// A trial is over. `is_alone`: of one flow; `is_short`: with all the demand on the device.
-    fn judge(&mut self, rate: &Rate, is_alone: bool, is_short: bool) {
+    /// A trial is over. `is_alone`: of one flow.
+    fn judge(&mut self, rate: &Rate, is_alone: bool) {
         if is_alone {
             self.is_alone = true;
             self.rate = *rate;
@@ -379,49 +444,85 @@ impl Search {
             return self.protect();
         }
         match self.state {
-            State::Rise { base: None, left } => {
-                self.rate = *rate;
-                if is_short {
-                    self.slots = rate.reached().min(self.most);
-                    return self.fall(rate);
+            State::Begin { rate: before, is_first } => self.go_on(before, rate, is_first),
+            State::Rise { mut duel, left } => match duel.note(self.tried, rate, self.jitter) {
+                Err(next) => {
+                    self.state = State::Rise { duel, left };
+                    self.attempt(next);
                 }
-                self.state = State::Rise { base: Some(*rate), left };
-                self.attempt(self.slots.saturating_mul(2));
-            }
-            State::Rise { base: Some(below), left } => {
-                if below.is_enough(rate) || left == 0 || self.tried == self.slots {
-                    return self.fall(&below);
+                Ok(Answer::TooLittle) if left > 0 => {
+                    (self.slots, self.rate) = (duel.high, *rate);
+                    if duel.above.is_short {
+                        // All the demand is on the device, and half of it was not enough.
+                        return self.hold(self.slots);
+                    }
+                    self.rise(&duel.above, left - 1);
                 }
-                (self.slots, self.rate) = (self.tried, *rate);
-                if is_short {
-                    // All the demand is on the device, and half of it was not enough.
-                    return self.hold(self.slots);
+                // What is more by chance only is no more.
+                Ok(_) if duel.is_for_weights() => self.hold(duel.low),
+                Ok(_) => self.fall(&duel.below),
+            },
+            State::Fall { mut duel } => match duel.note(self.tried, rate, self.jitter) {
+                Err(next) => {
+                    self.state = State::Fall { duel };
+                    self.attempt(next);
                 }
-                self.state = State::Rise { base: Some(*rate), left: left - 1 };
-                self.attempt(self.slots.saturating_mul(2));
-            }
-            State::Fall { above } => {
-                if rate.is_enough(&above) {
-                    (self.slots, self.rate) = (self.tried, *rate);
-                    // What a few completions leave in doubt is not to add up.
-                    self.fall(if rate.requests < ENOUGH { &above } else { rate });
-                } else if rate.requests < ENOUGH {
-                    // They do not tell one step from another.
-                    self.hold(self.slots);
-                } else {
-                    self.close(above, self.tried, self.slots);
-                }
-            }
-            State::Close { above, low, high } => {
-                if rate.is_enough(&above) {
-                    (self.slots, self.rate) = (self.tried, *rate);
-                    self.close(above, low, self.tried);
-                } else {
-                    self.close(above, self.tried, high);
+                Ok(answer) => self.fallen(&duel, rate, answer),
+            },
+            State::Close { mut duel, low, high } => {
+                match duel.note(self.tried, rate, self.jitter) {
+                    Err(next) => {
+                        self.state = State::Close { duel, low, high };
+                        self.attempt(next);
+                    }
+                    Ok(Answer::Enough) => {
+                        (self.slots, self.rate) = (duel.low, duel.below);
+                        self.close(&duel, low, duel.low);
+                    }
+                    Ok(_) => self.close(&duel, duel.low, high),
                 }
             }
-            State::Hold(hold) => self.keep(hold, rate, is_short),
+            State::Hold(hold) => self.keep(hold, rate),
         }
+    }
+
+    /// D has been tried at the beginning of a search. The first trial has the load's beginning in
+    /// it, so that it does not tell how steady the rate is.
+    fn go_on(&mut self, mut before: Rate, rate: &Rate, is_first: bool) {
+        let is_few = rate.requests < ENOUGH;
+        if is_first && !is_few {
+            self.state = State::Begin { rate: before, is_first: false };
+            return;
+        }
+        match before.trials {
+            0 => {}
+            1 => self.jitter = rate.apart(&before),
+            _ => self.note_jitter(rate, &before),
+        }
+        before.add(rate);
+        self.rate = before;
+        if before.trials < STEADY && !is_few {
+            self.state = State::Begin { rate: before, is_first: false };
+        } else if rate.is_short {
+            self.fall(&before);
+        } else {
+            self.rise(&before, RISES);
+        }
+    }
+
+    fn note_jitter(&mut self, rate: &Rate, usual: &Rate) {
+        self.jitter = (3 * self.jitter + rate.apart(usual)) / 4;
+    }
+
+    /// D, at which `below` was counted: does twice as much do more?
+    fn rise(&mut self, below: &Rate, left: u32) {
+        let (low, high) = (self.slots, self.slots.saturating_mul(2).min(self.most));
+        if high == low {
+            return self.fall(below);
+        }
+        let duel = Duel { low, high, below: *below, above: Rate::default(), unclear: 0 };
+        self.state = State::Rise { duel, left };
+        self.attempt(duel.first());
     }
 
     /// D is enough, at which `above` was counted: is half of it?
@@ -429,37 +530,66 @@ impl Search {
         if self.slots == 1 {
             return self.hold(1);
         }
-        self.state = State::Fall { above: *above };
-        self.attempt(self.slots / 2);
+        let (low, high) = (self.slots / 2, self.slots);
+        let duel = Duel { low, high, below: Rate::default(), above: *above, unclear: 0 };
+        self.state = State::Fall { duel };
+        self.attempt(duel.first());
     }
 
-    /// `low` is not enough, `high` is; `above` is what they were compared with.
-    fn close(&mut self, above: Rate, low: u32, high: u32) {
+    /// Half of D has been tried, last at this rate.
+    fn fallen(&mut self, duel: &Duel, rate: &Rate, answer: Answer) {
+        let is_few = rate.requests < ENOUGH;
+        match answer {
+            Answer::Enough => {
+                (self.slots, self.rate) = (duel.low, duel.below);
+                if duel.is_for_weights() {
+                    return self.hold(self.slots);
+                }
+                // What a few completions leave in doubt is not to add up.
+                self.fall(if is_few { &duel.above } else { &duel.below });
+            }
+            // Weights are not given up for what may be chance.
+            Answer::Unclear if duel.is_for_weights() => self.hold(duel.low),
+            // Few completions do not tell one step from another.
+            Answer::Unclear => self.hold(self.slots),
+            Answer::TooLittle if is_few => self.hold(self.slots),
+            Answer::TooLittle => self.close(duel, duel.low, self.slots),
+        }
+    }
+
+    /// `low` is not enough, `high` is; `duel.above` is what they are compared with.
+    fn close(&mut self, duel: &Duel, low: u32, high: u32) {
         if step_up(low) >= high {
             return self.hold(high);
         }
         let middle = u64::from(low) * u64::from(high);
         let middle = (middle.isqrt() as u32).clamp(low + 1, high - 1);
-        self.state = State::Close { above, low, high };
+        let duel = Duel { low: middle, below: Rate::default(), unclear: 0, ..*duel };
+        self.state = State::Close { duel, low, high };
         self.attempt(middle);
     }
 
     /// A trial is over while D holds.
-    fn keep(&mut self, mut hold: Hold, rate: &Rate, is_short: bool) {
+    fn keep(&mut self, mut hold: Hold, rate: &Rate) {
         match hold.trial {
             Trial::Base => {
                 self.rate = *rate;
-                if hold.note_base(rate, is_short) {
+                let last = hold.last;
+                if hold.note_base(rate, self.jitter) {
                     return self.restart();
+                }
+                if last.trials > 0 && hold.strange == 0 {
+                    self.note_jitter(rate, &last);
                 }
             }
             Trial::Less => hold.less.add(rate),
             Trial::More => hold.more.add(rate),
         }
         if hold.trial != Trial::Base {
-            match hold.verdict() {
+            match hold.verdict(self.jitter) {
                 Verdict::Search => return self.restart(),
                 Verdict::More => return self.hold(step_up(self.slots)),
+                Verdict::Half => return self.hold(hold.reached / 2),
                 Verdict::Less => {
                     let is_short = hold.is_short;
                     self.hold(step_down(hold.reached));
@@ -471,10 +601,11 @@ impl Search {
                 Verdict::Stay => hold.fade(),
             }
         }
-        hold.choose(self.slots);
+        hold.choose(self.slots, self.demand, self.jitter);
         self.attempt(match hold.trial {
             Trial::Base => self.slots,
             Trial::Less => step_down(hold.reached),
+            Trial::More if hold.is_short => hold.reached / 2,
             Trial::More => self.slots.saturating_mul(2),
         });
         self.state = State::Hold(hold);
@@ -486,6 +617,8 @@ enum Verdict {
     Stay,
     /// A step less is enough.
     Less,
+    /// Half of all the demand is nearly enough, so that weights need not be given up.
+    Half,
     /// A step more is needed.
     More,
     /// Much more is needed.
@@ -494,18 +627,18 @@ enum Verdict {
 
 impl Hold {
     /// Notes a trial of D; true if the load is another one.
-    fn note_base(&mut self, rate: &Rate, is_short: bool) -> bool {
-        let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1;
+    fn note_base(&mut self, rate: &Rate, jitter: u64) -> bool {
+        let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1 + b * 2 * jitter / WHOLE;
         let is_strange = self.base.requests > 0
             && (apart(rate.over(&self.base), WHOLE)
                 || apart(rate.latency_ns(), self.base.latency_ns())
-                || is_short != self.is_short);
+                || rate.is_short != self.is_short);
         self.strange = if is_strange { self.strange + 1 } else { 0 };
         self.trials = self.trials.saturating_add(1);
         self.left = self.left.saturating_sub(1);
         if !is_strange {
             self.base.add(rate);
-            self.is_short = is_short;
+            (self.last, self.is_short) = (*rate, rate.is_short);
         }
         self.strange >= 2 && self.trials >= CALM
     }
@@ -515,19 +648,32 @@ impl Hold {
         if self.is_short { &self.base } else { &self.more }
     }
 
-    fn verdict(&self) -> Verdict {
+    fn verdict(&self, jitter: u64) -> Verdict {
         let (base, less, most) = (&self.base, &self.less, self.most());
         if most.requests == 0 {
             return Verdict::Stay;
         }
-        let short = KEPT.saturating_sub(base.over(most) + base.noise() + most.noise());
-        let is_enough = less.requests > 0
+        let doubt = |rate: &Rate| rate.noise().max(rate.spread(jitter));
+        let is_less = less.requests > 0
             && step_down(self.reached) < self.reached
-            && less.over(most) >= KEPT + less.noise() + most.noise();
+            && less.over(most) >= KEPT + doubt(less) + doubt(most);
+        if self.is_short {
+            let is_half = self.more.requests > 0
+                && self.reached > 1
+                && self.more.over(base) >= KEPT_OF_ALL + doubt(&self.more) + doubt(base);
+            return match () {
+                () if is_half => Verdict::Half,
+                () if is_less => Verdict::Less,
+                () => Verdict::Stay,
+            };
+        }
+        // That weights are given up is the search's to say.
+        let (kept, sure) = if most.is_short { (KEPT_OF_ALL, 2) } else { (KEPT, 1) };
+        let short = kept.saturating_sub(base.over(most) + sure * (doubt(base) + doubt(most)));
         match short {
-            0 if is_enough => Verdict::Less,
+            0 if is_less => Verdict::Less,
             0 => Verdict::Stay,
-            1..=FAR => Verdict::More,
+            1..=FAR if !most.is_short => Verdict::More,
             _ => Verdict::Search,
         }
     }
@@ -542,22 +688,27 @@ impl Hold {
     }
 
     /// Chooses the next trial.
-    fn choose(&mut self, slots: u32) {
-        self.reached = if self.is_short { self.base.reached().min(slots) } else { slots };
+    fn choose(&mut self, slots: u32, demand: u64, jitter: u64) {
+        self.reached = u32::try_from(demand).unwrap_or(slots).clamp(1, slots);
         if self.left > 0 || self.strange > 0 {
             self.trial = Trial::Base;
             return;
         }
         self.between = (self.between * 2).min(RARELY);
         self.left = self.between;
-        self.was_more = !self.was_more && !self.is_short;
-        if self.was_more {
-            self.trial = Trial::More;
-            return;
-        }
-        let less = &self.less;
-        let is_far = less.requests > 0 && less.over(self.most()) + less.noise() + FAR < KEPT;
+        self.was_more = !self.was_more;
+        let (trial, kept) = match (self.was_more, self.is_short) {
+            (false, _) => (Trial::Less, KEPT),
+            (true, true) => (Trial::More, KEPT_OF_ALL),
+            (true, false) => {
+                self.trial = Trial::More;
+                return;
+            }
+        };
+        let rate = if self.was_more { &self.more } else { &self.less };
+        let doubt = rate.noise().max(rate.spread(jitter));
+        let is_far = rate.requests > 0 && rate.over(self.most()) + doubt + FAR < kept;
         self.skipped = (self.skipped + 1) % SKIPS;
-        self.trial = if is_far && self.skipped > 0 { Trial::Base } else { Trial::Less };
+        self.trial = if is_far && self.skipped > 0 { Trial::Base } else { trial };
     }
 }
