@@ -18,6 +18,7 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Policy, Port};
 use crate::entry::knobs::{Field, each, list};
+use crate::policy::caps::{Capped, CappedPort};
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 use crate::structures::topology::Topology;
@@ -46,7 +47,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<$entry as Entry>::Policy<P>),
+                $variant(Capped<<$entry as Entry>::Policy<P>, P>),
             )*
         }
 
@@ -55,7 +56,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<<$entry as Entry>::Policy<P> as Policy>::Port),
+                $variant(CappedPort<<<$entry as Entry>::Policy<P> as Policy>::Port, P>),
             )*
         }
 
@@ -231,11 +232,13 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
+/// Builds the policy, and around it the layer that keeps caps.
 fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<E::Policy<P>>, Error> {
-    Ok(E::build(configure::<E>(keys, shape)?)?)
+) -> Result<Built<Capped<E::Policy<P>, P>>, Error> {
+    let (policy, ports) = E::build(configure::<E>(keys, shape)?)?;
+    Ok(Capped::new(policy, ports, shape.tags, shape.flows))
 }
 
 #[cfg(all(test, not(loom)))]
