@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use fairq_config::caps::{KEYS, Written};
 use fairq_config::device::FileConfig;
 use fairq_config::engine::file_spec;
 use fairq_config::listen::Listen;
@@ -25,10 +26,10 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::changes::{self, Change};
-use super::latency;
 use super::rpc::{Fault, params};
 use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
 use super::{Console, rpc};
+use super::{caps, latency};
 use crate::look::Look;
 use crate::parts::{build_policy, server_tenant, tls_mode};
 
@@ -79,11 +80,12 @@ struct OfDrain {
 const RELOAD_MAX: Duration = Duration::from_secs(30);
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 10] = [
+const CHANGES: [&str; 11] = [
     "add",
     "remove",
     "weight",
     "latency",
+    "caps",
     "clear_error",
     "policy.set",
     "params",
@@ -139,6 +141,7 @@ impl Console {
                 self.weight(admin, &tenant, weight)
             }
             "latency" => self.latency(admin, params(given)?),
+            "caps" => self.caps(admin, params(given)?),
             "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
@@ -305,6 +308,7 @@ impl Console {
             },
             "last_second": last,
             "latency_target": now.target_of(member).map(latency::json),
+            "capped": now.caps_of(member).map(caps::json),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }
@@ -732,6 +736,10 @@ impl Console {
             })
             .map(|table| (table.name.clone(), latency::written(table)))
             .collect();
+        let recapped: Vec<(String, Written)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
+            .map(|table| (table.name.clone(), table.caps()))
+            .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -763,6 +771,12 @@ impl Console {
                 Ok(_) => ["latency", "latency-percentile", "floor"]
                     .iter()
                     .for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
+        }
+        for (name, said) in recapped {
+            match self.set_caps(admin, &name, &said) {
+                Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),
                 Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
