@@ -5,6 +5,7 @@ mod common;
 #[path = "operate/doors.rs"]
 mod doors;
 #[path = "operate/latency.rs"]
+mod caps;
 mod latency;
 #[path = "operate/storage.rs"]
 mod storage;
