@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::common::until;
-use super::{CONFIG, Server};
+use super::{CONFIG, Server, free_address, get};
 
 impl Server {
     fn tenant(&self) -> Value {
@@ -15,8 +15,12 @@ impl Server {
 #[test]
 fn caps_are_kept_changed_shown_and_read_again() {
     let config = CONFIG.replace("weight = 300", "weight = 300\nmax-iops = 50\nburst = 5");
-    let server = Server::start(&config, &[]);
-    assert_eq!(server.tenant()["capped"]["caps"], json!({ "max-iops": { "per_s": 50, "burst": 5 } }));
+    let address = free_address();
+    let server = Server::start(&config, &["--metrics", &format!("tcp:{address}")]);
+    assert_eq!(
+        server.tenant()["capped"]["caps"],
+        json!({ "max-iops": { "per_s": 50, "burst": 5 } })
+    );
     let mut client = server.load("db", "60s");
     // The load keeps some in flight; a second of it is 50 requests at most, and the burst.
     let second = until("the cap holds", || {
@@ -25,7 +29,7 @@ fn caps_are_kept_changed_shown_and_read_again() {
         tenant["last_second"]["iops"].as_f64().filter(|iops| waits && *iops > 0.0)
     });
     assert!(second <= 55.0, "{second}");
-    let text = server.metrics();
+    let (_, text) = get(&address, "/metrics");
     assert!(text.contains("fairq_tenant_cap{tenant=\"db\",key=\"max-iops\"} 50"), "{text}");
     assert!(text.contains("fairq_tenant_capped_requests{tenant=\"db\"}"), "{text}");
     assert_eq!(
