@@ -128,6 +128,11 @@ def hang(disk, server, name, byte, blocks):
     return client
 
 
+def begun(control, requests):
+    """Waits until so many requests are on the device: what has not been begun is gone with its client, or its server."""
+    until(lambda: sum(store["on_device"] for store in status(control)["stores"]) >= requests, 10, "they are on the device")
+
+
 def stuck_store(direct):
     with disks("hangs", "other") as (folder, made):
         disk, other = made
@@ -218,12 +223,15 @@ def test_stuck_end():
     """A server that is told to end does so, though a store does not answer: in some seconds, and with an error."""
     with disks("hangs") as (folder, made), tempfile.TemporaryDirectory() as own:
         tenant = f"a=16M,path={made[0].mount}/a,create"
-        server = rig.Server(own, "--device", "file,direct=on", "--tenant", tenant)
+        control = os.path.join(own, "ctl")
+        server = rig.Server(own, "--device", "file,direct=on", "--tenant", tenant, "--control", control)
         try:
             fill(server, "a", b"1", 4)
-            hang(made[0], server, "a", b"2", 4)
+            client = hang(made[0], server, "a", b"2", 4)
+            begun(control, 4)
             server.child.terminate()
             until(lambda: "storage has not answered" in server.said(), 30, "it says what it leaves")
+            client.close()
             made[0].thaw()
             check(server.child.wait(20) == 1, "it could not end in order")
         finally:
@@ -286,7 +294,8 @@ def test_stuck_range():
         args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on")
         with served(made, "a=32M", args=args) as (server, control):
             fill(server, "a", b"1", 32)
-            hang(made[0], server, "a", b"2", 32)
+            client = hang(made[0], server, "a", b"2", 32)
+            begun(control, 32)
             ctl(control, "remove", "a")
             asked = time.monotonic()
             refused = ctl(control, "add", "late=32M,keep-data", ok=False, seconds=60)
@@ -296,6 +305,7 @@ def test_stuck_range():
             check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
             check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
             made[0].thaw()
+            client.close()
             ctl(control, "add", "b=32M,keep-data")
             with contextlib.closing(until(lambda: opened(server, "b"), 20, "it can be opened again")) as client:
                 check(client.ask(nbd.WRITE, 0, data=b"3" * BLOCK)[0] == 0, "it works")

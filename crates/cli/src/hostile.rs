@@ -217,13 +217,8 @@ impl WithPolicy for Serve {
         for (at, port) in ports.iter_mut().enumerate() {
             for tag in 0..24 {
                 let op = [Op::Read, Op::Write, Op::Flush, Op::Discard][(tag as usize / 2) % 4];
-                let request = Request {
-                    tag: Tag(tag),
-                    flow: flows[tag as usize % 2],
-                    op,
-                    offset: u64::from(tag) << 16,
-                    length: 4096,
-                };
+                let (flow, offset) = (flows[tag as usize % 2], u64::from(tag) << 16);
+                let request = Request::new(Tag(tag), flow, op, offset, 4096);
                 if let Submitted::Issue { .. } = port.submit(0, &request, &mut wake).unwrap() {
                     device.push((at, Tag(tag)));
                 }

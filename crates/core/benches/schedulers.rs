@@ -28,7 +28,7 @@ use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
-use fairq_core::fiops::FiopsScheduler;
+use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
@@ -73,7 +73,7 @@ struct Shared {
 impl<P: Port> Shard<P> {
     fn submit(&mut self, tag: Tag, shared: &Shared) {
         let flow = self.flows[tag.0 as usize];
-        let request = Request { tag, flow, op: Op::Read, offset: 0, length: 4096 };
+        let request = Request::new(tag, flow, Op::Read, 0, 4096);
         let mut wake = PortSet::EMPTY;
         self.now_ns += 100;
         match self.port.submit(self.now_ns, black_box(&request), &mut wake) {
@@ -547,7 +547,7 @@ fn main() {
         &mut rows,
         &mut added,
         ["fiops", "turns+fiops", "nass+fiops"],
-        FiopsScheduler::new,
+        |bounds| FiopsScheduler::new(bounds, &FiopsConfig::default()),
     );
     measure(&mut criterion, &mut rows, "mqfq", |threads, flows| mqfq(threads, flows, false));
     measure(&mut criterion, &mut rows, "mqfq-serial", |threads, flows| mqfq(threads, flows, true));

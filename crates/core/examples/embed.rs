@@ -147,8 +147,7 @@ impl Shard<'_> {
         self.asked += 1;
         let block = self.asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.blocks;
         let offset = block * u64::from(LENGTH);
-        let request =
-            Request { tag, flow: self.flows[tenant], op: Op::Read, offset, length: LENGTH };
+        let request = Request::new(tag, self.flows[tenant], Op::Read, offset, LENGTH);
         match self.port.submit(self.common.now_ns(), &request, wake) {
             Ok(submitted) => {
                 self.requests[tag.0 as usize] = Some(request);

@@ -45,7 +45,7 @@
 //! // The tags 0 to 7 are the first tenant's, 8 to 15 the second's.
 //! let ask = |tag: Tag| {
 //!     let flow = flows[tag.0 as usize / 8];
-//!     Request { tag, flow, op: Op::Read, offset: 0, length: 4096 }
+//!     Request::new(tag, flow, Op::Read, 0, 4096)
 //! };
 //! let (mut device, mut wake, mut served) = (VecDeque::new(), PortSet::EMPTY, [0; 2]);
 //! for tag in (0..16).map(Tag) {
@@ -75,6 +75,7 @@ extern crate alloc;
 extern crate std;
 
 mod contract;
+pub mod cost;
 mod entry;
 mod policy;
 pub mod registry;
@@ -82,7 +83,7 @@ mod structures;
 pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
-pub use contract::cost::CostModel;
+pub use contract::cost::{Cost, CostModel};
 pub use contract::flow::{
     self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetState, TargetStats,
     Weight,

@@ -7,7 +7,7 @@
 #![cfg(target_os = "linux")]
 
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::Fiops;
+use fairq_core::fiops::{Fiops, FiopsConfig};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
@@ -61,7 +61,7 @@ fn memory_grows_with_live_flows() {
         ("kyber", takes(kyber)),
         ("kyber-fair", takes(kyber_fair)),
         ("sfqd", takes(|| <Sfqd>::new(&serial))),
-        ("fiops", takes(|| <Fiops>::new(&serial))),
+        ("fiops", takes(|| <Fiops>::new(&serial, &FiopsConfig::default()))),
     ];
     println!("{taken:?} KiB");
     for (policy, kib) in taken {

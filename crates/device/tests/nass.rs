@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fairq_core::bfq::{Bfq, BfqConfig, BfqScheduler};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqScheduler};
-use fairq_core::fiops::{Fiops, FiopsScheduler};
+use fairq_core::fiops::{Fiops, FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqScheduler};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::serial::{
@@ -89,8 +89,7 @@ impl<S: SerialPolicy> Run<S> {
     fn submit(&mut self, now_ns: u64, tag: u32) {
         let (tenant, offset) = (self.tenant_of(tag), self.offset(tag));
         let length = self.tenants[tenant].length;
-        let request =
-            Request { tag: Tag(tag), flow: self.flows[tenant], op: Op::Read, offset, length };
+        let request = Request::new(Tag(tag), self.flows[tenant], Op::Read, offset, length);
         self.port.submit(now_ns, &request, &mut PortSet::default()).expect("a free tag");
     }
 
@@ -216,7 +215,9 @@ impl Base {
             Base::Cfq => run(Cfq::new(&config(), &CfqConfig::default()).expect("legal"), tenants),
             Base::Bfq => run(Bfq::new(&config(), &BfqConfig::default()).expect("legal"), tenants),
             Base::FlashFq => run(FlashFq::new(&config(), &flashfq()).expect("legal"), tenants),
-            Base::Fiops => run(Fiops::new(&config()).expect("legal"), tenants),
+            Base::Fiops => {
+                run(Fiops::new(&config(), &FiopsConfig::default()).expect("legal"), tenants)
+            }
         }
     }
 
@@ -241,7 +242,9 @@ impl Base {
                 let flashfq = FlashFqConfig { idle_ns: idle(flashfq.idle_ns), ..flashfq };
                 around(FlashFqScheduler::new(&config(), &flashfq).expect("legal"), nass, tenants)
             }
-            Base::Fiops => around(FiopsScheduler::new(&config()), nass, tenants),
+            Base::Fiops => {
+                around(FiopsScheduler::new(&config(), &FiopsConfig::default()), nass, tenants)
+            }
         }
     }
 }
@@ -403,7 +406,7 @@ impl SerialPolicy for Fixed {
 fn no_limit_that_lasts_leaves_fiops_even() {
     for limit in [1, 2, 3, 4, 8, 16, 31] {
         let conflicts = Arc::new(Conflicts::default());
-        let inner = FiopsScheduler::new(&config());
+        let inner = FiopsScheduler::new(&config(), &FiopsConfig::default());
         let fixed = Fixed { inner, limit, requests: [0; 2], conflicts: conflicts.clone() };
         let got = run(Serial::with_policy(fixed, &config()).expect("legal"), &N9);
         let [small, large] = [0, 1].map(|tenant| got[tenant] / f64::from(N9[tenant].length));

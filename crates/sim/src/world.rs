@@ -566,7 +566,8 @@ impl<'a, P: Policy> World<'a, P> {
             return self.agenda.add(self.now_ns + US, Event::Ask(number));
         };
         let ask = thread.ask();
-        let cost = self.scenario.cost.cost(ask.op, ask.length);
+        let charge = self.scenario.cost.charge(ask.op, ask.length);
+        let cost = charge.alone;
         let submitted_ns =
             if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
         let live =
@@ -585,7 +586,7 @@ impl<'a, P: Policy> World<'a, P> {
         core.staged += 1;
         self.live += 1;
         let request =
-            Request { tag: Tag(tag), flow: id, op: ask.op, offset: ask.offset, length: ask.length };
+            Request { cost: charge, ..Request::new(Tag(tag), id, ask.op, ask.offset, ask.length) };
         let mut wake = PortSet::EMPTY;
         let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
         self.tell(Fact::Submitted(live));

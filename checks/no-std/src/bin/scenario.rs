@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use fairq_core::Topology;
 use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::{Fiops, FiopsScheduler};
+use fairq_core::fiops::{Fiops, FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
@@ -96,13 +96,7 @@ fn closed_loop<P: Policy>((policy, mut ports): (P, Vec<P::Port>)) -> Option<[u64
                   ports: &mut [P::Port],
                   owed: &mut PortSet,
                   device: &mut VecDeque<_>| {
-        let request = Request {
-            tag: Tag(tag),
-            flow: *flows.get(flow_of(tag))?,
-            op: Op::Read,
-            offset: 0,
-            length: 4096,
-        };
+        let request = Request::new(Tag(tag), *flows.get(flow_of(tag))?, Op::Read, 0, 4096);
         if let Submitted::Issue { .. } = ports.get_mut(port)?.submit(0, &request, owed).ok()? {
             device.push_back((port, Tag(tag)));
         }
@@ -160,13 +154,13 @@ extern "C" fn main() -> ! {
     let baselines = [
         Bfq::<Native>::new(&config, &bfq).ok().and_then(closed_loop),
         FlashFq::<Native>::new(&config, &flashfq).ok().and_then(closed_loop),
-        Fiops::<Native>::new(&config).ok().and_then(closed_loop),
+        Fiops::<Native>::new(&config, &FiopsConfig::default()).ok().and_then(closed_loop),
     ];
     if !baselines.into_iter().all(|served| served.is_some_and(is_one_to_three)) {
         print("bfq, flashfq or fiops: wrong\n");
         exit(4);
     }
-    let inner = FiopsScheduler::new(&config);
+    let inner = FiopsScheduler::new(&config, &FiopsConfig::default());
     if NassOver::<_, Native>::new(inner, &config, &NassConfig::default())
         .ok()
         .and_then(closed_loop)

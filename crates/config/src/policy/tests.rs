@@ -17,7 +17,7 @@ fn told(text: &str, key: &str) -> String {
 fn every_key_is_read() {
     for text in [
         "mqfq:slots=64,threshold=256k,virtual-time=scan,slot-kind=bitmap,unthrottle=poll:2us,\
-         read-cost=150%,write-cost=300%,least-cost=4k",
+         read-cost=150%,write-cost=300%,least-cost=4k,cost=requests",
         "mqfq-serial:slots=3,threshold=0",
         "d2fq:tau-l=1M,tau-m=512k,tau-w=4M,grace=2ms,period=200ms,hl=dynamic,initial=3,\
          tracker=mindicator,strict-paper=true,urgent=10%,read-cost=150%",
@@ -115,7 +115,7 @@ fn refusals_name_the_key_and_the_cure() {
     assert_eq!(
         refusal("sfqd:T=4k"),
         "policy: sfqd takes no `threshold` (it takes: slots, merge, read-cost, write-cost, \
-         least-cost): leave it out; it is for mqfq, mqfq-serial, flashfq, nass+flashfq"
+         least-cost, cost): leave it out; it is for mqfq, mqfq-serial, flashfq, nass+flashfq"
     );
     assert!(refusal("fiops:idle=1ms").contains("fiops takes no `idle` (it takes: slots, merge,"));
     assert!(refusal("mqfq:merge=on").contains("mqfq takes no `merge`"));
@@ -166,7 +166,7 @@ fn refusals_name_the_key_and_the_cure() {
     assert_eq!(refusal("mqfq:slots=many"), "slots: `many` is not auto or requests, 1 to 65536");
     assert_eq!(refusal("mqfq:D=4,slots=4"), "duplicate field `slots`");
     let start = "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, \
-                 merge, read-cost, write-cost, least-cost, T, threshold, virtual-time, ";
+                 merge, read-cost, write-cost, least-cost, cost, T, threshold, virtual-time, ";
     let typo = refusal("mqfq:threshhold=4k");
     assert!(typo.starts_with(start), "{typo}");
 }

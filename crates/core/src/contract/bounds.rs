@@ -8,6 +8,9 @@ pub const MAX_FLOWS: usize = 1 << 24;
 pub const MAX_HOLDERS: usize = 65_535;
 /// The most live requests of a port.
 pub const MAX_TAGS: usize = 1 << 24;
+/// The most live requests of a scheduler behind one lock, over all ports: a number of 32 bits is
+/// kept for "none".
+pub const MAX_JOBS: usize = u32::MAX as usize;
 /// The most slots D: the deepest an NVMe queue can be.
 pub const MAX_SLOTS: u32 = 65_536;
 /// The largest threshold T, in bytes at the [reference weight](crate::ReferenceWeight): 1 TiB. That
@@ -30,6 +33,17 @@ pub enum ConfigError {
     /// No tags, or too many.
     #[error("{0} tags per port, but there must be 1 to {MAX_TAGS}")]
     Tags(usize),
+    /// More live requests over all ports than a scheduler behind one lock has numbers for.
+    #[error(
+        "{ports} ports of {tags} tags each, but a scheduler behind one lock numbers at most \
+         {MAX_JOBS} live requests: take fewer ports or tags"
+    )]
+    Jobs {
+        /// Ports.
+        ports: usize,
+        /// Tags per port, rounded up to a power of two.
+        tags: usize,
+    },
     /// No slots, or too many.
     #[error("{0} slots, but there must be 1 to {MAX_SLOTS}")]
     Slots(u32),

@@ -1,6 +1,26 @@
-//! What a request costs its flow, in bytes of service.
+//! What a request costs its flow, in equivalent bytes of service.
+//!
+//! A request comes to a policy with its [`Cost`]; policies compute none. A [`CostModel`] counts
+//! bytes; the layer `cost::Costs` computes what comes to the policies of the registry.
 
 use crate::contract::port::Op;
+
+/// What a request costs its flow, in equivalent bytes: at least 1 in all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cost {
+    /// As a command of its own.
+    pub alone: u64,
+    /// What it adds to the cost of a command that it is [joined](crate::Next::Join) to: a command
+    /// pays once for being one.
+    pub joined: u64,
+}
+
+impl Cost {
+    /// So many bytes, joined or not.
+    pub const fn bytes(bytes: u64) -> Cost {
+        Cost { alone: bytes, joined: bytes }
+    }
+}
 
 /// The cost of each operation. The default counts bytes: a read or write costs its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,23 +57,37 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// No request costs more than this, whatever the multipliers: 2^48 bytes.
-    pub const MAX_COST: u64 = 1 << 48;
+    /// No request costs more than this, whatever the multipliers: 2^42 bytes, which is 4 GiB a
+    /// thousand times.
+    pub const MAX_COST: u64 = 1 << 42;
 
-    /// The cost of `op` over `length` bytes, at least 1 and at most [`Self::MAX_COST`].
+    /// The cost of `op` over `length` bytes as a command of its own, at least 1 and at most
+    /// [`Self::MAX_COST`].
     #[inline]
     pub fn cost(&self, op: Op, length: u32) -> u64 {
-        let scaled = |percent: u32| u64::from(length) * u64::from(percent) / 100;
-        let cost = match op {
-            Op::Read => scaled(self.read_percent),
-            Op::Write | Op::WriteZeroes => scaled(self.write_percent),
+        self.charge(op, length).alone
+    }
+
+    /// The same, and what it adds to a command that it is joined to: its bytes.
+    #[inline]
+    pub fn charge(&self, op: Op, length: u32) -> Cost {
+        let bytes = match op {
+            Op::Read => scaled(length.into(), self.read_percent),
+            Op::Write | Op::WriteZeroes => scaled(length.into(), self.write_percent),
             Op::Flush => u64::from(self.flush_bytes.max(length)),
             Op::Discard => u64::from(
                 length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes),
             ),
         };
-        cost.clamp(u64::from(self.min_bytes.max(1)), Self::MAX_COST)
+        let alone = bytes.clamp(u64::from(self.min_bytes.max(1)), Self::MAX_COST);
+        Cost { alone, joined: bytes.min(Self::MAX_COST) }
     }
+}
+
+/// A hundredth of `bytes`, `percent` times.
+#[inline]
+pub(crate) fn scaled(bytes: u64, percent: u32) -> u64 {
+    bytes.saturating_mul(percent.into()) / 100
 }
 
 #[cfg(test)]
@@ -75,6 +109,9 @@ mod tests {
         for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             assert_eq!(at_least.cost(op, 512), 16_384, "{op:?}");
         }
+        let joined = Cost { alone: 16_384, joined: 512 };
+        assert_eq!(at_least.charge(Op::Read, 512), joined, "a command pays once for being one");
+        assert_eq!(model.charge(Op::Read, 4096), Cost::bytes(4096));
         let writes_cost_triple = CostModel { write_percent: 300, ..model };
         assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);
         assert_eq!(writes_cost_triple.cost(Op::Read, 4096), 4096);

@@ -1,32 +1,58 @@
 //! Flows: their names, their weights, and why the control side refuses one.
 
 /// A flow's share relative to the others': 1 to 10,000, as in Linux cgroup v2; 100 by default.
+///
+/// It is kept in 256ths, so that a weight may be a product over the levels of a tree. What is
+/// between two whole numbers, and down to a 64th, is had from [`Self::of_256ths`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Weight(u16);
+pub struct Weight(u32);
 
 impl Weight {
-    /// The smallest weight.
-    pub const MIN: Weight = Weight(1);
+    /// The smallest whole weight.
+    pub const MIN: Weight = Weight(1 << Self::FRACTION_BITS);
     /// The largest weight.
-    pub const MAX: Weight = Weight(10_000);
+    pub const MAX: Weight = Weight(10_000 << Self::FRACTION_BITS);
     /// The weight of a flow of which nothing is said.
-    pub const DEFAULT: Weight = Weight(100);
+    pub const DEFAULT: Weight = Weight(100 << Self::FRACTION_BITS);
+    /// The smallest weight in 256ths: a 64th. Virtual time has room for the tags of a flow that
+    /// is no lighter ([`crate::vtime`]).
+    pub const LEAST_256THS: u32 = 4;
+
+    /// Bits after the point.
+    pub(crate) const FRACTION_BITS: u32 = 8;
+    /// [`Self::in_256ths`] of a whole weight of 1.
+    pub(crate) const ONE: u64 = 1 << Self::FRACTION_BITS;
+    /// Bits of a weight in 256ths.
+    pub(crate) const BITS: u32 = Self::MAX.0.ilog2() + 1;
 
     /// The weight, if it is in 1..=10000.
     pub const fn new(weight: u16) -> Option<Weight> {
-        if weight >= Self::MIN.0 && weight <= Self::MAX.0 { Some(Weight(weight)) } else { None }
+        Self::of_256ths((weight as u32) << Self::FRACTION_BITS)
     }
 
-    /// The weight that a control word keeps.
+    /// The weight of so many 256ths, if it is from a 64th to 10,000.
+    pub const fn of_256ths(parts: u32) -> Option<Weight> {
+        let is_legal = parts >= Self::LEAST_256THS && parts <= Self::MAX.0;
+        if is_legal { Some(Weight(parts)) } else { None }
+    }
+
+    /// The weight that a word keeps in its low [`Self::BITS`].
     #[inline]
-    pub(crate) const fn of_word(bits: u16) -> Weight {
-        Weight(bits)
+    pub(crate) const fn of_word(word: u64) -> Weight {
+        Weight(word as u32 & ((1 << Self::BITS) - 1))
     }
 
-    /// The number.
+    /// The weight in 256ths: what shares are computed with.
+    #[inline]
+    pub const fn in_256ths(self) -> u32 {
+        self.0
+    }
+
+    /// The whole weight that is nearest, at least 1: for people to read.
     #[inline]
     pub const fn get(self) -> u16 {
-        self.0
+        let whole = (self.0 + (1 << Self::FRACTION_BITS) / 2) >> Self::FRACTION_BITS;
+        if whole == 0 { 1 } else { whole as u16 }
     }
 }
 
@@ -276,4 +302,19 @@ pub enum TargetState {
     Floor,
     /// It had not with a D of 1 or the largest weight, beyond which there is nothing to give.
     Spent,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_whole_or_in_256ths() {
+        let whole = |weight| Weight::new(weight).map(Weight::in_256ths);
+        assert_eq!([0, 1, 10_000, 10_001].map(whole), [None, Some(256), Some(2_560_000), None]);
+        let parts = |parts| Weight::of_256ths(parts).map(Weight::get);
+        assert_eq!([3, 4, 256, 383, 384].map(parts), [None, Some(1), Some(1), Some(1), Some(2)]);
+        assert_eq!([2_560_000, 2_560_001].map(parts), [Some(10_000), None]);
+        assert_eq!(Weight::of_word(u64::from(Weight::MAX.in_256ths())), Weight::MAX);
+    }
 }

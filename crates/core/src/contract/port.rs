@@ -39,6 +39,7 @@
 //!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
 
 use crate::contract::bounds::ConfigError;
+use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port_set::PortSet;
 
@@ -75,6 +76,18 @@ pub struct Request {
     pub offset: u64,
     /// How much, in bytes.
     pub length: u32,
+    /// What it costs its flow. The policies of the registry stand behind a layer that computes it
+    /// (`cost::Costs`); policies that are built without that charge what is said here.
+    pub cost: Cost,
+}
+
+impl Request {
+    /// A request that costs its bytes, as [`CostModel::default`] counts them.
+    #[inline]
+    pub fn new(tag: Tag, flow: FlowId, op: Op, offset: u64, length: u32) -> Request {
+        let cost = CostModel::default().charge(op, length);
+        Request { tag, flow, op, offset, length, cost }
+    }
 }
 
 /// The NVMe queue class that a request goes to; a device without classes ignores it.
@@ -171,7 +184,7 @@ pub struct Growth {
     pub offset: u64,
     /// The added part's length, in bytes.
     pub length: u32,
-    /// What it adds to the request's cost, in bytes of service.
+    /// What it adds to the request's cost, in equivalent bytes; computed as that of requests is.
     pub cost: u64,
 }
 

@@ -10,17 +10,24 @@
 //!
 //! **Wrap-around.** Comparison is by signed difference, right while the two values are within 2^55
 //! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
-//! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units. What could drift out
-//! of the window is the end tag of a flow that has been idle while virtual time moved 2^55 units,
-//! which takes 10 hours at 10 GB/s if every active flow has weight 1 (and 42 days at weight 100).
+//! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units, at the least weight
+//! of a 64th 2^53.7. What could drift out of the window is the end tag of a flow that has been idle
+//! while virtual time moved 2^55 units, which takes 10 minutes at 10 GB/s if every active flow has
+//! the least weight (10 hours at weight 1, and 42 days at weight 100).
 //! So every policy lifts the end tags of flows that lag behind to virtual time in its `tick`, whose
 //! deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more
 //! than what is served in one period, and the window is never left.
 
+use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
 
 /// Low bits of a [`VTime`] that are always zero.
 pub const STAMP_BITS: u32 = 8;
+
+/// Units that a byte is at a weight of a 256th.
+pub(crate) const UNITS: u64 = 100 * Weight::ONE;
+/// The most that one request costs ([`CostModel::MAX_COST`]).
+const MAX_COST: u64 = CostModel::MAX_COST;
 
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
@@ -127,12 +134,12 @@ impl VTime {
 /// is multiplied by the reciprocal instead, which is found once for a weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalizer {
-    /// 2^64 divided by the weight, rounded down (for a weight of 1: 2^64 - 1).
+    /// 2^64 divided by the weight in 256ths, rounded down, or 1 less.
     reciprocal: u64,
-    /// Numerator left over by earlier requests, in hundredths of a byte; below `weight`.
-    remainder: u16,
-    /// The weight it was left by.
-    weight: u16,
+    /// Numerator left over by earlier requests, in 25,600ths of a byte; below `weight`.
+    remainder: u32,
+    /// The weight it was left by, in 256ths.
+    weight: u32,
 }
 
 impl Normalizer {
@@ -145,27 +152,27 @@ impl Normalizer {
         // A weight is never 0; said again here, where the compiler would otherwise plan for a
         // division by zero.
         Normalizer {
-            reciprocal: u64::MAX / u64::from(weight.get()).max(1),
+            reciprocal: u64::MAX / u64::from(weight.in_256ths()).max(1),
             remainder: 0,
-            weight: weight.get(),
+            weight: weight.in_256ths(),
         }
     }
 
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
     #[inline]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
-        if weight.get() != self.weight {
+        if weight.in_256ths() != self.weight {
             *self = Normalizer::at(weight);
         }
-        // cost is below 2^48 (CostModel::MAX_COST), so the numerator fits with room to spare.
-        let numerator = cost * 100 + u64::from(self.remainder);
+        // At most 2^42 times 2^14.7, and a remainder below 2^22: it fits.
+        let numerator = cost.min(MAX_COST) * UNITS + u64::from(self.remainder);
         let divisor = u64::from(self.weight);
         // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1
         // too small: rounded down, it is the quotient or one less.
         let below = ((u128::from(numerator) * u128::from(self.reciprocal)) >> 64) as u64;
         let rest = numerator - below * divisor;
         let is_one_less = rest >= divisor;
-        self.remainder = (if is_one_less { rest - divisor } else { rest }) as u16;
+        self.remainder = (if is_one_less { rest - divisor } else { rest }) as u32;
         below + u64::from(is_one_less)
     }
 }
@@ -173,7 +180,6 @@ impl Normalizer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::cost::CostModel;
     use proptest::prelude::*;
 
     #[test]
@@ -193,13 +199,16 @@ mod tests {
         /// Multiplying by the reciprocal is dividing, at the largest costs too.
         #[test]
         fn the_quotient_is_exact(
-            weight in prop_oneof![Just(1u16), Just(10_000), 1u16..=10_000],
-            costs in prop::collection::vec(prop_oneof![1u64..100_000, (1 << 47)..=CostModel::MAX_COST], 1..20),
+            weight in prop_oneof![Just(4u32), Just(256), Just(2_560_000), 4u32..=2_560_000],
+            costs in prop::collection::vec(
+                prop_oneof![1u64..100_000, MAX_COST / 2..=MAX_COST],
+                1..20,
+            ),
         ) {
             let (mut normalizer, mut remainder) = (Normalizer::NEW, 0);
             for cost in costs {
-                let numerator = cost * 100 + remainder;
-                let units = normalizer.units(cost, Weight::new(weight).unwrap());
+                let numerator = cost * UNITS + remainder;
+                let units = normalizer.units(cost, Weight::of_256ths(weight).unwrap());
                 remainder = numerator % u64::from(weight);
                 prop_assert_eq!(units, numerator / u64::from(weight));
                 prop_assert_eq!(u64::from(normalizer.remainder), remainder);
@@ -209,12 +218,15 @@ mod tests {
         /// The law of remainders: however a total is cut into requests, and whatever the weight,
         /// the sum of the units is the exact quotient of the whole, rounded down once.
         #[test]
-        fn nothing_is_lost(weight in 1u16..=10_000, costs in prop::collection::vec(1u64..200_000, 1..200)) {
-            let weight = Weight::new(weight).unwrap();
+        fn nothing_is_lost(
+            weight in 4u32..=2_560_000,
+            costs in prop::collection::vec(1u64..200_000, 1..200),
+        ) {
+            let weight = Weight::of_256ths(weight).unwrap();
             let mut normalizer = Normalizer::default();
             let total: u64 = costs.iter().sum();
             let units: u64 = costs.iter().map(|&cost| normalizer.units(cost, weight)).sum();
-            prop_assert_eq!(units, total * 100 / u64::from(weight.get()));
+            prop_assert_eq!(units, total * UNITS / u64::from(weight.in_256ths()));
         }
     }
 }

@@ -11,7 +11,6 @@
 use alloc::vec::Vec;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
-use crate::contract::cost::CostModel;
 use crate::contract::port::Tuning;
 
 /// What a knob's number counts.
@@ -303,14 +302,6 @@ pub(crate) fn check<C: Configure>(config: &mut C) -> Result<(), ConfigError> {
 const MAX_REQUEST: u64 = 32 << 20;
 /// The greatest factor of a cost, in hundredths.
 const MAX_FACTOR: u64 = 100_000;
-
-impl Configure for CostModel {
-    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        knobs.is(READ_COST, &mut self.read_percent);
-        knobs.is(WRITE_COST, &mut self.write_percent);
-        knobs.is(LEAST_COST, &mut self.min_bytes);
-    }
-}
 
 /// What reads cost.
 pub(crate) const READ_COST: Knob =

@@ -23,10 +23,11 @@
 //! **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
 //! and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
 //!
-//! **Arithmetic.** Four times `R` is a whole number, so nothing is rounded but the quotient, and a
-//! threshold of 2^40 and weights up to 2^14 stay far below 2^63.
+//! **Arithmetic.** Four times `R` is a whole number of 256ths, so nothing is rounded but the
+//! quotient, and a threshold of 2^40 and weights below 2^22 in 256ths stay below 2^64.
 
 use crate::contract::flow::Weight;
+use crate::contract::vtime::UNITS;
 
 /// How much heavier than the reference the heaviest flow may be.
 const RANGE: u64 = 4;
@@ -34,7 +35,7 @@ const RANGE: u64 = 4;
 /// The weight for which thresholds are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReferenceWeight {
-    /// [`RANGE`] times the weight.
+    /// [`RANGE`] times the weight in 256ths.
     times_range: u64,
 }
 
@@ -48,12 +49,12 @@ impl Default for ReferenceWeight {
 impl ReferenceWeight {
     /// Of flows with these weights; [`Weight::DEFAULT`] if there are none.
     pub fn of(weights: impl IntoIterator<Item = Weight>) -> ReferenceWeight {
-        let each = weights.into_iter().map(|weight| u64::from(weight.get()));
+        let each = weights.into_iter().map(|weight| u64::from(weight.in_256ths()));
         let extremes = each.fold(None, |extremes, weight| {
             let (lightest, heaviest) = extremes.unwrap_or((weight, weight));
             Some((weight.min(lightest), weight.max(heaviest)))
         });
-        let default = u64::from(Weight::DEFAULT.get());
+        let default = u64::from(Weight::DEFAULT.in_256ths());
         let (lightest, heaviest) = extremes.unwrap_or((default, default));
         ReferenceWeight { times_range: (RANGE * lightest).max(heaviest) }
     }
@@ -61,7 +62,7 @@ impl ReferenceWeight {
     /// What these bytes, or nanoseconds, of a flow of the reference weight are in units of virtual
     /// time; rounded up, since tags are rounded down: what fits exactly at one scale fits at all.
     pub fn units(self, service: u64) -> u64 {
-        service.saturating_mul(100 * RANGE).div_ceil(self.divisor())
+        service.saturating_mul(UNITS * RANGE).div_ceil(self.divisor())
     }
 
     /// A weight is never 0; said again for the compiler, which plans for a division by it.
@@ -72,14 +73,15 @@ impl ReferenceWeight {
 
     /// The service that a flow of the reference weight has in these units, in what units count.
     pub fn service(self, units: u64) -> u64 {
-        (units / (100 * RANGE)).saturating_mul(self.times_range).saturating_add(
-            (units % (100 * RANGE)).saturating_mul(self.times_range) / (100 * RANGE),
-        )
+        let parts = UNITS * RANGE;
+        (units / parts)
+            .saturating_mul(self.times_range)
+            .saturating_add((units % parts).saturating_mul(self.times_range) / parts)
     }
 
     /// What is due to a flow of this weight while one of the reference weight has `service`.
     pub fn due(self, service: u64, weight: Weight) -> u64 {
-        service.saturating_mul(RANGE * u64::from(weight.get())) / self.divisor()
+        service.saturating_mul(RANGE * u64::from(weight.in_256ths())) / self.divisor()
     }
 }
 

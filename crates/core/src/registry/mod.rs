@@ -242,4 +242,6 @@ fn build<E: Entry, P: Platform>(
 }
 
 #[cfg(all(test, not(loom)))]
+mod cost_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -17,7 +17,7 @@ fn serve(policy: &AnyPolicy, port: &mut AnyPort) -> Result<usize, alloc::string:
     let flow = policy.add_flow(Weight::DEFAULT).map_err(|error| error.to_string())?;
     let mut issued = Vec::new();
     for tag in [0, 1].map(Tag) {
-        let request = Request { tag, flow, op: Op::Read, offset: 1 << 20, length: 4096 };
+        let request = Request::new(tag, flow, Op::Read, 1 << 20, 4096);
         match port.submit(0, &request, &mut wake).map_err(|error| error.to_string())? {
             Submitted::Issue { .. } => issued.push(tag),
             Submitted::Staged => {}

@@ -33,10 +33,12 @@ use crate::contract::port::SubmitError;
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::structures::fifo::{Fifo, Links};
 
-/// The control word: generation in the upper 32 bits, then weight (16 bits) and state (lowest
-/// bits).
+/// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Control(u64);
+
+const STATE_BITS: u32 = 8;
+const _: () = assert!(STATE_BITS + Weight::BITS <= 32);
 
 const FREE: u64 = 0;
 const OPEN: u64 = 1;
@@ -44,16 +46,17 @@ const CLOSED: u64 = 2;
 
 impl Control {
     fn new(generation: u32, weight: Weight, state: u64) -> Control {
-        Control(u64::from(generation) << 32 | u64::from(weight.get()) << 16 | state)
+        let weight = u64::from(weight.in_256ths());
+        Control(u64::from(generation) << 32 | weight << STATE_BITS | state)
     }
     fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
     fn state(self) -> u64 {
-        self.0 & 0xffff
+        self.0 & ((1 << STATE_BITS) - 1)
     }
     fn weight(self) -> Weight {
-        Weight::of_word((self.0 >> 16) as u16)
+        Weight::of_word(self.0 >> STATE_BITS)
     }
     fn is_open_as(self, flow: FlowId) -> bool {
         self.state() == OPEN && self.generation() == flow.generation()

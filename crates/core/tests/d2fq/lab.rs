@@ -140,7 +140,7 @@ impl<P: Policy> Lab<P> {
     pub(crate) fn submit(&mut self, thread: usize) {
         let Thread { flow, port, length, .. } = self.threads[thread];
         let tag = Tag(self.free[port].pop().expect("a tag is free"));
-        let request = Request { tag, flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let request = Request::new(tag, self.flows[flow], Op::Read, 0, length);
         let mut wake = PortSet::EMPTY;
         let answer = self.ports[port].submit(self.now_ns, &request, &mut wake);
         let Ok(Submitted::Issue { class }) = answer else { panic!("{answer:?}") };

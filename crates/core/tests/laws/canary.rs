@@ -31,7 +31,6 @@ pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
         flows: shape.flows,
         tags: shape.tags,
         slots: shape.slots,
-        cost: shape.cost,
         merge_bytes: shape.merge_bytes,
     }
 }

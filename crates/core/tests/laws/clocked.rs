@@ -210,7 +210,7 @@ impl<P: Policy> Host<P> {
         self.live[port][tag] = Some(Live { tenant, issued: false });
         let flow = self.flows[tenant];
         let tag = Tag(tag as u32);
-        let request = Request { tag, flow, op: Op::Read, offset: 0, length: LENGTH };
+        let request = Request::new(tag, flow, Op::Read, 0, LENGTH);
         match self.ports[port].submit(self.now_ns, &request, &mut self.owed) {
             Ok(Submitted::Issue { .. }) => self.issue(port, tag)?,
             Ok(Submitted::Staged) => {}

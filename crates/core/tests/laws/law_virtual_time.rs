@@ -31,16 +31,16 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
-/// Requests so expensive that virtual time wraps around several times (each costs 2^48 bytes, 2^48
-/// units at weight 100, of the 2^56 there are) are shared as fairly as ordinary ones, and on one
-/// port in the same order.
+/// Requests so expensive that virtual time wraps around several times (each costs 2^42 bytes,
+/// 2^48.6 units at weight 1, of the 2^56 there are) are shared as fairly as ordinary ones, and on
+/// one port in the same order.
 pub(crate) fn survives_the_wrap(subject: &impl Subject) -> Result<(), String> {
     let run = |ports: usize, length: u32, cost: CostModel| -> Result<Vec<usize>, String> {
         let last = ports - 1;
         let loops = vec![
-            Loop::new(100, 0, 6, length),
-            Loop::new(200, last, 6, length),
-            Loop::new(200, 0, 1, length),
+            Loop::new(1, 0, 6, length),
+            Loop::new(2, last, 6, length),
+            Loop::new(2, 0, 1, length),
         ];
         let mut plan = Plan::new(subject, ports, 3, 0, cost, &loops);
         plan.run(4000);

@@ -3,7 +3,7 @@
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
-use fairq_core::fiops::{Fiops, FiopsPort, FiopsScheduler};
+use fairq_core::fiops::{Fiops, FiopsConfig, FiopsPort, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
@@ -71,7 +71,6 @@ impl Subject for MqfqSubject {
         let mut config = MqfqConfig::new(topology, shape.flows, shape.tags);
         config.slots = shape.slots;
         config.threshold_bytes = shape.threshold;
-        config.cost = shape.cost;
         match self {
             MqfqSubject::Paper | MqfqSubject::Sockets => {}
             MqfqSubject::ArrayScan => config.virtual_time = VirtualTimeKind::ArrayScan,
@@ -101,7 +100,6 @@ impl Subject for D2fqSubject {
     fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
         let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
         (config.tracker, config.strict_paper) = (self.0, self.1);
-        config.cost = shape.cost;
         D2fq::new(config).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
@@ -189,7 +187,6 @@ impl Subject for KyberFairPatient {
         let config = KyberFairConfig {
             busy: shape.slots,
             patience,
-            cost: shape.cost,
             tokens: Totals::fixed(tokens),
             measured_writes: false,
             merge_bytes: shape.merge_bytes,
@@ -214,7 +211,6 @@ impl Subject for KyberFairPredicting {
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         let config = KyberFairConfig {
             busy: shape.slots,
-            cost: shape.cost,
             merge_bytes: shape.merge_bytes,
             ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
         };
@@ -236,7 +232,7 @@ pub(crate) struct FiopsSubject;
 impl Subject for FiopsSubject {
     type Policy = Fiops;
     fn build(&self, shape: &Shape) -> (Fiops, Vec<FiopsPort>) {
-        Fiops::new(&serial_config(shape)).expect("the shape is legal")
+        Fiops::new(&serial_config(shape), &FiopsConfig::default()).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -382,7 +378,7 @@ pub(crate) const AROUND_FLASHFQ: Limited<Make<FlashFqScheduler>> = Limited(|shap
         .expect("legal")
 });
 pub(crate) const AROUND_FIOPS: Limited<Make<FiopsScheduler>> =
-    Limited(|shape| FiopsScheduler::new(&serial_config(shape)));
+    Limited(|shape| FiopsScheduler::new(&serial_config(shape), &FiopsConfig::default()));
 pub(crate) const AROUND_MQFQ: Limited<Make<SfqdScheduler>> =
     Limited(|shape| SfqdScheduler::new(&serial_config(shape)));
 

@@ -268,7 +268,8 @@ impl<P: Policy> World<P> {
         let state = &mut self.trace.flows[flow];
         let (open, weight) = (state.open, state.weights[state.weights.len() - 1]);
         let id = state.id;
-        let request = Request { tag: Tag(tag as u32), flow: id, op, offset, length };
+        let cost = self.trace.shape.cost.charge(op, length);
+        let request = Request { cost, ..Request::new(Tag(tag as u32), id, op, offset, length) };
         state.barriers[port] += u32::from(alone || !matches!(op, Op::Read | Op::Write));
         let barriers = state.barriers[port];
         if alone {
@@ -312,7 +313,7 @@ impl<P: Policy> World<P> {
         let unissued =
             self.tags[port].iter().position(|tag| matches!(tag, Some((_, false)) | None));
         let Some(flow) = self.trace.flows.iter().find(|flow| flow.open) else { return };
-        let request = |tag| Request { tag, flow: flow.id, op: Op::Read, offset: 0, length: 4096 };
+        let request = |tag| Request::new(tag, flow.id, Op::Read, 0, 4096);
         let requests: Vec<_> =
             [Some(beyond), Some(Tag(u32::MAX)), live].into_iter().flatten().map(request).collect();
         for request in requests {

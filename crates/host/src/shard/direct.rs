@@ -148,13 +148,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
     #[inline]
     pub unsafe fn submit(&mut self, now_ns: u64, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the caller asked has_room first");
-        let request = Request {
-            tag,
-            flow: order.flow,
-            op: order.op,
-            offset: order.offset,
-            length: order.length,
-        };
+        let request = Request::new(tag, order.flow, order.op, order.offset, order.length);
         let class = match self.port.submit(now_ns, &request, &mut self.wake) {
             Ok(Submitted::Issue { class }) => class,
             Ok(Submitted::Staged) => unreachable!("a port that is direct stages nothing"),

@@ -416,7 +416,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             op => op,
         };
         let Charged { offset, length, stands_alone } = self.charged(order);
-        let request = Request { tag, flow: order.flow, op, offset, length };
+        let request = Request::new(tag, order.flow, op, offset, length);
         let stands_alone = stands_alone || order.fua;
         if stands_alone {
             self.port.barrier(order.flow);

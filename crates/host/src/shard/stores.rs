@@ -235,13 +235,7 @@ mod tests {
     }
 
     fn submit(port: &mut impl Port, flow: FlowId, tag: u32) {
-        let request = Request {
-            tag: Tag(tag),
-            flow,
-            op: Op::Read,
-            offset: u64::from(tag) << 20,
-            length: 4096,
-        };
+        let request = Request::new(Tag(tag), flow, Op::Read, u64::from(tag) << 20, 4096);
         port.submit(0, &request, &mut PortSet::EMPTY.clone()).unwrap();
     }
 

@@ -37,7 +37,6 @@ impl D2fqSubject {
         config.tau_l = Some(self.tau_l);
         config.tau_m = self.tau_m;
         config.strict_paper = self.strict_paper;
-        config.cost = scenario.cost;
         config
     }
 }

@@ -42,7 +42,6 @@ impl<P: Platform> Subject<P> for KyberFairSubject {
         let mut config = KyberFairConfig::new(scenario.ports, scenario.flows(), scenario.tags());
         config.busy = self.busy;
         config.tokens = self.totals;
-        config.cost = scenario.cost;
         KyberFair::new(&config)
     }
 

@@ -47,7 +47,6 @@ impl MqfqSubject {
         let mut config = MqfqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.slots = self.slots;
         config.threshold_bytes = self.threshold;
-        config.cost = scenario.cost;
         config
     }
 }

@@ -2,7 +2,7 @@
 
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
-use fairq_core::fiops::FiopsScheduler;
+use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::serial::{
@@ -101,7 +101,7 @@ impl SerialSubject {
                     &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual },
                 )?)
             }
-            Scheduler::Fiops => Box::new(FiopsScheduler::new(bounds)),
+            Scheduler::Fiops => Box::new(FiopsScheduler::new(bounds, &FiopsConfig::default())),
         })
     }
 }

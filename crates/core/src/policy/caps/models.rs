@@ -13,7 +13,7 @@ use crate::contract::port::{Op, Request, Tag};
 use crate::structures::broken::{Fault, check};
 
 fn request(length: u32) -> Request {
-    Request { tag: Tag(0), flow: FlowId::new(0, 1), op: Op::Read, offset: 0, length }
+    Request::new(Tag(0), FlowId::new(0, 1), Op::Read, 0, length)
 }
 
 /// A flow with a cap of two requests at once, and one of 4,096 bytes.

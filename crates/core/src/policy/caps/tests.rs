@@ -26,7 +26,7 @@ fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
 }
 
 fn ask(tag: u32, flow: FlowId, op: Op, length: u32) -> Request {
-    Request { tag: Tag(tag), flow, op, offset: 0, length }
+    Request::new(Tag(tag), flow, op, 0, length)
 }
 
 /// All that the port gives now.

@@ -2,7 +2,6 @@
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
 use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
-use crate::contract::cost::CostModel;
 use crate::structures::topology::Topology;
 
 /// The ratio of the weights of the high and the low class.
@@ -72,8 +71,6 @@ pub struct D2fqConfig {
     /// How much of all bytes served may be urgent, in percent, 0 to 50. Default 0: no flow is ever
     /// urgent.
     pub urgent_percent: u8,
-    /// What a request costs its flow. Default: its length.
-    pub cost: CostModel,
 }
 
 impl D2fqConfig {
@@ -92,7 +89,6 @@ impl D2fqConfig {
             tracker: TrackerKind::default(),
             strict_paper: false,
             urgent_percent: 0,
-            cost: CostModel::default(),
         }
     }
 

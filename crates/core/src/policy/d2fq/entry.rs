@@ -4,6 +4,7 @@ use super::ratio::{RATIO_MAX, RATIO_MIN};
 use super::{D2fq, D2fqConfig, Ratio, TrackerKind};
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
+use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{Configure, Knob, Knobs, words};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
 
@@ -47,7 +48,6 @@ impl Configure for D2fqConfig {
         knobs.is(strict.brief("strict-paper"), &mut self.strict_paper);
         let urgent = Knob::factor("urgent", 1, 50, "how much of all bytes may be urgent");
         knobs.is(urgent.or(&[("none", 0)]), &mut self.urgent_percent);
-        self.cost.knobs(knobs);
     }
 }
 
@@ -59,17 +59,19 @@ impl entry::Entry for Entry {
     /// Shares come only once the ratio has adapted, and where queues are backed up. Global virtual
     /// time may go back: a flow behind it lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
-    type Config = D2fqConfig;
-    type Policy<P: Platform> = D2fq<P>;
+    type Config = Costed<D2fqConfig>;
+    type Policy<P: Platform> = Costs<D2fq<P>>;
 
-    fn config(shape: &Shape, keys: Keys<'_>) -> Result<D2fqConfig, ConfigError> {
+    fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         if let (Some(ratio @ 1..), Some(initial)) = (said(keys, "hl"), said(keys, "initial")) {
             return Err(ConfigError::Initial { initial, ratio });
         }
-        Ok(D2fqConfig::new(shape.ports.clone(), shape.flows, shape.tags))
+        let config = D2fqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
+        Ok(Costed::new(config))
     }
 
-    fn build<P: Platform>(config: D2fqConfig) -> Result<Built<D2fq<P>>, ConfigError> {
-        D2fq::new(config)
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let (policy, ports) = D2fq::new(config.policy)?;
+        Ok(Costs::new(policy, ports, &config.cost))
     }
 }

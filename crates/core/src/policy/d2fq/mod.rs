@@ -133,7 +133,6 @@ pub use entry::Entry;
 pub use port::D2fqPort;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{ClassWeights, Policy, Stats};
@@ -204,7 +203,6 @@ struct Shared<P: Platform> {
     usage: Box<[Box<[Usage<P>]>]>,
     survey: CachePadded<Survey<P>>,
     urgent: Option<CachePadded<Budget<P>>>,
-    cost: CostModel,
     /// How often all thresholds are halved, up to [`SCALE_MAX`].
     scale: P::U64,
     /// tau_m and tau_l, in KiU, and tau_l in units, before that; and so `batch` and `lag`.
@@ -289,7 +287,6 @@ impl<P: Platform> D2fq<P> {
             usage: (0..ports).map(|_| (0..seats).map(|_| Usage::new()).collect()).collect(),
             survey: CachePadded::new(Survey { due_ns: P::U64::new(0), used: P::U64::new(0) }),
             urgent: (config.urgent_percent > 0).then(budget),
-            cost: config.cost,
             medium: (config.medium() >> KIU) as i64,
             low: (config.low() >> KIU) as i64,
             low_units: config.low(),

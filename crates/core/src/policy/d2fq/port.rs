@@ -12,13 +12,14 @@ use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
 use super::tracker::{Leads, Way};
 use super::{CHARGE_MAX, DEPTHS, REACH_MAX, Shared};
+use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
     Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::{Normalizer, VTime};
+use crate::contract::vtime::{Normalizer, UNITS, VTime};
 use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of D2FQ.
@@ -181,7 +182,7 @@ impl Local {
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
-        let cost = shared.cost.cost(request.op, request.length);
+        let cost = request.cost.alone.clamp(1, CostModel::MAX_COST);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
         }
@@ -234,9 +235,9 @@ impl Local {
         let Some(flow) = self.flows.get_mut(seat) else { return };
         flow.pending = flow.pending.wrapping_add(cost);
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
-        let batch = u64::from(weight.get()).wrapping_mul(shared.batch >> shared.scale());
+        let batch = u64::from(weight.in_256ths()).wrapping_mul(shared.batch >> shared.scale());
         let due_ns = flow.published_ns.wrapping_add(shared.flush_ns);
-        if last || flow.pending.wrapping_mul(100) >= batch || now_ns >= due_ns {
+        if last || flow.pending.wrapping_mul(UNITS) >= batch || now_ns >= due_ns {
             self.publish(shared, seat, last, now_ns);
         }
         // Last of all: then the seat may be another flow's.
@@ -341,7 +342,7 @@ fn unpack(live: u64) -> Option<(usize, u64)> {
 /// Bytes at a weight, in units.
 #[inline]
 pub(super) fn units(bytes: u64, weight: Weight) -> u64 {
-    bytes.saturating_mul(100) / u64::from(weight.get()).max(1)
+    bytes.saturating_mul(UNITS) / u64::from(weight.in_256ths()).max(1)
 }
 
 /// What a flow has in flight on all ports together, if it has so many bytes on one of them.
@@ -430,7 +431,7 @@ impl<P: Platform> Shared<P> {
         }
         // On all ports together about that much. No division here: it is seldom more than tau_l.
         let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
-        if own.saturating_mul(100) > self.low_units.wrapping_mul(u64::from(weight.get()))
+        if own.saturating_mul(UNITS) > self.low_units.wrapping_mul(weight.in_256ths().into())
             && !self.strict_paper
         {
             let low = units(own, weight).min(REACH_MAX << scale);

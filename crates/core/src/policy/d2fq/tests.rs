@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::ratio::{class_weights, class_weights_as_in_paper, next, next_as_in_paper};
 use super::*;
 use crate::contract::bounds::MAX_THRESHOLD;
+use crate::contract::cost::CostModel;
 use crate::contract::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
 use crate::structures::topology::Topology;
 
@@ -20,6 +21,8 @@ struct Rig {
     flows: Vec<FlowId>,
     free: Vec<u32>,
     now_ns: u64,
+    /// What reads cost, in hundredths of their bytes.
+    percent: u32,
 }
 
 impl Rig {
@@ -31,13 +34,16 @@ impl Rig {
             .iter()
             .map(|&weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap())
             .collect();
-        Rig { policy, ports, flows, free: (0..4096).rev().collect(), now_ns: 1000 * MS }
+        let free = (0..4096).rev().collect();
+        Rig { policy, ports, flows, free, now_ns: 1000 * MS, percent: 100 }
     }
 
     fn submit(&mut self, port: usize, flow: usize, length: u32) -> (Class, u32) {
         let tag = self.free.pop().unwrap();
+        let model = CostModel { read_percent: self.percent, ..CostModel::default() };
+        let cost = model.charge(Op::Read, length);
         let request =
-            Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+            Request { cost, ..Request::new(Tag(tag), self.flows[flow], Op::Read, 0, length) };
         let answer = self.ports[port].submit(self.now_ns, &request, &mut { PortSet::EMPTY });
         let Ok(Submitted::Issue { class }) = answer else { panic!("{answer:?}") };
         (class, tag)
@@ -119,7 +125,7 @@ fn flushes_and_discards_are_charged() {
     for (tag, op, length) in
         [(1, Op::Flush, 0), (2, Op::Discard, 1 << 20), (3, Op::WriteZeroes, 4096)]
     {
-        let request = Request { tag: Tag(tag), flow: rig.flows[0], op, offset: 0, length };
+        let request = Request::new(Tag(tag), rig.flows[0], op, 0, length);
         rig.ports[0].submit(rig.now_ns, &request, &mut { PortSet::EMPTY }).unwrap();
         rig.ports[0].complete(rig.now_ns, Tag(tag), Outcome::Done, &mut { PortSet::EMPTY });
         assert_eq!(rig.vt(0), u64::from(tag) * 4096, "{op:?}");
@@ -735,8 +741,8 @@ proptest! {
     ) {
         let mut rig = Rig::new(4, &weights, |config| {
             (config.tau_l, config.strict_paper) = (tau_l, strict_paper);
-            config.cost.read_percent = percent;
         });
+        rig.percent = percent;
         // Flow 3 is stuck from the beginning.
         rig.submit(3, 3, 4096);
         // Flow 0 has the device to itself: without a floor 2^51 units and more.

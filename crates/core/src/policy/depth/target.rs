@@ -96,9 +96,9 @@ impl Step {
         (u64::from(slots) * u64::from(self.sixteenths()) / 16).max(1) as u32
     }
 
-    /// Of a weight, at least one.
-    fn of_weight(self, weight: u32) -> u32 {
-        (weight * (1 << self.sixteenths()) / 16).max(1)
+    /// Of a weight, in 256ths, at least one.
+    fn of_weight(self, weight: Weight) -> u32 {
+        (weight.in_256ths() * (1 << self.sixteenths()) / 16).max(1)
     }
 }
 
@@ -134,7 +134,7 @@ struct Seat {
     flow: FlowId,
     target: Target,
     /// Its weight now, if that is more than its own.
-    raised: Option<u16>,
+    raised: Option<Weight>,
     /// What had been counted when counting began, at the last look, and when the second began.
     begun: Count,
     looked: Count,
@@ -155,7 +155,7 @@ struct Seat {
 pub(super) struct Targets {
     /// Of each flow, by its slot: its name and own weight.
     flows: Box<[Option<(FlowId, Weight)>]>,
-    /// All weights.
+    /// All weights, in 256ths.
     total: u64,
     seats: [Option<Seat>; SEATS],
     count: usize,
@@ -236,8 +236,8 @@ impl Targets {
     /// A flow is there, or has another weight.
     pub(super) fn weigh(&mut self, flow: FlowId, weight: Weight) {
         let Some(entry) = self.flows.get_mut(flow.slot()) else { return };
-        let old = entry.replace((flow, weight)).map_or(0, |(_, old)| u64::from(old.get()));
-        self.total = self.total.saturating_sub(old) + u64::from(weight.get());
+        let old = entry.replace((flow, weight)).map_or(0, |(_, old)| u64::from(old.in_256ths()));
+        self.total = self.total.saturating_sub(old) + u64::from(weight.in_256ths());
         if let Some(seat) = self.find(flow) {
             seat.raised = None;
         }
@@ -247,7 +247,7 @@ impl Targets {
     pub(super) fn remove(&mut self, flow: FlowId) -> bool {
         let Some(entry) = self.flows.get_mut(flow.slot()) else { return false };
         if let Some((_, weight)) = entry.take_if(|(known, _)| *known == flow) {
-            self.total = self.total.saturating_sub(weight.get().into());
+            self.total = self.total.saturating_sub(weight.in_256ths().into());
         }
         self.leave(flow).is_some()
     }
@@ -323,7 +323,7 @@ impl Targets {
             completed: seat.last.done,
             late: seat.last.late,
             alone_ns: seat.alone_ns,
-            weight: seat.raised.and_then(Weight::new).unwrap_or(own),
+            weight: seat.raised.unwrap_or(own),
             bound: Some(self.bound()).filter(|&bound| bound != FREE),
         })
     }
@@ -500,7 +500,7 @@ impl Targets {
 
     /// What weights give all flows but this one, in bytes a second, while D has no bound.
     fn entitled(&self, seat: &Seat) -> u64 {
-        let own = self.weight(seat.flow).map_or(0, |weight| u64::from(weight.get()));
+        let own = self.weight(seat.flow).map_or(0, |weight| u64::from(weight.in_256ths()));
         let part = (u128::from(self.full_rate) * u128::from(self.total.saturating_sub(own)))
             / u128::from(self.total.max(1));
         part as u64
@@ -548,9 +548,7 @@ impl Targets {
     /// Raises the weight of the flow in this seat, if the others keep their floor; whether it has.
     fn raise(&mut self, at: usize, step: Step, weigh: &mut impl FnMut(FlowId, Weight)) -> bool {
         let Some(Some(seat)) = self.seats.get(at) else { return false };
-        let Some(own) = self.weight(seat.flow).map(|weight| u32::from(weight.get())) else {
-            return false;
-        };
+        let Some(own) = self.weight(seat.flow) else { return false };
         let floor = u64::from(seat.target.floor_percent());
         // The others have (W - w) of W - w + more: that is the floor of (W - w) of W with W (1 -
         // floor) / floor more.
@@ -558,13 +556,15 @@ impl Targets {
             0 => u64::MAX,
             floor => self.total.saturating_mul(100 - floor) / floor,
         };
-        let most = u64::from(own).saturating_add(room).min(Weight::MAX.get().into()) as u32;
-        let now = seat.raised.map_or(own, u32::from);
-        let wanted = now.saturating_add(step.of_weight(now)).min(most);
-        let is_less = self.total > u64::from(own) && self.are_others_below();
+        let own_256ths = u64::from(own.in_256ths());
+        let most = own_256ths.saturating_add(room).min(Weight::MAX.in_256ths().into()) as u32;
+        let now = seat.raised.unwrap_or(own);
+        let wanted = now.in_256ths().saturating_add(step.of_weight(now)).min(most);
+        let wanted = Weight::of_256ths(wanted).unwrap_or(now);
+        let is_less = self.total > own_256ths && self.are_others_below();
         let refused = match () {
             () if wanted > now && !is_less => None,
-            () if now >= Weight::MAX.get().into() => Some(TargetState::Spent),
+            () if now >= Weight::MAX => Some(TargetState::Spent),
             () => Some(TargetState::Floor),
         };
         let Some(Some(seat)) = self.seats.get_mut(at) else { return false };
@@ -572,10 +572,8 @@ impl Targets {
         if refused.is_some() {
             return false;
         }
-        seat.raised = Some(wanted as u16);
-        if let Some(weight) = seat.raised.and_then(Weight::new) {
-            weigh(seat.flow, weight);
-        }
+        seat.raised = Some(wanted);
+        weigh(seat.flow, wanted);
         true
     }
 
@@ -586,10 +584,10 @@ impl Targets {
             let Some(Some(seat)) = self.seats.get_mut(at) else { continue };
             let (Some(now), flow) = (seat.raised, seat.flow) else { continue };
             let Some(own) = self.weight(flow) else { continue };
-            let less = u32::from(now).saturating_sub(step.of_weight(now.into()));
-            let weight = u16::try_from(less).ok().and_then(Weight::new).unwrap_or(own).max(own);
+            let less = now.in_256ths().saturating_sub(step.of_weight(now));
+            let weight = Weight::of_256ths(less).unwrap_or(own).max(own);
             if let Some(Some(seat)) = self.seats.get_mut(at) {
-                seat.raised = Some(weight.get()).filter(|_| weight > own);
+                seat.raised = Some(weight).filter(|_| weight > own);
             }
             weigh(flow, weight);
             has_moved = true;

@@ -252,7 +252,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn request(tag: u32, flow: crate::FlowId, op: Op) -> Request {
-        Request { tag: Tag(tag), flow, op, offset: 0, length: 4096 }
+        Request::new(Tag(tag), flow, op, 0, 4096)
     }
 
     fn issue_all(port: &mut KyberPort, now_ns: u64) -> Vec<u32> {

@@ -32,8 +32,9 @@ pub(super) const BUCKETS: usize = 64;
 
 /// Bits of the number of flows, of which there are at most 2^24.
 const COUNT_BITS: u32 = 25;
-/// Bits of the sum of weights: 2^24 times 10,000 is below 2^38.
-const WEIGHT_BITS: u32 = 38;
+/// Bits of the sum of weights: 2^24 times 10,000 times 256 is below 2^46. The 18 bits of the
+/// period's number above them tell the periods apart that share a bucket.
+const WEIGHT_BITS: u32 = 46;
 
 /// The flows that were last seen in one period.
 struct Bucket<P: Platform> {
@@ -69,7 +70,7 @@ impl<P: Platform> Census<P> {
     pub(super) fn enter(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count + 1);
-            change(weights, number, WEIGHT_BITS, |sum| sum + u64::from(weight.get()));
+            change(weights, number, WEIGHT_BITS, |sum| sum + u64::from(weight.in_256ths()));
         }
     }
 
@@ -77,11 +78,14 @@ impl<P: Platform> Census<P> {
     pub(super) fn leave(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count.saturating_sub(1));
-            change(weights, number, WEIGHT_BITS, |sum| sum.saturating_sub(weight.get().into()));
+            change(weights, number, WEIGHT_BITS, |sum| {
+                sum.saturating_sub(weight.in_256ths().into())
+            });
         }
     }
 
-    /// The flows of the last `reach` periods up to this one, and the sum of their weights.
+    /// The flows of the last `reach` periods up to this one, and the sum of their weights in
+    /// 256ths.
     pub(super) fn sum(&self, number: u64, reach: u8) -> (u64, u64) {
         let of = |word: &P::U64, number: u64, bits: u32| {
             let word = word.load(Ordering::Relaxed);
@@ -159,8 +163,9 @@ mod tests {
         census.open(2);
         census.enter(2, weight(150));
         census.leave(1, weight(100));
-        assert_eq!([census.sum(2, 1), census.sum(2, 2)], [(1, 150), (2, 450)]);
-        assert_eq!(census.sum(2, 62), (2, 450), "nothing is before the first");
+        let sums = [census.sum(2, 1), census.sum(2, 2)];
+        assert_eq!(sums, [(1, 150 << 8), (2, 450 << 8)]);
+        assert_eq!(census.sum(2, 62), (2, 450 << 8), "nothing is before the first");
         // 64 periods later the bucket is another's.
         census.open(65);
         census.leave(1, weight(300));
@@ -187,11 +192,12 @@ mod tests {
             let census = Census::<Native>::new();
             census.open(number);
             let Bucket { count, weights } = census.bucket(number).unwrap();
-            let (flows, sum) = ((1 << 24) - 1, ((1 << 24) - 1) * 10_000);
+            let most = u64::from(Weight::MAX.in_256ths());
+            let (flows, sum) = ((1 << 24) - 1, ((1 << 24) - 1) * most);
             count.fetch_add(flows, Ordering::Relaxed);
             weights.fetch_add(sum, Ordering::Relaxed);
             census.enter(number, weight(heavy));
-            prop_assert_eq!(census.sum(number, 1), (flows + 1, sum + u64::from(heavy)));
+            prop_assert_eq!(census.sum(number, 1), (flows + 1, sum + (u64::from(heavy) << 8)));
             census.leave(number, weight(heavy));
             prop_assert_eq!(census.sum(number, 1), (flows, sum));
         }

@@ -3,6 +3,7 @@
 use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
+use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 
@@ -27,13 +28,24 @@ impl Configure for KyberFairConfig {
             self.tokens = Totals::fixed(tokens);
         });
         knobs.is(MERGE, &mut self.merge_bytes);
-        knobs.is(READ_COST, &mut self.cost.read_percent);
+    }
+}
+
+/// Kyber-fairness, and what requests cost.
+pub struct Config(Costed<KyberFairConfig>);
+
+impl Configure for Config {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        let Config(Costed { policy, cost }) = self;
+        policy.knobs(knobs);
+        knobs.is(READ_COST, &mut cost.model.read_percent);
         // What writes cost is measured unless it is given.
-        let given = (!self.measured_writes).then_some(self.cost.write_percent.into());
+        let given = (!policy.measured_writes).then_some(cost.model.write_percent.into());
         knobs.by(WRITE_COST, given, |percent| {
-            (self.cost.write_percent, self.measured_writes) = (percent as u32, false);
+            (cost.model.write_percent, policy.measured_writes) = (percent as u32, false);
         });
-        knobs.is(LEAST_COST, &mut self.cost.min_bytes);
+        knobs.is(LEAST_COST, &mut cost.model.min_bytes);
+        cost.kind(knobs);
     }
 }
 
@@ -43,17 +55,19 @@ pub enum Entry {}
 impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
-    type Config = KyberFairConfig;
-    type Policy<P: Platform> = KyberFair<P>;
+    type Config = Config;
+    type Policy<P: Platform> = Costs<KyberFair<P>>;
 
-    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<KyberFairConfig, ConfigError> {
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
         // So that tenants who keep half of what the device takes outstanding get their shares.
         config.busy = (shape.slots / 2).max(1);
-        Ok(config)
+        Ok(Config(Costed::new(config)))
     }
 
-    fn build<P: Platform>(config: KyberFairConfig) -> Result<Built<KyberFair<P>>, ConfigError> {
-        KyberFair::new(&config)
+    fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let Config(Costed { policy, cost }) = config;
+        let (policy, ports) = KyberFair::new(&policy)?;
+        Ok(Costs::new(policy, ports, &cost))
     }
 }

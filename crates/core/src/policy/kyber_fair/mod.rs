@@ -96,7 +96,6 @@ pub use port::KyberFairPort;
 pub use predict::Totals;
 
 use crate::contract::bounds::{ConfigError, check};
-use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats};
@@ -115,9 +114,7 @@ pub struct KyberFairConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// What a request costs its flow, in tokens. Default: its length.
-    pub cost: CostModel,
-    /// Whether writes cost the measured ratio on top. Default: yes.
+    /// Whether writes cost the measured ratio on top of what they come with. Default: yes.
     pub measured_writes: bool,
     /// The longest period, in nanoseconds. Default 100 ms, the paper's. Shorter: shares are exact
     /// over shorter times.
@@ -144,7 +141,6 @@ impl KyberFairConfig {
             ports,
             flows,
             tags,
-            cost: CostModel::default(),
             measured_writes: true,
             period_ns: 100_000_000,
             busy: 32,
@@ -180,7 +176,6 @@ struct Shared<P: Platform> {
     /// Taken by the port that begins a period, and only one does at a time: no port ever waits for
     /// it.
     planner: P::Mutex<Planner>,
-    cost: CostModel,
     measured_writes: bool,
     busy: u64,
 }
@@ -247,7 +242,6 @@ impl<P: Platform> KyberFair<P> {
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
             predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
-            cost: config.cost,
             measured_writes: config.measured_writes,
             busy: u64::from(config.busy),
         });

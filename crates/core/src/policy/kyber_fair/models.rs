@@ -100,7 +100,7 @@ fn empty<P: Platform>(pot: &Pot<P>, periods: &Periods<P>, period: Period) -> (u6
 fn tokens_are_neither_lost_nor_doubled<P: Platform>(begins: bool) {
     check(6, move || {
         let pot = Arc::new(Pot::<P>::new());
-        let [now, next] = [1, 2].map(|number| Period::new(number, 1, 32));
+        let [now, next] = [1, 2].map(|number| Period::new(number, 1, 32 * Weight::ONE));
         let periods = Arc::new(Periods::<P>::new(2, PERIOD_NS, 1, 0));
         let (other, clock) = (pot.clone(), periods.clone());
         let second = thread::spawn(move || {
@@ -151,7 +151,7 @@ fn without_any_order_a_port_that_is_behind_takes_tokens_twice() {
 fn a_flow_is_counted_once<P: Platform>(is_behind: bool) {
     check(6, move || {
         let (pot, census) = (Arc::new(Pot::<P>::new()), Arc::new(Census::<P>::new()));
-        let [first, second] = [1, 2].map(|number| Period::new(number, 1, 32));
+        let [first, second] = [1, 2].map(|number| Period::new(number, 1, 32 * Weight::ONE));
         if !is_behind {
             pot.see(&census, first, Weight::DEFAULT);
         }
@@ -163,7 +163,7 @@ fn a_flow_is_counted_once<P: Platform>(is_behind: bool) {
         pot.see(&census, second, Weight::DEFAULT);
         peer.join().unwrap();
         let counted = [census.sum(2, 1), census.sum(2, 2)];
-        assert_eq!(counted, [(1, 100); 2], "not once");
+        assert_eq!(counted, [(1, 100 * Weight::ONE); 2], "not once");
     });
 }
 
@@ -201,7 +201,7 @@ enum End {
 const PERIOD_NS: u64 = 1000;
 
 fn submit<P: Platform>(port: &mut KyberFairPort<P>, tag: u32, flow: FlowId, length: u32) {
-    let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };
+    let request = Request::new(Tag(tag), flow, Op::Read, 0, length);
     port.submit(PERIOD_NS, &request, &mut { PortSet::EMPTY }).unwrap();
 }
 

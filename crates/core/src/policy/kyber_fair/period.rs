@@ -91,15 +91,14 @@ const TAG_SHIFT: u32 = 47;
 const LEFT: u64 = (1 << TAG_SHIFT) - 1;
 /// No flow gets more tokens in a period; a pot has room for twice as many.
 const MOST_SHARE: u64 = LEFT / 2;
-/// Tokens per weight have so many fractional bits. Tokens are at most 2^38, so times the largest
-/// weight they are below 2^64.
-const FRACTION: u32 = 12;
+/// Tokens per 256th of a weight have so many fractional bits. Tokens are at most 2^38.
+const FRACTION: u32 = 20;
 /// Of `unspent`: flows, of which there are at most 2^24. 39 bits of the number are above them, and
 /// only ports that are in the midst of a verb compare them.
 const COUNT_BITS: u32 = 25;
-/// Of the word that says when a flow was seen. 48 bits of the period's number are above them, which
-/// last for 9 years of a period a microsecond.
-const WEIGHT_BITS: u32 = 16;
+/// Of the word that says when a flow was seen. 42 bits of the period's number are above them, which
+/// last for 50 days of a period a microsecond, and 13 years of one each 100.
+const WEIGHT_BITS: u32 = Weight::BITS;
 /// Each port takes at most so little of a flow's tokens at a time: 1/32.
 const LEAST_BATCHES: usize = 32;
 
@@ -108,7 +107,7 @@ const LEAST_BATCHES: usize = 32;
 pub(super) struct Period {
     /// From 1; 0 stands for none.
     number: u64,
-    /// Tokens per unit of weight, times 2^[`FRACTION`].
+    /// Tokens per 256th of a weight, times 2^[`FRACTION`].
     per_weight: u64,
     /// Flows that were last seen in one of so many periods before this one count in it.
     pub(super) reach: u8,
@@ -141,12 +140,13 @@ impl Period {
         u64::from(self.keeps) << u8::BITS | u64::from(self.reach)
     }
 
-    /// The tokens of a flow: at least 1, and less than 2^46. Fractions of a token are handed out in
-    /// turn: while nothing else changes, `n` periods hand out `n` times the exact share, to within
-    /// one token.
+    /// The tokens of a flow: at least 1, and less than 2^46. (Only one that does not count in a
+    /// period of light flows can saturate here, at 2^44 tokens.) Fractions of a token are handed
+    /// out in turn: while nothing else changes, `n` periods hand out `n` times the exact share, to
+    /// within one token.
     #[inline]
     fn share(self, weight: Weight) -> u64 {
-        let exact = self.per_weight * u64::from(weight.get());
+        let exact = self.per_weight.saturating_mul(weight.in_256ths().into());
         let handed = self.number.wrapping_mul(exact) & ((1 << FRACTION) - 1);
         (exact.saturating_add(handed) >> FRACTION).clamp(1, MOST_SHARE)
     }
@@ -164,8 +164,8 @@ fn tag(number: u64) -> u64 {
 pub(super) struct Pot<P: Platform> {
     /// The tag of a period and the tokens left of it; 0: of no period.
     tokens: P::U64,
-    /// The last period in which the flow sent, or waited to, and its weight then in the lowest 16
-    /// bits; 0: none.
+    /// The last period in which the flow sent, or waited to, and its weight then in the lowest
+    /// [`WEIGHT_BITS`]; 0: none.
     seen: P::U64,
     /// The last period in which it counted as active.
     counted: P::U64,
@@ -229,7 +229,7 @@ impl<P: Platform> Pot<P> {
                 // Before the flow can be taken for seen: its tokens may be gone at once.
                 self.counted.store(period.number, Ordering::Relaxed);
             }
-            let new = period.number << WEIGHT_BITS | u64::from(weight.get());
+            let new = period.number << WEIGHT_BITS | u64::from(weight.in_256ths());
             // It enters before the word says so: another port may take it out of there at once.
             census.enter(period.number, weight);
             match self.seen.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -290,7 +290,7 @@ impl<P: Platform> Pot<P> {
 
 /// The period and the weight in a word of [`Pot::seen`].
 fn split(seen: u64) -> (u64, Weight) {
-    (seen >> WEIGHT_BITS, Weight::of_word(seen as u16))
+    (seen >> WEIGHT_BITS, Weight::of_word(seen))
 }
 
 /// What all ports know of periods.
@@ -321,7 +321,7 @@ struct Clock<P: Platform> {
 /// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as
 /// soon as anybody runs out; what comes until then gets no more than it would beside the largest
 /// weight.
-const NOBODY: u64 = Weight::MAX.get() as u64;
+const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
 impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
@@ -551,10 +551,15 @@ mod tests {
 
     const WEIGHT: Weight = Weight::DEFAULT;
 
+    /// A period of so many tokens for this sum of whole weights.
+    fn period(number: u64, tokens: u64, weights: u64) -> Period {
+        Period::new(number, tokens, weights * Weight::ONE)
+    }
+
     /// Period 7 of so many tokens, on so many ports.
     fn seventh(ports: usize, tokens: u64, weights: u64) -> (Periods<Native>, Period) {
         let periods = Periods::new(ports, 1, 1, 0);
-        let period = Period::new(7, tokens, weights);
+        let period = period(7, tokens, weights);
         periods.publish(period);
         (periods, period)
     }
@@ -569,15 +574,15 @@ mod tests {
         assert_eq!(take(first, WEIGHT, 2900), Taken::Last(100));
         assert_eq!(take(first, WEIGHT, 0), Taken::None);
         // A port that is behind has to look again.
-        let second = Period::new(8, 6400, 200);
+        let second = period(8, 6400, 200);
         periods.publish(second);
         assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
         assert_eq!(take(first, WEIGHT, 1), Taken::None);
         // What is left is good for one more period, up to as much again; not if that says so.
-        let third = Period::new(9, 6400, 200);
+        let third = period(9, 6400, 200);
         periods.publish(third);
         assert_eq!(take(third, WEIGHT, 0), Taken::Some(100));
-        let fourth = Period { keeps: false, ..Period::new(10, 6400, 200) };
+        let fourth = Period { keeps: false, ..period(10, 6400, 200) };
         periods.publish(fourth);
         assert_eq!(take(fourth, WEIGHT, 1 << 40), Taken::Last(3200));
     }
@@ -591,10 +596,10 @@ mod tests {
         for number in [8, 9] {
             pot.expire(&periods);
             assert_ne!(pot.tokens.load(Ordering::Relaxed), 0, "it is of this period or the last");
-            periods.publish(Period::new(number, 3200, 100));
+            periods.publish(period(number, 3200, 100));
         }
         pot.expire(&periods);
-        let later = Period::new(7 + (1 << 16), 3200, 100);
+        let later = period(7 + (1 << 16), 3200, 100);
         assert_eq!(later.tag(), first.tag());
         periods.publish(later);
         assert_eq!(pot.take(&periods, later, WEIGHT, 3000), Taken::Some(3100), "a pot of its own");
@@ -617,11 +622,15 @@ mod tests {
     #[test]
     fn tokens_follow_the_weight_whatever_the_numbers() {
         let share = |tokens, weights, weight| {
-            Period::new(1 << FRACTION, tokens, weights).share(Weight::new(weight).unwrap())
+            period(1 << FRACTION, tokens, weights).share(Weight::new(weight).unwrap())
         };
         assert_eq!(share(1000, 100, 25), 250);
         assert_eq!(share(1, 1_000_000, 1), 1, "never none");
-        assert_eq!(share(MAX_TOKENS, 1, 10_000), MOST_SHARE, "a weight that did not count");
+        assert_eq!(
+            share(MAX_TOKENS, 1, 10_000),
+            u64::MAX >> FRACTION,
+            "a weight that did not count"
+        );
         assert_eq!(share(10_001, 10_001, 10_000), 10_000);
     }
 
@@ -631,7 +640,7 @@ mod tests {
             [(30_000, 20_000, 1, 1500), (1500, 10_003, 10, 1499), (7, 4, 3, 5250)]
         {
             let share =
-                |number| Period::new(number, tokens, weights).share(Weight::new(weight).unwrap());
+                |number| period(number, tokens, weights).share(Weight::new(weight).unwrap());
             let sum = (1..=1000).map(share).sum::<u64>();
             assert!(sum.abs_diff(handed) <= 1, "{sum} instead of {handed}");
         }

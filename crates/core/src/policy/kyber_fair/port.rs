@@ -21,7 +21,7 @@ use alloc::sync::Arc;
 use super::period::{Period, Taken};
 use super::predict::Ratio;
 use super::{KyberFairConfig, Latency, Line, Shared};
-use crate::contract::flow::{FlowId, Weight};
+use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
     Class, FlowStats, Growth, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
@@ -89,7 +89,6 @@ struct LocalFlow {
     number: u64,
     /// The flow that this is about.
     owner: FlowId,
-    weight: Weight,
     list: List,
 }
 
@@ -107,14 +106,7 @@ const _: () = assert!(size_of::<LocalFlow>() == 64);
 impl LocalFlow {
     /// A flow that comes to a port and owes so much.
     fn new(owner: FlowId, debt: i64) -> Self {
-        LocalFlow {
-            queues: QueueSet::default(),
-            tokens: -debt,
-            number: 0,
-            owner,
-            weight: Weight::DEFAULT,
-            list: List::None,
-        }
+        LocalFlow { queues: QueueSet::default(), tokens: -debt, number: 0, owner, list: List::None }
     }
 }
 
@@ -174,16 +166,15 @@ impl<P: Platform> Port for KyberFairPort<P> {
         if local.account.live(seat) == 1 && flow.owner != request.flow {
             shared.reseat(flow, request.flow);
         }
-        flow.weight = weight;
         let domain = Domain::of(request.op);
-        let cost_of = |length| shared.cost.cost(request.op, length).min(MAX_CHARGE);
         let cost = match local.units.place(request, seat, weight) {
             Placed::New(unit) => {
                 flow.queues.stage(&mut local.links, domain, unit.0);
-                cost_of(request.length)
+                request.cost.alone
             }
-            Placed::Into { before, length, .. } => cost_of(length).saturating_sub(cost_of(before)),
+            Placed::Into { .. } => request.cost.joined,
         };
+        let cost = cost.min(MAX_CHARGE);
         let seat = seat as u32;
         *entry = Entry { cost, issued_ns: 0, seat, domain, state: State::Staged };
         if flow.list == List::None {
@@ -392,7 +383,10 @@ impl Local {
     /// Takes tokens from the flow's pot; whether there is one in hand then.
     fn take<P: Platform>(&mut self, shared: &Shared<P>, seat: u32, wake: &mut PortSet) -> bool {
         let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
-        let Some(pot) = shared.pots.get(flow.owner.slot()) else { return false };
+        let slot = flow.owner.slot();
+        let Some(pot) = shared.pots.get(slot) else { return false };
+        // Its control word is the port's to read while it has requests here.
+        let weight = shared.flows.weight_in(slot);
         let (periods, number) = (&shared.periods, self.period.number());
         if flow.number != number {
             // What was taken in the last period is still good.
@@ -401,12 +395,12 @@ impl Local {
             }
             flow.number = number;
             flow.list = List::Ready;
-            pot.see(&shared.census, self.period, flow.weight);
+            pot.see(&shared.census, self.period, weight);
         }
         if flow.tokens > 0 {
             return true;
         }
-        let taken = pot.take(periods, self.period, flow.weight, flow.tokens.unsigned_abs());
+        let taken = pot.take(periods, self.period, weight, flow.tokens.unsigned_abs());
         let (Taken::Some(tokens) | Taken::Last(tokens)) = taken else { return false };
         flow.tokens = flow.tokens.saturating_add_unsigned(tokens);
         let has_tokens = flow.tokens > 0;

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::*;
-use crate::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::{Cost, Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
 
 const MS: u64 = 1_000_000;
 const TOKENS: u64 = 4000;
@@ -14,7 +14,6 @@ fn setup<const N: usize>(weights: [u16; N]) -> (KyberFair, Vec<KyberFairPort>, [
     let config = KyberFairConfig {
         busy: 1,
         tokens: Totals::fixed(TOKENS),
-        cost: CostModel { min_bytes: 1, ..CostModel::default() },
         ..KyberFairConfig::new(2, N, 256)
     };
     let (policy, ports) = KyberFair::<Native>::new(&config).unwrap();
@@ -29,7 +28,9 @@ fn submit(
     op: Op,
     length: u32,
 ) -> Result<Submitted, SubmitError> {
-    port.submit(0, &Request { tag: Tag(tag), flow, op, offset: 0, length }, &mut { PortSet::EMPTY })
+    let cost = Cost::bytes(length.into());
+    let request = Request { cost, ..Request::new(Tag(tag), flow, op, 0, length) };
+    port.submit(0, &request, &mut { PortSet::EMPTY })
 }
 
 fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
@@ -129,7 +130,6 @@ fn out_of_tokens_beside(busy: u32, patience: u32) -> (KyberFair, [KyberFairPort;
         busy,
         patience,
         tokens: Totals::fixed(TOKENS),
-        cost: CostModel { min_bytes: 1, ..CostModel::default() },
         ..KyberFairConfig::new(2, 2, 256)
     };
     let (policy, ports) = KyberFair::<Native>::new(&config).unwrap();
@@ -240,12 +240,8 @@ fn what_a_request_uses_beyond_its_tokens_is_owed() {
 /// still does.
 #[test]
 fn what_is_owed_outlives_the_seat() {
-    let config = KyberFairConfig {
-        busy: 1,
-        tokens: Totals::fixed(TOKENS),
-        cost: CostModel { min_bytes: 1, ..CostModel::default() },
-        ..KyberFairConfig::new(1, 4, 2)
-    };
+    let config =
+        KyberFairConfig { busy: 1, tokens: Totals::fixed(TOKENS), ..KyberFairConfig::new(1, 4, 2) };
     let (policy, mut ports) = KyberFair::<Native>::new(&config).unwrap();
     let [a, b, c] = [(); 3].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
     let port = &mut ports[0];
@@ -406,7 +402,6 @@ fn ports_leave_tokens_for_each_other() {
     let config = KyberFairConfig {
         busy: 1,
         tokens: Totals::fixed(1 << 20),
-        cost: CostModel { min_bytes: 1, ..CostModel::default() },
         ..KyberFairConfig::new(64, 2, 4)
     };
     let (policy, mut ports) = KyberFair::<Native>::new(&config).unwrap();

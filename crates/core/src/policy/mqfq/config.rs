@@ -1,7 +1,6 @@
 //! What MQFQ can be told when it is built.
 
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD, check};
-use crate::contract::cost::CostModel;
 use crate::structures::topology::Topology;
 
 /// How virtual time is computed from the ports' lead requests.
@@ -64,8 +63,6 @@ pub struct MqfqConfig {
     /// more (see `follow`). Default: no, as in the paper, which finds T once for each device
     /// (Section 3.4).
     pub threshold_follows: bool,
-    /// What a request costs its flow. Default: its length.
-    pub cost: CostModel,
     /// How virtual time is computed. Default: [`VirtualTimeKind::Mindicator`].
     pub virtual_time: VirtualTimeKind,
     /// How free slots are kept. Default: [`SlotKind::TokenTree`].
@@ -90,7 +87,6 @@ impl MqfqConfig {
             slots: Self::SLOTS,
             threshold_bytes: 45 * 1024,
             threshold_follows: false,
-            cost: CostModel::default(),
             virtual_time: VirtualTimeKind::default(),
             slot_kind: SlotKind::default(),
             unthrottle: UnthrottleKind::default(),

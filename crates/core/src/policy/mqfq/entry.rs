@@ -4,6 +4,7 @@ use super::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
+use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS, words};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
@@ -49,15 +50,15 @@ impl Configure for MqfqConfig {
                 period_ns => UnthrottleKind::Polling { period_ns },
             };
         });
-        self.cost.knobs(knobs);
     }
 }
 
-/// MQFQ, and D by itself.
-type Searched<P> = Built<AutoDepth<Mqfq<P>, P>>;
+/// MQFQ, D by itself, and what requests cost.
+type Layered<P> = Costs<AutoDepth<Mqfq<P>, P>>;
 
 /// The bitmap's D cannot change, so it is not searched for.
-fn build<P: Platform>(mut config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, ConfigError> {
+    let Costed { policy: mut config, cost } = config;
     let searches = config.slots == AUTO;
     let is_fixed = config.slot_kind == SlotKind::ScalableBitmap;
     if searches {
@@ -65,7 +66,8 @@ fn build<P: Platform>(mut config: MqfqConfig) -> Result<Searched<P>, ConfigError
     }
     let (tags, flows) = (config.tags, config.flows);
     let (policy, ports) = Mqfq::new(config)?;
-    Ok(AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed))
+    let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed);
+    Ok(Costs::new(policy, ports, &cost))
 }
 
 /// MQFQ.
@@ -77,24 +79,24 @@ pub enum SerialEntry {}
 const PROMISES: Promises =
     Promises { slots: true, threshold: true, steady_time: true, shares: true, ..Promises::NONE };
 
-fn config(shape: &Shape) -> MqfqConfig {
+fn config(shape: &Shape) -> Costed<MqfqConfig> {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
     config.slots = shape.slots;
     (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
-    config
+    Costed::new(config)
 }
 
 impl entry::Entry for Entry {
     const NAME: &'static str = "mqfq";
     const PROMISES: Promises = PROMISES;
-    type Config = MqfqConfig;
-    type Policy<P: Platform> = AutoDepth<Mqfq<P>, P>;
+    type Config = Costed<MqfqConfig>;
+    type Policy<P: Platform> = Layered<P>;
 
-    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         Ok(config(shape))
     }
 
-    fn build<P: Platform>(config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P>>, ConfigError> {
         build(config)
     }
 }
@@ -103,16 +105,16 @@ impl entry::Entry for SerialEntry {
     const NAME: &'static str = "mqfq-serial";
     const WITHOUT: &'static [&'static str] = &["virtual-time", "slot-kind", "unthrottle"];
     const PROMISES: Promises = PROMISES;
-    type Config = MqfqConfig;
-    type Policy<P: Platform> = AutoDepth<Mqfq<P>, P>;
+    type Config = Costed<MqfqConfig>;
+    type Policy<P: Platform> = Layered<P>;
 
-    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<MqfqConfig, ConfigError> {
+    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = config(shape);
-        config.serial = true;
+        config.policy.serial = true;
         Ok(config)
     }
 
-    fn build<P: Platform>(config: MqfqConfig) -> Result<Searched<P>, ConfigError> {
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P>>, ConfigError> {
         build(config)
     }
 }

@@ -120,7 +120,6 @@ pub use entry::{Entry, SerialEntry};
 pub use port::MqfqPort;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
-use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
@@ -147,7 +146,6 @@ struct Shared<P: Platform> {
     wheel: Wheel<P>,
     slots: Slots<P>,
     counters: Box<[CachePadded<Counters<P>>]>,
-    cost: CostModel,
     threshold: P::Mutex<Threshold>,
     late: Late<P>,
     /// When the tags of flows that lag are lifted next.
@@ -213,7 +211,6 @@ impl<P: Platform> Mqfq<P> {
             wheel: Wheel::new(window, ports),
             slots: Slots::new(config.slot_kind, tree, config.slots),
             counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
-            cost: config.cost,
             threshold: P::Mutex::new(Threshold {
                 bytes: config.threshold_bytes,
                 reference,

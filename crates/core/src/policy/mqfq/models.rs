@@ -15,7 +15,7 @@ use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::wheel::{Wheel, Window};
 use super::{Mqfq, MqfqConfig, MqfqPort};
-use crate::contract::cost::CostModel;
+use crate::contract::cost::Cost;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{Loom, Platform};
 use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
@@ -558,20 +558,16 @@ fn all_is_issued_within<P: Platform>(
     change: fn(&Mqfq<P>, FlowId),
 ) {
     check(4, move || {
-        let config = MqfqConfig {
-            slots,
-            threshold_bytes,
-            cost: CostModel { min_bytes: 1, ..CostModel::default() },
-            ..MqfqConfig::new(Topology::flat(2), 2, 2)
-        };
+        let config =
+            MqfqConfig { slots, threshold_bytes, ..MqfqConfig::new(Topology::flat(2), 2, 2) };
         let (policy, ports) = Mqfq::<P>::new(config).unwrap();
         let flows: Vec<_> = (0..2).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
         let work = |mut port: MqfqPort<P>, flow| {
             move || {
                 let mut wake = PortSet::EMPTY;
                 for tag in 0..requests {
-                    let request =
-                        Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 1 };
+                    let request = Request::new(Tag(tag), flow, Op::Read, 0, 1);
+                    let request = Request { cost: Cost::bytes(1), ..request };
                     port.submit(0, &request, &mut wake).unwrap();
                 }
                 let issued = run(&mut port, &mut wake);

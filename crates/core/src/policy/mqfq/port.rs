@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use super::Shared;
 use super::queue::{Cancelled, LocalFlow, Queue};
 use super::wheel::Place;
-use crate::contract::cost::CostModel;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -188,9 +187,8 @@ impl Local {
         }
         let (weight, seat) =
             self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
-        let cost = shared.cost.cost(request.op, request.length);
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        let units = local.normalizer.units(cost, weight);
+        let units = local.normalizer.units(request.cost.alone.max(1), weight);
         if local.credit > 0 {
             self.give_back(shared, seat);
         }
@@ -367,8 +365,7 @@ impl Local {
         let Some(seat) = self.queue.staged_seat(tag) else { return Some(()) };
         let slot = self.flows.owner(seat)?.slot();
         let local = self.flows.kept_mut(seat)?;
-        let cost = cost.clamp(1, CostModel::MAX_COST);
-        let units = local.normalizer.units(cost, shared.flows.weight_in(slot));
+        let units = local.normalizer.units(cost.max(1), shared.flows.weight_in(slot));
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
         self.queue.grow(tag, units);
         Some(())

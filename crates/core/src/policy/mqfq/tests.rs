@@ -51,8 +51,7 @@ impl Rig {
 
     fn submit(&mut self, port: usize, flow: usize, length: u32) -> Option<u32> {
         let tag = self.free_tags[port].pop_front()?;
-        let request =
-            Request { tag: Tag(tag), flow: self.flows[flow], op: Op::Read, offset: 0, length };
+        let request = Request::new(Tag(tag), self.flows[flow], Op::Read, 0, length);
         let answer = self.ports[port].submit(self.now_ns, &request, &mut self.wake);
         assert_eq!(answer, Ok(Submitted::Staged));
         assert!(self.staged[port].insert(tag));
@@ -240,8 +239,7 @@ proptest! {
 fn requests_are_refused_without_trace() {
     let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(1), 1, 2) };
     let mut rig = Rig::new(config, &[100]);
-    let request =
-        |tag, flow| Request { tag: Tag(tag), flow, op: Op::Write, offset: 0, length: 4096 };
+    let request = |tag, flow| Request::new(Tag(tag), flow, Op::Write, 0, 4096);
     let flow = rig.flows[0];
     let port = &mut rig.ports[0];
     assert_eq!(port.submit(0, &request(2, flow), &mut rig.wake), Err(SubmitError::BadTag));
@@ -298,7 +296,7 @@ fn a_new_threshold_takes_effect() {
     let mut wake = PortSet::EMPTY;
     (0..4).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
     // Port 1 holds virtual time at 0 and is not run.
-    let held = Request { tag: Tag(0), flow: rig.flows[1], op: Op::Read, offset: 0, length: 4096 };
+    let held = Request::new(Tag(0), rig.flows[1], Op::Read, 0, 4096);
     rig.ports[1].submit(0, &held, &mut wake).unwrap();
     rig.settle();
     assert_eq!(rig.issued.len(), 1);
@@ -430,7 +428,7 @@ fn a_new_weight_wakes_sleepers() {
     let mut rig = Rig::new(config, &[100, 100, 100]);
     (0..3).for_each(|_| assert!(rig.submit(0, 0, 40_000).is_some()));
     let mut wake = PortSet::EMPTY;
-    let held = Request { tag: Tag(0), flow: rig.flows[1], op: Op::Read, offset: 0, length: 4096 };
+    let held = Request::new(Tag(0), rig.flows[1], Op::Read, 0, 4096);
     rig.ports[1].submit(0, &held, &mut wake).unwrap();
     rig.settle();
     assert_eq!(rig.issued.len(), 1, "the second starts at 40,000, beyond 36,864");

@@ -55,7 +55,7 @@ use crate::contract::bounds::{ConfigError, MAX_KNOB_NS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
-use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::contract::vtime::{Lift, Normalizer, UNITS, VTime};
 use crate::entry::knobs::{self, Configure, Knob, Knobs};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
@@ -195,7 +195,7 @@ pub struct BfqScheduler {
     lift: Lift,
 }
 
-/// Weights of flows: how many, their sum and the sum of their squares.
+/// Weights of flows, in 256ths: how many, their sum and the sum of their squares.
 #[derive(Clone, Copy, Default)]
 struct Busy {
     flows: u64,
@@ -206,7 +206,7 @@ struct Busy {
 impl Busy {
     #[inline]
     fn add(&mut self, weight: Weight) {
-        let weight = u64::from(weight.get());
+        let weight = u64::from(weight.in_256ths());
         self.flows += 1;
         self.weight += weight;
         self.squares += square(weight);
@@ -214,7 +214,7 @@ impl Busy {
 
     #[inline]
     fn remove(&mut self, weight: Weight) {
-        let weight = u64::from(weight.get());
+        let weight = u64::from(weight.in_256ths());
         self.flows = self.flows.saturating_sub(1);
         self.weight = self.weight.saturating_sub(weight);
         self.squares = self.squares.saturating_sub(square(weight));
@@ -223,8 +223,8 @@ impl Busy {
     /// Whether all have the same weight: then, and only then, the mean of the squares is the square
     /// of the mean.
     ///
-    /// 2^24 flows of weights below 2^14 take 76 bits, so 64 are too few; of weights below 2^32 they
-    /// would take 112. Products of that width are a few multiplications.
+    /// 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few. Products of that
+    /// width are a few multiplications.
     #[inline]
     fn is_even(&self) -> bool {
         u128::from(self.flows) * self.squares == square(self.weight)
@@ -297,7 +297,9 @@ impl BfqScheduler {
     #[inline]
     fn enqueue(&mut self, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
-        flow.finish = flow.start.plus(flow.budget * 100 / u64::from(flow.weight.get()).max(1));
+        flow.finish = flow
+            .start
+            .plus(flow.budget.saturating_mul(UNITS) / u64::from(flow.weight.in_256ths()).max(1));
         self.turns = self.turns.wrapping_add(1);
         self.ahead.push(Entry { tag: flow.start, arrival: self.turns, flow: slot as u32 });
     }
@@ -376,7 +378,7 @@ impl BfqScheduler {
 
     #[inline]
     fn advance(&mut self, served: u64) {
-        let numerator = served * 100 + self.remainder;
+        let numerator = served.saturating_mul(UNITS).saturating_add(self.remainder);
         let divisor = self.busy.weight.max(1);
         let units = numerator / divisor;
         self.remainder = numerator - units * divisor;

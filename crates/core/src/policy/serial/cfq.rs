@@ -312,7 +312,7 @@ impl CfqScheduler {
         self.virtual_time = self.virtual_time.max(tag);
         let flow = flow as usize;
         let flow_weight = self.flows.get(flow)?.weight;
-        let weight = u64::from(flow_weight.get());
+        let weight = u64::from(flow_weight.in_256ths());
         let part = self.config.target_ns * weight / self.busy_weight.max(weight).max(1);
         let slice_ns = self.reference.due(self.config.slice_ns, flow_weight);
         let length_ns = slice_ns.min(part).max(LEAST_SLICE_NS);
@@ -338,7 +338,7 @@ impl CfqScheduler {
         }
         let (used, weight) = (flow.used, flow.weight);
         if self.staged.is_empty(slice.flow) {
-            self.busy_weight = self.busy_weight.saturating_sub(weight.get().into());
+            self.busy_weight = self.busy_weight.saturating_sub(weight.in_256ths().into());
         } else {
             let entry = self.entry(slice.flow, used);
             self.heap.push(entry);
@@ -367,7 +367,7 @@ impl CfqScheduler {
         }
         if self.staged.is_empty(slot) {
             self.heap.remove(slot);
-            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
+            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.in_256ths());
             self.busy_weight = self.busy_weight.saturating_sub(weight.into());
         }
         Selection::Serve(job, slot)
@@ -443,10 +443,10 @@ impl SerialPolicy for CfqScheduler {
         self.staged.push(slot, arrival.job, kept);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
-        let counted = if alone && !is_active { 0 } else { flow.weight.get() };
+        let counted = if alone && !is_active { 0 } else { flow.weight.in_256ths() };
         flow.weight = arrival.weight;
-        self.busy_weight =
-            (self.busy_weight + u64::from(arrival.weight.get())).saturating_sub(counted.into());
+        self.busy_weight = (self.busy_weight + u64::from(arrival.weight.in_256ths()))
+            .saturating_sub(counted.into());
         if alone && !is_active {
             flow.used = flow.used.max(self.virtual_time);
             let used = flow.used;
@@ -464,7 +464,7 @@ impl SerialPolicy for CfqScheduler {
         self.staged.remove(slot, job);
         let is_active = self.active.is_some_and(|slice| slice.flow == slot);
         if self.staged.is_empty(slot) && !is_active && self.heap.remove(slot).is_some() {
-            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.get());
+            let weight = self.flows.get(slot).map_or(0, |flow| flow.weight.in_256ths());
             self.busy_weight = self.busy_weight.saturating_sub(weight.into());
         }
     }

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
+use crate::cost::{CostConfig, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
 use crate::policy::depth::{AutoDepth, FIRST};
@@ -50,6 +51,7 @@ pub trait Scheduler: 'static {
 /// A scheduler and what is around it.
 pub struct Behind<S: Scheduler, N> {
     bounds: SerialConfig,
+    cost: CostConfig,
     scheduler: S::Config,
     around: N,
 }
@@ -60,7 +62,7 @@ impl<S: Scheduler, N: Configure> Configure for Behind<S, N> {
         knobs.is(MERGE, &mut self.bounds.merge_bytes);
         self.scheduler.knobs(knobs);
         if S::COSTS {
-            self.bounds.cost.knobs(knobs);
+            self.cost.knobs(knobs);
         }
         self.around.knobs(knobs);
     }
@@ -87,12 +89,13 @@ fn bounds(shape: &Shape) -> SerialConfig {
     }
 }
 
-/// Any scheduler, and D by itself.
-type Any<P> = AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>;
+/// Any scheduler, D by itself, and what requests cost.
+type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>>;
 
 /// Builds what `build` makes behind one lock, and searches for D where none is given.
 fn behind<P: Platform>(
     mut bounds: SerialConfig,
+    cost: &CostConfig,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
 ) -> Result<Built<Any<P>>, ConfigError> {
     let searches = bounds.slots == AUTO;
@@ -100,7 +103,8 @@ fn behind<P: Platform>(
         bounds.slots = FIRST;
     }
     let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    Ok(AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches))
+    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches);
+    Ok(Costs::new(policy, ports, cost))
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
@@ -111,11 +115,12 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
     type Policy<P: Platform> = Any<P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
-        Ok(Behind { bounds: bounds(shape), scheduler: S::config(), around: () })
+        let (bounds, cost) = (bounds(shape), CostConfig::default());
+        Ok(Behind { bounds, cost, scheduler: S::config(), around: () })
     }
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        behind(config.bounds, |bounds| S::build(&config.scheduler, bounds))
+        behind(config.bounds, &config.cost, |bounds| S::build(&config.scheduler, bounds))
     }
 }
 
@@ -139,12 +144,13 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
         let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
         let keeps_room = said(keys, "idleness") != Some(0);
         let scheduler = S::limited(keeps_room);
-        Ok(Behind { bounds: bounds(shape), scheduler, around: nass })
+        let (bounds, cost) = (bounds(shape), CostConfig::default());
+        Ok(Behind { bounds, cost, scheduler, around: nass })
     }
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        let Behind { bounds, scheduler, around } = config;
-        behind(bounds, |bounds| {
+        let Behind { bounds, cost, scheduler, around } = config;
+        behind(bounds, &cost, |bounds| {
             let inner = S::build(&scheduler, bounds)?;
             Ok(Box::new(Nass::new(inner, bounds, &around)?))
         })

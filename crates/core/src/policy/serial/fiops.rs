@@ -9,8 +9,8 @@
 //! again behind. A flow that comes back after a pause starts at the count of the flow served last:
 //! it has saved nothing up. Nothing is waited for.
 //!
-//! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation (which
-//! `CostModel` has for lengths, and here is for requests).
+//! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation. What
+//! it costs otherwise does not count.
 //!
 //! **Fairness.** As SFQ(D)'s, with every request of the same length.
 //!
@@ -18,8 +18,8 @@
 //! that sends 4 KiB; a flow that keeps few requests at the device gets fewer than its share, since
 //! its turn passes while it has none.
 //!
-//! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent` of the cost
-//! model, 100 by default: where a write takes the device three times as long, 300 evens that out.
+//! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent`, 100 by
+//! default: where a write takes the device three times as long, 300 evens that out.
 //!
 //! **Sources.** Li: FIOPS I/O scheduler, messages to the Linux kernel's mailing list, 2012; the
 //! NASS paper, MSST 2020, Table I.
@@ -28,11 +28,11 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -50,21 +50,53 @@ pub type Fiops<P = Native> = Serial<FiopsScheduler, P>;
 /// A port of [`Fiops`].
 pub type FiopsPort<P = Native> = SerialPort<FiopsScheduler, P>;
 
+/// The knobs of FIOPS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FiopsConfig {
+    /// What a read counts for, in hundredths of an I/O; default 100.
+    pub read_percent: u32,
+    /// What a write counts for, in hundredths of an I/O; default 100.
+    pub write_percent: u32,
+}
+
+impl Default for FiopsConfig {
+    fn default() -> Self {
+        FiopsConfig { read_percent: 100, write_percent: 100 }
+    }
+}
+
+impl Configure for FiopsConfig {
+    fn knobs(&mut self, knobs: &mut Knobs<'_>) {
+        knobs.is(READ_COST, &mut self.read_percent);
+        knobs.is(WRITE_COST, &mut self.write_percent);
+        // All cost the same: it is taken, since it always was, and changes nothing.
+        let mut least = 512u32;
+        knobs.is(LEAST_COST, &mut least);
+    }
+}
+
 impl Scheduler for FiopsScheduler {
     const NAME: &'static str = "fiops";
     const LIMITED: &'static str = "nass+fiops";
-    type Config = ();
+    const COSTS: bool = false;
+    type Config = FiopsConfig;
 
-    fn build(_config: &(), bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
-        Ok(Box::new(FiopsScheduler::new(bounds)))
+    fn build(
+        config: &FiopsConfig,
+        bounds: &SerialConfig,
+    ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
+        Ok(Box::new(FiopsScheduler::new(bounds, config)))
     }
 }
 
 impl<P: Platform> Serial<FiopsScheduler, P> {
     /// The policy and its ports.
-    pub fn new(config: &SerialConfig) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
+    pub fn new(
+        config: &SerialConfig,
+        fiops: &FiopsConfig,
+    ) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(FiopsScheduler::new(config), config)
+        Serial::with_policy(FiopsScheduler::new(config, fiops), config)
     }
 }
 
@@ -77,7 +109,7 @@ pub struct FiopsScheduler {
     heap: FlowHeap,
     staged: Staged<JobState>,
     turns: u64,
-    cost: CostModel,
+    factors: FiopsConfig,
     lift: Lift,
 }
 
@@ -95,14 +127,14 @@ struct JobState {
 
 impl FiopsScheduler {
     /// A scheduler without flows.
-    pub fn new(config: &SerialConfig) -> Self {
+    pub fn new(config: &SerialConfig, fiops: &FiopsConfig) -> Self {
         FiopsScheduler {
             virtual_time: VTime::ZERO,
             flows: (0..config.flows).map(|_| FlowState::default()).collect(),
             heap: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             turns: 0,
-            cost: config.cost,
+            factors: *fiops,
             lift: Lift::default(),
         }
     }
@@ -115,8 +147,8 @@ impl FiopsScheduler {
 
     fn units(&self, op: Op) -> u64 {
         let percent = match op {
-            Op::Read => self.cost.read_percent,
-            Op::Write | Op::WriteZeroes => self.cost.write_percent,
+            Op::Read => self.factors.read_percent,
+            Op::Write | Op::WriteZeroes => self.factors.write_percent,
             Op::Flush | Op::Discard => 100,
         };
         (u64::from(percent) * IO_UNITS / 100).max(1)
@@ -220,9 +252,13 @@ mod tests {
             length,
             depth: 32,
         });
-        let served = run(&mut FiopsScheduler::new(&config(8)), &loops, 8, 60_000_000, |length| {
-            1000 + u64::from(length)
-        });
+        let served = run(
+            &mut FiopsScheduler::new(&config(8), &FiopsConfig::default()),
+            &loops,
+            8,
+            60_000_000,
+            |length| 1000 + u64::from(length),
+        );
         let counts = counts(&served, 3);
         assert!(counts[0] > 50 && counts[1].abs_diff(2 * counts[0]) <= 8, "{counts:?}");
         assert!(counts[2].abs_diff(3 * counts[0]) <= 8, "{counts:?}");

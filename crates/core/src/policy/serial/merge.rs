@@ -93,8 +93,8 @@ struct Part {
 pub(crate) enum Placed {
     /// A new unit.
     New(Job),
-    /// It is part of a staged unit, which was so long before and is so long now.
-    Into { unit: Job, before: u32, length: u32 },
+    /// It is part of a staged unit.
+    Into { unit: Job },
 }
 
 /// A request that a port may issue.
@@ -220,12 +220,10 @@ impl Merger {
     fn extend(&mut self, at: u32, arrival: &Arrival, is_back: bool) -> Placed {
         let job = arrival.job.0;
         let mut part = Part { unit: at, after: NONE };
-        let (mut before, mut length, mut last) = (0, 0, NONE);
+        let mut last = NONE;
         if let Some(unit) = self.units.get_mut(at as usize) {
-            before = unit.length;
             unit.length = unit.length.saturating_add(arrival.length);
             unit.live += 1;
-            length = unit.length;
             if is_back {
                 last = core::mem::replace(&mut unit.last, job);
             } else {
@@ -238,7 +236,7 @@ impl Merger {
             last.after = job;
         }
         self.note(at, arrival, is_back);
-        Placed::Into { unit: Job(at), before, length }
+        Placed::Into { unit: Job(at) }
     }
 
     /// The unit's parts are to be issued by its port, which this gives. It is staged no more.

@@ -51,8 +51,7 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
-use crate::contract::cost::CostModel;
+use crate::contract::bounds::{ConfigError, MAX_JOBS, MAX_SLOTS, check};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -231,8 +230,6 @@ pub struct SerialConfig {
     /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
     /// the parallelism of an NVMe SSD.
     pub slots: u32,
-    /// What requests cost; by default, bytes.
-    pub cost: CostModel,
     /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges
     /// none.
     pub merge_bytes: u32,
@@ -240,14 +237,7 @@ pub struct SerialConfig {
 
 impl Default for SerialConfig {
     fn default() -> Self {
-        SerialConfig {
-            ports: 1,
-            flows: 256,
-            tags: 1024,
-            slots: 64,
-            cost: CostModel::default(),
-            merge_bytes: 0,
-        }
+        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, merge_bytes: 0 }
     }
 }
 
@@ -262,7 +252,12 @@ impl SerialConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        check(self.ports, self.flows, self.tags, self.slots)
+        check(self.ports, self.flows, self.tags, self.slots)?;
+        if self.jobs() > MAX_JOBS {
+            let tags = self.tags.next_power_of_two();
+            return Err(ConfigError::Jobs { ports: self.ports, tags });
+        }
+        Ok(())
     }
 }
 
@@ -302,7 +297,6 @@ enum Live {
 
 struct Shared<S: SerialPolicy, P: Platform> {
     flows: FlowTable<P>,
-    cost: CostModel,
     tag_bits: u32,
     core: CachePadded<P::Mutex<Core<S>>>,
     shown: CachePadded<Shown<P>>,
@@ -392,7 +386,6 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
         };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
-            cost: config.cost,
             tag_bits: config.tag_bits(),
             core: CachePadded::new(P::Mutex::new(core)),
             shown: CachePadded::new(Shown::new()),
@@ -496,9 +489,9 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             op: request.op,
             offset: request.offset,
             length: request.length,
-            cost: shared.cost.cost(request.op, request.length),
+            cost: request.cost.alone,
         };
-        shared.with(|core| core.insert(now_ns, &arrival, &shared.cost));
+        shared.with(|core| core.insert(now_ns, &arrival, request.cost.joined));
         *live = Live::Staged(seat as u32);
         if let Some(staged) = self.account.kept_mut(seat) {
             self.staged_links.push(&mut staged.tags, request.tag.0);
@@ -685,16 +678,15 @@ impl<S: SerialPolicy> Core<S> {
         self.policy.set_reference(ReferenceWeight::of(weights));
     }
 
-    /// A request arrives, as a part of another if that is possible.
+    /// A request arrives, as a part of another if that is possible, to whose cost it then adds
+    /// what it costs `joined`.
     #[inline]
-    fn insert(&mut self, now_ns: u64, arrival: &Arrival, cost: &CostModel) {
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) {
         let Some(merger) = &mut self.merger else { return self.policy.insert(now_ns, arrival) };
         match merger.place(arrival) {
             Placed::New(job) => self.policy.insert(now_ns, &Arrival { job, ..*arrival }),
-            Placed::Into { unit: job, before, length } => {
-                let cost =
-                    cost.cost(arrival.op, length).saturating_sub(cost.cost(arrival.op, before));
-                self.policy.grow(now_ns, &Arrival { job, cost, ..*arrival });
+            Placed::Into { unit: job } => {
+                self.policy.grow(now_ns, &Arrival { job, cost: joined, ..*arrival });
             }
         }
     }

@@ -248,12 +248,14 @@ impl SerialPolicy for SfqdScheduler {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::contract::cost::Cost;
     use crate::contract::flow::FlowId;
     use crate::contract::port::{Next, Op, Policy, Port, Request, Submitted, Tag};
     use crate::contract::port_set::PortSet;
 
     fn submit(port: &mut SfqdPort, tag: u32, flow: FlowId, length: u32) {
-        let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length };
+        let cost = Cost::bytes(length.into());
+        let request = Request { cost, ..Request::new(Tag(tag), flow, Op::Read, 0, length) };
         assert_eq!(port.submit(0, &request, &mut PortSet::default()), Ok(Submitted::Staged));
     }
 
@@ -266,8 +268,7 @@ mod tests {
 
     /// A byte costs a byte, however few: lengths below the usual minimum are used.
     fn config(slots: u32) -> SerialConfig {
-        let cost = crate::CostModel { min_bytes: 1, ..Default::default() };
-        SerialConfig { flows: 2, tags: 8, slots, cost, ..Default::default() }
+        SerialConfig { flows: 2, tags: 8, slots, ..Default::default() }
     }
 
     #[test]

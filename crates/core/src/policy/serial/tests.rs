@@ -9,12 +9,22 @@ fn config() -> SerialConfig {
     SerialConfig { ports: 2, flows: 2, tags: 5, slots: 2, ..SerialConfig::default() }
 }
 
+/// Live requests are numbered densely over all ports, and the last number of 32 bits is kept for
+/// "none": 256 ports of 2^24 tags would need it.
+#[test]
+fn more_live_requests_than_there_are_numbers_are_refused() {
+    let bounds = |ports, tags| SerialConfig { ports, tags, ..SerialConfig::default() }.check();
+    let refused = Err(ConfigError::Jobs { ports: 256, tags: 1 << 24 });
+    assert_eq!((bounds(256, 1 << 24), bounds(256, (1 << 23) + 1)), (refused, refused));
+    assert_eq!((bounds(255, 1 << 24), bounds(256, 1 << 23)), (Ok(()), Ok(())));
+}
+
 #[test]
 fn a_request_is_issued_by_the_port_that_it_was_submitted_to() {
     let (policy, mut ports) = Sfqd::<Native>::new(&config()).unwrap();
     let flow = policy.add_flow(Weight::DEFAULT).unwrap();
     let [a, b] = &mut ports[..] else { panic!("two ports") };
-    let request = |tag| Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 4096 };
+    let request = |tag| Request::new(Tag(tag), flow, Op::Read, 0, 4096);
     let mut wake = PortSet::EMPTY;
     for tag in [4, 0, 2] {
         assert_eq!(b.submit(0, &request(tag), &mut wake), Ok(Submitted::Staged));
@@ -45,7 +55,7 @@ fn slots_change_while_requests_are_outstanding() {
     let port = &mut ports[0];
     let mut wake = PortSet::EMPTY;
     for tag in 0..8 {
-        let request = Request { tag: Tag(tag), flow, op: Op::Read, offset: 0, length: 4096 };
+        let request = Request::new(Tag(tag), flow, Op::Read, 0, 4096);
         port.submit(0, &request, &mut wake).unwrap();
     }
     let issued = |port: &mut SerialPort<_, _>, wake: &mut PortSet| {

@@ -226,7 +226,8 @@ proptest! {
         rig.targets.set(rig.flow, target, |_| Count::default()).unwrap();
         let (mut now_ns, mut sum, mut count) = (0u64, Sum::default(), Count::default());
         let floor = u64::from(floor);
-        let most = (500 * (100 - floor)).checked_div(floor).map_or(10_000, |more| 100 + more);
+        // In whole weights, to which a weight is rounded here.
+        let most = if floor == 0 { 10_000 } else { 100 + (500 * (100 - floor)).div_ceil(floor) };
         for (after, done, late, held_ns, spent_ns, bytes) in looks {
             now_ns += u64::from(after) * 5 * MS;
             let before = rig.targets.bound().min(wanted);

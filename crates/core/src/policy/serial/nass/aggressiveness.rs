@@ -55,7 +55,7 @@ impl Served {
     pub(super) fn add(&mut self, flow: &mut FlowState, channels: u32) {
         if flow.dispatched == 0 {
             self.flows = self.flows.wrapping_add(1);
-            self.weight += u64::from(flow.weight.get());
+            self.weight += u64::from(flow.weight.in_256ths());
         }
         flow.dispatched = flow.dispatched.wrapping_add(1);
         flow.channels = flow.channels.wrapping_add(channels);
@@ -72,13 +72,14 @@ impl Served {
         self.channels = self.channels.wrapping_sub(channels);
         if flow.dispatched == 0 {
             self.flows = self.flows.wrapping_sub(1);
-            self.weight = self.weight.saturating_sub(flow.weight.get().into());
+            self.weight = self.weight.saturating_sub(flow.weight.in_256ths().into());
         }
     }
 
     /// A flow that has something here has another weight.
     pub(super) fn weigh(&mut self, before: Weight, now: Weight) {
-        self.weight = (self.weight + u64::from(now.get())).saturating_sub(before.get().into());
+        self.weight =
+            (self.weight + u64::from(now.in_256ths())).saturating_sub(before.in_256ths().into());
     }
 
     /// Halves the limit of a flow that is aggressive, but not below what makes it average (lines 25
@@ -104,8 +105,8 @@ impl Served {
     /// Whether channels are short, and the flow has more than its weight's part of them.
     #[inline]
     fn is_aggressive(&self, flow: &FlowState, config: &NassConfig) -> bool {
-        let theirs = u64::from(flow.channels) * self.weight;
-        let part = u64::from(self.channels) * u64::from(flow.weight.get());
+        let theirs = u64::from(flow.channels).saturating_mul(self.weight);
+        let part = u64::from(self.channels) * u64::from(flow.weight.in_256ths());
         self.channels > config.channels && self.flows > 1 && theirs > part && config.aggressiveness
     }
 
@@ -118,22 +119,22 @@ impl Served {
         channels: u32,
         config: &NassConfig,
     ) -> bool {
-        let weight = u64::from(flow.weight.get());
+        let weight = u64::from(flow.weight.in_256ths());
         let theirs = u64::from(flow.limit + 1) * u64::from(channels);
         let others = u64::from(self.channels.wrapping_sub(flow.channels));
         let others_weight =
             self.weight.saturating_sub(if flow.dispatched > 0 { weight } else { 0 });
         theirs + others > config.channels.into()
-            && theirs * others_weight > others * weight
+            && theirs.saturating_mul(others_weight) > others.saturating_mul(weight)
             && config.aggressiveness
     }
 
     /// How many requests like those that it has here make a flow average.
     #[inline]
     fn average(&self, flow: &FlowState) -> u32 {
-        let part = u64::from(self.channels) * u64::from(flow.weight.get());
-        let average =
-            (u64::from(flow.dispatched) * part).checked_div(u64::from(flow.channels) * self.weight);
+        let part = u64::from(self.channels) * u64::from(flow.weight.in_256ths());
+        let theirs = u64::from(flow.channels).saturating_mul(self.weight);
+        let average = u64::from(flow.dispatched).saturating_mul(part).checked_div(theirs);
         average.unwrap_or(0) as u32
     }
 }

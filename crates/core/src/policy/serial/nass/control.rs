@@ -37,11 +37,9 @@ pub(super) struct Control {
 pub(super) struct FlowState {
     pub(super) weight: Weight,
     is_present: bool,
-    /// Its tenant is gone: nothing will come.
-    is_leaving: bool,
     pub(super) is_expected: bool,
-    /// Whether its aggressiveness fell when it last changed.
-    has_fallen: bool,
+    /// [`LEAVING`] and [`FALLEN`]: two marks in a byte, so that a flow takes 32.
+    marks: u8,
     /// As the scheduler inside knows it.
     lane: Lane,
     pub(super) staged: u32,
@@ -54,6 +52,11 @@ pub(super) struct FlowState {
     /// The number of its last arrival.
     arrival: u32,
 }
+
+/// Its tenant is gone: nothing will come.
+const LEAVING: u8 = 1;
+/// Its aggressiveness fell when it last changed.
+const FALLEN: u8 = 2;
 
 const _: () = assert!(size_of::<FlowState>() == 32);
 
@@ -110,7 +113,7 @@ impl Control {
     /// A flow's tenant is gone: nobody expects anything of it any more.
     pub(super) fn end_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
-            flow.is_leaving = true;
+            flow.marks |= LEAVING;
             self.reserved.forget(flow);
         }
     }
@@ -255,7 +258,7 @@ impl Control {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         if sequentiality.perceive(now_ns, merges, self.config.decay) {
             self.limits.look_up(flow);
-            flow.limit = match flow.has_fallen {
+            flow.limit = match flow.marks & FALLEN != 0 {
                 false => flow.limit.saturating_sub(1).max(1),
                 true => (flow.limit + 1).min(self.config.queue_length),
             };
@@ -270,15 +273,16 @@ impl Control {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         self.limits.look_up(flow);
         self.served.add(flow, channels);
-        flow.has_fallen = false;
+        flow.marks &= !FALLEN;
         flow.staged = flow.staged.wrapping_sub(1);
         if flow.lane == Lane::Reserved {
             self.reserved.staged = self.reserved.staged.wrapping_sub((flow.staged == 0).into());
         }
         let sends_little = flow.staged == 0
             || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
-        let is_modest =
-            sends_little && !flow.is_leaving && flow.dispatched <= self.limits.part(flow.weight);
+        let is_modest = sends_little
+            && flow.marks & LEAVING == 0
+            && flow.dispatched <= self.limits.part(flow.weight);
         let is_expected = is_modest && self.history.holds(flow.arrival) && self.config.idleness;
         self.reserved.sent(flow, is_expected);
         self.served.limit(flow, &self.config, &mut self.limits);
@@ -293,7 +297,7 @@ impl Control {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         self.limits.look_up(flow);
         self.served.remove(flow, channels);
-        flow.has_fallen = true;
+        flow.marks |= FALLEN;
         if flow.is_expected {
             self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
         }

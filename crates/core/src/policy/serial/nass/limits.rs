@@ -28,12 +28,15 @@
 use super::control::FlowState;
 use crate::contract::flow::Weight;
 
+/// Bits after the point of a part of the queue, which has at most 2^16 requests.
+const FRACTION: u32 = 40;
+
 /// What flows' limits are set to.
 pub(super) struct Limits {
     queue_length: u32,
-    /// The weights of the flows that are there, W(n).
+    /// The weights of the flows that are there, W(n), in 256ths.
     present_weight: u64,
-    /// The part of the queue that a weight of 1 has, of 2^32.
+    /// The part of the queue that a 256th of a weight has, times 2^[`FRACTION`].
     per_weight: u64,
     /// Raised when all limits are set. It wraps: a flow of which nothing is sent or answered for
     /// 2^32 rounds, each of them two queues of completions, goes by its limit of then until the
@@ -46,7 +49,7 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new(queue_length: u32) -> Self {
-        let per_weight = u64::from(queue_length) << 32;
+        let per_weight = u64::from(queue_length) << FRACTION;
         Limits {
             queue_length,
             present_weight: 0,
@@ -76,7 +79,7 @@ impl Limits {
     pub(super) fn part(&self, weight: Weight) -> u32 {
         // Less than weight / 2^32 too much: no more when rounded down, while all weights are
         // 400,000 or less.
-        let whole = (self.per_weight * u64::from(weight.get())) >> 32;
+        let whole = self.per_weight.saturating_mul(weight.in_256ths().into()) >> FRACTION;
         // Not `clamp`, which would have to know that the queue is not of length 0.
         whole.max(1).min(self.queue_length.into()) as u32
     }
@@ -86,7 +89,7 @@ impl Limits {
     #[inline]
     pub(super) fn is_due_more(&self, flow: &FlowState) -> bool {
         u64::from(flow.limit) * self.present_weight
-            < u64::from(self.queue_length) * u64::from(flow.weight.get())
+            < u64::from(self.queue_length) * u64::from(flow.weight.in_256ths())
     }
 
     /// One limit was halved.
@@ -118,9 +121,10 @@ impl Limits {
     #[cold]
     pub(super) fn weigh(&mut self, gone: Option<Weight>, come: Option<Weight>) {
         let [gone, come] =
-            [gone, come].map(|weight| weight.map_or(0, |weight| u64::from(weight.get())));
+            [gone, come].map(|weight| weight.map_or(0, |weight| u64::from(weight.in_256ths())));
         self.present_weight = (self.present_weight + come).saturating_sub(gone);
         // Never 0, where the compiler would otherwise plan for a division by zero.
-        self.per_weight = (u64::from(self.queue_length) << 32).div_ceil(self.present_weight.max(1));
+        self.per_weight =
+            (u64::from(self.queue_length) << FRACTION).div_ceil(self.present_weight.max(1));
     }
 }

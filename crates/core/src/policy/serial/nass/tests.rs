@@ -6,7 +6,7 @@ use super::*;
 use crate::contract::port::Op;
 use crate::policy::serial::bfq::{BfqConfig, BfqScheduler};
 use crate::policy::serial::cfq::{CfqConfig, CfqScheduler};
-use crate::policy::serial::fiops::FiopsScheduler;
+use crate::policy::serial::fiops::{FiopsConfig, FiopsScheduler};
 use crate::policy::serial::flashfq::{FlashFqConfig, FlashFqScheduler};
 use crate::policy::serial::sfqd::SfqdScheduler;
 use crate::policy::serial::testing::{Loop, config, counts as served_counts, read, run};
@@ -15,7 +15,7 @@ type Limited = Nass<FiopsScheduler>;
 
 fn nass(nass: NassConfig) -> Limited {
     let config = SerialConfig { merge_bytes: 1 << 19, ..config(64) };
-    Nass::new(FiopsScheduler::new(&config), &config, &nass).unwrap()
+    Nass::new(FiopsScheduler::new(&config, &FiopsConfig::default()), &config, &nass).unwrap()
 }
 
 fn only(aggressiveness: bool, sequentiality: bool, idleness: bool) -> NassConfig {
@@ -246,7 +246,15 @@ fn served_around_each(
             "flashfq",
             served(FlashFqScheduler::new(&config, &flashfq).unwrap(), &config, loops, &service_ns),
         ),
-        ("fiops", served(FiopsScheduler::new(&config), &config, loops, &service_ns)),
+        (
+            "fiops",
+            served(
+                FiopsScheduler::new(&config, &FiopsConfig::default()),
+                &config,
+                loops,
+                &service_ns,
+            ),
+        ),
         ("mqfq", served(SfqdScheduler::new(&config), &config, loops, &service_ns)),
     ]
 }
@@ -327,8 +335,9 @@ fn the_papers_parameters_are_those_of_a_window_of_32() {
 #[test]
 fn parameters_out_of_range_are_refused() {
     let config = config(64);
-    let refused =
-        |nass: NassConfig| Nass::new(FiopsScheduler::new(&config), &config, &nass).is_err();
+    let refused = |nass: NassConfig| {
+        Nass::new(FiopsScheduler::new(&config, &FiopsConfig::default()), &config, &nass).is_err()
+    };
     assert!(!refused(NassConfig::default()));
     let zeroes = [
         NassConfig { channels: 0, ..NassConfig::default() },

@@ -1,0 +1,109 @@
+//! What costs do to shares: closed loops before devices in virtual time.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use std::{format, vec};
+
+use super::*;
+use crate::contract::flow::Weight;
+use crate::contract::port::{Next, Op, Outcome, Request, Tag};
+use crate::contract::port_set::PortSet;
+use crate::cost::CostKind;
+
+const MS: u64 = 1_000_000;
+
+/// A tenant that always has so many requests of a length to ask for.
+#[derive(Clone, Copy)]
+struct Tenant {
+    weight: u32,
+    op: Op,
+    length: u32,
+    depth: usize,
+}
+
+const SMALL: Tenant = Tenant { weight: 100 << 8, op: Op::Read, length: 512, depth: 64 };
+const LARGE: Tenant = Tenant { length: 1 << 20, depth: 8, ..SMALL };
+
+/// Requests that each tenant is served in the second half of a run of so many milliseconds, before
+/// a device that serves one request after the other, each in `service_ns`.
+fn served(
+    (name, keys): (&str, Keys<'_>),
+    tenants: &[Tenant],
+    ms: u64,
+    service_ns: impl Fn(Op, u32) -> u64,
+) -> Vec<u64> {
+    let tags = tenants.iter().map(|tenant| tenant.depth).sum();
+    let shape = Shape::new(Topology::flat(1), tenants.len(), tags);
+    let (policy, mut ports) = AnyPolicy::<Native>::new(name, keys, &shape).unwrap();
+    let port = &mut ports[0];
+    let mut wake = PortSet::EMPTY;
+    let mut requests = Vec::new();
+    for tenant in tenants {
+        let flow = policy.add_flow(Weight::of_256ths(tenant.weight).unwrap()).unwrap();
+        requests.extend((0..tenant.depth).map(|_| (flow, *tenant)));
+    }
+    // Far apart, so that none is sequential.
+    let ask = |tag: usize, round: u64| {
+        let (flow, Tenant { op, length, .. }) = requests[tag];
+        let offset = (tag as u64 * 7919 + round * 104_729) << 21;
+        Request::new(Tag(tag as u32), flow, op, offset, length)
+    };
+    (0..tags).for_each(|tag| {
+        port.submit(0, &ask(tag, 0), &mut wake).unwrap();
+    });
+    let (mut now_ns, mut tick_ns, mut device) = (0, Some(0), VecDeque::new());
+    let mut counts = vec![0; tenants.len()];
+    while now_ns < ms * MS {
+        if tick_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            tick_ns = policy.tick(now_ns, &mut wake);
+        }
+        while let Next::Issue { tag, .. } = port.next(now_ns, &mut wake) {
+            device.push_back(tag);
+        }
+        let tag: Tag = device.pop_front().expect("work conserving");
+        let (flow, Tenant { op, length, .. }) = requests[tag.0 as usize];
+        now_ns += service_ns(op, length);
+        port.complete(now_ns, tag, Outcome::Done, &mut wake);
+        counts[flow.slot()] += u64::from(now_ns > ms * MS / 2);
+        port.submit(now_ns, &ask(tag.0 as usize, now_ns), &mut wake).unwrap();
+    }
+    counts
+}
+
+/// The policies that promise shares and charge costs, with few slots, so that they decide.
+const POLICIES: [&str; 4] = ["mqfq", "mqfq-serial", "sfqd", "flashfq"];
+
+fn keys(kind: CostKind) -> Vec<(&'static str, u64)> {
+    vec![("slots", 4), ("cost", kind as u64)]
+}
+
+/// 512 bytes beside 1 MiB on a device of 4,000 requests a second: by bytes the large ones have next
+/// to nothing, by requests each tenant has half of what it has alone.
+#[test]
+fn a_device_that_is_short_of_requests_is_shared_by_requests() {
+    let both =
+        |name, kind: CostKind| served((name, &keys(kind)), &[SMALL, LARGE], 10_000, |_, _| 250_000);
+    let parts = |counts: Vec<u64>| [counts[0] as f64 / 20_000.0, counts[1] as f64 / 20_000.0];
+    for name in ["mqfq", "mqfq-serial", "sfqd"] {
+        let got = parts(both(name, CostKind::Requests));
+        let said = format!("{name}: {got:?} of what each has alone");
+        assert!(got.iter().all(|part| (0.45..=0.55).contains(part)), "{said}");
+        let [_, large] = parts(both(name, CostKind::Bytes));
+        assert!(large < 0.05, "{name}: {large}");
+    }
+}
+
+/// Weights of 1.5 and 1, which whole numbers do not have; and each a quarter of that, and a
+/// thousand times.
+#[test]
+fn shares_follow_weights_between_whole_numbers() {
+    for name in POLICIES {
+        for scale in [64, 256, 256_000] {
+            let tenant = |weight| Tenant { weight, length: 4096, depth: 16, ..SMALL };
+            let tenants = [tenant(scale * 3 / 2), tenant(scale)];
+            let counts = served((name, &keys(CostKind::Bytes)), &tenants, 2000, |_, _| 100_000);
+            let ratio = counts[0] as f64 / counts[1] as f64;
+            assert!((1.47..=1.53).contains(&ratio), "{name} at {scale}: {counts:?}");
+        }
+    }
+}
