@@ -15,6 +15,7 @@ bench: build
 	bench/operate
 	bench/kyber-nass
 	bench/busy-host
+	bench/isolation -n 1
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device

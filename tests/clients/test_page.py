@@ -124,6 +124,10 @@ def shows(tab, told):
             else:
                 close(shown[cell], last[key], f"{tenant['name']}'s {cell}")
                 compared += 1
+        target = tenant["latency_target"]
+        shown["target"] = shown["target"].replace("\u00a0", " ")
+        state = target and ("▲ " if "un" in target["state"] or "missed" in target["state"] else "", target["state"].split("-")[0])
+        rig.check(target is None or (shown["target"].startswith(state[0]) and shown["target"].endswith(state[1])), f"{shown} of {target}")
         for by, part in (tenant["hurt_by"] or {}).items():
             cell = tab.text(f"#matrix tr[data-tenant='{tenant['name']}'] td[data-by='{by}']")
             rig.check(abs(int(cell) - 100 * part) <= 0.51, f"{tenant['name']} hurt by {by}: {cell} for {part}")
@@ -133,7 +137,9 @@ def shows(tab, told):
     rig.check(tab.text("[data-of=slots]") == f"{policy['slots_in_use']} of {policy['slots']}", "slots in use")
     why = {None: "set", "searching": "searching", "found": "fill the device", "all-demand": "all is", "alone": "alone"}
     state = (policy["depth"] or {"state": None})["state"]
-    rig.check(why[state] in tab.text("[data-of=depth]"), f"why D is what it is: {state}")
+    is_held = any(t["latency_target"] and t["latency_target"]["slots_bound"] is not None for t in told["tenants"])
+    reason = "for latency targets" if is_held else why[state]
+    rig.check(reason in tab.text("[data-of=depth]"), f"why D is what it is: {state}")
     return compared
 
 
@@ -146,7 +152,7 @@ def test_page_shows_what_the_server_tells():
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(rig.tempfile.TemporaryDirectory(prefix="fairq-"))
         tab = stack.enter_context(browser.page())
-        server = stack.enter_context(served(folder, "db,weight=300", "web", "batch", "idle"))
+        server = stack.enter_context(served(folder, "db,weight=300", "web,latency=10s", "batch,latency=1us", "idle"))
         busy = load(server, "db=depth:32", "web=depth:32", "batch=depth:4,bs:64k")
         stack.callback(busy.kill)
         tab.size(1280, 900)
@@ -154,9 +160,11 @@ def test_page_shows_what_the_server_tells():
         tab.until("document.querySelectorAll('#matrix tbody tr').length >= 3", 30, "the matrix has three rows")
         tab.until("document.querySelectorAll('#chart-share path.line').length >= 3", 30, "three lines are drawn")
         picture(tab, "desktop")
+        tab.until("document.querySelector('#missed li')?.innerText.startsWith('batch: ')", 30, "the missed target is told")
         tab.run("document.getElementById('pause').click()")
         tab.listen(1)
         rig.check(tab.text("#state") == "paused", "it does not say that it pauses")
+        rig.check(tab.run("document.querySelectorAll('#missed li').length") == 1, tab.text("#missed"))
         compared = shows(tab, last_look(tab))
         rig.check(compared >= 3 * 8 + 6, f"only {compared} numbers were compared")
         tab.run("document.getElementById('pause').click()")

@@ -51,8 +51,14 @@ pub(crate) struct PolicyState {
 /// A search for D.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Depth {
+    /// The least D that is believed to fill the device.
     pub(crate) slots: u64,
     pub(crate) state: String,
+    /// What the device was seen to do with it.
+    #[serde(default)]
+    pub(crate) requests_per_s: u64,
+    #[serde(default)]
+    pub(crate) bytes_per_s: u64,
 }
 
 /// Of a tenant, what is shown.
@@ -66,6 +72,8 @@ pub(crate) struct Tenant {
     pub(crate) in_flight: u64,
     pub(crate) errors: u64,
     pub(crate) last_second: Option<LastSecond>,
+    #[serde(default)]
+    pub(crate) latency_target: Option<LatencyTarget>,
     /// Whose requests were served while its own waited, as parts of its delay.
     pub(crate) hurt_by: Option<BTreeMap<String, f64>>,
 }
@@ -81,6 +89,30 @@ pub(crate) struct LastSecond {
     pub(crate) p99_ns: f64,
     pub(crate) staged_ns: f64,
     pub(crate) device_ns: f64,
+}
+
+/// How a tenant does beside its latency target.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct LatencyTarget {
+    pub(crate) target_ns: u64,
+    /// Percent of its requests that are to take no longer.
+    pub(crate) percentile: f64,
+    pub(crate) state: String,
+    /// Why it cannot be met, and what to do.
+    pub(crate) cause: Option<String>,
+    /// Requests completed in the last second, and how many of them took longer.
+    pub(crate) completed: u64,
+    pub(crate) late: u64,
+    /// What D is held to for all targets together, if to anything.
+    #[serde(default)]
+    pub(crate) slots_bound: Option<u64>,
+}
+
+impl LatencyTarget {
+    /// Whether the last second was worse than it.
+    pub(crate) fn is_missed(&self) -> bool {
+        !["idle", "met"].contains(&&self.state[..])
+    }
 }
 
 impl Look {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fairq_config::files::Output;
-use fairq_config::units::show_duration;
+use fairq_config::units::{show_bandwidth, show_count, show_duration};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -24,8 +24,10 @@ use crate::connection::Connection;
 mod perfetto;
 
 /// The columns of the CSV form; `fairq_sim::trace` reads it.
-const COLUMNS: &str =
-    "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why";
+const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,\
+    virtual_time,start_tag,why,store,slots,least_slots,requests_per_s,bytes_per_s";
+/// The last columns of a row that is not about D.
+const NO_DEPTH: &str = ",,,,,";
 /// A name for tenants that were removed meanwhile.
 const GONE: &str = "(gone)";
 
@@ -46,10 +48,27 @@ struct Row {
     why: Option<String>,
 }
 
+/// What D was from then on, and why.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct Depth {
+    at_ns: u64,
+    store: Option<String>,
+    /// D; `None` is no limit.
+    slots: Option<u64>,
+    /// The least D that is believed to fill the device.
+    least_slots: Option<u64>,
+    state: String,
+    /// What the device is believed to do with it.
+    requests_per_s: Option<u64>,
+    bytes_per_s: Option<u64>,
+}
+
 /// What all shards recorded, in the order of time.
 #[derive(Debug)]
 struct Recorded {
     rows: Vec<(usize, Row)>,
+    /// What D was; nothing if it is not searched for.
+    depths: Vec<Depth>,
     shards: usize,
     lost: u64,
     tenants: HashMap<u16, String>,
@@ -59,6 +78,8 @@ struct Recorded {
 struct Stopped {
     shards: Vec<StoppedShard>,
     tenants: Vec<(u16, String)>,
+    #[serde(default)]
+    depth: Vec<Depth>,
 }
 
 #[derive(Deserialize)]
@@ -95,8 +116,7 @@ pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<(
 /// Says on standard error how much it is, and whether it is all.
 fn tell(recorded: &Recorded, path: Option<&Path>) {
     let Recorded { rows, lost, .. } = recorded;
-    let span_ns = rows.last().map_or(0, |(_, last)| last.at_ns)
-        - rows.first().map_or(0, |(_, first)| first.at_ns);
+    let span_ns = recorded.last_ns() - recorded.first_ns();
     let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
     eprintln!("{place}{} decisions within {}", rows.len(), show_duration(span_ns as f64));
     if *lost > 0 {
@@ -130,6 +150,7 @@ fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
     let lost = stopped.shards.iter().map(|shard| shard.lost).sum();
     Ok(Recorded {
         rows,
+        depths: stopped.depth,
         shards: stopped.shards.len(),
         lost,
         tenants: stopped.tenants.into_iter().collect(),
@@ -153,13 +174,83 @@ impl Recorded {
     fn name(&self, tenant: u16) -> &str {
         self.tenants.get(&tenant).map_or(GONE, String::as_str)
     }
+
+    /// Gives the changes of D up to each row before it, and the last ones at the end.
+    fn in_order<'a>(&'a self, mut give: impl FnMut(Entry<'a>) -> io::Result<()>) -> io::Result<()> {
+        let mut depths = self.depths.iter().peekable();
+        for (shard, row) in &self.rows {
+            while let Some(depth) = depths.next_if(|depth| depth.at_ns <= row.at_ns) {
+                give(Entry::Depth(depth))?;
+            }
+            give(Entry::Decision(*shard, row))?;
+        }
+        depths.try_for_each(|depth| give(Entry::Depth(depth)))
+    }
+
+    /// When it begins.
+    fn first_ns(&self) -> u64 {
+        let row = self.rows.first().map(|(_, row)| row.at_ns);
+        let depth = self.depths.first().map(|depth| depth.at_ns);
+        row.into_iter().chain(depth).min().unwrap_or(0)
+    }
+
+    /// When it ends.
+    fn last_ns(&self) -> u64 {
+        let row = self.rows.last().map(|(_, row)| row.at_ns);
+        let depth = self.depths.last().map(|depth| depth.at_ns);
+        row.into_iter().chain(depth).max().unwrap_or(0)
+    }
+}
+
+/// A line of a recording.
+enum Entry<'a> {
+    Decision(usize, &'a Row),
+    Depth(&'a Depth),
+}
+
+impl Depth {
+    /// Its name among several.
+    fn store(&self) -> &str {
+        self.store.as_deref().unwrap_or(GONE)
+    }
+
+    /// What D is, why, and what the device is believed to do.
+    fn describe(&self) -> String {
+        let Depth { slots, least_slots, state, requests_per_s, bytes_per_s, .. } = self;
+        let slots = slots.map_or("no limit".into(), |slots| slots.to_string());
+        let why = match &state[..] {
+            "found" => format!(
+                "{} fill the device ({} IOPS, {})",
+                least_slots.unwrap_or(0),
+                show_count(requests_per_s.unwrap_or(0) as f64),
+                show_bandwidth(bytes_per_s.unwrap_or(0) as f64)
+            ),
+            "set" => "it is set, or held there for latency targets".into(),
+            "searching" => "it is being found".into(),
+            "alone" => "one tenant asks".into(),
+            _ => "all that is asked for is on the device".into(),
+        };
+        format!("D is {slots} ({}): {why}", self.store())
+    }
 }
 
 fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{COLUMNS}")?;
-    for (shard, row) in &recorded.rows {
+    // A name may hold what divides fields; a quotation mark would need another reader.
+    let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let plain = |name: &str| name.replace([',', '"', '\n'], "_");
+    recorded.in_order(|entry| {
+        let (shard, row) = match entry {
+            Entry::Decision(shard, row) => (shard, row),
+            Entry::Depth(depth) => {
+                let Depth { at_ns, slots, least_slots, state, requests_per_s, bytes_per_s, .. } =
+                    depth;
+                let numbers = [*slots, *least_slots, *requests_per_s, *bytes_per_s].map(number);
+                let (store, numbers) = (plain(depth.store()), numbers.join(","));
+                return writeln!(out, "{at_ns},,depth,,,,,,,,,,{state},{store},{numbers}");
+            }
+        };
         let Row { at_ns, kind, tag, op, offset, length, class, .. } = row;
-        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
         let (free, now, start) = (
             number(row.free_slots.map(u64::from)),
             number(row.virtual_time),
@@ -167,17 +258,18 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
         );
         let why = row.why.as_deref().unwrap_or_default();
         if kind == "held" {
-            writeln!(out, "{at_ns},{shard},held,,,,,,,{free},{now},{start},{why}")?;
-            continue;
+            return writeln!(
+                out,
+                "{at_ns},{shard},held,,,,,,,{free},{now},{start},{why}{NO_DEPTH}"
+            );
         }
-        // A name may hold what divides fields; a quotation mark would need another reader.
-        let tenant = recorded.tenant(row).replace([',', '"', '\n'], "_");
+        let tenant = plain(recorded.tenant(row));
         writeln!(
             out,
-            "{at_ns},{shard},{kind},{tenant},{tag},{op},{offset},{length},{class},{free},{now},{start},{why}"
-        )?;
-    }
-    Ok(())
+            "{at_ns},{shard},{kind},{tenant},{tag},{op},{offset},{length},{class},{free},{now},\
+             {start},{why}{NO_DEPTH}"
+        )
+    })
 }
 
 /// When a live request came and went to the device.
@@ -188,14 +280,26 @@ struct Life {
 }
 
 fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
-    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
+    let first_ns = recorded.first_ns();
     let width =
         recorded.tenants.values().map(|name| name.chars().count()).max().unwrap_or(0).clamp(6, 24);
     let mut lives: HashMap<(usize, u32), Life> = HashMap::new();
     writeln!(out, "{:>12}  shard  {:<8}  {:<width$}  what", "time/us", "event", "tenant")?;
-    for (shard, row) in &recorded.rows {
+    recorded.in_order(|entry| {
+        let (shard, row) = match entry {
+            Entry::Decision(shard, row) => (shard, row),
+            Entry::Depth(depth) => {
+                let at_us = (depth.at_ns - first_ns) as f64 / 1e3;
+                let what = depth.describe();
+                return writeln!(
+                    out,
+                    "{at_us:>12.3}         {:<8}  {:<width$}  {what}",
+                    "depth", ""
+                );
+            }
+        };
         let at_us = (row.at_ns - first_ns) as f64 / 1e3;
-        let life = lives.entry((*shard, row.tag)).or_default();
+        let life = lives.entry((shard, row.tag)).or_default();
         let since = |then: Option<u64>| then.map(|then| show_duration((row.at_ns - then) as f64));
         let request = format!("{} {} at {} (tag {})", row.op, row.length, row.offset, row.tag);
         let what = match row.kind.as_str() {
@@ -229,9 +333,8 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             }
         };
         let tenant = if row.kind == "held" { "" } else { recorded.tenant(row) };
-        writeln!(out, "{at_us:>12.3}  {shard:>5}  {:<8}  {tenant:<width$}  {what}", row.kind)?;
-    }
-    Ok(())
+        writeln!(out, "{at_us:>12.3}  {shard:>5}  {:<8}  {tenant:<width$}  {what}", row.kind)
+    })
 }
 
 /// Virtual time, and how far ahead of it the request is.
@@ -279,8 +382,18 @@ mod tests {
             (0, row(9500, "complete", 0, 5)),
             (0, row(9600, "arrive", 7, 5)),
         ];
+        let depth = |at_ns, state: &str| Depth {
+            at_ns,
+            store: Some("ram, 1G".into()),
+            slots: Some(12),
+            least_slots: (state != "set").then_some(10),
+            state: state.into(),
+            requests_per_s: (state != "set").then_some(20_000),
+            bytes_per_s: (state != "set").then_some(81_920_000),
+        };
         Recorded {
             rows,
+            depths: vec![depth(950, "set"), depth(9700, "found")],
             shards: 2,
             lost: 0,
             tenants: HashMap::from([(0, "db".into()), (1, "web, two".into())]),
@@ -298,6 +411,8 @@ mod tests {
         let expected = [
             "     time/us  shard  event     tenant    what",
             "       0.000      1  complete  db        read 4096 at 8192 (tag 9)",
+            "       0.050         depth               D is 12 (ram, 1G): it is set, or held there for \
+             latency targets",
             "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, \
              +400 of virtual time 500",
             "       0.100      0  held                the next is too far ahead, start tag 900, \
@@ -310,6 +425,8 @@ mod tests {
              device, 8.50 µs in all",
             "       8.700      0  arrive    (gone)    read 4096 at 8192 (tag 5), start tag 900, \
              +400 of virtual time 500",
+            "       8.800         depth               D is 12 (ram, 1G): 10 fill the device \
+             (20.0 k IOPS, 81.9 MB/s)",
         ];
         assert_eq!(written(TraceFormat::Text).lines().collect::<Vec<_>>(), expected);
     }
@@ -319,9 +436,13 @@ mod tests {
         let text = written(TraceFormat::Csv);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], COLUMNS);
-        assert_eq!(lines[2], "1000,0,arrive,db,5,read,8192,4096,medium,,500,900,");
-        assert_eq!(lines[3], "1000,0,held,,,,,,,,500,900,ahead");
-        assert_eq!(lines[4], "2500,1,issue,web_ two,5,read,8192,4096,medium,3,500,900,");
+        assert_eq!(lines[2], "950,,depth,,,,,,,,,,set,ram_ 1G,12,,,");
+        let found = "9700,,depth,,,,,,,,,,found,ram_ 1G,12,10,20000,81920000";
+        assert_eq!(lines.last(), Some(&found));
+        assert_eq!(lines[3], "1000,0,arrive,db,5,read,8192,4096,medium,,500,900,,,,,,");
+        assert_eq!(lines[4], "1000,0,held,,,,,,,,500,900,ahead,,,,,");
+        assert_eq!(lines[5], "2500,1,issue,web_ two,5,read,8192,4096,medium,3,500,900,,,,,,");
+        assert!(lines.iter().all(|line| line.matches(',').count() == 17), "{text}");
     }
 
     #[test]
@@ -346,7 +467,8 @@ mod tests {
         assert_eq!((count("shard 0"), count("shard 1")), (0.0, 1.0));
         assert_eq!(read.counters[&("shard 0".to_owned(), "free slots slots".to_owned())], 3.0);
         assert_eq!(read.instants.iter().filter(|instant| instant.1 == "held: ahead").count(), 1);
-        assert_eq!(read.instants.len(), 5);
+        assert_eq!(read.instants.len(), 5 + 2, "and those of D");
+        assert_eq!(read.counters[&("ram, 1G".to_owned(), "D slots".to_owned())], 12.0);
     }
 
     /// A ring that was full has lost the ends of requests whose tags are used again.
@@ -366,7 +488,8 @@ mod tests {
             .zip(0..)
             .map(|(&(kind, tag), at)| (0, row(at * 1000, kind, 0, tag)))
             .collect();
-        let recorded = Recorded { rows, shards: 1, lost: 9, tenants: HashMap::new() };
+        let recorded =
+            Recorded { rows, depths: Vec::new(), shards: 1, lost: 9, tenants: HashMap::new() };
         let mut out = Vec::new();
         write(&recorded, TraceFormat::Perfetto, &mut out).unwrap();
         let read = perfetto::reader::read(&String::from_utf8(out).unwrap());

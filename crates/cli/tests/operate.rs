@@ -759,6 +759,8 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
             && text.contains(" in all"),
         "{text}"
     );
+    // D is told when the policy ticks, which a recording on a busy machine may be too short for.
+    assert!((0..20).any(|_| record("text", &file("trace.txt")).contains("  depth  ")));
     let perfetto: Value = serde_json::from_str(&record("perfetto", &file("trace.json"))).unwrap();
     let events = perfetto["traceEvents"].as_array().unwrap();
     let named = |name: &str| events.iter().any(|event| event["args"]["name"] == json!(name));
@@ -766,7 +768,8 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     // A ring that is too small keeps the last, and says so.
     let said = server.ctl(&["trace", "--seconds", "300ms", "--events", "10"]);
     assert!(String::from_utf8(said.stderr).unwrap().contains("earlier ones found no room"));
-    assert!(String::from_utf8(said.stdout).unwrap().lines().count() <= 21);
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.lines().filter(|line| !line.contains("  depth  ")).count() <= 21, "{said}");
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
     for mut client in [db, web] {
         client.kill().unwrap();

@@ -2,10 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use fairq_config::caps::{KEYS, Written};
 use fairq_config::device::FileConfig;
 use fairq_config::engine::file_spec;
 use fairq_config::listen::Listen;
@@ -17,21 +14,19 @@ use fairq_config::tenant::{Range, Tenant, TenantTable, layout};
 use fairq_config::units::Size;
 use fairq_config::weight::WeightSource;
 use fairq_core::registry::Knob;
-use fairq_core::{DepthState, TuneError, Weight};
+use fairq_core::{TuneError, Weight};
 use fairq_host::device::file::FileSpec;
-use fairq_host::observe::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, AdminError, Member, Status};
+use fairq_host::server::{self, Admin, AdminError, Member};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use toml::Spanned;
 
 use super::changes::{self, Change};
+use super::overview::policy_state;
 use super::rpc::{Fault, params};
-use super::storage::{clear_error, cut_off_files, stores, write_back_errors};
+use super::storage::clear_error;
 use super::{Console, rpc};
-use super::{caps, latency};
-use crate::look::Look;
-use crate::parts::{build_policy, server_tenant, tls_mode};
+use crate::parts::{build_policy, server_tenant};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,9 +70,6 @@ struct OfDrain {
     #[serde(default)]
     now: bool,
 }
-
-/// How long a reload that SIGHUP asked for waits for file systems.
-const RELOAD_MAX: Duration = Duration::from_secs(30);
 
 /// The methods that change the server, and leave it to their caller to say so.
 const CHANGES: [&str; 11] = [
@@ -172,178 +164,6 @@ impl Console {
         }
     }
 
-    /// What is shown next is asked for: something has changed.
-    pub(super) fn forget_look(&mut self) {
-        (self.look, self.latest) = (None, None);
-    }
-
-    /// What is shown of the server on a terminal and on the web page: what was said at the last
-    /// full second, so that neither the shards nor anybody else have more to do however many look.
-    pub(super) fn look(&mut self, admin: &dyn Admin) -> &Value {
-        let look = self.look.take().unwrap_or_else(|| {
-            let asked;
-            let now = match &self.latest {
-                Some(latest) => latest,
-                None => {
-                    asked = admin.status();
-                    &asked
-                }
-            };
-            let whole =
-                json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
-            serde_json::from_value::<Look>(whole)
-                .expect("what is shown is a part of what is told")
-                .json()
-        });
-        self.look.insert(look)
-    }
-
-    fn status(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let shard = |(index, connections): (usize, &usize)| {
-            let counters = now.totals.shards[index];
-            json!({
-                "cpu": self.plan.cpus.get(index),
-                "connections": connections,
-                "operations": counters.completed,
-                "bytes": counters.bytes,
-                "turns": counters.turns,
-                "sleeps": counters.sleeps,
-                "cpu_s": counters.cpu.map(|cpu| cpu.ran_ns as f64 * 1e-9),
-                "cpu_wait_s": counters.cpu.map(|cpu| cpu.waited_ns as f64 * 1e-9),
-                "issued": classes(counters.issued),
-                "joined": counters.joined,
-            })
-        };
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_s": now.elapsed.as_secs_f64(),
-            "device": self.plan.device.describe(),
-            "policy": self.describe_policy(),
-            "policy_state": policy_state(now),
-            "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
-            "connections": now.connections.iter().sum::<usize>(),
-            "memory": { "used": now.memory.0, "most": now.memory.1 },
-            "tenants": admin.roster().members().len(),
-            "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "draining": now.is_draining,
-            "unassigned": self.unassigned(&admin.roster()),
-            "write_back_errors": write_back_errors(&admin.roster(), now),
-            "cut_off_files": cut_off_files(now),
-            "latency_targets": latency::all(&admin.roster(), now),
-            "stores": stores(&admin.roster(), now),
-        })
-    }
-
-    fn describe_policy(&self) -> String {
-        self.plan.policy.describe(self.plan.device.default_slots())
-    }
-
-    fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let roster = admin.roster();
-        let names = group_names(roster.members());
-        let written = by_name(&self.settings);
-        let tenant = |member: &Member| {
-            let table = written.get(&*member.tenant.name).copied();
-            self.tenant(now, member, table, &names)
-        };
-        roster.members().iter().map(tenant).collect()
-    }
-
-    fn tenant(
-        &self,
-        now: &Status,
-        member: &Member,
-        table: Option<&TenantTable>,
-        names: &[&str; GROUPS],
-    ) -> Value {
-        let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
-            &member.tenant;
-        let stats = &now.totals.tenants[usize::from(member.number())];
-        let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
-        let source = table.and_then(|table| table.weight.clone());
-        let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
-            json!({
-                "entitled": now.entitled,
-                "share": now.share,
-                "iops": now.iops,
-                "bytes_per_s": now.bytes_per_s,
-                "p50_ns": now.p50_ns,
-                "p99_ns": now.p99_ns,
-                "staged_ns": now.staged_ns,
-                "device_ns": now.device_ns,
-            })
-        });
-        json!({
-            "name": name,
-            "weight": weight.get(),
-            "weight_source": source.unwrap_or_default().to_string(),
-            "size": size,
-            "file": file,
-            "store": now.store_of(member),
-            "offset": base,
-            "read_only": read_only,
-            "identity": identity.as_ref().map(ToString::to_string),
-            "uids": users.uids,
-            "gids": users.gids,
-            "connections": member.connections.load(Ordering::Relaxed),
-            "preparing": member.preparing.as_ref().map(|wiping| json!({
-                "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
-                "waits_for": wiping.waits_for(),
-            })),
-            "reads": stats.reads,
-            "writes": stats.writes,
-            "others": stats.others,
-            "read_bytes": stats.read_bytes,
-            "written_bytes": stats.written_bytes,
-            "errors": stats.errors,
-            "write_back_errno": now.write_back_errno(member),
-            "in_flight": stats.in_flight,
-            "staged": stats.staged,
-            "staged_ns": stats.staged_ns,
-            "device_ns": stats.device_ns,
-            "starved_ns": stats.starved_ns,
-            "latency_ns": {
-                "p50": quantile(0.5), "p99": quantile(0.99), "p999": quantile(0.999), "max": stats.latency_ns.max(),
-            },
-            "last_second": last,
-            "latency_target": now.target_of(member).map(latency::json),
-            "capped": now.caps_of(member).map(caps::json),
-            "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
-        })
-    }
-
-    /// The parts that others have in a tenant's delay over the last seconds; by number.
-    fn parts(&self, victim: usize, now: &Matrix) -> Option<[f64; GROUPS]> {
-        let earlier = self.matrices.front();
-        let since = |other: usize| {
-            now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]))
-        };
-        let total: u64 = (0..GROUPS).map(since).sum();
-        (total > 0).then(|| std::array::from_fn(|other| since(other) as f64 / total as f64))
-    }
-
-    /// Who hurt a tenant, by name; nobody if it did not wait.
-    fn hurt_by(&self, victim: &Member, now: &Matrix, names: &[&str; GROUPS]) -> Value {
-        let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
-        let mut object = Map::new();
-        for (name, part) in names.iter().zip(parts).filter(|(_, part)| *part > 0.0) {
-            let sum = object.get(*name).and_then(Value::as_f64).unwrap_or(0.0) + part;
-            object.insert((*name).to_owned(), json!(sum));
-        }
-        Value::Object(object)
-    }
-
-    fn interference(&self, admin: &dyn Admin) -> Value {
-        let (now, roster) = (admin.status(), admin.roster());
-        let names = group_names(roster.members());
-        let row = |member: &Member| {
-            let parts = self.hurt_by(member, &now.totals.matrix, &names);
-            (!parts.is_null()).then(|| (member.tenant.name.clone(), parts))
-        };
-        Value::Object(roster.members().iter().filter_map(row).collect())
-    }
-
     fn policy(&self, admin: &dyn Admin) -> Value {
         let mut keys = serde_json::to_value(self.settings.policy.clone().unwrap_or_default())
             .unwrap_or_default();
@@ -388,7 +208,7 @@ impl Console {
     }
 
     /// Adds a tenant as it is written, at a place that nobody has.
-    fn add_table(
+    pub(super) fn add_table(
         &mut self,
         admin: &mut dyn Admin,
         table: TenantTable,
@@ -473,7 +293,11 @@ impl Console {
     }
 
     /// Has the files of tenants that are new in `wanted` opened before anything changes.
-    fn prepare_files(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> Result<(), Refusal> {
+    pub(super) fn prepare_files(
+        &mut self,
+        admin: &mut dyn Admin,
+        wanted: &Settings,
+    ) -> Result<(), Refusal> {
         let old = by_name(&self.settings);
         let come = wanted.tenant.iter().map(Spanned::get_ref);
         for table in come.filter(|table| !old.contains_key(&*table.name)) {
@@ -601,7 +425,7 @@ impl Console {
 
     /// Makes the policy what it is in `settings`, and writes it down: parameters that the running
     /// policy can change are changed there; for anything else another one takes its place.
-    fn make_policy(
+    pub(super) fn make_policy(
         &mut self,
         admin: &mut dyn Admin,
         wanted: PolicyConfig,
@@ -660,236 +484,11 @@ impl Console {
         self.settings.listen.retain(|listen| *listen != at);
         Ok(json!({ "address": at.to_string() }))
     }
-
-    /// The same, and it is in the log, whoever asked.
-    pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
-        let result = self.reload_file(admin);
-        self.forget_look();
-        match &result {
-            Ok(changes) => {
-                for Change { key, from, to, done } in changes {
-                    let (from, to) = (
-                        from.as_deref().unwrap_or("(nothing)"),
-                        to.as_deref().unwrap_or("(nothing)"),
-                    );
-                    if *done {
-                        tracing::info!(key, from, to, "changed");
-                    } else {
-                        tracing::warn!(key, from, to, "not changed: this needs a restart");
-                    }
-                }
-                tracing::info!(changes = changes.len(), "read the configuration again");
-            }
-            Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
-            Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
-        }
-        result
-    }
-
-    /// Does what SIGHUP asks for, again each second while a file system takes its time.
-    pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
-        self.reload_due = match self.reload_told(admin) {
-            Err(error) if error.is_temporary() && asked.elapsed() < RELOAD_MAX => Some(asked),
-            Err(error) if error.is_temporary() => {
-                tracing::error!("cannot reload, nothing has changed: {error}");
-                None
-            }
-            _ => None,
-        };
-    }
-
-    /// Reads the file again and makes the server so, as far as that can be done while it runs.
-    fn reload_file(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
-        let Some(path) = &self.given.file else {
-            return Err(Refusal::new(
-                "there is no file to read again: the server was started without --config",
-            ));
-        };
-        let wanted = settings::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
-        let plan = wanted.plan(&self.given.surroundings)?;
-        let in_force = self.comparable(&wanted);
-        let mut differ = changes::between(&in_force, &wanted);
-        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
-        // are read again; other files, or another mode, need a restart, as identities do.
-        let tls = tls_mode(self.plan.tls.as_ref())?;
-        self.prepare_files(admin, &wanted)?;
-        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
-        admin.set_tls(tls);
-        let tables = || wanted.tenant.iter().map(Spanned::get_ref);
-        let (old, new) = (by_name(&self.settings), by_name(&wanted));
-        let gone: Vec<String> = old
-            .keys()
-            .filter(|name| !new.contains_key(*name))
-            .map(|name| (*name).to_owned())
-            .collect();
-        let come: Vec<TenantTable> =
-            tables().filter(|table| !old.contains_key(&*table.name)).cloned().collect();
-        let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
-        let reweighted: Vec<(String, WeightSource)> = tables()
-            .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
-            .map(|table| (table.name.clone(), source(table)))
-            .collect();
-        let retargeted: Vec<(String, latency::Written)> = tables()
-            .filter(|table| {
-                let old = old.get(&*table.name);
-                old.is_some_and(|old| latency::written(old) != latency::written(table))
-            })
-            .map(|table| (table.name.clone(), latency::written(table)))
-            .collect();
-        let recapped: Vec<(String, Written)> = tables()
-            .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
-            .map(|table| (table.name.clone(), table.caps()))
-            .collect();
-        let mut done = |prefix: &str| {
-            let under = |key: &str| {
-                key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
-            };
-            differ
-                .iter_mut()
-                .filter(|change| under(&change.key))
-                .for_each(|change| change.done = true);
-        };
-        done("policy");
-        for name in gone {
-            self.remove(admin, &name).map_err(|fault| Refusal::new(fault.message()))?;
-            done(&format!("tenant.{name}"));
-        }
-        for table in come {
-            let name = table.name.clone();
-            match self.add_table(admin, table) {
-                Ok(_) => done(&format!("tenant.{name}")),
-                Err(error) => tracing::warn!("{error}"),
-            }
-        }
-        for (name, source) in reweighted {
-            if self.weight(admin, &name, source).is_ok() {
-                done(&format!("tenant.{name}.weight"));
-            }
-        }
-        for (name, said) in retargeted {
-            match self.set_latency(admin, &name, said) {
-                Ok(_) => ["latency", "latency-percentile", "floor"]
-                    .iter()
-                    .for_each(|key| done(&format!("tenant.{name}.{key}"))),
-                Err(fault) => tracing::warn!("{}", fault.message()),
-            }
-        }
-        for (name, said) in recapped {
-            match self.set_caps(admin, &name, &said) {
-                Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),
-                Err(fault) => tracing::warn!("{}", fault.message()),
-            }
-        }
-        if self.move_listeners(admin, &wanted) {
-            done("listen");
-        }
-        Ok(differ)
-    }
-
-    /// The configuration in force, with places of tenants only where `wanted` names them: where
-    /// nothing is said, any place will do, and the one that a tenant has is as good as another.
-    fn comparable(&self, wanted: &Settings) -> Settings {
-        let mut in_force = self.settings.clone();
-        let wanted = by_name(wanted);
-        for table in &mut in_force.tenant {
-            let table = table.get_mut();
-            if let Some(said) = wanted.get(&*table.name) {
-                table.offset = table.offset.filter(|_| said.offset.is_some());
-                table.size = table.size.filter(|_| said.size.is_some());
-            }
-        }
-        in_force
-    }
-
-    /// Listens where `wanted` says. True if that holds now.
-    fn move_listeners(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> bool {
-        if wanted.listen.is_empty() {
-            return self.settings.listen.is_empty();
-        }
-        let places = admin.listening();
-        let missing = wanted.listen.iter().filter(|at| !self.settings.listen.contains(at));
-        let missing =
-            missing.map(|at| server::Listen::from(at.clone())).filter(|at| !places.contains(at));
-        let mut all = true;
-        for at in missing {
-            if let Err(error) = admin.listen(&at) {
-                tracing::warn!("{error}");
-                all = false;
-            }
-        }
-        for at in self.settings.listen.iter().filter(|at| !wanted.listen.contains(at)) {
-            if let Err(error) = admin.unlisten(&at.clone().into()) {
-                tracing::warn!("{error}");
-            }
-        }
-        if all {
-            self.settings.listen.clone_from(&wanted.listen);
-        }
-        all
-    }
 }
 
 /// What is written of each tenant.
-fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
+pub(super) fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
     settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
-}
-
-/// Whom each group of the interference matrix stands for.
-fn group_names(all: &[Member]) -> [&str; GROUPS] {
-    let mut names = ["(others)"; GROUPS];
-    for member in all.iter().filter(|member| group(member.number()) < GROUPS - 1) {
-        names[group(member.number())] = &member.tenant.name;
-    }
-    names
-}
-
-fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
-    json!({ "urgent": urgent, "high": high, "medium": medium, "low": low })
-}
-
-/// Why D is what it is, in a word.
-pub(super) fn depth_state(state: DepthState) -> &'static str {
-    match state {
-        DepthState::Searching => "searching",
-        DepthState::Found => "found",
-        DepthState::AllDemand => "all-demand",
-        DepthState::Alone => "alone",
-    }
-}
-
-fn policy_state(now: &Status) -> Value {
-    let fairq_core::Stats {
-        virtual_time,
-        spread,
-        slots,
-        free_slots,
-        throttles,
-        blocks,
-        wakes,
-        tokens,
-        depth,
-    } = now.policy;
-    let classes = now.classes.map(
-        |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),
-    );
-    json!({
-        "virtual_time": virtual_time,
-        "virtual_time_spread": spread,
-        "slots": slots,
-        "slots_in_use": slots.zip(free_slots).map(|(slots, free)| slots.saturating_sub(free)),
-        "throttles": throttles,
-        "blocks": blocks,
-        "wakes": wakes,
-        "tokens": tokens.map(|of| json!({ "periods": of.periods, "tokens": of.tokens, "write_percent": of.write_percent })),
-        "class_weights": classes,
-        "depth": depth.map(|of| json!({
-            "slots": of.slots,
-            "state": depth_state(of.state),
-            "requests_per_s": of.requests_per_s,
-            "bytes_per_s": of.bytes_per_s,
-        })),
-        "changing_s": now.changing.map(|time| time.as_secs_f64()),
-    })
 }
 
 /// A tenant's own file, as the device opens it.

@@ -21,7 +21,7 @@ use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{Member, Roster, Status, StoreStatus};
 use hdrhistogram::Histogram;
 
-use super::methods::depth_state;
+use super::overview::depth_state;
 use crate::status::Row;
 
 /// Tenants with series of their own.

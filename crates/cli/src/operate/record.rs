@@ -9,12 +9,13 @@
 use std::time::{Duration, Instant};
 
 use fairq_core::{Held, Op};
-use fairq_host::observe::record::{Decision, Kind, Recording};
+use fairq_host::observe::record::{Decision, DepthChange, Kind, Recording};
 use fairq_host::server::Admin;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Console;
+use super::overview::depth_state;
 use super::rpc::{Fault, params};
 
 /// Rows that one call gives.
@@ -33,6 +34,8 @@ pub(super) struct Records {
     until: Option<Instant>,
     /// What each shard recorded.
     shards: Vec<Recording>,
+    /// What D was.
+    depths: Vec<DepthChange>,
 }
 
 #[derive(Deserialize)]
@@ -71,7 +74,7 @@ impl Console {
         }
         self.records = Records {
             until: Some(Instant::now() + Duration::from_secs_f64(seconds)),
-            shards: Vec::new(),
+            ..Records::default()
         };
         admin.record(events);
         Ok(json!({ "events": events }))
@@ -80,7 +83,7 @@ impl Console {
     /// Ends the recording; says how much there is, and whose the numbers of tenants are.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
         if self.records.until.take().is_some() {
-            self.records.shards = admin.recorded();
+            (self.records.shards, self.records.depths) = admin.recorded();
         }
         if self.records.shards.is_empty() {
             return Err(Fault::refused("nothing is being recorded: call trace.start first"));
@@ -92,9 +95,14 @@ impl Console {
             .iter()
             .map(|member| json!([member.number(), member.tenant.name]))
             .collect();
-        Ok(
-            json!({ "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(), "tenants": tenants }),
-        )
+        let stores: Vec<String> =
+            admin.status().stores.into_iter().map(|store| store.name).collect();
+        let depths = self.records.depths.iter().map(|change| depth(change, &stores));
+        Ok(json!({
+            "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(),
+            "tenants": tenants,
+            "depth": depths.collect::<Vec<_>>(),
+        }))
     }
 
     /// Some of a shard's rows; after the last shard's last the recording is gone.
@@ -106,7 +114,7 @@ impl Console {
         let rest = recording.decisions.get(from..).unwrap_or_default();
         let rows: Vec<Value> = rest.iter().take(ROWS).map(row).collect();
         if shard + 1 == self.records.shards.len() && rest.len() <= ROWS {
-            self.records.shards = Vec::new();
+            self.records = Records::default();
         }
         Ok(json!({ "rows": rows }))
     }
@@ -121,6 +129,20 @@ impl Console {
             tracing::warn!("dropped a recording that nobody has fetched");
         }
     }
+}
+
+/// What D was, as `crate::trace` reads it.
+fn depth(change: &DepthChange, stores: &[String]) -> Value {
+    let DepthChange { at_ns, store, slots, depth } = change;
+    json!({
+        "at_ns": at_ns,
+        "store": stores.get(usize::from(*store)),
+        "slots": slots,
+        "least_slots": depth.map(|of| of.slots),
+        "state": depth.map_or("set", |of| depth_state(of.state)),
+        "requests_per_s": depth.map(|of| of.requests_per_s),
+        "bytes_per_s": depth.map(|of| of.bytes_per_s),
+    })
 }
 
 /// A decision as `crate::trace` reads it.

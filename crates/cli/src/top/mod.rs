@@ -30,11 +30,11 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     }
     if args.once {
         look.sort(Order::default());
-        let height = look.tenants.len() as u16 + 5;
         let columns =
             rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
         let width = if columns >= 80 { columns } else { 120 };
-        let text = view::text(&look, &Screen::default(), width, height);
+        let screen = Screen::default();
+        let text = view::text(&look, &screen, width, view::height(&look, &screen, width));
         // Its last line is the keys, of which there are none.
         return print(text.rsplit_once('\n').map_or("", |(above, _)| above));
     }

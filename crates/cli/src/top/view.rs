@@ -1,5 +1,6 @@
 //! How it is shown: a summary, a table with bars, a line of keys; 80 columns are enough, and more
-//! show more.
+//! show more. The column of latency targets is there while a tenant has one, in place of a less
+//! urgent one; a target that is missed has a mark, and its cause stands in the summary.
 
 use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 use ratatui::buffer::Buffer;
@@ -9,7 +10,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::order::Order;
-use crate::look::{LastSecond, Look, Tenant};
+use crate::look::{LastSecond, LatencyTarget, Look, Tenant};
 
 /// Columns of a bar.
 const BAR: usize = 12;
@@ -17,6 +18,10 @@ const BAR: usize = 12;
 const SLOTS: usize = 8;
 /// From here on there is room for the columns that an 80-column terminal lacks.
 const WIDE: u16 = 110;
+/// And where there are latency targets.
+const WIDE_WITH_TARGETS: u16 = 120;
+/// The most lines that say why targets are missed.
+const MISSED_LINES: usize = 3;
 
 /// What is on the screen beside the numbers.
 #[derive(Clone, Debug, Default)]
@@ -53,15 +58,22 @@ impl Screen {
 
 /// Draws a look at a server.
 pub(crate) fn draw(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let lines = summary(look, screen, area.width);
+    let height = Constraint::Length(lines.len() as u16);
     let [head, table, foot] =
-        Layout::vertical([Constraint::Length(3), Constraint::Min(1), Constraint::Length(1)])
-            .areas(area);
-    Paragraph::new(summary(look, screen)).render(head, buffer);
+        Layout::vertical([height, Constraint::Min(1), Constraint::Length(1)]).areas(area);
+    Paragraph::new(lines).render(head, buffer);
     tenants(look, screen, table, buffer);
     Paragraph::new(keys(screen)).render(foot, buffer);
 }
 
-fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
+/// Lines that show all tenants of a look at this width.
+pub(crate) fn height(look: &Look, screen: &Screen, width: u16) -> u16 {
+    let keys_and_heads = 2;
+    (summary(look, screen, width).len() + look.tenants.len() + keys_and_heads) as u16
+}
+
+fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
     let status = &look.status;
     let active = || look.tenants.iter().filter_map(|tenant| tenant.last_second);
     let iops: f64 = active().map(|last| last.iops).sum();
@@ -88,12 +100,21 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
         ));
         if let Some(depth) = &state.depth {
             third.push(match &depth.state[..] {
-                "found" => format!("{} fill the device", depth.slots),
+                "found" => format!(
+                    "{} fill the device ({} IOPS, {})",
+                    depth.slots,
+                    show_count(depth.requests_per_s as f64),
+                    show_bandwidth(depth.bytes_per_s as f64)
+                ),
                 "searching" => "D is being found".into(),
                 "alone" => "no D for one tenant".into(),
                 _ => "all is on the device".into(),
             });
         }
+    }
+    let targets = look.tenants.iter().filter_map(|tenant| tenant.latency_target.as_ref());
+    if let Some(bound) = targets.filter_map(|target| target.slots_bound).min() {
+        third.push(format!("held to {bound} for latency targets"));
     }
     if let Some(weights) = &state.class_weights {
         let of = |class: &str| weights.get(class).copied().unwrap_or(0);
@@ -109,38 +130,159 @@ fn summary(look: &Look, screen: &Screen) -> Vec<Line<'static>> {
     if let Some(spread) = state.virtual_time_spread {
         third.push(format!("foremost {} ahead of virtual time", show_size(spread)));
     }
-    vec![
-        Line::styled(first, Style::new().add_modifier(Modifier::BOLD)),
-        Line::raw(second),
-        Line::raw(third.join(" · ")),
-    ]
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines =
+        vec![Line::styled(first, bold), Line::raw(second), Line::raw(third.join(" · "))];
+    lines.extend(missed(look, screen, width).into_iter().map(|line| Line::styled(line, bold)));
+    lines
+}
+
+/// Which latency targets are missed and why: the selected tenant's in full, or the first one's.
+fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
+    let target = |tenant: &'_ Tenant| tenant.latency_target.clone().filter(|of| of.is_missed());
+    let mut missed: Vec<(&str, LatencyTarget)> =
+        look.tenants.iter().filter_map(|tenant| Some((&*tenant.name, target(tenant)?))).collect();
+    missed.sort_by_key(|(name, _)| screen.chosen.as_deref() != Some(name));
+    let Some((name, of)) = missed.first() else { return Vec::new() };
+    let late = of.late as f64 / of.completed.max(1) as f64;
+    let others = match missed.len() - 1 {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
+    };
+    let cause = of.cause.as_deref().unwrap_or("others are held back for it");
+    let text = format!(
+        "! {name}{others}: {} later than {}, {} may be: {cause}",
+        show_percent(late),
+        show_duration(of.target_ns as f64),
+        show_percent(1.0 - of.percentile / 100.0),
+    );
+    let mut lines = wrapped(&text, width.into());
+    lines.truncate(MISSED_LINES);
+    lines
+}
+
+/// A text in lines of at most this width, if its words are not longer.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// The columns of the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Name,
+    Weight,
+    Bar,
+    Share,
+    Iops,
+    Bandwidth,
+    P50,
+    P99,
+    Target,
+    Staged,
+    Device,
+    Queue,
+    HurtBy,
+}
+
+impl Column {
+    /// Those that there is room for, with their widths.
+    fn of(width: u16, has_targets: bool) -> Vec<(Column, usize)> {
+        use Column::*;
+        let mut columns =
+            vec![(Name, 9), (Weight, 6), (Bar, BAR), (Share, 7), (Iops, 7), (Bandwidth, 9)];
+        columns.extend_from_slice(match has_targets {
+            false if width >= WIDE => {
+                &[(P50, 8), (P99, 7), (Staged, 7), (Device, 8), (Queue, 9), (HurtBy, 20)]
+            }
+            false => &[(P99, 7), (Staged, 7), (HurtBy, 8)],
+            true if width >= WIDE_WITH_TARGETS => {
+                &[(P99, 7), (Target, 14), (Staged, 7), (Device, 8), (Queue, 9), (HurtBy, 14)]
+            }
+            true => &[(P99, 7), (Target, 8), (HurtBy, 7)],
+        });
+        columns
+    }
+
+    fn head(self) -> &'static str {
+        match self {
+            Column::Name => "tenant",
+            Column::Weight => "weight",
+            Column::Bar => "got, │ due",
+            Column::Share => "share",
+            Column::Iops => "IOPS",
+            Column::Bandwidth => "bandwidth",
+            Column::P50 => "p50",
+            Column::P99 => "p99",
+            Column::Target => "target",
+            Column::Staged => "staged",
+            Column::Device => "device",
+            Column::Queue => "queue",
+            Column::HurtBy => "hurt by",
+        }
+    }
+
+    /// Numbers stand to the right, and their heads with them.
+    fn is_text(self) -> bool {
+        matches!(self, Column::Name | Column::Bar | Column::HurtBy)
+    }
+
+    /// What stands there of a tenant.
+    fn text(self, tenant: &Tenant, width: usize) -> String {
+        match (self, tenant.last_second) {
+            (Column::Name, _) => tenant.name.clone(),
+            (Column::Weight, _) => tenant.weight.to_string(),
+            (Column::Target, _) => tenant.latency_target.as_ref().map_or("".into(), |target| {
+                let percentile = format!("p{} ", target.percentile);
+                let long = if width > 8 && target.percentile != 99.0 { &*percentile } else { "" };
+                let mark = if target.is_missed() { "!" } else { "" };
+                format!("{mark}{long}{}", show_duration(target.target_ns as f64))
+            }),
+            (Column::Bar, None) => "idle".into(),
+            (_, None) => String::new(),
+            (_, Some(last)) => self.active(tenant, &last),
+        }
+    }
+
+    /// The same of what an active tenant got.
+    fn active(self, tenant: &Tenant, last: &LastSecond) -> String {
+        match self {
+            Column::Bar => bar(last.share, last.entitled),
+            Column::Share => show_percent(last.share),
+            Column::Iops => show_count(last.iops),
+            Column::Bandwidth => show_bandwidth(last.bytes_per_s),
+            Column::P50 => show_duration(last.p50_ns),
+            Column::P99 => show_duration(last.p99_ns),
+            Column::Staged => show_duration(last.staged_ns),
+            Column::Device => show_duration(last.device_ns),
+            Column::Queue => {
+                format!("{}+{}", tenant.staged, tenant.in_flight.saturating_sub(tenant.staged))
+            }
+            Column::HurtBy => tenant
+                .worst()
+                .map_or(String::new(), |(name, part)| format!("{:.0}% {name}", part * 100.0)),
+            Column::Name | Column::Weight | Column::Target => String::new(),
+        }
+    }
+
+    /// Its head, or what stands there of a tenant.
+    fn cell(self, text: String, width: usize) -> Cell<'static> {
+        Cell::new(if self.is_text() { text } else { format!("{text:>width$}") })
+    }
 }
 
 fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
-    let is_wide = area.width >= WIDE;
-    let mut columns = vec![
-        ("tenant", 9),
-        ("weight", 6),
-        ("got, │ due", BAR),
-        ("share", 7),
-        ("IOPS", 7),
-        ("bandwidth", 9),
-        ("p99", 7),
-        ("staged", 7),
-        ("hurt by", 8),
-    ];
-    if is_wide {
-        columns.splice(6..6, [("p50", 8)]);
-        columns.splice(9..9, [("device", 8), ("queue", 9)]);
-        columns.last_mut().expect("there are columns").1 = 20;
-    }
-    // Numbers stand to the right, and their heads with them.
-    let is_text = |head: &str| ["tenant", "got, │ due", "hurt by"].contains(&head);
-    let heads = columns.iter().map(|&(head, width)| match is_text(head) {
-        true => head.to_owned(),
-        false => format!("{head:>width$}"),
-    });
-    let heads: Vec<String> = heads.collect();
+    let has_targets = look.tenants.iter().any(|tenant| tenant.latency_target.is_some());
+    let columns = Column::of(area.width, has_targets);
     let widths = columns.iter().map(|&(_, width)| width as u16);
     let most = usize::from(area.height.saturating_sub(1));
     // The selected one stays in sight.
@@ -151,50 +293,13 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
         } else {
             Style::new()
         };
-        Row::new(cells(tenant, is_wide)).style(style)
+        let cell =
+            |&(column, width): &(Column, usize)| column.cell(column.text(tenant, width), width);
+        Row::new(columns.iter().map(cell)).style(style)
     });
+    let heads = columns.iter().map(|&(column, width)| column.cell(column.head().into(), width));
     let head = Row::new(heads).style(Style::new().add_modifier(Modifier::UNDERLINED));
     Widget::render(Table::new(rows, widths).header(head).column_spacing(1), area, buffer);
-}
-
-fn cells(tenant: &Tenant, is_wide: bool) -> Vec<Cell<'static>> {
-    let right = |text: String, width: usize| Cell::new(format!("{text:>width$}"));
-    let Some(last) = tenant.last_second else {
-        let mut cells = vec![
-            Cell::new(tenant.name.clone()),
-            right(tenant.weight.to_string(), 6),
-            Cell::new("idle"),
-        ];
-        cells.resize(if is_wide { 12 } else { 9 }, Cell::new(""));
-        return cells;
-    };
-    let LastSecond { entitled, share, iops, bytes_per_s, p50_ns, p99_ns, staged_ns, device_ns } =
-        last;
-    let hurt =
-        tenant.worst().map_or(String::new(), |(name, part)| format!("{:.0}% {name}", part * 100.0));
-    let mut cells = vec![
-        Cell::new(tenant.name.clone()),
-        right(tenant.weight.to_string(), 6),
-        Cell::new(bar(share, entitled)),
-        right(show_percent(share), 7),
-        right(show_count(iops), 7),
-        right(show_bandwidth(bytes_per_s), 9),
-        right(show_duration(p99_ns), 7),
-        right(show_duration(staged_ns), 7),
-        Cell::new(hurt),
-    ];
-    if is_wide {
-        cells.insert(6, right(show_duration(p50_ns), 8));
-        cells.insert(9, right(show_duration(device_ns), 8));
-        cells.insert(
-            10,
-            right(
-                format!("{}+{}", tenant.staged, tenant.in_flight.saturating_sub(tenant.staged)),
-                9,
-            ),
-        );
-    }
-    cells
 }
 
 /// What it got, and a mark at what it is entitled to: told apart by shape, not by colour.
@@ -323,6 +428,71 @@ mod tests {
             text.ends_with("weight of lead, 1 to 10000: 25_   Enter sets it, Esc does not"),
             "\n{text}"
         );
+    }
+
+    /// `gold` misses its target for want of the floor, `silver` meets its own.
+    fn look_with_targets() -> Look {
+        let mut look = look();
+        let target = |state: &str, percentile: f64, cause: Option<&str>| LatencyTarget {
+            target_ns: 200_000,
+            percentile,
+            state: state.into(),
+            cause: cause.map(str::to_owned),
+            completed: 10_000,
+            late: 312,
+            slots_bound: (state != "met").then_some(5),
+        };
+        let cause = "the other tenants would have less than 50% of what weights give them (with \
+                     the device alone its requests take 90.0 µs on average): raise latency, lower \
+                     floor, or give it more weight";
+        look.tenants[1].latency_target = Some(target("met", 99.9, None));
+        look.tenants[2].latency_target = Some(target("unreachable-floor", 99.0, Some(cause)));
+        look.sort(Order::Weight);
+        look
+    }
+
+    #[test]
+    fn a_missed_target_has_a_mark_and_its_cause_within_eighty_columns() {
+        let (look, screen) = (look_with_targets(), Screen::default());
+        let text = text(&look, &screen, 80, height(&look, &screen, 80));
+        let expected = [
+            "D ▪▪▪▪▪▪▪▪ 30/32 · held to 5 for latency targets · H/M/L 256/32/4 · foremost 40.",
+            "! gold: 3.1 % later than 200 µs, 1.0 % may be: the other tenants would have less",
+            "than 50% of what weights give them (with the device alone its requests take 90.0",
+            "µs on average): raise latency, lower floor, or give it more weight",
+            "tenant    weight got, │ due     share    IOPS bandwidth     p99   target hurt by",
+            "gold         300 ━━━━━━  │     50.0 %  10.0 k 41.0 MB/s 2.35 ms  !200 µs 62% sil",
+            "lead         100 idle",
+            "silver       100 ━━╋━━━        50.0 %  9.88 k 40.5 MB/s 2.35 ms   200 µs 50% gol",
+        ];
+        assert_eq!(text.lines().skip(2).take(8).collect::<Vec<_>>(), expected, "\n{text}");
+    }
+
+    #[test]
+    fn a_wide_terminal_shows_the_percentile_of_a_target_and_the_selected_one_s_cause() {
+        let mut look = look_with_targets();
+        let mut screen = Screen { chosen: Some("silver".into()), ..Screen::default() };
+        let text = |look: &Look, screen: &Screen| text(look, screen, 120, 12);
+        assert!(text(&look, &screen).contains(" p99.9 200 µs "), "\n{}", text(&look, &screen));
+        assert!(text(&look, &screen).contains("! gold: 3.1 % later"), "silver meets its own");
+        look.tenants[2].latency_target.as_mut().unwrap().state = "missed".into();
+        let shown = text(&look, &screen);
+        let line = "! silver (and 1 more): 3.1 % later than 200 µs, 0.1 % may be: others are held \
+                    back for it";
+        assert!(shown.contains(line) && shown.contains("!p99.9 200 µs"), "\n{shown}");
+        screen.chosen = Some("lead".into());
+        assert!(text(&look, &screen).contains("! gold (and 1 more)"), "the first one's");
+    }
+
+    #[test]
+    fn what_the_device_is_believed_to_do_stands_beside_d() {
+        let mut look = look();
+        look.status.policy_state.depth = serde_json::from_value(json!({
+            "slots": 12, "state": "found", "requests_per_s": 20_000, "bytes_per_s": 81_920_000,
+        }))
+        .unwrap();
+        let text = text(&look, &Screen::default(), 100, 8);
+        assert!(text.contains("· 12 fill the device (20.0 k IOPS, 81.9 MB/s) ·"), "\n{text}");
     }
 
     #[test]

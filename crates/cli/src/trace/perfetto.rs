@@ -2,7 +2,8 @@
 //!
 //! A process for each tenant, with two slices for each request: staged, and on the device. A
 //! process for each shard, with its decisions as instants, and counters of requests on the device,
-//! virtual time and free slots.
+//! virtual time and free slots. A process for each store, with D and what the store is believed to
+//! do as counters, and the reason for each D as an instant.
 //!
 //! What Perfetto's importer wants beyond the format: slices of requests overlap, so they are
 //! asynchronous (`b`, `e`), and both events of one have the same category, number, process and
@@ -14,7 +15,7 @@ use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
 
-use super::{Recorded, Row};
+use super::{Depth, Entry, Recorded, Row};
 
 const STAGED: &str = "staged";
 const ON_DEVICE: &str = "on the device";
@@ -39,7 +40,7 @@ struct Writer<'a, W> {
 
 /// Writes it.
 pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
-    let first_ns = recorded.rows.first().map_or(0, |(_, row)| row.at_ns);
+    let first_ns = recorded.first_ns();
     let on_device = vec![0; recorded.shards];
     let mut writer = Writer { out, first_ns, is_first: true, open: HashMap::new(), on_device };
     write!(writer.out, "{{\"traceEvents\":[")?;
@@ -59,12 +60,22 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
             "requests",
         )?;
     }
-    for (number, (shard, row)) in (0..).zip(&recorded.rows) {
-        writer.request(number, *shard, row)?;
-        writer.decision(recorded, *shard, row)?;
+    let stores: BTreeSet<&str> = recorded.depths.iter().map(Depth::store).collect();
+    let stores: HashMap<&str, usize> = stores.into_iter().zip(STORES..).collect();
+    for (name, process) in &stores {
+        writer.name(*process, name, "search for D")?;
     }
+    let mut number = 0;
+    recorded.in_order(|entry| match entry {
+        Entry::Decision(shard, row) => {
+            number += 1;
+            writer.request(number - 1, shard, row)?;
+            writer.decision(recorded, shard, row)
+        }
+        Entry::Depth(depth) => writer.depth(stores[depth.store()], depth),
+    })?;
     // What was under way at the end.
-    let last_ns = recorded.rows.last().map_or(0, |(_, row)| row.at_ns);
+    let last_ns = recorded.last_ns();
     let mut rest: Vec<(Live, Open)> = writer.open.drain().collect();
     rest.sort_by_key(|(live, _)| *live);
     for (_, open) in rest {
@@ -112,8 +123,35 @@ impl<W: Write> Writer<'_, W> {
         unit: &str,
         value: u64,
     ) -> io::Result<()> {
-        let (ts, process) = (self.ts(at_ns), shard_process(shard));
+        self.count(shard_process(shard), at_ns, name, unit, value)
+    }
+
+    fn count(
+        &mut self,
+        process: usize,
+        at_ns: u64,
+        name: &str,
+        unit: &str,
+        value: u64,
+    ) -> io::Result<()> {
+        let ts = self.ts(at_ns);
         self.put(&json!({"ph": "C", "pid": process, "tid": process, "name": name, "ts": ts, "args": {unit: value}}))
+    }
+
+    /// What D was, why, and what the device is believed to do.
+    fn depth(&mut self, process: usize, depth: &Depth) -> io::Result<()> {
+        let ts = self.ts(depth.at_ns);
+        self.put(&json!({
+            "ph": "i", "s": "t", "cat": "depth", "pid": process, "tid": process,
+            "name": depth.describe(), "ts": ts, "args": {},
+        }))?;
+        if let Some(slots) = depth.slots {
+            self.count(process, depth.at_ns, "D", "slots", slots)?;
+        }
+        if let Some(iops) = depth.requests_per_s {
+            self.count(process, depth.at_ns, "device", "IOPS", iops)?;
+        }
+        Ok(())
     }
 
     /// What a row means for its request; `number` is what the request is called, if it is its
@@ -191,6 +229,9 @@ fn told<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     let pairs = pairs.into_iter().filter(|(_, value)| !value.is_null());
     Value::Object(pairs.map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
+
+/// The first number of a store's process: there are 65,536 tenants at most.
+const STORES: usize = 100_000;
 
 fn shard_process(shard: usize) -> usize {
     1 + shard

@@ -8,6 +8,9 @@
 //!   as shards are (docs/decisions/0002).
 //! - [`AnyPolicy`] is one type for all of them, for embedders whose loop should be compiled once. A
 //!   verb costs a jump more.
+//!
+//! A policy that is chosen while the program is written is had from [`build`]: keys and [`Shape`]
+//! are the same for all, and its type is its own.
 
 mod any;
 
@@ -232,8 +235,22 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// Builds the policy, and around it the layer that keeps caps.
-fn build<E: Entry, P: Platform>(
+/// Builds the policy of this entry with these keys, around it the layer that keeps
+/// [caps](crate::caps), and its ports: as a type of its own, for embedders who know which policy
+/// they want and have their loop compiled for it.
+///
+/// All policies are built by this one call, so one that gets another knob breaks no caller.
+///
+/// ```
+/// use fairq_core::registry::{self, Shape};
+/// use fairq_core::{Native, Policy, Topology, mqfq};
+///
+/// let shape = Shape::new(Topology::flat(2), 16, 64);
+/// let (policy, ports) = registry::build::<mqfq::Entry, Native>(&[("slots", 32)], &shape)?;
+/// assert_eq!((ports.len(), policy.stats().slots), (2, Some(32)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<Capped<E::Policy<P>, P>>, Error> {

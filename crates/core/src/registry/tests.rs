@@ -44,6 +44,29 @@ fn every_policy_is_built_by_its_name_and_serves() {
     }
 }
 
+/// Whatever the policy, it is built from keys and a shape, as its own type.
+#[test]
+fn every_policy_is_built_by_its_type_alike() {
+    fn ports<E: Entry>(keys: Keys<'_>) -> Result<usize, Error> {
+        let (policy, ports) = build::<E, Native>(keys, &Shape::new(Topology::flat(3), 4, 8))?;
+        policy.add_flow(Weight::DEFAULT).expect("there is room");
+        Ok(ports.len())
+    }
+    let built = [
+        ports::<none::Entry>(&[]),
+        ports::<mqfq::Entry>(&[("slots", 3)]),
+        ports::<mqfq::SerialEntry>(&[("slots", 3)]),
+        ports::<d2fq::Entry>(&[("urgent", 10)]),
+        ports::<kyber::Entry>(&[]),
+        ports::<kyber_fair::Entry>(&[("busy", 2)]),
+        ports::<Alone<serial::bfq::BfqScheduler>>(&[("merge", 1 << 16)]),
+        ports::<Limited<serial::fiops::FiopsScheduler>>(&[("slots", 3)]),
+    ];
+    assert!(built.iter().all(|built| *built == Ok(3)), "{built:?}");
+    let no_key = Error::NoKey { policy: "none", key: "slots".into() };
+    assert_eq!(ports::<none::Entry>(&[("slots", 3)]), Err(no_key));
+}
+
 #[test]
 fn names_and_keys_are_unambiguous() {
     for (at, policy) in ALL.iter().enumerate() {

@@ -18,8 +18,13 @@
 //! | cancel | taken back before it went: its client has gone, or its tenant was removed | – |
 //!
 //! Being held is asked again and again: it is recorded when it begins, and when its reason changes.
+//!
+//! D is searched for by the control thread: it has a recorder of its own ([`DepthRecorder`]), with
+//! a row for each D that a store has had, and why.
 
-use fairq_core::{Class, Held, Op, Reason, Tag};
+use std::collections::VecDeque;
+
+use fairq_core::{Class, DepthStats, Held, Op, Reason, Stats, Tag};
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,9 +142,108 @@ impl Recorder {
     }
 }
 
+/// Another D of a store, or another reason for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DepthChange {
+    /// When, in the process's time.
+    pub at_ns: u64,
+    /// The store's number.
+    pub store: u16,
+    /// D; `None` is no limit.
+    pub slots: Option<u64>,
+    /// Why, and what the device is believed to do; `None`: it is set, and at most held down for
+    /// latency targets.
+    pub depth: Option<DepthStats>,
+}
+
+/// Records the search for D of each store.
+#[derive(Debug, Default)]
+pub struct DepthRecorder {
+    changes: VecDeque<DepthChange>,
+    /// What was recorded last of each store.
+    last: Vec<Option<DepthChange>>,
+}
+
+impl DepthRecorder {
+    /// Changes that are kept, the last ones.
+    pub const MOST: usize = 4096;
+
+    /// Records a store's D if it is news. What the device does changes with every look, and is
+    /// recorded with D only.
+    pub fn note(&mut self, at_ns: u64, store: u16, policy: &Stats) {
+        let Stats { slots, depth, .. } = *policy;
+        if slots.is_none() && depth.is_none() {
+            return;
+        }
+        let index = usize::from(store);
+        if self.last.len() <= index {
+            self.last.resize(index + 1, None);
+        }
+        let change = DepthChange { at_ns, store, slots, depth };
+        let key = |of: &DepthChange| (of.slots, of.depth.map(|depth| (depth.slots, depth.state)));
+        if self.last[index].as_ref().map(key) == Some(key(&change)) {
+            return;
+        }
+        self.last[index] = Some(change);
+        if self.changes.len() == Self::MOST {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(change);
+    }
+
+    /// What was recorded, in order.
+    pub fn finish(self) -> Vec<DepthChange> {
+        self.changes.into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use fairq_core::DepthState;
+
     use super::*;
+
+    #[test]
+    fn d_is_told_when_it_or_its_reason_changes_for_each_store() {
+        let mut recorder = DepthRecorder::default();
+        let stats = |slots, state, requests_per_s| Stats {
+            slots: Some(slots),
+            depth: Some(DepthStats { slots: 8, state, requests_per_s, bytes_per_s: 0 }),
+            ..Stats::default()
+        };
+        recorder.note(1, 1, &stats(64, DepthState::Searching, 0));
+        recorder.note(2, 0, &stats(64, DepthState::Searching, 0));
+        recorder.note(3, 0, &stats(64, DepthState::Searching, 500));
+        recorder.note(4, 2, &Stats { slots: Some(32), ..Stats::default() });
+        recorder.note(4, 3, &Stats::default());
+        recorder.note(5, 2, &Stats { slots: Some(32), ..Stats::default() });
+        recorder.note(5, 0, &stats(64, DepthState::Found, 500));
+        recorder.note(6, 1, &stats(16, DepthState::Searching, 0));
+        let changes = recorder.finish();
+        let told: Vec<_> = changes.iter().map(|of| (of.at_ns, of.store, of.slots)).collect();
+        let expected = [
+            (1, 1, Some(64)),
+            (2, 0, Some(64)),
+            (4, 2, Some(32)),
+            (5, 0, Some(64)),
+            (6, 1, Some(16)),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(changes[3].depth.map(|depth| depth.requests_per_s), Some(500));
+    }
+
+    #[test]
+    fn the_last_changes_of_d_are_kept() {
+        let mut recorder = DepthRecorder::default();
+        for at_ns in 0..DepthRecorder::MOST as u64 + 3 {
+            let state = DepthState::Searching;
+            let depth = DepthStats { slots: 1, state, requests_per_s: 0, bytes_per_s: 0 };
+            let stats = Stats { slots: Some(at_ns), depth: Some(depth), ..Stats::default() };
+            recorder.note(at_ns, 0, &stats);
+        }
+        let changes = recorder.finish();
+        assert_eq!((changes.len(), changes[0].at_ns), (DepthRecorder::MOST, 3));
+    }
 
     fn arrive(recorder: &mut Recorder, at_ns: u64) {
         let (kind, tag, op, class) = (Kind::Arrive, Tag(0), Op::Read, Class::Medium);

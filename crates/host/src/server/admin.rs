@@ -14,7 +14,7 @@ use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
-use crate::observe::record::Recording;
+use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
 
@@ -206,10 +206,10 @@ pub trait Admin {
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
     /// Listens there no more; connections made there go on.
     fn unlisten(&mut self, at: &Listen) -> Result<(), AdminError>;
-    /// Records the scheduler's decisions, the last `events` of each shard.
+    /// Records the scheduler's decisions, the last `events` of each shard, and the search for D.
     fn record(&mut self, events: usize);
-    /// Ends that; what each shard recorded.
-    fn recorded(&mut self) -> Vec<Recording>;
+    /// Ends that; what each shard recorded, and what D was.
+    fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>);
     /// Takes no more connections and ends when the last has gone; or as at SIGTERM, `now`.
     fn drain(&mut self, now: bool);
 }

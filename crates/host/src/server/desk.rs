@@ -18,7 +18,7 @@ use crate::device::file::FileSpec;
 use crate::device::write_back::WriteBack;
 use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
-use crate::observe::record::Recording;
+use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
@@ -71,6 +71,8 @@ pub(super) struct Desk<'a> {
     pub(super) listeners: Vec<Listening>,
     pub(super) started: Instant,
     pub(super) drain: Drain,
+    /// Records the search for D while decisions are recorded.
+    pub(super) depths: Option<DepthRecorder>,
 }
 
 /// The state of the policies of all stores: what can be added up is, and virtual time is the first
@@ -199,10 +201,12 @@ impl Admin for Desk<'_> {
 
     fn record(&mut self, events: usize) {
         self.server.shards.record(events);
+        self.depths = Some(DepthRecorder::default());
     }
 
-    fn recorded(&mut self) -> Vec<Recording> {
-        self.server.shards.recorded()
+    fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>) {
+        let changes = self.depths.take().unwrap_or_default().finish();
+        (self.server.shards.recorded(), changes)
     }
 
     fn drain(&mut self, now: bool) {
@@ -257,6 +261,9 @@ impl Desk<'_> {
     /// Ticks what is due, and lets a policy go that has finished.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.schedulers.tick(now_ns);
+        if let Some(depths) = &mut self.depths {
+            self.schedulers.note_depths(now_ns, depths);
+        }
         if let Some(leaving) = &mut self.leaving {
             leaving.schedulers.tick_policies(now_ns);
             if leaving.meeting.is_over() {

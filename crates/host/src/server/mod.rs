@@ -305,6 +305,7 @@ pub fn serve(
         listeners: Vec::new(),
         started: Instant::now(),
         drain: Drain::No,
+        depths: None,
     };
     let result = runtime.block_on(run(&mut desk, common.clock, operator));
     runtime.block_on(end(&mut desk, common.clock));

@@ -10,6 +10,7 @@ use fairq_core::{
 use crate::device::any::AnyDevice;
 use crate::device::control::{Control, ControlError};
 use crate::io::wakers::Wakers;
+use crate::observe::record::DepthRecorder;
 use crate::server::Tenant;
 use crate::shard::stores::Names;
 
@@ -124,7 +125,14 @@ impl<'a> Schedulers<'a> {
         self.controls.iter_mut().for_each(|control| control.tick(now_ns));
     }
 
-    /// The same of policies that get rid of what they have.
+    /// Records what D of each store is now.
+    pub(super) fn note_depths(&self, now_ns: u64, depths: &mut DepthRecorder) {
+        for (store, control) in (0..).zip(&self.controls) {
+            depths.note(now_ns, store, &control.policy().stats());
+        }
+    }
+
+    /// Ticks policies that get rid of what they have.
     pub(super) fn tick_policies(&mut self, now_ns: u64) {
         for control in &mut self.controls {
             control.tick_policy(now_ns);

@@ -142,7 +142,7 @@ fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
         _now,
         _start,
         _why,
-    ] = fields(line, line.split(','))?;
+    ] = fields(line, line.split(',').take(13))?;
     if event != "arrive" || !["read", "write"].contains(&op) {
         return Ok(None);
     }

@@ -39,6 +39,11 @@ fn every_format_of_lines() {
                  700,0,complete,db,3,read,0,4096,medium,,,,\n1000,0,arrive,db,7,read,8192,4096,medium,,5,9,\n\
                  1000,0,held,,,,,,,,5,9,ahead\n1200,1,arrive,web,7,flush,0,0,medium,,,,\n1250,1,arrive,web,8,write,1024,512,high,,,,\n";
     assert_eq!(read(Fairq, fairq), two(asked(250, Op::Write, 1024, 512)));
+    let with_d = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,virtual_time,start_tag,why,\
+                  store,slots,least_slots,requests_per_s,bytes_per_s\n\
+                  950,,depth,,,,,,,,,,found,ram,12,10,20000,81920000\n1000,0,arrive,db,7,read,8192,4096,medium,,5,9,,,,,,\n\
+                  1250,1,arrive,web,8,write,1024,512,high,,,,,,,,,\n";
+    assert_eq!(read(Fairq, with_d), two(asked(250, Op::Write, 1024, 512)));
     let web = Trace::read(Fairq, fairq.as_bytes(), Some("web")).unwrap();
     assert_eq!(web.asked(), [asked(0, Op::Write, 1024, 512)], "a tenant is a volume");
 }

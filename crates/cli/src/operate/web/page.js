@@ -16,6 +16,9 @@ const LETTERS = "ABCDEF";
 const ROWS = matchMedia("(max-width: 1000px)").matches ? 8 : 20;
 const MATRIX = matchMedia("(max-width: 560px)").matches ? 6 : 8;
 
+// Missed latency targets that are told in words.
+const TOLD = 3;
+
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -121,7 +124,7 @@ function device() {
     ["iops", "IOPS", count(sum((t) => t.iops))],
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
     ["slots", "slots in use (D)", policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`],
-    ["depth", "why D", why(policy.depth)],
+    ["depth", "why D", why(policy.depth, tenants)],
     ["classes", "H/L", ratio(policy) === null ? "no classes" : three(ratio(policy))],
     ["spread", "ahead of virtual time", policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join("")],
     ["throttles", "throttles", rate("throttles")],
@@ -148,7 +151,9 @@ function device() {
   const draining = status.draining ? " · draining: it ends with its last client" : "";
   put($("server"), `${status.device} · ${status.policy} · ${connections} · up ${up(status.uptime_s)}${draining}`);
 }
-function why(depth) {
+function why(depth, tenants) {
+  const bounds = tenants.map((t) => t.latency_target?.slots_bound).filter((bound) => typeof bound === "number");
+  if (bounds.length) return `${Math.min(...bounds)} for latency targets`;
   if (depth === null) return "set, or none";
   const does = `${count(depth.requests_per_s)} IOPS, ${bandwidth(depth.bytes_per_s)}`;
   return {
@@ -304,7 +309,7 @@ function charts() {
 const COLUMNS = [
   ["weight"], ["due", (t) => percent(t.entitled)], ["share"], ["iops", (t) => count(t.iops), "IOPS"],
   ["bandwidth", (t) => bandwidth(t.bytes_per_s)], ["p50", (t) => time(t.p50_ns)], ["p99", (t) => time(t.p99_ns)],
-  ["staged", (t) => time(t.staged_ns)], ["device", (t) => time(t.device_ns)], ["queue"], ["failed"], ["hurt"],
+  ["target"], ["staged", (t) => time(t.staged_ns)], ["device", (t) => time(t.device_ns)], ["queue"], ["failed"], ["hurt"],
 ];
 const ORDERS = {
   share: (t) => t.last_second?.share ?? -1, weight: (t) => t.weight, iops: (t) => t.last_second?.iops ?? -1,
@@ -360,9 +365,38 @@ function fill(tenant) {
   for (const end of ["x1", "x2"]) due.setAttribute(end, last ? 100 * last.entitled : 0);
   put(cells.queue, `${tenant.staged}+${tenant.in_flight - tenant.staged}`);
   put(cells.failed, count(tenant.errors));
+  const target = tenant.latency_target;
+  put(cells.target, target ? beside(target) : "–");
+  cells.target.classList.toggle("missed", isMissed(target));
+  cells.target.title = target ? within(target) + (target.cause ? `: ${target.cause}` : "") : "";
   const worst = Object.entries(tenant.hurt_by || {}).filter(([name]) => name !== tenant.name).sort((a, b) => b[1] - a[1])[0];
   put(cells.hurt, worst ? `${worst[0]} ${percent(worst[1])}` : "–");
   return known.tr;
+}
+
+// ---- Latency targets.
+
+const isMissed = (target) => Boolean(target) && !["met", "idle"].includes(target.state);
+const within = (target) => `${target.percentile} % within ${time(target.target_ns)}`;
+function beside(target) {
+  const state = target.state.startsWith("unreachable") ? "unreachable" : target.state;
+  return `${isMissed(target) ? "▲\u00a0" : ""}${time(target.target_ns).replace(" ", "\u00a0")} ${state}`;
+}
+// Which are missed, and why: the first few in words.
+function targets() {
+  const missed = state.look.tenants.filter((t) => isMissed(t.latency_target));
+  const told = missed.slice(0, TOLD).map(({ name, latency_target: of }) => {
+    const late = percent(of.late / Math.max(1, of.completed));
+    const cause = of.cause ?? "others are held back for it";
+    return make("li", { "data-tenant": name }, make("b", {}, name), `: ${late} of its requests were later than ${time(of.target_ns)}, `
+      + `${percent(1 - of.percentile / 100)} may be: ${cause}`);
+  });
+  if (missed.length > TOLD) told.push(make("li", {}, `and ${missed.length - TOLD} more, marked in the table`));
+  const list = $("missed");
+  const isSame = told.length === list.children.length && told.every((li, i) => li.textContent === list.children[i].textContent);
+  if (!isSame) list.replaceChildren(...told);
+  list.hidden = !told.length;
+  $("table").classList.toggle("no-targets", !state.look.tenants.some((t) => t.latency_target));
 }
 
 function table() {
@@ -461,6 +495,7 @@ function show() {
   choose();
   device();
   charts();
+  targets();
   table();
   matrix();
 }

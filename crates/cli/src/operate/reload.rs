@@ -1,0 +1,189 @@
+//! The configuration file is read again: what has changed in it is changed in the server.
+
+use std::time::{Duration, Instant};
+
+use fairq_config::caps::{KEYS, Written};
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{self, Settings};
+use fairq_config::tenant::TenantTable;
+use fairq_config::weight::WeightSource;
+use fairq_host::server::{self, Admin};
+use toml::Spanned;
+
+use super::Console;
+use super::changes::{self, Change};
+use super::latency;
+use super::methods::by_name;
+use crate::parts::tls_mode;
+
+/// How long a reload that SIGHUP asked for waits for file systems.
+const RELOAD_MAX: Duration = Duration::from_secs(30);
+
+impl Console {
+    /// The same, and it is in the log, whoever asked.
+    pub(super) fn reload_told(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
+        let result = self.reload_file(admin);
+        self.forget_look();
+        match &result {
+            Ok(changes) => {
+                for Change { key, from, to, done } in changes {
+                    let (from, to) = (
+                        from.as_deref().unwrap_or("(nothing)"),
+                        to.as_deref().unwrap_or("(nothing)"),
+                    );
+                    if *done {
+                        tracing::info!(key, from, to, "changed");
+                    } else {
+                        tracing::warn!(key, from, to, "not changed: this needs a restart");
+                    }
+                }
+                tracing::info!(changes = changes.len(), "read the configuration again");
+            }
+            Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
+            Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
+        }
+        result
+    }
+
+    /// Does what SIGHUP asks for, again each second while a file system takes its time.
+    pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
+        self.reload_due = match self.reload_told(admin) {
+            Err(error) if error.is_temporary() && asked.elapsed() < RELOAD_MAX => Some(asked),
+            Err(error) if error.is_temporary() => {
+                tracing::error!("cannot reload, nothing has changed: {error}");
+                None
+            }
+            _ => None,
+        };
+    }
+
+    /// Reads the file again and makes the server so, as far as that can be done while it runs.
+    fn reload_file(&mut self, admin: &mut dyn Admin) -> Result<Vec<Change>, Refusal> {
+        let Some(path) = &self.given.file else {
+            return Err(Refusal::new(
+                "there is no file to read again: the server was started without --config",
+            ));
+        };
+        let wanted = settings::load(path)?.overlaid(self.given.flags.clone()).with_tenants();
+        let plan = wanted.plan(&self.given.surroundings)?;
+        let in_force = self.comparable(&wanted);
+        let mut differ = changes::between(&in_force, &wanted);
+        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
+        // are read again; other files, or another mode, need a restart, as identities do.
+        let tls = tls_mode(self.plan.tls.as_ref())?;
+        self.prepare_files(admin, &wanted)?;
+        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
+        admin.set_tls(tls);
+        let tables = || wanted.tenant.iter().map(Spanned::get_ref);
+        let (old, new) = (by_name(&self.settings), by_name(&wanted));
+        let gone: Vec<String> = old
+            .keys()
+            .filter(|name| !new.contains_key(*name))
+            .map(|name| (*name).to_owned())
+            .collect();
+        let come: Vec<TenantTable> =
+            tables().filter(|table| !old.contains_key(&*table.name)).cloned().collect();
+        let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
+        let reweighted: Vec<(String, WeightSource)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
+            .map(|table| (table.name.clone(), source(table)))
+            .collect();
+        let retargeted: Vec<(String, latency::Written)> = tables()
+            .filter(|table| {
+                let old = old.get(&*table.name);
+                old.is_some_and(|old| latency::written(old) != latency::written(table))
+            })
+            .map(|table| (table.name.clone(), latency::written(table)))
+            .collect();
+        let recapped: Vec<(String, Written)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
+            .map(|table| (table.name.clone(), table.caps()))
+            .collect();
+        let mut done = |prefix: &str| {
+            let under = |key: &str| {
+                key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+            };
+            differ
+                .iter_mut()
+                .filter(|change| under(&change.key))
+                .for_each(|change| change.done = true);
+        };
+        done("policy");
+        for name in gone {
+            self.remove(admin, &name).map_err(|fault| Refusal::new(fault.message()))?;
+            done(&format!("tenant.{name}"));
+        }
+        for table in come {
+            let name = table.name.clone();
+            match self.add_table(admin, table) {
+                Ok(_) => done(&format!("tenant.{name}")),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        for (name, source) in reweighted {
+            if self.weight(admin, &name, source).is_ok() {
+                done(&format!("tenant.{name}.weight"));
+            }
+        }
+        for (name, said) in retargeted {
+            match self.set_latency(admin, &name, said) {
+                Ok(_) => ["latency", "latency-percentile", "floor"]
+                    .iter()
+                    .for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
+        }
+        for (name, said) in recapped {
+            match self.set_caps(admin, &name, &said) {
+                Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
+        }
+        if self.move_listeners(admin, &wanted) {
+            done("listen");
+        }
+        Ok(differ)
+    }
+
+    /// The configuration in force, with places of tenants only where `wanted` names them: where
+    /// nothing is said, any place will do, and the one that a tenant has is as good as another.
+    fn comparable(&self, wanted: &Settings) -> Settings {
+        let mut in_force = self.settings.clone();
+        let wanted = by_name(wanted);
+        for table in &mut in_force.tenant {
+            let table = table.get_mut();
+            if let Some(said) = wanted.get(&*table.name) {
+                table.offset = table.offset.filter(|_| said.offset.is_some());
+                table.size = table.size.filter(|_| said.size.is_some());
+            }
+        }
+        in_force
+    }
+
+    /// Listens where `wanted` says. True if that holds now.
+    fn move_listeners(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> bool {
+        if wanted.listen.is_empty() {
+            return self.settings.listen.is_empty();
+        }
+        let places = admin.listening();
+        let missing = wanted.listen.iter().filter(|at| !self.settings.listen.contains(at));
+        let missing =
+            missing.map(|at| server::Listen::from(at.clone())).filter(|at| !places.contains(at));
+        let mut all = true;
+        for at in missing {
+            if let Err(error) = admin.listen(&at) {
+                tracing::warn!("{error}");
+                all = false;
+            }
+        }
+        for at in self.settings.listen.iter().filter(|at| !wanted.listen.contains(at)) {
+            if let Err(error) = admin.unlisten(&at.clone().into()) {
+                tracing::warn!("{error}");
+            }
+        }
+        if all {
+            self.settings.listen.clone_from(&wanted.listen);
+        }
+        all
+    }
+}
