@@ -21,7 +21,7 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Policy, Port};
 use crate::entry::knobs::{Field, each, list};
-use crate::policy::caps::{Capped, CappedPort};
+use crate::policy::caps::Capped;
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 use crate::structures::topology::Topology;
@@ -50,7 +50,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(Capped<<$entry as Entry>::Policy<P>, P>),
+                $variant(CappedOf<$entry, P>),
             )*
         }
 
@@ -59,7 +59,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(CappedPort<<<$entry as Entry>::Policy<P> as Policy>::Port, P>),
+                $variant(<CappedOf<$entry, P> as Policy>::Port),
             )*
         }
 
@@ -235,6 +235,9 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
+/// What is built for an entry: its policy, and around it the layer that keeps caps.
+pub type CappedOf<E, P> = Capped<<E as Entry>::Policy<P>, P>;
+
 /// Builds the policy of this entry with these keys, around it the layer that keeps
 /// [caps](crate::caps), and its ports: as a type of its own, for embedders who know which policy
 /// they want and have their loop compiled for it.
@@ -253,7 +256,7 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<Capped<E::Policy<P>, P>>, Error> {
+) -> Result<Built<CappedOf<E, P>>, Error> {
     let (policy, ports) = E::build(configure::<E>(keys, shape)?)?;
     Ok(Capped::new(policy, ports, shape.tags, shape.flows))
 }

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! - A flow has up to six caps: requests and bytes, of reads, of writes, and of both together. Each
-//!   is a [bucket] that all ports share; a request takes from all of its own at once, or from none.
+//!   is a bucket that all ports share; a request takes from all of its own at once, or from none.
 //! - On each port a flow has a *lane* for reads and one for writes, so that a cap on the one does
 //!   not hold back the other. Requests leave a lane in the order in which they came.
 //! - Lanes of a flow on several ports take turns: which has just sent one lets the others go first.
@@ -22,11 +22,11 @@
 //! **Example.** 1,000 requests a second with a burst of 100: a flow that has rested has 100 at once
 //! and then one each millisecond, so at most 1,100 in any second.
 //!
-//! **Bounds of loops.** A call of `next` tries [`AT_ONCE`] lanes at most and asks to be called
+//! **Bounds of loops.** A call of `next` tries 16 lanes at most and asks to be called
 //! again if there are more.
 //!
 //! **Removal.** A flow that is removed has no caps from then on. What waits here is given to the
-//! device within [`AGAIN_NS`] without going by the policy, which takes no more of that flow.
+//! device within a tenth of a second without going by the policy, which takes no more of that flow.
 //!
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
 //! and `complete` a number of the port's own.
