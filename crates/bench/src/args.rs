@@ -205,6 +205,7 @@ Examples:
 A tenant is NAME=key:value,…
   weight  1 to 10000 (100)        bs     size of a request (4k)
   latency what its requests are to take, with latency-percentile (99), floor (50%); urgent (d2fq)
+  max-iops, max-bandwidth  the most that it gets, and read- and write- before them; burst (100ms)
   depth   in flight, each job (32)  jobs   how many run at once (1)
   rw      read, write, randread, randwrite, rw, randrw (randread)
   rwmix   percentage of reads (50)  size   how much it touches (an equal part)

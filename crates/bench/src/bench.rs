@@ -15,7 +15,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
-use fairq_core::{FlowError, FlowId, Native, Policy};
+use fairq_core::{Caps, FlowError, FlowId, Native, Policy};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::device::write_back::WriteBack;
@@ -284,9 +284,11 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
             "{flag} is the server's matter with --connect: leave it out"
         )));
     }
-    if let Some(job) = jobs.iter().find(|job| job.urgent || job.target.is_some()) {
+    if let Some(job) =
+        jobs.iter().find(|job| job.urgent || job.target.is_some() || !job.caps.is_empty())
+    {
         return Err(Refusal::new(format!(
-            "tenant {}: latency and urgent are the server's matter with --connect: leave them out, \
+            "tenant {}: latency, caps and urgent are the server's matter with --connect: leave them out, \
              and give them to the tenant of fairq serve",
             job.name
         )));
@@ -402,7 +404,12 @@ impl Bench {
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
             // The others are there but silent, so that it works on the range that it has later.
-            let plain = |job: &Job| Job { urgent: false, target: None, ..job.clone() };
+            let plain = |job: &Job| Job {
+                urgent: false,
+                target: None,
+                caps: Caps::default(),
+                ..job.clone()
+            };
             let silent = |other: &Job| Job { jobs: 0, ..plain(other) };
             let only: Vec<Job> = jobs
                 .iter()
@@ -540,6 +547,7 @@ fn add_flow<L: Policy>(policy: &L, job: &Job) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow(job.weight)?;
     let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     let target = if job.target.is_some() { policy.set_target(flow, job.target) } else { Ok(()) };
+    policy.set_caps(flow, &job.caps)?;
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {

@@ -6,13 +6,14 @@
 
 use std::str::FromStr;
 
+use fairq_config::caps::{self, Burst};
 use fairq_config::pairs::{self, Pair};
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{
     Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size, show_duration,
 };
 use fairq_config::{latency, tenant, weight};
-use fairq_core::{Target, Weight};
+use fairq_core::{Caps, Target, Weight};
 use serde::Deserialize;
 
 /// Bytes of one request.
@@ -63,6 +64,13 @@ pub(crate) struct JobTable {
     pub(crate) latency: Option<Nanos>,
     pub(crate) latency_percentile: Option<Percentile>,
     pub(crate) floor: Option<Part>,
+    pub(crate) max_iops: Option<Count>,
+    pub(crate) read_max_iops: Option<Count>,
+    pub(crate) write_max_iops: Option<Count>,
+    pub(crate) max_bandwidth: Option<Bandwidth>,
+    pub(crate) read_max_bandwidth: Option<Bandwidth>,
+    pub(crate) write_max_bandwidth: Option<Bandwidth>,
+    pub(crate) burst: Option<Burst>,
     pub(crate) bs: Option<Size>,
     pub(crate) depth: Option<Count>,
     pub(crate) jobs: Option<Count>,
@@ -88,6 +96,8 @@ pub struct Job {
     pub urgent: bool,
     /// How long its requests are to take.
     pub target: Option<Target>,
+    /// The most that it gets.
+    pub caps: Caps,
     /// Bytes of one request.
     pub block: u32,
     /// Requests that each job keeps in flight.
@@ -188,6 +198,15 @@ impl JobTable {
             Ok(target) => target,
             Err(text) => return refuse(text),
         };
+        let caps = caps::Written {
+            iops: [self.max_iops, self.read_max_iops, self.write_max_iops],
+            bandwidth: [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth],
+            burst: self.burst,
+        };
+        let caps = match caps.caps() {
+            Ok(caps) => caps,
+            Err(text) => return refuse(text),
+        };
         let starts_ns = self.start.map_or(0, |Nanos(ns)| ns);
         let stops_ns = self.stop.map_or(u64::MAX, |Nanos(ns)| ns);
         if stops_ns <= starts_ns {
@@ -200,6 +219,7 @@ impl JobTable {
             weight: self.weight.unwrap_or_default(),
             urgent: self.urgent.unwrap_or(false),
             target,
+            caps,
             block: block as u32,
             depth: depth as u16,
             jobs: jobs as u16,
@@ -253,11 +273,12 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fairq_core::{Cap, Counted, Side};
 
     #[test]
     fn every_key_is_read() {
         let job: Job =
-            "db=weight:300,urgent:true,latency:200us,latency-percentile:99.9,floor:25%,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
+            "db=weight:300,urgent:true,latency:200us,latency-percentile:99.9,floor:25%,max-iops:1k,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
                 .parse()
                 .unwrap();
         let expected = Job {
@@ -265,6 +286,7 @@ mod tests {
             weight: Weight::new(300).unwrap(),
             urgent: true,
             target: Target::new(200_000, 1_000, 25),
+            caps: Caps::default().with(Side::Both, Counted::Requests, Cap::new(1000, 100)),
             block: 65_536,
             depth: 128,
             jobs: 4,
@@ -304,7 +326,8 @@ mod tests {
         assert_eq!(
             refusal("db=dept:3"),
             "unknown key `dept`; did you mean `depth`? (allowed: name, weight, urgent, latency, \
-             latency-percentile, floor, bs, depth, jobs, rw, rwmix, rate, iops, \
+             latency-percentile, floor, max-iops, read-max-iops, write-max-iops, max-bandwidth, \
+             read-max-bandwidth, write-max-bandwidth, burst, bs, depth, jobs, rw, rwmix, rate, iops, \
              think, start, stop, size, export)"
         );
         assert_eq!(

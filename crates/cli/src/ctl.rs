@@ -115,6 +115,18 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             }
             ("latency", params)
         }
+        CtlCommand::Caps { tenant, caps } => {
+            let mut object = serde_json::Map::new();
+            for pair in caps.iter().filter(|text| *text != "off") {
+                let (key, value) = pair.split_once('=').ok_or_else(|| {
+                    Refusal::new(format!(
+                        "`{pair}` is not KEY=VALUE: write max-iops=1000, say, or off"
+                    ))
+                })?;
+                object.insert(key.replace('_', "-"), json!(value));
+            }
+            ("caps", json!({ "tenant": tenant, "caps": object }))
+        }
         CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
@@ -190,6 +202,10 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             let told = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
             let (from, to) = (told("from"), told("to"));
             format!("{}: latency target {from} -> {to}\n", string(&result["tenant"]))
+        }
+        CtlCommand::Caps { .. } => {
+            let [name, from, to] = ["tenant", "from", "to"].map(|key| string(&result[key]));
+            format!("{name}: caps {from} -> {to}\n")
         }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => {

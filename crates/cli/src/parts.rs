@@ -45,6 +45,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         read_only: tenant.read_only,
         urgent: tenant.urgent,
         target: tenant.target,
+        caps: tenant.caps,
         identity: tenant.identity.clone(),
         users: tenant.users.clone(),
         connections: tenant.connections,

@@ -319,6 +319,7 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             "held" => match row.why.as_deref() {
                 Some("ahead") => format!("the next is too far ahead{}", numbers(row)),
                 Some("no-slot") => format!("no slot of the device is free{}", numbers(row)),
+                Some("cap") => "its tenant has had what a cap allows".into(),
                 _ => format!("the policy waits{}", numbers(row)),
             },
             _ => {

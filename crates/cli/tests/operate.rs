@@ -1,6 +1,8 @@
 //! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading,
 //! metrics.
 
+#[path = "operate/caps.rs"]
+mod caps;
 mod common;
 #[path = "operate/doors.rs"]
 mod doors;
@@ -634,11 +636,14 @@ fn sample(metrics: &str, name: &str) -> Option<f64> {
     metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
+/// A free port: bound once, so that the system does not give it to others right away.
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 #[test]
 fn metrics_are_what_prometheus_expects() {
-    // A free port: bound once, so that the system does not give it to others right away.
-    let address =
-        std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = free_address();
     let server = Server::start(
         CONFIG,
         &["--metrics", &format!("tcp:{address}"), "--device", "ram,size=64M"],

@@ -17,6 +17,7 @@
 //! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; this crate is what they share.
 
 pub mod access;
+pub mod caps;
 pub mod device;
 pub mod engine;
 pub mod files;

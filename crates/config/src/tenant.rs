@@ -6,16 +6,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::{Target, Weight};
+use fairq_core::{Caps, Target, Weight};
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{self, List};
+use crate::caps::{self, Burst};
 use crate::device::SECTOR;
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::units::{Nanos, Part, Percentile, Size, exact_size};
+use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
 use crate::weight::WeightSource;
 use crate::{keys, latency};
 
@@ -61,6 +62,13 @@ pub struct TenantTable {
     pub latency: Option<Nanos>,
     pub latency_percentile: Option<Percentile>,
     pub floor: Option<Part>,
+    pub max_iops: Option<Count>,
+    pub read_max_iops: Option<Count>,
+    pub write_max_iops: Option<Count>,
+    pub max_bandwidth: Option<Bandwidth>,
+    pub read_max_bandwidth: Option<Bandwidth>,
+    pub write_max_bandwidth: Option<Bandwidth>,
+    pub burst: Option<Burst>,
     pub identity: Option<String>,
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
@@ -96,6 +104,8 @@ pub struct Tenant {
     pub urgent: bool,
     /// How long its requests are to take.
     pub target: Option<Target>,
+    /// The most that it gets.
+    pub caps: Caps,
     /// The certificate that may open it.
     pub identity: Option<Identity>,
     /// The users who may open it; anybody if none is named.
@@ -185,6 +195,22 @@ impl TenantTable {
         TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
+    /// What it says of caps.
+    pub fn caps(&self) -> caps::Written {
+        caps::Written {
+            iops: [self.max_iops, self.read_max_iops, self.write_max_iops],
+            bandwidth: [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth],
+            burst: self.burst,
+        }
+    }
+
+    /// Says this of caps instead.
+    pub fn set_caps(&mut self, said: &caps::Written) {
+        [self.max_iops, self.read_max_iops, self.write_max_iops] = said.iops;
+        [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth] = said.bandwidth;
+        self.burst = said.burst;
+    }
+
     /// Refuses what makes no sense by itself; `cgroups` is their root.
     pub fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
@@ -241,6 +267,10 @@ impl TenantTable {
             Ok(target) => target,
             Err(text) => return refuse(text),
         };
+        let caps = match self.caps().caps() {
+            Ok(caps) => caps,
+            Err(text) => return refuse(text),
+        };
         let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
             Ok(weight) => weight,
             Err(text) => return refuse(text),
@@ -257,6 +287,7 @@ impl TenantTable {
             read_only: self.read_only.unwrap_or(false),
             urgent: self.urgent.unwrap_or(false),
             target,
+            caps,
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
@@ -412,6 +443,7 @@ fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fairq_core::{Cap, Counted, Side};
 
     fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
         specs
@@ -433,27 +465,31 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
-        let expected = Tenant {
-            name: "db".into(),
-            weight: Weight::new(300).unwrap(),
-            size: Some(10 << 30),
-            offset: Some(1 << 30),
-            path: None,
-            create: false,
-            store: None,
-            keep_data: false,
-            read_only: true,
-            urgent: true,
-            target: Target::new(200_000, 1_000, 25),
-            identity: Some("db.example.org".into()),
-            users: Users { uids: vec![7, 0], gids: Vec::new() },
-            connections: Some(9),
-            description: "orders, and more".into(),
-            origin: Origin::Flag,
-        };
+        let expected =
+            Tenant {
+                name: "db".into(),
+                weight: Weight::new(300).unwrap(),
+                size: Some(10 << 30),
+                offset: Some(1 << 30),
+                path: None,
+                create: false,
+                store: None,
+                keep_data: false,
+                read_only: true,
+                urgent: true,
+                target: Target::new(200_000, 1_000, 25),
+                caps: Caps::default()
+                    .with(Side::Both, Counted::Requests, Cap::new(1000, 1000))
+                    .with(Side::Writes, Counted::Bytes, Cap::new(10 << 20, 10 << 20)),
+                identity: Some("db.example.org".into()),
+                users: Users { uids: vec![7, 0], gids: Vec::new() },
+                connections: Some(9),
+                description: "orders, and more".into(),
+                origin: Origin::Flag,
+            };
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
         assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);

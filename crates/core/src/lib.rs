@@ -84,7 +84,10 @@ pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
 pub use contract::cost::{Cost, CostModel};
-pub use contract::flow::{self, FlowError, FlowId, Target, TargetState, TargetStats, Weight};
+pub use contract::flow::{
+    self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetState, TargetStats,
+    Weight,
+};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
     self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
@@ -95,7 +98,7 @@ pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;
 pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
-pub use policy::{d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
+pub use policy::{caps, d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::topology::Topology;

@@ -85,6 +85,20 @@ pub(crate) enum CtlCommand {
         #[arg(long, value_name = "PART")]
         floor: Option<String>,
     },
+    /// Change a tenant's caps, the most that it gets, or take them away
+    ///
+    /// Keys: max-iops, read-max-iops, write-max-iops (requests a second), max-bandwidth,
+    /// read-max-bandwidth, write-max-bandwidth (bytes a second), burst (what may come above a cap
+    /// at once: a time such as 100ms, or a number of requests). A cap that is not named is taken
+    /// away.
+    Caps {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// The caps that it has from now on, or off
+        #[arg(value_name = "KEY=VALUE|off", required = true)]
+        caps: Vec<String>,
+    },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///
     /// When the storage fails to take data that it was given before, each tenant that wrote there

@@ -38,6 +38,9 @@ pub(crate) struct ServeArgs {
     /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
     /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
     /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
+    /// max-iops and max-bandwidth (the most that it gets in a second; also with read- or write-
+    /// before them), burst=100ms (what may come above a cap at once: a time, or a number of
+    /// requests),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
     /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), description. A comma in a value is written twice.

@@ -72,11 +72,12 @@ struct OfDrain {
 }
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 10] = [
+const CHANGES: [&str; 11] = [
     "add",
     "remove",
     "weight",
     "latency",
+    "caps",
     "clear_error",
     "policy.set",
     "params",
@@ -132,6 +133,7 @@ impl Console {
                 self.weight(admin, &tenant, weight)
             }
             "latency" => self.latency(admin, params(given)?),
+            "caps" => self.caps(admin, params(given)?),
             "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {

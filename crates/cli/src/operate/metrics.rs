@@ -9,8 +9,11 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
+use fairq_config::caps::listed;
 use fairq_config::settings::Plan;
-use fairq_core::{DepthState, DepthStats, FlowId, Stats, TargetState, TargetStats, TokenStats};
+use fairq_core::{
+    CapStats, DepthState, DepthStats, FlowId, Stats, TargetState, TargetStats, TokenStats,
+};
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
@@ -130,6 +133,7 @@ pub(crate) fn text(
     log(&mut text);
     tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
     targets(&mut text, now, roster);
+    caps(&mut text, now, roster);
     shards(&mut text, now);
     policy(&mut text, now);
     interference(&mut text, now, roster);
@@ -460,6 +464,51 @@ fn depth(text: &mut Text, depth: &DepthStats) {
         "What the device was last seen to do with that D, in bytes a second.",
         depth.bytes_per_s as f64,
     );
+}
+
+/// Caps, of the tenants that have some.
+fn caps(text: &mut Text, now: &Status, roster: &Roster) {
+    type Value = fn(&CapStats) -> f64;
+    let families: [(&str, &str, &str, Value); 3] = [
+        (
+            "fairq_tenant_capped_requests_total",
+            "counter",
+            "Requests of the tenant that waited for one of its caps.",
+            |of| of.held as f64,
+        ),
+        (
+            "fairq_tenant_capped_seconds_total",
+            "counter",
+            "How long they waited for it, all together.",
+            |of| of.held_ns as f64 * 1e-9,
+        ),
+        (
+            "fairq_tenant_capped_requests",
+            "gauge",
+            "Requests of the tenant that wait for one of its caps now.",
+            |of| of.waiting as f64,
+        ),
+    ];
+    let of = |member| Some((member, now.caps_of(member)?));
+    let members: Vec<(&Member, &CapStats)> =
+        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+    if members.is_empty() {
+        return;
+    }
+    for (name, kind, help, value) in families {
+        text.family(name, kind, help);
+        for (member, stats) in &members {
+            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
+        }
+    }
+    let help = "What a cap of the tenant's allows in a second: requests or bytes, as its key says.";
+    text.family("fairq_tenant_cap", "gauge", help);
+    for (member, stats) in &members {
+        for (key, cap) in listed(&stats.caps) {
+            let labels = [("tenant", &*member.tenant.name), ("key", key)];
+            text.sample("fairq_tenant_cap", &labels, cap.per_second() as f64);
+        }
+    }
 }
 
 /// Latency targets, of the tenants that have one.

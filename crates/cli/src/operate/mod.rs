@@ -24,6 +24,7 @@ use serde_json::Value;
 
 use crate::status::{self, Row};
 
+mod caps;
 mod changes;
 mod cpu_waits;
 mod failures;

@@ -9,9 +9,9 @@ use fairq_host::server::{self, Admin, Member, Status};
 use serde_json::{Map, Value, json};
 
 use super::Console;
-use super::latency;
 use super::methods::by_name;
 use super::storage::{cut_off_files, stores, write_back_errors};
+use super::{caps, latency};
 use crate::look::Look;
 
 impl Console {
@@ -151,6 +151,7 @@ impl Console {
             },
             "last_second": last,
             "latency_target": now.target_of(member).map(latency::json),
+            "capped": now.caps_of(member).map(caps::json),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }

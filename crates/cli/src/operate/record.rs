@@ -167,6 +167,7 @@ fn row(decision: &Decision) -> Value {
     let held = reason.held.map(|held| match held {
         Held::Ahead => "ahead",
         Held::NoSlot => "no-slot",
+        Held::Cap => "cap",
     });
     json!([
         at_ns,

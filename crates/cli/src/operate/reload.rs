@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fairq_config::caps::{KEYS, Written};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Settings};
 use fairq_config::tenant::TenantTable;
@@ -94,6 +95,10 @@ impl Console {
             })
             .map(|table| (table.name.clone(), latency::written(table)))
             .collect();
+        let recapped: Vec<(String, Written)> = tables()
+            .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
+            .map(|table| (table.name.clone(), table.caps()))
+            .collect();
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -125,6 +130,12 @@ impl Console {
                 Ok(_) => ["latency", "latency-percentile", "floor"]
                     .iter()
                     .for_each(|key| done(&format!("tenant.{name}.{key}"))),
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
+        }
+        for (name, said) in recapped {
+            match self.set_caps(admin, &name, &said) {
+                Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),
                 Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }

@@ -126,6 +126,20 @@ pub(crate) const METHODS: &[Method] = &[
         result: "the tenant's name, and its target before and now",
     },
     Method {
+        name: "caps",
+        summary: "Gives a tenant these caps instead of those it has, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "caps",
+                "object",
+                "max-iops, read-max-iops, write-max-iops, max-bandwidth, read-max-bandwidth, \
+                 write-max-bandwidth, burst: as they are written of a tenant; empty for none",
+            ),
+        ],
+        result: "the tenant's name, and its caps before and now",
+    },
+    Method {
         name: "clear_error",
         summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
                   be put on stable storage (write_back_errno of tenants): they say again what the \

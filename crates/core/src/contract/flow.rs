@@ -122,6 +122,108 @@ pub enum FlowError {
     /// As many flows as there can be have a target.
     #[error("64 tenants of this store have a latency target already: leave out one's latency")]
     ManyTargets,
+    /// The policy was built without the layer that keeps caps.
+    #[error("no caps: this policy was built without the layer that keeps them")]
+    NoCaps,
+}
+
+/// Which of a flow's requests a cap counts. Writes are also discards and zeroes; flushes are never
+/// counted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Side {
+    /// Reads and writes together.
+    Both,
+    /// Reads.
+    Reads,
+    /// Writes.
+    Writes,
+}
+
+/// What a cap counts of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Counted {
+    /// Requests.
+    Requests,
+    /// Bytes; 512 for a discard, which moves none.
+    Bytes,
+}
+
+/// The most of something that a flow may be given in a second, and above that at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cap {
+    per_second: u64,
+    burst: u64,
+}
+
+impl Cap {
+    /// The most that can be said: 2^40, a terabyte, a second.
+    pub const MOST: u64 = 1 << 40;
+
+    /// So many requests or bytes a second, 1 to [`Self::MOST`]; and so many at once above that when
+    /// the flow has had less, at most [`Self::MOST`]. A single request may always be as large as it
+    /// is. `None` beyond that.
+    pub const fn new(per_second: u64, burst: u64) -> Option<Cap> {
+        let is_rate = per_second > 0 && per_second <= Self::MOST;
+        if is_rate && burst <= Self::MOST { Some(Cap { per_second, burst }) } else { None }
+    }
+
+    /// Requests or bytes a second.
+    pub const fn per_second(self) -> u64 {
+        self.per_second
+    }
+
+    /// Requests or bytes at once.
+    pub const fn burst(self) -> u64 {
+        self.burst
+    }
+}
+
+/// A flow's caps: of requests and bytes, for reads, writes and both together. Without any it has
+/// what the policy gives it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps([Option<Cap>; Self::COUNT]);
+
+impl Caps {
+    /// How many caps a flow can have.
+    pub(crate) const COUNT: usize = 6;
+
+    pub(crate) const fn index(side: Side, counted: Counted) -> usize {
+        side as usize * 2 + counted as usize
+    }
+
+    /// With this one, or without.
+    #[must_use]
+    pub const fn with(mut self, side: Side, counted: Counted, cap: Option<Cap>) -> Caps {
+        self.0[Self::index(side, counted)] = cap;
+        self
+    }
+
+    /// This one.
+    pub const fn get(&self, side: Side, counted: Counted) -> Option<Cap> {
+        self.0[Self::index(side, counted)]
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, Option<Cap>)> + '_ {
+        self.0.iter().copied().enumerate()
+    }
+}
+
+/// What a flow's caps have done since it was added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CapStats {
+    /// The caps.
+    pub caps: Caps,
+    /// Requests that had to wait for a cap.
+    pub held: u64,
+    /// How long they waited, all together, in nanoseconds.
+    pub held_ns: u64,
+    /// Requests that wait for a cap now.
+    pub waiting: u64,
 }
 
 /// How long a flow's requests are to take, from submission to completion.

@@ -40,7 +40,7 @@
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
-use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port_set::PortSet;
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
@@ -208,7 +208,7 @@ pub struct FlowStats {
 /// owes.
 pub trait Port: Send {
     /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has
-    /// nothing to give.
+    /// nothing to give, but for flows that have [caps](Policy::set_caps).
     const IS_DIRECT: bool = false;
 
     /// Takes a request.
@@ -296,6 +296,8 @@ pub enum Held {
     Ahead,
     /// No slot of the device is free.
     NoSlot,
+    /// Its flow has had what a cap allows.
+    Cap,
 }
 
 /// A parameter of a policy that may be changed while requests run.
@@ -356,6 +358,17 @@ pub trait Policy: Send + Sync + 'static {
 
     /// How a flow does beside its target; `None` without one.
     fn target(&self, _flow: FlowId) -> Option<TargetStats> {
+        None
+    }
+
+    /// Gives a flow these caps instead of those it has, or none. What waits for a cap hears of it
+    /// within a tenth of a second.
+    fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
+        Err(FlowError::NoCaps)
+    }
+
+    /// What a flow's caps have done; `None` if it never had any.
+    fn caps(&self, _flow: FlowId) -> Option<CapStats> {
         None
     }
 

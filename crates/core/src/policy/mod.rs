@@ -1,5 +1,6 @@
 //! The schedulers, a module each. Those behind one lock are in [`serial`].
 
+pub mod caps;
 pub mod d2fq;
 pub mod depth;
 pub mod kyber;

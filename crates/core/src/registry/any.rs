@@ -1,7 +1,7 @@
 //! [`AnyPolicy`] and [`AnyPort`]: each verb goes to the policy that is there.
 
 use super::{AnyPolicy, AnyPort, forward};
-use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::platform::Platform;
 use crate::contract::port::{
     ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
@@ -30,6 +30,14 @@ impl<P: Platform> Policy for AnyPolicy<P> {
 
     fn target(&self, flow: FlowId) -> Option<TargetStats> {
         forward!(policy in self => policy.target(flow))
+    }
+
+    fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
+        forward!(policy in self => policy.set_caps(flow, caps))
+    }
+
+    fn caps(&self, flow: FlowId) -> Option<CapStats> {
+        forward!(policy in self => policy.caps(flow))
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {

@@ -21,6 +21,7 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Policy, Port};
 use crate::entry::knobs::{Field, each, list};
+use crate::policy::caps::Capped;
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 use crate::structures::topology::Topology;
@@ -49,7 +50,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<$entry as Entry>::Policy<P>),
+                $variant(CappedOf<$entry, P>),
             )*
         }
 
@@ -58,7 +59,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<<$entry as Entry>::Policy<P> as Policy>::Port),
+                $variant(<CappedOf<$entry, P> as Policy>::Port),
             )*
         }
 
@@ -234,8 +235,12 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// Builds the policy of this entry with these keys, and its ports: as a type of its own, for
-/// embedders who know which policy they want and have their loop compiled for it.
+/// What is built for an entry: its policy, and around it the layer that keeps caps.
+pub type CappedOf<E, P> = Capped<<E as Entry>::Policy<P>, P>;
+
+/// Builds the policy of this entry with these keys, around it the layer that keeps
+/// [caps](crate::caps), and its ports: as a type of its own, for embedders who know which policy
+/// they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
 ///
@@ -251,8 +256,9 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<E::Policy<P>>, Error> {
-    Ok(E::build(configure::<E>(keys, shape)?)?)
+) -> Result<Built<CappedOf<E, P>>, Error> {
+    let (policy, ports) = E::build(configure::<E>(keys, shape)?)?;
+    Ok(Capped::new(policy, ports, shape.tags, shape.flows))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_core::{ClassWeights, FlowError, Stats, Target, TargetStats, TuneError, Tuning, Weight};
+use fairq_core::{
+    CapStats, Caps, ClassWeights, FlowError, Stats, Target, TargetStats, TuneError, Tuning, Weight,
+};
 
 use crate::device::CutOff;
 use crate::device::control::ControlError;
@@ -46,6 +48,8 @@ pub struct Status {
     /// How the tenants that have a latency target do, by their
     /// [`Member::number`](crate::server::Member::number).
     pub targets: Vec<(u16, TargetStats)>,
+    /// What caps have done, by the numbers of the tenants that have some.
+    pub caps: Vec<(u16, CapStats)>,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -70,6 +74,12 @@ impl Status {
     pub fn store_of(&self, member: &Member) -> Option<&str> {
         let store = self.stores.iter().find(|store| store.number == member.store);
         store.map(|store| &*store.name)
+    }
+
+    /// What a tenant's caps have done; `None` without any.
+    pub fn caps_of(&self, member: &Member) -> Option<&CapStats> {
+        let is_its = |(tenant, _): &&(u16, CapStats)| *tenant == member.number();
+        self.caps.iter().find(is_its).map(|(_, stats)| stats)
     }
 
     /// How a tenant does beside its latency target; `None` without one.
@@ -177,6 +187,8 @@ pub trait Admin {
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
+    /// Gives a tenant these caps instead of those it has, from now on.
+    fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError>;
     /// Gives a tenant a latency target, or takes it away, from now on.
     fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError>;
     /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,

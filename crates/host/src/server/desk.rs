@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, PortSet, Stats, Target, Tuning, Weight};
+use fairq_core::{Caps, FlowId, PortSet, Stats, Target, Tuning, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -121,6 +121,7 @@ impl Admin for Desk<'_> {
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
             targets: self.targets(),
+            caps: self.caps(),
         }
     }
 
@@ -154,6 +155,10 @@ impl Admin for Desk<'_> {
 
     fn remove(&mut self, name: &str) -> Result<(), AdminError> {
         self.remove_tenant(name)
+    }
+
+    fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
+        self.set_tenant_caps(name, caps)
     }
 
     fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError> {

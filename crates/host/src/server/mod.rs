@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairq_core::{FlowId, Target, Weight};
+use fairq_core::{Caps, FlowId, Target, Weight};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -115,6 +115,8 @@ pub struct Tenant {
     pub urgent: bool,
     /// How long its requests are to take, if that is said.
     pub target: Option<Target>,
+    /// The most that it gets, whatever is free.
+    pub caps: Caps,
     /// The certificate that a client has to show to open it.
     pub identity: Option<Identity>,
     /// The users of this machine who may open it, over a Unix socket; anybody if none is named.

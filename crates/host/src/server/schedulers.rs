@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    ClassWeights, FlowError, FlowId, Policy, PortSet, Stats, Target, TargetStats, TuneError,
-    Tuning, Weight,
+    CapStats, Caps, ClassWeights, FlowError, FlowId, Policy, PortSet, Stats, Target, TargetStats,
+    TuneError, Tuning, Weight,
 };
 
 use crate::device::any::AnyDevice;
@@ -79,6 +79,17 @@ impl<'a> Schedulers<'a> {
         policy.set_target(flow, target)
     }
 
+    pub(super) fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
+        let (policy, flow) = self.of(flow)?;
+        policy.set_caps(flow, caps)
+    }
+
+    /// What a flow's caps have done.
+    pub(super) fn caps(&self, flow: FlowId) -> Option<CapStats> {
+        let (policy, flow) = self.of(flow).ok()?;
+        policy.caps(flow)
+    }
+
     /// How a flow does beside its target.
     pub(super) fn target(&self, flow: FlowId) -> Option<TargetStats> {
         let (policy, flow) = self.of(flow).ok()?;
@@ -136,7 +147,11 @@ fn add(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<Fl
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),
     };
-    urgent().and_then(|()| target()).inspect_err(|_| {
+    let caps = || match tenant.caps.is_empty() {
+        true => Ok(()),
+        false => policy.set_caps(flow, &tenant.caps),
+    };
+    urgent().and_then(|()| target()).and_then(|()| caps()).inspect_err(|_| {
         // No port has heard of it yet.
         let _ = policy.remove_flow(flow);
     })?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_core::{FlowId, Target, TargetStats, Weight};
+use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -139,6 +139,28 @@ impl Desk<'_> {
         member.tenant.target = target;
         self.server.set_roster(Roster::new(members, self.preferred)?);
         Ok(())
+    }
+
+    /// See [`crate::server::Admin::set_caps`].
+    pub(super) fn set_tenant_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let refused = |error| AdminError::Flow { name: name.into(), error };
+        self.schedulers.set_caps(member.flow, caps).map_err(refused)?;
+        member.tenant.caps = *caps;
+        self.server.set_roster(Roster::new(members, self.preferred)?);
+        Ok(())
+    }
+
+    /// What caps have done, of the tenants that have some.
+    pub(super) fn caps(&self) -> Vec<(u16, CapStats)> {
+        let roster = self.server.roster();
+        let members = roster.members().iter().filter(|member| !member.tenant.caps.is_empty());
+        members
+            .filter_map(|member| Some((member.number(), self.schedulers.caps(member.flow)?)))
+            .collect()
     }
 
     /// How the tenants that have a target do.

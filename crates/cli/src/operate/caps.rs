@@ -1,0 +1,76 @@
+//! Caps: changed by the control socket, and shown.
+
+use fairq_core::CapStats;
+use fairq_host::server::Admin;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::Console;
+use super::rpc::Fault;
+use fairq_config::caps::{self, Burst, Written};
+use fairq_config::units::{Bandwidth, Count};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfCaps {
+    tenant: String,
+    caps: Said,
+}
+
+/// The keys as they are written of a tenant.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Said {
+    max_iops: Option<Count>,
+    read_max_iops: Option<Count>,
+    write_max_iops: Option<Count>,
+    max_bandwidth: Option<Bandwidth>,
+    read_max_bandwidth: Option<Bandwidth>,
+    write_max_bandwidth: Option<Bandwidth>,
+    burst: Option<Burst>,
+}
+
+impl Console {
+    /// Gives a tenant these caps instead of those it has.
+    pub(super) fn caps(&mut self, admin: &mut dyn Admin, given: OfCaps) -> Result<Value, Fault> {
+        let OfCaps { tenant, caps: said } = given;
+        let said = Written {
+            iops: [said.max_iops, said.read_max_iops, said.write_max_iops],
+            bandwidth: [said.max_bandwidth, said.read_max_bandwidth, said.write_max_bandwidth],
+            burst: said.burst,
+        };
+        self.set_caps(admin, &tenant, &said)
+    }
+
+    pub(super) fn set_caps(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        said: &Written,
+    ) -> Result<Value, Fault> {
+        let wanted = said.caps().map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
+        let before = admin.roster().find(name).map(|member| member.tenant.caps);
+        admin.set_caps(name, &wanted).map_err(Fault::refused)?;
+        let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
+        if let Some(table) = tables.find(|table| table.name == name) {
+            table.set_caps(said);
+        }
+        let before = before.unwrap_or_default();
+        Ok(json!({
+            "tenant": name, "from": caps::describe(&before), "to": caps::describe(&wanted),
+        }))
+    }
+}
+
+/// A tenant's caps and what they have done.
+pub(super) fn json(stats: &CapStats) -> Value {
+    let cap = |cap: fairq_core::Cap| json!({ "per_s": cap.per_second(), "burst": cap.burst() });
+    let all: Map<String, Value> =
+        caps::listed(&stats.caps).map(|(key, of)| (key.to_owned(), cap(of))).collect();
+    json!({
+        "caps": all,
+        "held": stats.held,
+        "held_ns": stats.held_ns,
+        "waiting": stats.waiting,
+    })
+}

@@ -1,0 +1,69 @@
+//! Caps of a running server: kept, changed, shown, and refused where they make no sense.
+
+use serde_json::{Value, json};
+
+use super::common::until;
+use super::{CONFIG, Server, free_address, get};
+
+impl Server {
+    fn tenant(&self) -> Value {
+        let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
+        list[0].clone()
+    }
+}
+
+#[test]
+fn caps_are_kept_changed_shown_and_read_again() {
+    let config = CONFIG.replace("weight = 300", "weight = 300\nmax-iops = 50\nburst = 5");
+    let address = free_address();
+    let server = Server::start(&config, &["--metrics", &format!("tcp:{address}")]);
+    assert_eq!(
+        server.tenant()["capped"]["caps"],
+        json!({ "max-iops": { "per_s": 50, "burst": 5 } })
+    );
+    let mut client = server.load("db", "60s");
+    // The load keeps some in flight; a second of it is 50 requests at most, and the burst.
+    let second = until("the cap holds", || {
+        let tenant = server.tenant();
+        let waits = tenant["capped"]["waiting"].as_u64().is_some_and(|waiting| waiting > 0);
+        tenant["last_second"]["iops"].as_f64().filter(|iops| waits && *iops > 0.0)
+    });
+    assert!(second <= 55.0, "{second}");
+    let (_, text) = get(&address, "/metrics");
+    assert!(text.contains("fairq_tenant_cap{tenant=\"db\",key=\"max-iops\"} 50"), "{text}");
+    assert!(text.contains("fairq_tenant_capped_requests{tenant=\"db\"}"), "{text}");
+    assert_eq!(
+        server.said(&["caps", "db", "read-max-bandwidth=100M/s"]),
+        "db: caps max-iops=50 -> read-max-bandwidth=100M/s\n"
+    );
+    assert!(server.said(&["config", "dump"]).contains("read-max-bandwidth = \"100M/s\""));
+    until("more than before", || {
+        server.tenant()["last_second"]["iops"].as_f64().filter(|iops| *iops > 100.0)
+    });
+    // Under another policy it has them, too.
+    server.said(&["policy", "none"]);
+    assert_eq!(server.tenant()["capped"]["caps"]["read-max-bandwidth"]["per_s"], json!(100 << 20));
+    let told = server.said(&["config", "reload"]);
+    assert!(told.contains("tenant.db.max-iops: (nothing) -> 50"), "{told}");
+    assert_eq!(server.said(&["caps", "db", "off"]), "db: caps max-iops=50 -> none\n");
+    assert_eq!(server.tenant()["capped"], Value::Null);
+    client.kill().unwrap();
+    client.wait().unwrap();
+}
+
+#[test]
+fn caps_that_make_no_sense_are_refused_with_the_cure() {
+    let server = Server::start(CONFIG, &[]);
+    for (pair, cure) in [
+        ("max-iops=0", "leave the tenant out"),
+        ("burst=1s", "add max-iops=1000, say"),
+        ("max-iops", "is not KEY=VALUE"),
+        ("max-iop=1", "did you mean `max-iops`?"),
+        ("max-bandwidth=fast", "`fast` is not a bandwidth"),
+    ] {
+        let (code, text) = server.refused(&["caps", "db", pair]);
+        assert!(code == 2 && text.contains(cure), "{code} {text}");
+    }
+    let (code, text) = server.refused(&["caps", "nobody", "max-iops=1"]);
+    assert!(code == 1 && text.contains("there is no tenant nobody"), "{code} {text}");
+}

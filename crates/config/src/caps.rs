@@ -1,0 +1,226 @@
+//! `max-iops`, `max-bandwidth`, the same of reads and of writes, and `burst`: the most that a
+//! tenant gets, whatever is free.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fairq_core::{Cap, Caps, Counted, Side};
+use serde::de::{Deserialize, Deserializer};
+use serde::{Serialize, Serializer};
+
+use crate::units::{Bandwidth, Count, Nanos, TextOrNumber, exact_duration};
+
+/// What a tenant may have above a cap at once, after it has had less, unless it is said: a tenth of
+/// a second's worth.
+const BURST_NS: u64 = 100_000_000;
+/// The longest burst: a minute's worth.
+const BURST_MOST_NS: u64 = 60_000_000_000;
+
+/// How much above a cap may come at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Burst {
+    /// What so many nanoseconds bring, of each cap.
+    Time(u64),
+    /// So many requests, of each cap on requests.
+    Requests(u64),
+}
+
+fn parse_burst(text: &str) -> Result<Burst, String> {
+    let time = text.parse().map(|Nanos(ns)| Burst::Time(ns));
+    match text.parse() {
+        Ok(Count(requests)) => Ok(Burst::Requests(requests)),
+        Err(_) => time.map_err(|_| {
+            format!(
+                "`{text}` is not a burst: write for how long a cap may be exceeded, as in 100ms, or \
+                 by how many requests, as in 100"
+            )
+        }),
+    }
+}
+
+impl FromStr for Burst {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Burst, String> {
+        parse_burst(text.trim())
+    }
+}
+
+/// As it could be read back.
+impl fmt::Display for Burst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Burst::Time(ns) => f.write_str(&exact_duration(*ns)),
+            Burst::Requests(requests) => write!(f, "{requests}"),
+        }
+    }
+}
+
+impl Serialize for Burst {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Burst {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expecting = "a burst such as \"100ms\" or 100";
+        deserializer.deserialize_any(TextOrNumber { expecting, parse: parse_burst })
+    }
+}
+
+/// What the keys say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// Of reads and writes together, of reads, and of writes.
+    pub iops: [Option<Count>; 3],
+    /// Likewise.
+    pub bandwidth: [Option<Bandwidth>; 3],
+    /// Of all of them.
+    pub burst: Option<Burst>,
+}
+
+/// The keys of caps, in the order of [`Written`].
+pub const KEYS: [&str; 7] = [
+    "max-iops",
+    "read-max-iops",
+    "write-max-iops",
+    "max-bandwidth",
+    "read-max-bandwidth",
+    "write-max-bandwidth",
+    "burst",
+];
+
+const SIDES: [Side; 3] = [Side::Both, Side::Reads, Side::Writes];
+
+impl Written {
+    /// The caps.
+    pub fn caps(&self) -> Result<Caps, String> {
+        let (iops, bandwidth) = (self.iops.iter().flatten(), self.bandwidth.iter().flatten());
+        match self.burst {
+            Some(burst) if iops.clone().count() + bandwidth.count() == 0 => {
+                return Err(format!(
+                    "burst {burst} is what may come above a cap, and there is none: add \
+                     max-iops=1000, say, or leave out burst"
+                ));
+            }
+            Some(Burst::Requests(requests)) if iops.count() == 0 => {
+                return Err(format!(
+                    "burst {requests} counts requests, and no cap does: write it as a time, as in \
+                     100ms"
+                ));
+            }
+            Some(Burst::Time(ns)) if ns > BURST_MOST_NS => {
+                return Err(format!(
+                    "burst {} is longer than a minute: raise the cap, or take it away",
+                    exact_duration(ns)
+                ));
+            }
+            _ => {}
+        }
+        let requests = self.iops.map(|said| said.map(|Count(iops)| iops));
+        let bytes = self.bandwidth.map(|said| said.map(|Bandwidth(bytes)| bytes));
+        let mut caps = Caps::default();
+        for (counted, said, keys) in
+            [(Counted::Requests, requests, &KEYS[..3]), (Counted::Bytes, bytes, &KEYS[3..6])]
+        {
+            for ((side, per_second), key) in SIDES.into_iter().zip(said).zip(keys) {
+                let Some(per_second) = per_second else { continue };
+                caps = caps.with(side, counted, Some(self.cap(key, counted, per_second)?));
+            }
+        }
+        Ok(caps)
+    }
+
+    fn cap(&self, key: &str, counted: Counted, per_second: u64) -> Result<Cap, String> {
+        if per_second == 0 {
+            return Err(format!(
+                "{key} 0 would let nothing through: write 1 or more, or leave the tenant out"
+            ));
+        }
+        let worth = |ns: u64| {
+            let amount = u128::from(per_second) * u128::from(ns) / 1_000_000_000;
+            u64::try_from(amount).unwrap_or(u64::MAX)
+        };
+        let burst = match self.burst {
+            Some(Burst::Requests(requests)) if counted == Counted::Requests => requests,
+            Some(Burst::Time(ns)) => worth(ns),
+            _ => worth(BURST_NS),
+        };
+        Cap::new(per_second, burst).ok_or_else(|| {
+            format!(
+                "{key} {per_second} with a burst of {burst}: neither may be above {}; leave the \
+                 cap out",
+                Cap::MOST
+            )
+        })
+    }
+}
+
+/// Each cap with its key: what it allows a second.
+pub fn listed(caps: &Caps) -> impl Iterator<Item = (&'static str, Cap)> + '_ {
+    let counted = [Counted::Requests, Counted::Bytes].into_iter();
+    let all = counted.flat_map(|counted| SIDES.into_iter().map(move |side| (side, counted)));
+    KEYS.into_iter()
+        .zip(all)
+        .filter_map(|(key, (side, counted))| caps.get(side, counted).map(|cap| (key, cap)))
+}
+
+/// The caps as they are written: `max-iops=1000, read-max-bandwidth=100M/s`.
+pub fn describe(caps: &Caps) -> String {
+    let text = |(key, cap): (&str, Cap)| match key.ends_with("iops") {
+        true => format!("{key}={}", Count(cap.per_second())),
+        false => format!("{key}={}", Bandwidth(cap.per_second())),
+    };
+    let all: Vec<String> = listed(caps).map(text).collect();
+    if all.is_empty() { "none".into() } else { all.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(iops: [&str; 3], bandwidth: [&str; 3], burst: &str) -> Result<Caps, String> {
+        fn said<T: FromStr<Err = String>>(text: &str) -> Option<T> {
+            (!text.is_empty()).then(|| text.parse().unwrap())
+        }
+        let (iops, bandwidth) = (iops.map(said), bandwidth.map(said));
+        Written { iops, bandwidth, burst: said(burst) }.caps()
+    }
+
+    #[test]
+    fn a_burst_is_a_tenth_of_a_second_a_time_or_a_number_of_requests() {
+        let cap = |caps: &Caps, side, counted| {
+            caps.get(side, counted).map(|cap: Cap| (cap.per_second(), cap.burst()))
+        };
+        let caps = written(["1k", "", ""], ["", "10M/s", ""], "").unwrap();
+        assert_eq!(cap(&caps, Side::Both, Counted::Requests), Some((1000, 100)));
+        assert_eq!(cap(&caps, Side::Reads, Counted::Bytes), Some((10 << 20, 1 << 20)));
+        assert_eq!(cap(&caps, Side::Writes, Counted::Bytes), None);
+        assert_eq!(describe(&caps), "max-iops=1000, read-max-bandwidth=10M/s");
+        let caps = written(["", "", "500"], ["1M", "", ""], "1s").unwrap();
+        assert_eq!(cap(&caps, Side::Writes, Counted::Requests), Some((500, 500)));
+        assert_eq!(cap(&caps, Side::Both, Counted::Bytes), Some((1 << 20, 1 << 20)));
+        let caps = written(["100", "", ""], ["1M", "", ""], "7").unwrap();
+        assert_eq!(cap(&caps, Side::Both, Counted::Requests), Some((100, 7)));
+        assert_eq!(cap(&caps, Side::Both, Counted::Bytes), Some((1 << 20, 104_857)));
+        assert_eq!(written([""; 3], [""; 3], ""), Ok(Caps::default()));
+        assert_eq!(describe(&Caps::default()), "none");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_cure() {
+        let refusal = |iops, bandwidth, burst| {
+            written([iops, "", ""], ["", bandwidth, ""], burst).unwrap_err()
+        };
+        assert_eq!(
+            refusal("0", "", ""),
+            "max-iops 0 would let nothing through: write 1 or more, or leave the tenant out"
+        );
+        assert!(refusal("", "0", "").starts_with("read-max-bandwidth 0 would let nothing"));
+        assert!(refusal("", "", "1s").contains("add max-iops=1000, say, or leave out burst"));
+        assert!(refusal("", "1M", "100").contains("no cap does: write it as a time"));
+        assert!(refusal("100", "", "61s").contains("longer than a minute"));
+        assert!(refusal("", "2T", "").contains("leave the cap out"));
+        assert!("fast".parse::<Burst>().unwrap_err().contains("`fast` is not a burst"));
+    }
+}

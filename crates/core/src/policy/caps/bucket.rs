@@ -1,0 +1,192 @@
+//! One cap: a token bucket that all ports take from, kept as a time.
+//!
+//! **Model.** The word is the *theoretical arrival time* of the generic cell rate algorithm (ITU-T
+//! I.371): when the bucket will be full again. What is taken moves it on by as long as the rate
+//! needs for that much, from now at least; more may be taken as long as it is not further ahead
+//! than the burst's time. So a bucket is one word, and nothing refills it.
+//!
+//! **Law.** What is taken within any interval is at most rate x interval + burst, or one request if
+//! that is more than the burst.
+//!
+//! **Bounds of loops.** A compare-and-swap is tried again only if another port has taken or given
+//! back in between.
+//!
+//! *Memory ordering.* The words guard no data; a port that reads an old one finds out when it
+//! compares and swaps. So all accesses are Relaxed.
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+
+/// Time is counted in 64ths of a nanosecond, so that the interval of millions of requests a second
+/// is exact to a thousandth of a percent.
+const FRACTION_BITS: u32 = 6;
+/// An interval has so many bits more: a byte takes less than a 64th of a nanosecond of some rates.
+const STEP_BITS: u32 = 20;
+const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
+
+/// A point in time or a length of it, in 64ths of a nanosecond.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(super) struct Time(u64);
+
+impl Time {
+    pub(super) fn of_ns(ns: u64) -> Time {
+        Time(ns.min(u64::MAX >> FRACTION_BITS) << FRACTION_BITS)
+    }
+
+    /// Rounded up, so that it is not too early then.
+    pub(super) fn ns(self) -> u64 {
+        self.0.div_ceil(1 << FRACTION_BITS)
+    }
+}
+
+/// A cap that all ports share.
+pub(super) struct Bucket<P: Platform> {
+    full_at: P::U64,
+    /// How long the rate needs for one request or byte, in 2^-20 of a [`Time`].
+    step: P::U64,
+    /// How long it needs for the burst.
+    burst: P::U64,
+}
+
+impl<P: Platform> Bucket<P> {
+    pub(super) fn new() -> Self {
+        let [full_at, step, burst] = core::array::from_fn(|_| P::U64::new(0));
+        Bucket { full_at, step, burst }
+    }
+
+    /// Gives it another rate and burst; it is full then.
+    pub(super) fn set(&self, per_second: u64, burst: u64) {
+        let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
+        self.step.store(step, Ordering::Relaxed);
+        self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
+        self.full_at.store(0, Ordering::Relaxed);
+    }
+
+    /// How long its rate needs for `amount` requests or bytes.
+    pub(super) fn cost(&self, amount: u64) -> Time {
+        lasts(self.step.load(Ordering::Relaxed), amount)
+    }
+
+    /// From when on so much may be taken, if nothing else is; and the word to be put.
+    fn look(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
+        let after = full_at.max(now.0).saturating_add(cost.0);
+        let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
+        (Time(after.saturating_sub(burst)).max(now), after)
+    }
+
+    /// From when on so much may be taken, if nothing else is.
+    pub(super) fn when(&self, now: Time, cost: Time) -> Time {
+        self.look(self.full_at.load(Ordering::Relaxed), now, cost).0
+    }
+
+    /// Takes so much now, or says from when on it may.
+    pub(super) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        loop {
+            let (when, after) = self.look(full_at, now, cost);
+            if when > now {
+                return Err(when);
+            }
+            let order = Ordering::Relaxed;
+            match self.full_at.compare_exchange(full_at, after, order, order) {
+                Ok(_) => return Ok(()),
+                Err(other) => full_at = other,
+            }
+        }
+    }
+
+    /// What was taken has not been used. (The bucket may have been [set](Self::set) since.)
+    pub(super) fn give_back(&self, cost: Time) {
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        let order = Ordering::Relaxed;
+        while let Err(other) =
+            self.full_at.compare_exchange(full_at, full_at.saturating_sub(cost.0), order, order)
+        {
+            full_at = other;
+        }
+    }
+}
+
+fn lasts(step: u64, amount: u64) -> Time {
+    let time = (u128::from(step) * u128::from(amount)) >> STEP_BITS;
+    Time(u64::try_from(time).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn a_thousand_a_second_with_a_burst_of_a_hundred() {
+        let bucket = Bucket::<Native>::new();
+        bucket.set(1000, 100);
+        let one = bucket.cost(1);
+        let taken = |from_ms: u64, until_ms: u64| {
+            let times = (from_ms * 10..until_ms * 10).map(|at| Time::of_ns(at * 100_000));
+            times
+                .map(|now| std::iter::from_fn(|| bucket.take(now, one).ok()).count())
+                .sum::<usize>()
+        };
+        assert_eq!(taken(5000, 5001), 100, "the burst");
+        assert_eq!(taken(5001, 6000), 999);
+        assert_eq!(taken(6000, 6500), 500);
+        assert_eq!(taken(9000, 10_000), 1099, "the burst again, and no more for a longer rest");
+    }
+
+    #[test]
+    fn what_is_larger_than_the_burst_goes_from_a_full_bucket_and_is_waited_for() {
+        let bucket = Bucket::<Native>::new();
+        bucket.set(1 << 20, 4096);
+        let (now, huge) = (Time::of_ns(7_000_000_000), bucket.cost(8 << 20));
+        assert_eq!(bucket.take(now, huge), Ok(()));
+        let page = bucket.cost(4096);
+        let next = bucket.take(now, page).unwrap_err();
+        assert_eq!(next.ns(), 15_000_000_000, "eight seconds' worth");
+        assert_eq!(bucket.take(next, page), Ok(()));
+        bucket.give_back(page);
+        assert_eq!(bucket.when(next, page), next);
+    }
+
+    proptest! {
+        /// Whenever and however much is asked for, and whether or not it is asked again when the
+        /// bucket says so: over every interval at most rate x interval + burst is taken.
+        #[test]
+        fn over_every_interval_the_rate_and_the_burst(
+            per_second in 1u64..1_000_000_000_000,
+            burst in 0u64..1_000_000_000,
+            asked in prop::collection::vec((1u64..2_000_000, 0u64..20_000_000, any::<bool>()), 1..120),
+        ) {
+            let bucket = Bucket::<Native>::new();
+            bucket.set(per_second, burst);
+            let mut now_ns = 1_000_000_000u64;
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for (amount, later_ns, waits) in asked {
+                now_ns += later_ns;
+                let cost = bucket.cost(amount);
+                match bucket.take(Time::of_ns(now_ns), cost) {
+                    Ok(()) => taken.push((now_ns, amount)),
+                    Err(when) if waits && when.ns() < 1 << 56 => {
+                        now_ns = when.ns();
+                        prop_assert_eq!(bucket.take(Time::of_ns(now_ns), cost), Ok(()));
+                        taken.push((now_ns, amount));
+                    }
+                    Err(when) => prop_assert!(when > Time::of_ns(now_ns)),
+                }
+            }
+            for first in 0..taken.len() {
+                let (mut sum, mut largest) = (0u128, 0);
+                for &(at_ns, amount) in &taken[first..] {
+                    sum += u128::from(amount);
+                    largest = largest.max(amount);
+                    let lasts_ns = u128::from(at_ns - taken[first].0);
+                    let most = u128::from(per_second) * lasts_ns / 1_000_000_000
+                        + u128::from(burst.max(largest));
+                    // What is rounded: a part in a million of the sum, and a unit.
+                    prop_assert!(sum <= most + sum / 1_000_000 + 1, "{sum} of {most}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Caps under the model checker.
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib caps::models`
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::bucket::Time;
+use super::{Shared, bits};
+use crate::contract::flow::{FlowId, Side};
+use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
+use crate::contract::port::{Op, Request, Tag};
+use crate::structures::broken::{Fault, check};
+
+fn request(length: u32) -> Request {
+    Request::new(Tag(0), FlowId::new(0, 1), Op::Read, 0, length)
+}
+
+/// A flow with a cap of two requests at once, and one of 4,096 bytes.
+fn shared<P: Platform>() -> Arc<Shared<P>> {
+    let shared = Shared::<P>::new(1);
+    let [requests, bytes, ..] = &shared.accounts[0].buckets;
+    requests.set(1_000_000, 2);
+    bytes.set(1 << 30, 4096);
+    shared.flows[0].store(super::word(request(0).flow, bits(Side::Both)), Ordering::Release);
+    Arc::new(shared)
+}
+
+/// Two ports take from both buckets at once: no more than the burst of either, and what one bucket
+/// gave and the other did not is given back.
+fn two_ports_have_the_burst_between_them<P: Platform>() {
+    check(4, || {
+        let shared = shared::<P>();
+        let now = Time::of_ns(1_000_000_000);
+        let take = |length| {
+            let shared = shared.clone();
+            move || u64::from(shared.take(now, &request(length)).is_ok())
+        };
+        let other = thread::spawn(take(2048));
+        let mine = take(4096)();
+        let other = other.join().unwrap();
+        assert_eq!(mine + other, 1, "4,096 bytes are enough for one of the two");
+        let requests = &shared.accounts[0].buckets[0];
+        assert_eq!(requests.take(now, requests.cost(1)), Ok(()), "it was given back");
+        assert!(requests.take(now, requests.cost(1)).is_err());
+    });
+}
+
+#[test]
+fn caps_hold_between_ports() {
+    two_ports_have_the_burst_between_them::<Loom>();
+}
+
+/// A machine that swaps without comparing.
+struct Careless;
+
+impl Fault for Careless {
+    fn order(order: Ordering) -> Ordering {
+        order
+    }
+    const BLIND: u64 = u64::MAX;
+}
+
+#[test]
+#[should_panic]
+fn the_model_sees_what_is_taken_twice() {
+    two_ports_have_the_burst_between_them::<Careless>();
+}

@@ -1,0 +1,308 @@
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+use crate::contract::flow::Cap;
+use crate::none::NonePolicy;
+use crate::registry::Shape;
+use crate::{AnyPolicy, AnyPort, Topology};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+const TAGS: u32 = 64;
+
+type Policies = Capped<NonePolicy>;
+type Ports = Vec<CappedPort<<NonePolicy as Policy>::Port>>;
+
+fn over_none(ports: usize) -> (Policies, Ports) {
+    let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
+    Capped::new(policy, handles, TAGS as usize, 4)
+}
+
+fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
+    Caps::default().with(side, counted, Cap::new(per_second, burst))
+}
+
+fn ask(tag: u32, flow: FlowId, op: Op, length: u32) -> Request {
+    Request::new(Tag(tag), flow, op, 0, length)
+}
+
+/// All that the port gives now.
+fn issued(port: &mut impl Port, now_ns: u64) -> Vec<u32> {
+    let mut all = vec![];
+    while let Next::Issue { tag, .. } = port.next(now_ns, &mut PortSet::default()) {
+        all.push(tag.0);
+    }
+    all
+}
+
+/// Keeps `depth` requests of the flow on the port, and counts what it sends from `from_ns` on.
+struct Load {
+    flow: FlowId,
+    op: Op,
+    free: Vec<u32>,
+    sent: Vec<u64>,
+}
+
+impl Load {
+    fn new(flow: FlowId, op: Op, tags: core::ops::Range<u32>) -> Load {
+        Load { flow, op, free: tags.collect(), sent: vec![] }
+    }
+
+    /// Asks for as much as it can, and completes at once what it gets.
+    fn step(&mut self, port: &mut impl Port, now_ns: u64) {
+        let mut wake = PortSet::default();
+        for _ in 0..4 {
+            for tag in std::mem::take(&mut self.free) {
+                let request = ask(tag, self.flow, self.op, 4096);
+                match port.submit(now_ns, &request, &mut wake).unwrap() {
+                    Submitted::Staged => {}
+                    Submitted::Issue { .. } => self.complete(port, now_ns, tag),
+                }
+            }
+            for tag in issued(port, now_ns) {
+                self.complete(port, now_ns, tag);
+            }
+        }
+    }
+
+    fn complete(&mut self, port: &mut impl Port, now_ns: u64, tag: u32) {
+        port.complete(now_ns, Tag(tag), Outcome::Done, &mut PortSet::default());
+        self.sent.push(now_ns);
+        self.free.push(tag);
+    }
+
+    fn sent_in(&self, from_ns: u64, until_ns: u64) -> usize {
+        self.sent.iter().filter(|at_ns| (from_ns..until_ns).contains(*at_ns)).count()
+    }
+}
+
+#[test]
+fn a_flow_has_its_cap_and_another_all_that_is_left() {
+    let (policy, mut ports) = over_none(1);
+    let port = &mut ports[0];
+    let [capped, free] = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+    policy.set_caps(capped, &caps(Side::Both, Counted::Requests, 1000, 100)).unwrap();
+    let mut load = Load::new(capped, Op::Write, 0..32);
+    for at in 0..20_000 {
+        load.step(port, SECOND + at * MS / 10);
+        let request = ask(40, free, Op::Read, 4096);
+        let answer = port.submit(SECOND, &request, &mut PortSet::default());
+        assert!(matches!(answer, Ok(Submitted::Issue { .. })), "{answer:?}");
+        port.complete(SECOND, Tag(40), Outcome::Done, &mut PortSet::default());
+    }
+    assert_eq!(load.sent_in(SECOND, 2 * SECOND), 1100 - 1, "the burst, and one each millisecond");
+    assert_eq!(load.sent_in(2 * SECOND, 3 * SECOND), 1000);
+    assert_eq!(port.flow_stats(capped).staged, 32);
+    let stats = policy.caps(capped).unwrap();
+    assert_eq!((stats.waiting, stats.held), (32, 2000 - 1 + 32));
+    assert!(policy.caps(free).is_none());
+    assert_eq!(port.reason(Some(Tag(0))).held, Some(Held::Cap));
+
+    policy.set_caps(capped, &Caps::default()).unwrap();
+    assert_eq!(issued(port, 4 * SECOND).len(), 32, "what waits goes when the cap does");
+}
+
+#[test]
+fn a_cap_on_reads_holds_no_writes_and_flushes_are_never_held() {
+    let (policy, mut ports) = over_none(1);
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    policy.set_caps(flow, &caps(Side::Reads, Counted::Bytes, 4096, 4096)).unwrap();
+    let mut submit = |tag, op| {
+        ports[0].submit(SECOND, &ask(tag, flow, op, 4096), &mut PortSet::default()).unwrap()
+    };
+    assert_ne!(submit(0, Op::Read), Submitted::Staged);
+    assert_eq!(submit(1, Op::Read), Submitted::Staged);
+    for (tag, op) in (2..).zip([Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes]) {
+        assert_ne!(submit(tag, op), Submitted::Staged, "{op:?}");
+    }
+    let next = ports[0].next(SECOND, &mut PortSet::default());
+    assert_eq!(next, Next::WaitUntil(SECOND + AGAIN_NS), "caps may change");
+    assert_eq!(issued(&mut ports[0], 2 * SECOND - 1), []);
+    assert_eq!(issued(&mut ports[0], 2 * SECOND), [1]);
+}
+
+/// One port is polled all the time, the other 50 us late each time.
+#[test]
+fn ports_of_one_flow_take_turns() {
+    for (burst, counted) in [(0, Counted::Requests), (100, Counted::Requests), (0, Counted::Bytes)]
+    {
+        let (policy, mut ports) = over_none(2);
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let unit = if counted == Counted::Bytes { 4096 } else { 1 };
+        policy.set_caps(flow, &caps(Side::Both, counted, 1000 * unit, burst * unit)).unwrap();
+        let mut loads = [0, 1].map(|_| Load::new(flow, Op::Read, 0..32));
+        for at in 0..200_000 {
+            let now_ns = SECOND + at * 10_000;
+            loads[0].step(&mut ports[0], now_ns);
+            if at % 100 == 5 {
+                loads[1].step(&mut ports[1], now_ns);
+            }
+        }
+        let [eager, late] = loads.map(|load| load.sent_in(2 * SECOND, 3 * SECOND));
+        assert!(late * 10 >= eager * 7, "{eager} and {late} with a burst of {burst}");
+        assert!((980..=1000).contains(&(eager + late)), "{eager} + {late}");
+    }
+}
+
+/// What waits of a flow that is removed is still served, also when its slot is another's.
+#[test]
+fn what_a_removed_flow_left_is_served() {
+    let (policy, mut ports) = over_none(1);
+    let port = &mut ports[0];
+    let none = &mut PortSet::default();
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    policy.set_caps(flow, &caps(Side::Both, Counted::Bytes, 1, 0)).unwrap();
+    for tag in 0..4 {
+        port.submit(SECOND, &ask(tag, flow, Op::Write, 1 << 20), none).unwrap();
+    }
+    assert_eq!(port.submit(SECOND, &ask(1, flow, Op::Write, 512), none), Err(SubmitError::BadTag));
+    port.complete(SECOND, Tag(0), Outcome::Done, none);
+    policy.remove_flow(flow).unwrap();
+    assert_eq!(port.next(SECOND, none), Next::WaitUntil(SECOND + AGAIN_NS));
+    let heir = policy.add_flow(Weight::DEFAULT).unwrap();
+    assert_eq!(heir.slot(), flow.slot());
+    assert!(policy.caps(heir).is_none());
+    policy.set_caps(heir, &caps(Side::Both, Counted::Requests, 1, 1)).unwrap();
+    for tag in 4..6 {
+        port.submit(SECOND, &ask(tag, heir, Op::Write, 512), none).unwrap();
+    }
+    assert!(port.cancel(SECOND, Tag(3), none), "it waits, though its lane is gone");
+    assert_eq!(issued(port, SECOND), [1, 2]);
+    assert_eq!(port.requeue(SECOND, Tag(1), none), Some(Submitted::Issue { class: Class::Medium }));
+    for tag in [1, 2, 4] {
+        port.complete(SECOND, Tag(tag), Outcome::Done, none);
+    }
+    assert_eq!(port.staged(heir), Some(Tag(5)));
+    assert!(port.cancel(SECOND, Tag(5), none));
+    assert!(!port.has_work());
+    assert_eq!(policy.set_caps(flow, &Caps::default()), Err(FlowError::NoSuchFlow));
+}
+
+#[test]
+fn what_waits_has_half_of_the_tags() {
+    let (policy, mut ports) = over_none(1);
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    policy.set_caps(flow, &caps(Side::Both, Counted::Requests, 1, 1)).unwrap();
+    let port = &mut ports[0];
+    let none = &mut PortSet::default();
+    let taken = (0..TAGS).take_while(|&tag| {
+        let is_admitted = port.admit(flow).is_ok();
+        is_admitted && port.submit(SECOND, &ask(tag, flow, Op::Read, 512), none).is_ok()
+    });
+    assert_eq!(taken.count(), 17, "one on the device, a quarter of the tags in the lane");
+}
+
+#[derive(Debug, Clone)]
+struct Setting {
+    caps: Vec<(usize, u64, u64)>,
+    steps: Vec<(u64, usize, Op, u32)>,
+    late_ns: u64,
+}
+
+fn setting() -> impl Strategy<Value = Setting> {
+    let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Discard)];
+    let step = (0u64..3 * MS, 0usize..3, op, 1u32..100_000);
+    (
+        prop::collection::vec((0usize..6, 1u64..20_000, 0u64..40), 1..4),
+        prop::collection::vec(step, 1..150),
+        0u64..5 * MS,
+    )
+        .prop_map(|(caps, steps, late_ns)| Setting { caps, steps, late_ns })
+}
+
+fn described(index: usize) -> (Side, Counted) {
+    let side = [Side::Both, Side::Reads, Side::Writes][index / 2];
+    (side, [Counted::Requests, Counted::Bytes][index % 2])
+}
+
+proptest! {
+    /// Over mqfq on three ports: over every interval no cap is exceeded by more than its burst,
+    /// each request is issued once, those of a lane in their order, and all of them in the end.
+    #[test]
+    fn no_cap_is_exceeded_by_more_than_its_burst(setting in setting()) {
+        let shape = Shape::new(Topology::flat(3), 4, 256);
+        let (policy, mut ports) = AnyPolicy::<Native>::new("mqfq", &[("slots", 1000)], &shape).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let mut all = Caps::default();
+        for &(index, per_second, burst) in &setting.caps {
+            let unit = if index % 2 == 1 { 4096 } else { 1 };
+            let (side, counted) = described(index);
+            all = all.with(side, counted, Cap::new(per_second * unit, burst * unit));
+        }
+        policy.set_caps(flow, &all).unwrap();
+        let mut now_ns = SECOND;
+        let mut asked: Vec<(usize, Op, u32)> = vec![];
+        let mut sent: Vec<(u64, usize)> = vec![];
+        let mut due = [u64::MAX; 3];
+        let poll = |port: &mut AnyPort, now_ns: u64, sent: &mut Vec<(u64, usize)>| {
+            let none = &mut PortSet::default();
+            loop {
+                match port.next(now_ns, none) {
+                    Next::Issue { tag, .. } => {
+                        sent.push((now_ns, tag.0 as usize));
+                        port.complete(now_ns, tag, Outcome::Done, none);
+                    }
+                    Next::WaitUntil(at_ns) if at_ns > now_ns => return at_ns,
+                    Next::WaitUntil(_) => {}
+                    _ => return u64::MAX,
+                }
+            }
+        };
+        let mut steps: VecDeque<_> = setting.steps.iter().collect();
+        loop {
+            let first = (0..3).min_by_key(|at| due[*at]).unwrap();
+            let due_ns = due[first].saturating_add(setting.late_ns);
+            match steps.front() {
+                Some((pause_ns, port, op, length)) if now_ns + pause_ns <= due_ns => {
+                    now_ns += pause_ns;
+                    steps.pop_front();
+                    let tag = asked.len() as u32;
+                    asked.push((*port, *op, *length));
+                    let request = ask(tag, flow, *op, *length);
+                    ports[*port].submit(now_ns, &request, &mut PortSet::default()).unwrap();
+                    due[*port] = poll(&mut ports[*port], now_ns, &mut sent);
+                }
+                _ if due_ns < u64::MAX => {
+                    now_ns = now_ns.max(due_ns);
+                    due[first] = poll(&mut ports[first], now_ns, &mut sent);
+                }
+                _ => break,
+            }
+        }
+        let mut once: Vec<usize> = sent.iter().map(|sent| sent.1).collect();
+        for port in 0..3 {
+            for is_read in [false, true] {
+                let of_lane = once.iter().filter(|&&tag| {
+                    asked[tag].0 == port && (asked[tag].1 == Op::Read) == is_read
+                });
+                prop_assert!(of_lane.is_sorted(), "each lane in its order");
+            }
+        }
+        once.sort_unstable();
+        prop_assert_eq!(once, (0..asked.len()).collect::<Vec<_>>(), "all of them, once");
+        for index in 0..6 {
+            let (side, counted) = described(index);
+            let Some(cap) = all.get(side, counted) else { continue };
+            let counts: Vec<(u64, u64)> = sent
+                .iter()
+                .map(|&(at_ns, tag)| (at_ns, ask(tag as u32, flow, asked[tag].1, asked[tag].2)))
+                .filter(|(_, request)| counted_by(request.op) >> index & 1 != 0)
+                .map(|(at_ns, request)| (at_ns, amount(index, &request)))
+                .collect();
+            for first in 0..counts.len() {
+                let (mut sum, mut largest) = (0, 0);
+                for &(at_ns, amount) in &counts[first..] {
+                    sum += amount;
+                    largest = largest.max(amount);
+                    let lasts_ns = u128::from(at_ns - counts[first].0);
+                    let rate = (u128::from(cap.per_second()) * lasts_ns / 1_000_000_000) as u64;
+                    let most = rate + cap.burst().max(largest);
+                    prop_assert!(sum <= most + sum / 1_000_000 + 1, "{:?}: {sum} of {most}", cap);
+                }
+            }
+        }
+    }
+}
