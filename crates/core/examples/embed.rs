@@ -6,8 +6,8 @@
 //!     cargo run --release -p fairq-core --example embed [FILE [POLICY]]
 //!
 //! The policy is chosen by its name while the program runs ([`AnyPolicy`]). A server that knows its
-//! policy has that policy's own type from `fairq_core::registry::build`, by the same keys and shape,
-//! and its verbs are compiled into the server's loop.
+//! policy has that policy's own type from `fairq_core::registry::build`, by the same keys and
+//! shape, and its verbs are compiled into the server's loop.
 //!
 //! Where a real server differs: its requests come from connections instead of being made up by
 //! `Shard::ask`, and it has something faster than a pool (`fairq-host` has io_uring).

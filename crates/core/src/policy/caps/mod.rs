@@ -35,7 +35,7 @@
 //! Acquire. All else are counts.
 
 mod bucket;
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -404,8 +404,10 @@ struct Waiting {
     tags: Box<[Waiter]>,
     links: Links,
     lanes: Box<[Lane]>,
-    /// The lanes that are not in use.
-    free: Vec<u32>,
+    /// The lanes that are not in use, and how many are.
+    free: Fifo,
+    free_links: Links,
+    open: usize,
     /// The lane of each slot's reads, and of its writes.
     lane_of: Box<[[u32; 2]]>,
     /// The lanes by when they are to be tried.
@@ -423,11 +425,17 @@ impl Waiting {
     fn new(tags: usize, flows: usize) -> Self {
         let lanes = tags.min(flows.saturating_mul(2)).max(1);
         let waiter = Waiter { place: Place::Policy, since_ns: 0, request: None };
+        let (mut free, mut free_links) = (Fifo::default(), Links::new(lanes));
+        for lane in 0..lanes as u32 {
+            free_links.push(&mut free, lane);
+        }
         Waiting {
             tags: (0..tags).map(|_| waiter).collect(),
             links: Links::new(tags),
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
-            free: (0..lanes as u32).rev().collect(),
+            free,
+            free_links,
+            open: 0,
             lane_of: (0..flows).map(|_| [NONE; 2]).collect(),
             order: Tournament::new(lanes),
             turns: 0,
@@ -479,7 +487,8 @@ impl Waiting {
     /// request.
     fn open(&mut self, request: &Request, at_ns: u64) {
         let (flow, is_write) = (request.flow, is_write(request));
-        let Some(number) = self.free.pop() else { return };
+        let Some(number) = self.free_links.pop(&mut self.free) else { return };
+        self.open += 1;
         if let Some(lane) = self.lanes.get_mut(number as usize) {
             *lane = Lane { flow: Some(flow), is_write, ..Lane::default() };
         }
@@ -531,7 +540,8 @@ impl Waiting {
         let mut lane = core::mem::take(lane);
         self.links.append(&mut self.loose, &mut lane.queue);
         self.order.remove(number as usize);
-        self.free.push(number);
+        self.free_links.push_front(&mut self.free, number);
+        self.open = self.open.saturating_sub(1);
         if let Some(place) = lane.flow.and_then(|flow| self.lane_of.get_mut(flow.slot())) {
             place[usize::from(lane.is_write)] = NONE;
         }
@@ -712,8 +722,8 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
     /// What waits for caps has half of the port's tags.
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         self.inner.admit(flow)?;
-        let lanes = self.waiting.lanes.len() - self.waiting.free.len();
-        let part = (self.waiting.tags.len() / 2 / (lanes + 1)).max(1);
+        let parts = self.waiting.open.saturating_add(1);
+        let part = (self.waiting.tags.len() / 2 / parts).max(1);
         let count: u32 = self.waiting.lanes(flow).map(|lane| lane.count).sum();
         if (count as usize) < part { Ok(()) } else { Err(SubmitError::Full) }
     }

@@ -42,10 +42,10 @@
 //!
 //! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
 //! 2), except that a flow that is alone has room for all that it asks for, if that is done within
-//! [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times up, as often down, and three times in
-//! between. While D holds, one trial in [`RARELY`] is of another D, half of them of more. A change
-//! of load is believed when two trials in a row say so, and not sooner than [`CALM`] trials after
-//! the last.
+//! [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times up, as often down, and three times
+//! in between. While D holds, one trial in [`RARELY`] is of another D, half of them of more. A
+//! change of load is believed when two trials in a row say so, and not sooner than [`CALM`] trials
+//! after the last.
 
 use super::meter::Sum;
 use super::rate::{Answer, ENOUGH, KEPT, KEPT_OF_ALL, Rate, WHOLE};
