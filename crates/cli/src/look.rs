@@ -110,6 +110,7 @@ pub(crate) struct LatencyTarget {
 
 impl LatencyTarget {
     /// Whether the last second was worse than it.
+    #[cfg(feature = "top")]
     pub(crate) fn is_missed(&self) -> bool {
         !["idle", "met"].contains(&&self.state[..])
     }

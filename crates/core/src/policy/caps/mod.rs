@@ -42,10 +42,12 @@ mod tests;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::cost::Cost;
 use crate::contract::flow::{
     CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetStats, Weight,
 };
@@ -383,7 +385,41 @@ enum Place {
 struct Waiter {
     place: Place,
     since_ns: u64,
-    request: Option<Request>,
+    request: Request,
+}
+
+/// A waiter in words; zeroes say that the policy has the tag. Memory that is allocated as zeroes
+/// takes no room until it is written, and most tags never wait for a cap.
+type Packed = [u64; 6];
+
+const PLACES: [Place; 3] = [Place::Policy, Place::Lane, Place::Stray];
+const OPS: [Op; 5] = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush];
+
+impl Waiter {
+    fn pack(&self) -> Packed {
+        let Request { flow, op, offset, length, cost, .. } = self.request;
+        let op = OPS.iter().position(|of| *of == op).unwrap_or(0) as u64;
+        let first = u64::from(length) << 32 | op << 8 | self.place as u64;
+        let flow = (flow.slot() as u64) << 32 | u64::from(flow.generation());
+        [first, self.since_ns, flow, offset, cost.alone, cost.joined]
+    }
+
+    fn unpack(tag: Tag, packed: &Packed) -> Waiter {
+        let [first, since_ns, flow, offset, alone, joined] = *packed;
+        let request = Request {
+            tag,
+            flow: FlowId::new((flow >> 32) as u32, flow as u32),
+            op: OPS.get((first >> 8 & 0xff) as usize).copied().unwrap_or(Op::Read),
+            offset,
+            length: (first >> 32) as u32,
+            cost: Cost { alone, joined },
+        };
+        Waiter { place: place(packed), since_ns, request }
+    }
+}
+
+fn place([first, ..]: &Packed) -> Place {
+    PLACES.get((first & 0xff) as usize).copied().unwrap_or(Place::Policy)
 }
 
 /// What waits of one flow's reads, or of its writes.
@@ -401,7 +437,7 @@ struct Lane {
 
 /// What waits on a port.
 struct Waiting {
-    tags: Box<[Waiter]>,
+    tags: Box<[Packed]>,
     links: Links,
     lanes: Box<[Lane]>,
     /// The lanes that are not in use, and how many are.
@@ -424,13 +460,12 @@ fn is_write(request: &Request) -> bool {
 impl Waiting {
     fn new(tags: usize, flows: usize) -> Self {
         let lanes = tags.min(flows.saturating_mul(2)).max(1);
-        let waiter = Waiter { place: Place::Policy, since_ns: 0, request: None };
         let (mut free, mut free_links) = (Fifo::default(), Links::new(lanes));
         for lane in 0..lanes as u32 {
             free_links.push(&mut free, lane);
         }
         Waiting {
-            tags: (0..tags).map(|_| waiter).collect(),
+            tags: vec![[0; 6]; tags].into_boxed_slice(),
             links: Links::new(tags),
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
             free,
@@ -444,7 +479,17 @@ impl Waiting {
     }
 
     fn place(&self, tag: Tag) -> Place {
-        self.tags.get(tag.0 as usize).map_or(Place::Policy, |waiter| waiter.place)
+        self.tags.get(tag.0 as usize).map_or(Place::Policy, place)
+    }
+
+    fn waiter(&self, tag: u32) -> Option<Waiter> {
+        self.tags.get(tag as usize).map(|packed| Waiter::unpack(Tag(tag), packed))
+    }
+
+    fn put(&mut self, tag: Tag, waiter: Option<Waiter>) {
+        if let Some(packed) = self.tags.get_mut(tag.0 as usize) {
+            *packed = waiter.map_or([0; 6], |waiter| waiter.pack());
+        }
     }
 
     /// The lane of the flow's reads or writes, if it has one.
@@ -471,7 +516,7 @@ impl Waiting {
     fn first(&self) -> Option<(u32, Request)> {
         let number = self.order.get()?.tag();
         let tag = self.lanes.get(number)?.queue.first()?;
-        Some((number as u32, self.tags.get(tag as usize)?.request?))
+        Some((number as u32, self.waiter(tag)?.request))
     }
 
     /// Has the lane tried at this time.
@@ -505,9 +550,8 @@ impl Waiting {
             self.links.push(&mut lane.queue, request.tag.0);
             lane.count = lane.count.saturating_add(1);
         }
-        if let Some(waiter) = self.tags.get_mut(request.tag.0 as usize) {
-            *waiter = Waiter { place: Place::Lane, since_ns: now_ns, request: Some(*request) };
-        }
+        let waiter = Waiter { place: Place::Lane, since_ns: now_ns, request: *request };
+        self.put(request.tag, Some(waiter));
     }
 
     /// Takes a request that waits out of its lane, or from the loose ones. Gives since when it has
@@ -526,12 +570,9 @@ impl Waiting {
                 None
             }
         };
-        let waiter = self.tags.get_mut(tag as usize);
-        let since_ns = waiter.map(|waiter| {
-            (waiter.place, waiter.request) = (Place::Policy, None);
-            waiter.since_ns
-        });
-        (since_ns.unwrap_or(0), lane)
+        let since_ns = self.waiter(tag).map_or(0, |waiter| waiter.since_ns);
+        self.put(request.tag, None);
+        (since_ns, lane)
     }
 
     /// The lane is no more; what is in it is loose.
@@ -601,8 +642,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         let now = Time::of_ns(now_ns);
         for _ in 0..AT_ONCE {
             let loose = self.waiting.loose.first();
-            let loose = loose.and_then(|tag| self.waiting.tags.get(tag as usize)?.request);
-            if let Some(request) = loose {
+            if let Some(Waiter { request, .. }) = loose.and_then(|tag| self.waiting.waiter(tag)) {
                 self.leave(now_ns, &request);
                 return Some(self.stray(request.tag));
             }
@@ -642,8 +682,8 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
 
     /// The request is issued without the policy.
     fn stray(&mut self, tag: Tag) -> Next {
-        if let Some(waiter) = self.waiting.tags.get_mut(tag.0 as usize) {
-            waiter.place = Place::Stray;
+        if let Some(waiter) = self.waiting.waiter(tag.0) {
+            self.waiting.put(tag, Some(Waiter { place: Place::Stray, ..waiter }));
             self.strays = self.strays.saturating_add(1);
         }
         Next::Issue { tag, class: Class::Medium }
@@ -654,7 +694,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         if self.held == 0 || self.waiting.place(tag) != Place::Lane {
             return None;
         }
-        self.waiting.tags.get(tag.0 as usize)?.request
+        self.waiting.waiter(tag.0).map(|waiter| waiter.request)
     }
 }
 
@@ -669,7 +709,7 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
         if self.shared.is_on() && self.shared.caps(request.flow, request.op) != 0 {
-            match self.waiting.tags.get(request.tag.0 as usize).map(|waiter| waiter.place) {
+            match self.waiting.tags.get(request.tag.0 as usize).map(place) {
                 Some(Place::Policy) => {}
                 _ => return Err(SubmitError::BadTag),
             }
@@ -708,11 +748,8 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
 
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.strays > 0
-            && let Some(waiter) = self.waiting.tags.get_mut(tag.0 as usize)
-            && waiter.place == Place::Stray
-        {
-            waiter.place = Place::Policy;
+        if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
+            self.waiting.put(tag, None);
             self.strays -= 1;
             return;
         }
@@ -750,10 +787,11 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
         if self.waiter(tag).is_none() {
             return self.inner.grow(now_ns, tag, growth, wake);
         }
-        let waiter = self.waiting.tags.get_mut(tag.0 as usize);
-        if let Some(request) = waiter.and_then(|waiter| waiter.request.as_mut()) {
+        if let Some(mut waiter) = self.waiting.waiter(tag.0) {
+            let request = &mut waiter.request;
             request.offset = request.offset.min(growth.offset);
             request.length = request.length.saturating_add(growth.length);
+            self.waiting.put(tag, Some(waiter));
         }
         true
     }

@@ -10,6 +10,7 @@
 //! the old flow has on the device then is counted for the new one.
 
 use alloc::boxed::Box;
+use alloc::vec;
 
 use crossbeam_utils::CachePadded;
 
@@ -108,15 +109,9 @@ impl<P: Platform> Watch<P> {
     }
 }
 
-/// A request of a flow with a target.
-#[derive(Clone, Copy, Default)]
-struct Watched {
-    arrived_ns: u64,
-    issued_ns: u64,
-    /// The flow's word; 0 for all other requests.
-    word: u64,
-    length: u32,
-}
+/// A request, in words: when it arrived, when it was issued, its flow's word (0 if the flow has no
+/// target), and its length. Memory that is allocated as zeroes takes no room until it is written.
+type Watched = [u64; 4];
 
 /// What a port keeps.
 pub(super) struct Watcher {
@@ -125,7 +120,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(tags: usize) -> Self {
-        Watcher { live: (0..tags).map(|_| Watched::default()).collect() }
+        Watcher { live: vec![[0; 4]; tags].into_boxed_slice() }
     }
 
     #[inline]
@@ -139,14 +134,14 @@ impl Watcher {
     ) {
         let word = watch.word(slot);
         if let Some(live) = self.live.get_mut(tag as usize) {
-            *live = Watched { arrived_ns: now_ns, issued_ns: now_ns, word, length };
+            *live = [now_ns, now_ns, word, length.into()];
         }
     }
 
     #[inline]
     pub(super) fn issued(&mut self, now_ns: u64, tag: u32) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
-            live.issued_ns = now_ns;
+        if let Some([_, issued_ns, ..]) = self.live.get_mut(tag as usize) {
+            *issued_ns = now_ns;
         }
     }
 
@@ -159,7 +154,8 @@ impl Watcher {
         watch: &Watch<P>,
     ) {
         let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let word = core::mem::take(&mut live.word);
+        let [arrived_ns, issued_ns, word, length] = *live;
+        live[2] = 0;
         if word == 0 {
             return;
         }
@@ -167,13 +163,13 @@ impl Watcher {
         let Some(Words(words)) = watch.ports.get(port).and_then(|port| port.get(seat)) else {
             return;
         };
-        let took_ns = now_ns.saturating_sub(live.arrived_ns);
+        let took_ns = now_ns.saturating_sub(arrived_ns);
         let more = [
             1,
             u64::from(took_ns > word >> 8),
-            live.issued_ns.saturating_sub(live.arrived_ns),
-            now_ns.saturating_sub(live.issued_ns),
-            live.length.into(),
+            issued_ns.saturating_sub(arrived_ns),
+            now_ns.saturating_sub(issued_ns),
+            length,
         ];
         for (word, more) in words.iter().zip(more) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
@@ -182,8 +178,8 @@ impl Watcher {
 
     /// A staged request was taken back.
     pub(super) fn cancelled(&mut self, tag: u32) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
-            live.word = 0;
+        if let Some([_, _, word, _]) = self.live.get_mut(tag as usize) {
+            *word = 0;
         }
     }
 }
