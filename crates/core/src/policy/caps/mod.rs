@@ -393,13 +393,23 @@ struct Waiter {
 type Packed = [u64; 6];
 
 const PLACES: [Place; 3] = [Place::Policy, Place::Lane, Place::Stray];
-const OPS: [Op; 5] = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush];
+const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
+/// The operation's place in [`OPS`]. An operation that is added does not compile without one.
+fn number(op: Op) -> u64 {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Flush => 2,
+        Op::Discard => 3,
+        Op::WriteZeroes => 4,
+    }
+}
 
 impl Waiter {
     fn pack(&self) -> Packed {
-        let Request { flow, op, offset, length, cost, .. } = self.request;
-        let op = OPS.iter().position(|of| *of == op).unwrap_or(0) as u64;
-        let first = u64::from(length) << 32 | op << 8 | self.place as u64;
+        let Request { tag: _, flow, op, offset, length, cost } = self.request;
+        let first = u64::from(length) << 32 | number(op) << 8 | self.place as u64;
         let flow = (flow.slot() as u64) << 32 | u64::from(flow.generation());
         [first, self.since_ns, flow, offset, cost.alone, cost.joined]
     }

@@ -306,3 +306,18 @@ proptest! {
         }
     }
 }
+
+/// What waits comes out as it went in, whatever it is.
+#[test]
+fn a_request_that_waits_is_kept_whole() {
+    for (place, op) in PLACES.into_iter().flat_map(|place| OPS.map(|op| (place, op))) {
+        let flow = FlowId::new(u32::MAX, u32::MAX - 1);
+        let cost = Cost { alone: u64::MAX, joined: u64::MAX - 2 };
+        let request = Request { offset: u64::MAX - 3, cost, ..ask(7, flow, op, u32::MAX - 4) };
+        let waiter = Waiter { place, since_ns: u64::MAX - 5, request };
+        let out = Waiter::unpack(Tag(7), &waiter.pack());
+        assert!(out.place == place && out.since_ns == waiter.since_ns);
+        assert_eq!(format!("{:?}", out.request), format!("{request:?}"));
+    }
+    assert!(super::place(&[0; 6]) == Place::Policy);
+}
