@@ -1,3 +1,4 @@
+use alloc::format;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::vec;
