@@ -291,7 +291,7 @@ def test_stuck_while_the_policy_changes():
 def test_stuck_range():
     """A range whose last tenant's requests never end has no other tenant: adding one fails after 30 s, and says why."""
     with disks("hangs") as (folder, made):
-        args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on")
+        args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on", "--policy", "mqfq:slots=32")
         with served(made, "a=32M", args=args) as (server, control):
             fill(server, "a", b"1", 32)
             client = hang(made[0], server, "a", b"2", 32)

@@ -6,10 +6,11 @@
 //! device has none to send when one of them completes, so the best fixed D gives 2.5 there, too.
 
 use fairq_core::depth::AutoDepth;
+use fairq_core::kyber_fair::{KyberFair, Totals};
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform};
 use fairq_device::{DiskProfile, Profile};
-use fairq_sim::policies::{AnySubject, MqfqSubject};
+use fairq_sim::policies::{AnySubject, KyberFairSubject, MqfqSubject};
 use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
@@ -24,6 +25,25 @@ impl<P: Platform> Subject<P> for Auto {
         let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
         Ok(AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true))
+    }
+
+    fn promise(&self) -> Promise {
+        Promise::NONE
+    }
+}
+
+/// Kyber-fairness whose `busy` is searched for, or is this.
+struct Tokens(Option<u32>);
+
+impl<P: Platform> Subject<P> for Tokens {
+    type Policy = AutoDepth<KyberFair<P>, P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
+        let busy = self.0.unwrap_or(16);
+        let fair = KyberFairSubject { busy, totals: Totals::default() };
+        let (policy, ports) = Subject::<P>::build(&fair, scenario)?;
+        let (tags, flows) = (scenario.tags(), scenario.flows());
+        Ok(AutoDepth::busy(policy, ports, tags, flows, busy, self.0.is_none()))
     }
 
     fn promise(&self) -> Promise {
@@ -191,5 +211,36 @@ fn a_disk_is_no_worse_than_with_a_fixed_d() {
         scenario.disk = Some(DiskProfile::deskstar());
         scenario.warmup_ns = 20 * SECOND;
         is_no_worse_than_usual(&format!("depth {short}"), &scenario);
+    }
+}
+
+/// Tokens hold weights where fewer requests than the device takes are outstanding, if `busy` is no
+/// more than that; and a tenant that leaves its tokens leaves its part of the device as well.
+#[test]
+fn what_keeps_a_device_busy_is_found_for_tokens() {
+    for (device, load) in [("z-ssd", Load(4096, 100, 16)), ("p4500", Load(65536, 100, 8))] {
+        let all = tenants(load, (0, u64::MAX));
+        let mut scenario =
+            Scenario::new(Profile::named(device).unwrap(), 2, all.to_vec(), 3 * SECOND);
+        scenario.warmup_ns = SECOND;
+        let (_, possible) = got(&AnySubject::None.measure(&scenario).unwrap());
+        let (ratio, total) = got(&run(&scenario, &Tokens(None), vec![]).unwrap());
+        let kept = total as f64 / possible as f64;
+        assert!(
+            (2.85..=3.15).contains(&ratio) && kept >= 0.97,
+            "{device}: 1:{ratio:.3} at {kept:.3} of none"
+        );
+    }
+    for (device, depth) in [("z-ssd", 1), ("p4500", 16)] {
+        let all = vec![
+            Tenant::new("shallow", 300, vec![0], Job::random_read(4096, depth)),
+            Tenant::new("deep", 100, vec![1], Job::random_read(4096, 256)),
+        ];
+        let mut scenario = Scenario::new(Profile::named(device).unwrap(), 2, all, 3 * SECOND);
+        scenario.warmup_ns = 2 * SECOND;
+        let none = AnySubject::None.measure(&scenario).unwrap();
+        let kept = |busy| run(&scenario, &Tokens(busy), vec![]).unwrap().iops() / none.iops();
+        let (found, least) = (kept(None), kept(Some(1)));
+        assert!(found >= 0.96 && least <= 0.6, "{device}: {found:.3}, with busy of 1 {least:.3}");
     }
 }

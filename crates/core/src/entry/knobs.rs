@@ -341,7 +341,12 @@ pub(crate) const SLOTS: Knob = Knob::requests(
 )
 .or(&[("auto", AUTO as u64)])
 .alias("D")
-.live(|slots| match slots {
-    Some(slots) if slots != u64::from(AUTO) => Tuning::Slots(slots as u32),
-    _ => Tuning::AutoSlots,
-});
+.live(slots);
+
+/// How D changes while requests run.
+pub(crate) fn slots(slots: Option<u64>) -> Tuning {
+    match slots {
+        Some(slots) if slots != u64::from(AUTO) => Tuning::Slots(slots as u32),
+        _ => Tuning::AutoSlots,
+    }
+}

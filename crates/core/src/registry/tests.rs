@@ -6,6 +6,7 @@ use super::*;
 use crate::contract::flow::Weight;
 use crate::contract::port::{Next, Op, Outcome, Request, Submitted, Tag};
 use crate::contract::port_set::PortSet;
+use crate::entry::knobs::AUTO;
 
 fn shape() -> Shape {
     Shape::new(Topology::flat(1), 4, 8).before(4)
@@ -135,10 +136,11 @@ fn defaults_follow_the_device_and_each_other() {
         let knobs = find(name).unwrap().configured(keys, &shape).unwrap();
         knobs.iter().find(|(knob, _)| knob.key == key).unwrap().1
     };
-    assert_eq!(value("mqfq", &[], 32, "slots"), Some(32));
+    for name in ["mqfq", "nass+bfq"] {
+        assert_eq!(value(name, &[], 32, "slots"), Some(AUTO.into()), "D is found");
+    }
     assert_eq!(value("mqfq", &[], 32, "threshold"), None, "it follows the device");
-    assert_eq!(value("kyber-fair", &[], 32, "busy"), Some(16));
-    assert_eq!(value("kyber-fair", &[], 1, "busy"), Some(1));
+    assert_eq!(value("kyber-fair", &[], 32, "busy"), Some(AUTO.into()), "it is found");
     assert_eq!(value("kyber-fair", &[], 1, "write-cost"), None, "it is measured");
     assert_eq!(value("nass+mqfq", &[], 128, "channels"), Some(40));
     assert_eq!(value("nass+mqfq", &[("slots", 128)], 4, "channels"), Some(40));

@@ -21,6 +21,10 @@
 //!   next flow's first request.
 //! - Fewer than 32 requests complete in a second: D is not above what a search begins with.
 //!
+//! **A policy without D** may have the same number under another name: `kyber-fair` throttles no
+//! flow while fewer than `busy` requests are on the device. The least D that fills the device is
+//! what `busy` should be, and is found in the same way; it bounds nothing ([`AutoDepth::busy`]).
+//!
 //! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
 //! (`target`, `watch`).
 //!
@@ -64,7 +68,7 @@ pub struct AutoDepth<L, P: Platform = Native> {
     control: P::Mutex<Control>,
     /// The most that D can be of use for: all ports' tags.
     most: u32,
-    /// The policy has a D that can change.
+    /// The policy has a D that can change, and bounds what is on the device by it.
     has_slots: bool,
 }
 
@@ -117,14 +121,41 @@ impl<P: Platform> Shared<P> {
 
 impl<L: Policy, P: Platform> AutoDepth<L, P> {
     /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
-    /// `is_auto`: D is searched for
-    /// from the start, and otherwise it is what the policy was built with, until
-    /// [`Tuning::AutoSlots`].
+    /// `is_auto`: D is searched for from the start, and otherwise it is what the policy was built
+    /// with, until [`Tuning::AutoSlots`].
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,
         tags: usize,
         flows: usize,
+        is_auto: bool,
+    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
+        let slots = inner.stats().slots.unwrap_or(MAX_SLOTS.into()).min(MAX_SLOTS.into()) as u32;
+        // No port waits for anything yet, so there is none to wake.
+        let has_slots = inner.tune(Tuning::Slots(slots), &mut PortSet::default()).is_ok();
+        Self::around(inner, ports, tags, flows, slots, has_slots, is_auto)
+    }
+
+    /// The same around a policy that takes [`Tuning::Slots`] for what keeps the device busy, and
+    /// bounds nothing by it. `busy` is what it was built with.
+    pub fn busy(
+        inner: L,
+        ports: Vec<L::Port>,
+        tags: usize,
+        flows: usize,
+        busy: u32,
+        is_auto: bool,
+    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
+        Self::around(inner, ports, tags, flows, busy, false, is_auto)
+    }
+
+    fn around(
+        inner: L,
+        ports: Vec<L::Port>,
+        tags: usize,
+        flows: usize,
+        slots: u32,
+        has_slots: bool,
         is_auto: bool,
     ) -> (Self, Vec<AutoPort<L::Port, P>>) {
         let most = (tags as u64).saturating_mul(ports.len() as u64);
@@ -142,12 +173,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
             index,
         };
         let ports = ports.into_iter().enumerate().map(port).collect();
-        let search = is_auto.then(|| Search::new(most));
-        let slots = inner.stats().slots.unwrap_or(MAX_SLOTS.into()).min(MAX_SLOTS.into()) as u32;
-        // No port waits for anything yet, so there is none to wake.
-        let has_slots = inner.tune(Tuning::Slots(slots), &mut PortSet::default()).is_ok();
         let control = P::Mutex::new(Control {
-            search,
+            search: is_auto.then(|| Search::new(most, has_slots)),
             targets: Targets::new(flows),
             wanted: slots,
             told: slots,
@@ -235,7 +262,7 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
                     (control.wanted, control.told, control.search) = (slots, held, None);
                 }
                 Tuning::AutoSlots => {
-                    control.search.get_or_insert_with(|| Search::new(self.most));
+                    control.search.get_or_insert_with(|| Search::new(self.most, self.has_slots));
                 }
                 _ => self.inner.tune(tuning, wake)?,
             }

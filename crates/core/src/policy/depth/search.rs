@@ -29,7 +29,9 @@
 //!
 //! **All the demand** is the most requests that ports have had lately. A D that is no less holds
 //! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
-//! than [`KEPT_OF_ALL`] of its rate, and half is tried again now and then.
+//! than [`KEPT_OF_ALL`] of its rate, and half is tried again now and then. A rate with all the
+//! demand on the device says nothing of a D above that, so D stays where it was, up to twice the
+//! demand or [`FIRST`]: the next load may ask for more. As soon as it does, the search begins.
 //!
 //! **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same D
 //! differ by a tenth. What differs by no more than that is tried again, in turn, [`REPEATS`] times.
@@ -40,12 +42,12 @@
 //! search and not with each half of D. A device of less than [`FEW`] requests a second is not
 //! judged, and has the start's D at most. A trial with a pause in it is none.
 //!
-//! **Bounds.** From one trial to the next D changes by a factor of four at most (from 2 D to D /
-//! 2), except that a flow that is alone has room for all that it asks for, if that is done within
-//! [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times up, as often down, and three times
-//! in between. While D holds, one trial in [`RARELY`] is of another D, half of them of more. A
-//! change of load is believed when two trials in a row say so, and not sooner than [`CALM`] trials
-//! after the last.
+//! **Bounds.** From one trial to the next D, or all the demand if that is less, changes by a factor
+//! of four at most (from 2 D to D / 2), except that a flow that is alone has room for all that it
+//! asks for, if that is done within [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times
+//! up, as often down, and three times in between. While D holds, one trial in [`RARELY`] is of
+//! another D, half of them of more. A change of load is believed when two trials in a row say so,
+//! and not sooner than [`CALM`] trials after the last.
 
 use super::meter::Sum;
 use super::rate::{Answer, ENOUGH, KEPT, KEPT_OF_ALL, Rate, WHOLE};
@@ -189,6 +191,8 @@ pub(super) struct Search {
     slots: u32,
     tried: u32,
     most: u32,
+    /// No more than D are on the device.
+    is_bound: bool,
     state: State,
     /// By how much trials of the same D differ, in ten thousandths: a mean of the last few. On a
     /// host that is short of CPUs they do by far more than by chance.
@@ -235,13 +239,14 @@ fn is_pause(rate: &Rate, idle_ns: u64) -> bool {
 }
 
 impl Search {
-    /// D is at most this.
-    pub(super) fn new(most: u32) -> Search {
+    /// D is at most this. `is_bound`: it bounds what is on the device.
+    pub(super) fn new(most: u32, is_bound: bool) -> Search {
         let slots = FIRST.min(most);
         Search {
             slots,
             tried: slots,
             most,
+            is_bound,
             state: State::Begin { rate: Rate::default(), is_first: true },
             jitter: 0,
             is_found: false,
@@ -300,6 +305,14 @@ impl Search {
         let Some((begun_ns, begun)) = self.begun else {
             return self.begin(now_ns, sum);
         };
+        if let State::Hold(Hold { is_short: true, .. }) = self.state
+            && !self.is_alone
+            && sum.most > u64::from(self.slots)
+        {
+            // There is more demand than when D was found, which held nothing back then.
+            self.restart();
+            return self.settle(now_ns);
+        }
         if self.is_alone && (sum.are_several || sum.others != begun.others) {
             // Another flow has come; what was counted is of no use.
             self.protect();
@@ -340,7 +353,7 @@ impl Search {
         }
         self.count_ns = lasts_ns.clamp(COUNT_MIN_NS, COUNT_MAX_NS);
         if core::mem::take(&mut self.is_mixed)
-            || rate.outstanding() > 150 * u64::from(self.tried) + 100
+            || self.is_bound && rate.outstanding() > 150 * u64::from(self.tried) + 100
         {
             // What a larger D has let onto the device is still there.
             return self.settle(now_ns);
@@ -525,12 +538,25 @@ impl Search {
         self.attempt(duel.first());
     }
 
-    /// D is enough, at which `above` was counted: is half of it?
+    /// All the demand is on the device, and is needed there.
+    fn hold_all(&mut self) {
+        let demand = self.all();
+        let most = demand.saturating_mul(2).max(FIRST);
+        self.hold(self.slots.clamp(demand, most));
+    }
+
+    /// All the demand, at least one.
+    fn all(&self) -> u32 {
+        u32::try_from(self.demand).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// D is enough, at which `above` was counted: is half of it, or of all the demand?
     fn fall(&mut self, above: &Rate) {
-        if self.slots == 1 {
-            return self.hold(1);
+        let all = if above.is_short { self.all() } else { u32::MAX };
+        let (low, high) = (self.slots.min(all) / 2, self.slots);
+        if low == 0 {
+            return if above.is_short { self.hold_all() } else { self.hold(1) };
         }
-        let (low, high) = (self.slots / 2, self.slots);
         let duel = Duel { low, high, below: Rate::default(), above: *above, unclear: 0 };
         self.state = State::Fall { duel };
         self.attempt(duel.first());
@@ -553,6 +579,9 @@ impl Search {
             // Few completions do not tell one step from another.
             Answer::Unclear => self.hold(self.slots),
             Answer::TooLittle if is_few => self.hold(self.slots),
+            Answer::TooLittle if duel.above.is_short => {
+                self.close(duel, duel.low, self.slots.min(self.all()));
+            }
             Answer::TooLittle => self.close(duel, duel.low, self.slots),
         }
     }
@@ -560,7 +589,8 @@ impl Search {
     /// `low` is not enough, `high` is; `duel.above` is what they are compared with.
     fn close(&mut self, duel: &Duel, low: u32, high: u32) {
         if step_up(low) >= high {
-            return self.hold(high);
+            let is_all = duel.above.is_short && high == self.all();
+            return if is_all { self.hold_all() } else { self.hold(high) };
         }
         let middle = u64::from(low) * u64::from(high);
         let middle = (middle.isqrt() as u32).clamp(low + 1, high - 1);

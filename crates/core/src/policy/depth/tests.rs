@@ -66,7 +66,7 @@ struct Rig {
 
 impl Rig {
     fn new(most: u32) -> Rig {
-        let (sum, search) = (Sum::default(), Search::new(most));
+        let (sum, search) = (Sum::default(), Search::new(most, true));
         Rig {
             search,
             now_ns: 0,
@@ -225,6 +225,28 @@ fn less_demand_than_the_device_needs_is_not_held_back() {
     assert!(rig.run(&device, 200, 2, SECOND) > 0.985, "{:?}", rig.state());
 }
 
+/// One request at a time says nothing of the device; the flood that comes then finds more than one
+/// place, and what the device needs after a search.
+#[test]
+fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
+    let mut rig = Rig::new(4096);
+    let device = hard(4.0, 400.0);
+    rig.run(&device, 1, 2, 10 * SECOND);
+    assert_eq!(rig.state(), (16, DepthState::AllDemand));
+    let kept = rig.run(&device, 257, 2, SECOND);
+    assert!(kept > 0.95, "{kept} in the first second, {:?}", rig.state());
+    rig.run(&device, 257, 2, 6 * SECOND);
+    let (slots, state) = rig.state();
+    assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
+    // Where most of the demand is needed, D keeps room for twice of it.
+    let mut rig = Rig::new(4096);
+    rig.run(&hard(64.0, 1e6), 10, 2, 2 * SECOND);
+    assert_eq!(rig.state(), (16, DepthState::AllDemand));
+    rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 10);
+    let kept = rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 5);
+    assert!(kept > 0.9, "{kept} after the first tenth of a second, {:?}", rig.state());
+}
+
 /// Two tenants of depth 64 before a host that does the device's work itself: each doubling of D
 /// does somewhat more, up to all the demand, where weights mean nothing.
 #[test]
@@ -288,7 +310,7 @@ fn no_requests_and_no_time_move_nothing() {
     let mut rig = Rig::new(64);
     rig.run(&hard(16.0, 1e6), 0, 0, SECOND);
     assert_eq!(rig.state(), (16, DepthState::Searching));
-    let mut search = Search::new(1);
+    let mut search = Search::new(1, true);
     for now_ns in [0, 0, u64::MAX / 2, u64::MAX / 2, u64::MAX] {
         let tried = search.look(now_ns, &Sum::default());
         assert!(tried.is_none_or(|slots| slots == 1));
@@ -346,7 +368,7 @@ proptest! {
             1..200,
         ),
     ) {
-        let mut search = Search::new(most);
+        let mut search = Search::new(most, true);
         let (mut now_ns, mut sum) = (0u64, Sum::default());
         for (after, requests, bytes, spent_ns, turns, live) in looks {
             now_ns = search.deadline_ns().max(now_ns).saturating_add(after.into());

@@ -4,8 +4,11 @@ use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
 use crate::cost::{Costed, Costs};
-use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST};
+use crate::entry::knobs::{
+    AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
+};
 use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::depth::{AutoDepth, FIRST};
 
 /// The most tokens of a period, in bytes.
 const MAX_TOKENS: u64 = 1 << 38;
@@ -15,10 +18,12 @@ impl Configure for KyberFairConfig {
         let period = "the longest time between two rounds of tokens";
         let period = Knob::duration("period", 1, u64::MAX, period).brief("period");
         knobs.is(period, &mut self.period_ns);
-        let busy = "so many requests on the device that tenants may be throttled";
-        knobs.is(Knob::requests("busy", MAX_SLOTS, busy).brief("busy"), &mut self.busy);
-        let patience = "the device may have less than busy for one part in so many of a period; \
-                        0: never";
+        let busy = "tenants are throttled while at least this many requests are on the device; \
+                    auto finds the least that fills it";
+        let busy = Knob::requests("busy", MAX_SLOTS, busy).brief("busy");
+        knobs.is(busy.or(&[("auto", AUTO as u64)]).live(slots), &mut self.busy);
+        let patience = "throttling goes on for this part of a period (64: a 64th) while fewer than \
+                        `busy` requests are on the device; 0: it does not";
         let most = u32::MAX.into();
         knobs.is(Knob::number("patience", 0, most, patience), &mut self.patience);
         let tokens = "what all tenants together may have served in a period";
@@ -56,18 +61,23 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = Config;
-    type Policy<P: Platform> = Costs<KyberFair<P>>;
+    type Policy<P: Platform> = Costs<AutoDepth<KyberFair<P>, P>>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
-        // So that tenants who keep half of what the device takes outstanding get their shares.
-        config.busy = (shape.slots / 2).max(1);
+        config.busy = AUTO;
         Ok(Config(Costed::new(config)))
     }
 
     fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
-        let Config(Costed { policy, cost }) = config;
-        let (policy, ports) = KyberFair::new(&policy)?;
+        let Config(Costed { policy: mut config, cost }) = config;
+        let searches = config.busy == AUTO;
+        if searches {
+            config.busy = FIRST;
+        }
+        let KyberFairConfig { tags, flows, busy, .. } = config;
+        let (policy, ports) = KyberFair::new(&config)?;
+        let (policy, ports) = AutoDepth::busy(policy, ports, tags, flows, busy, searches);
         Ok(Costs::new(policy, ports, &cost))
     }
 }

@@ -95,10 +95,10 @@ pub use entry::Entry;
 pub use port::KyberFairPort;
 pub use predict::Totals;
 
-use crate::contract::bounds::{ConfigError, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{Policy, Stats, TokenStats};
+use crate::contract::port::{Policy, Stats, TokenStats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::structures::flow_table::FlowTable;
 use census::{Census, Ends};
@@ -177,7 +177,7 @@ struct Shared<P: Platform> {
     /// it.
     planner: P::Mutex<Planner>,
     measured_writes: bool,
-    busy: u64,
+    busy: P::U64,
 }
 
 /// What a port tells: each line is written by its port alone.
@@ -243,7 +243,7 @@ impl<P: Platform> KyberFair<P> {
             predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
             measured_writes: config.measured_writes,
-            busy: u64::from(config.busy),
+            busy: P::U64::new(config.busy.into()),
         });
         let port = |port| KyberFairPort::new(PortId(port as u8), config, shared.clone());
         let ports = (0..config.ports).map(port).collect();
@@ -252,6 +252,12 @@ impl<P: Platform> KyberFair<P> {
 }
 
 impl<P: Platform> Shared<P> {
+    /// With fewer requests on the device it has too little to do.
+    #[inline]
+    fn busy(&self) -> u64 {
+        self.busy.load(Ordering::Relaxed)
+    }
+
     /// Requests on the device, over all ports.
     fn outstanding(&self) -> u64 {
         let outstanding = |line: &CachePadded<Line<P>>| line.outstanding.load(Ordering::SeqCst);
@@ -281,6 +287,19 @@ impl<P: Platform> Policy for KyberFair<P> {
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.shared.flows.set_weight(flow, weight)
+    }
+
+    /// [`Tuning::Slots`] is `busy`. A port that went to sleep beside a device that had enough to do
+    /// is woken where it has too little by the new measure (`period`, *Sleepers*).
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        let Tuning::Slots(busy) = tuning else { return Err(TuneError::Fixed) };
+        if !(1..=MAX_SLOTS).contains(&busy) {
+            return Err(ConfigError::Slots(busy).into());
+        }
+        if self.shared.busy.swap(busy.into(), Ordering::SeqCst) < u64::from(busy) {
+            wake.extend(self.shared.periods.sleepers());
+        }
+        Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {

@@ -13,7 +13,7 @@ use super::period::{Period, Periods, Pot, Taken};
 use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
-use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag};
+use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag, Tuning};
 use crate::contract::port_set::PortSet;
 use crate::structures::broken::{NoOrder, Unordered, check};
 
@@ -192,6 +192,8 @@ enum End {
     Shortage,
     /// The other flow runs out of tokens, too.
     RunningOut,
+    /// The device takes more than was thought.
+    Busier,
     /// It is time.
     Tick,
     /// Nothing: the canary of the model itself.
@@ -266,6 +268,7 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
                 first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake)
             }
             End::RunningOut => _ = first.next(PERIOD_NS, &mut wake),
+            End::Busier => policy.tune(Tuning::Slots(2), &mut wake).unwrap(),
             End::Tick => _ = policy.tick(2 * PERIOD_NS, &mut wake),
             End::Nothing => {}
         }
@@ -298,6 +301,17 @@ fn a_shortage_wakes_a_sleeper() {
 #[test]
 fn the_last_to_run_out_wakes_a_sleeper() {
     nobody_is_left_asleep::<Loom>(End::RunningOut);
+}
+
+#[test]
+fn a_device_that_takes_more_wakes_a_sleeper() {
+    nobody_is_left_asleep::<Loom>(End::Busier);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_a_device_that_takes_more_is_missed() {
+    nobody_is_left_asleep::<NoOrder>(End::Busier);
 }
 
 #[test]

@@ -47,7 +47,9 @@
 //!    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not
 //!    while one is known to be waiting out its patience. (While its own count is at least `busy`
 //!    the sum is, too, and it need not look; under load that is always.)
-//! 4. `tick` comes.
+//! 4. whoever raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
+//!    request and still reads the smaller `busy` wakes none; that does not last.)
+//! 5. `tick` comes.
 //!
 //! These are sequentially consistent, so in each case one side sees the other. If the claim fails
 //! because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
@@ -402,6 +404,12 @@ impl<P: Platform> Periods<P> {
         P::fence();
     }
 
+    /// Those who sleep. The caller has written what they look at.
+    pub(super) fn sleepers(&self) -> PortSet {
+        P::fence();
+        self.sleepers.set().load(Ordering::SeqCst)
+    }
+
     /// Whether too few requests are known to be outstanding.
     #[inline]
     pub(super) fn is_short(&self) -> bool {
@@ -439,8 +447,7 @@ impl<P: Platform> Periods<P> {
     /// A sleeper other than `port`, which has just made it worth its while to look.
     #[inline]
     pub(super) fn a_sleeper_beside(&self, port: PortId) -> Option<PortId> {
-        P::fence();
-        let mut others = self.sleepers.set().load(Ordering::SeqCst);
+        let mut others = self.sleepers();
         others.remove(port);
         others.next()
     }
@@ -479,7 +486,7 @@ impl<P: Platform> Shared<P> {
         match self.outstanding() {
             _ if periods.all_ran_out(period) || periods.is_over(now_ns) => Some(now_ns),
             0 => Some(now_ns),
-            some if some < self.busy => Some(periods.bear_until_ns(now_ns)),
+            some if some < self.busy.load(Ordering::SeqCst) => Some(periods.bear_until_ns(now_ns)),
             _ => {
                 periods.is_supplied();
                 None
@@ -520,7 +527,7 @@ impl<P: Platform> Shared<P> {
                 self.measure(planner, elapsed_ns);
             }
             // A device that has too little to do is lent to those who wait.
-            let is_short = self.outstanding() < self.busy;
+            let is_short = self.outstanding() < self.busy();
             let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
             let since_ns = now_ns.saturating_sub(horizon_ns);
             let reach = planner.ends.reach(period.number, now_ns, since_ns);

@@ -232,14 +232,15 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let Some(line) = shared.lines.get(usize::from(local.port.0)) else { return };
         measure(line, domain, now_ns.saturating_sub(issued_ns));
         local.outstanding = local.outstanding.wrapping_sub(1);
-        if local.outstanding >= shared.busy {
+        let busy = shared.busy();
+        if local.outstanding >= busy {
             line.outstanding.store(local.outstanding, Ordering::Relaxed);
             return;
         }
         line.outstanding.store(local.outstanding, Ordering::SeqCst);
         if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port) {
             let outstanding = shared.outstanding();
-            if outstanding < shared.busy && shared.periods.calls_for_help(outstanding, now_ns) {
+            if outstanding < busy && shared.periods.calls_for_help(outstanding, now_ns) {
                 local.wake(shared, PortSet::only(sleeper), wake);
             }
         }
@@ -454,7 +455,7 @@ impl Local {
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             line.used.store(self.used, Ordering::Relaxed);
         }
-        if shared.periods.is_short() && shared.outstanding() >= shared.busy {
+        if shared.periods.is_short() && shared.outstanding() >= shared.busy() {
             shared.periods.is_supplied();
         }
         next

@@ -81,7 +81,7 @@ const PROMISES: Promises =
 
 fn config(shape: &Shape) -> Costed<MqfqConfig> {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
-    config.slots = shape.slots;
+    config.slots = AUTO;
     (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
     Costed::new(config)
 }

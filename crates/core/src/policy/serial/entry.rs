@@ -84,7 +84,7 @@ fn bounds(shape: &Shape) -> SerialConfig {
         ports: shape.ports.ports(),
         flows: shape.flows,
         tags: shape.tags,
-        slots: shape.slots,
+        slots: AUTO,
         ..SerialConfig::default()
     }
 }
