@@ -256,8 +256,21 @@ fn status(result: &Value) -> String {
         ("memory", format!("{} of {} bytes", result["memory"]["used"], result["memory"]["most"])),
         ("listening", list("listening")),
     ];
+    let depth = &state["depth"];
+    if state["slots"].is_null() && !depth.is_null() {
+        // What `kyber-fair` has of D.
+        let busy = match depth["state"].as_str() {
+            Some("found") => format!(
+                "with {} requests on it ({} requests/s with this load)",
+                depth["slots"], depth["requests_per_s"]
+            ),
+            Some("searching") => "being found".into(),
+            Some("alone") => "no matter, since one tenant asks alone".into(),
+            _ => "not, with all requests on it".into(),
+        };
+        lines.push(("device busy", busy));
+    }
     if !state["slots"].is_null() {
-        let depth = &state["depth"];
         let why = match depth["state"].as_str() {
             None => String::new(),
             Some("searching") => "; looking for the least that fills the device".into(),

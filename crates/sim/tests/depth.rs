@@ -244,3 +244,23 @@ fn what_keeps_a_device_busy_is_found_for_tokens() {
         assert!(found >= 0.96 && least <= 0.6, "{device}: {found:.3}, with busy of 1 {least:.3}");
     }
 }
+
+/// One request each of ten thousand is all that they ask for, and far more than the device needs.
+#[test]
+fn ten_thousand_tenants_have_the_device_in_equal_parts() {
+    let tenant = |number: usize| {
+        let job = Job::random_read(4096, 1);
+        Tenant::new(&format!("t{number}"), 100, vec![number % 2], job)
+    };
+    let all = (0..10_000).map(tenant).collect();
+    let mut scenario = Scenario::new(Profile::named("z-ssd").unwrap(), 2, all, 2500 * MS);
+    scenario.warmup_ns = 2 * SECOND;
+    let none = AnySubject::None.measure(&scenario).unwrap();
+    let found = run(&scenario, &Auto, vec![]).unwrap();
+    let kept = found.iops() / none.iops();
+    let each: Vec<f64> = found.tenants.iter().map(|got| got.requests as f64).collect();
+    let (sum, squares) = (each.iter().sum::<f64>(), each.iter().map(|n| n * n).sum::<f64>());
+    let jain = sum * sum / (squares * each.len() as f64);
+    let slots = found.stats.slots;
+    assert!(kept >= 0.97 && jain >= 0.98, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
+}

@@ -439,7 +439,8 @@ fn depth(text: &mut Text, depth: &DepthStats) {
     text.one(
         "fairq_policy_slots_found",
         "gauge",
-        "The least D that is believed to fill the device.",
+        "The least number of outstanding requests that is believed to fill the device: D, and of \
+         kyber-fair what keeps the device busy.",
         depth.slots.into(),
     );
     let help = "1 for what D follows: searching (the load is new), found (less would cost more \

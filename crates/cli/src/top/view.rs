@@ -91,6 +91,9 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
     let second =
         format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
     let mut third = Vec::new();
+    if let (None, Some(depth)) = (state.slots, &state.depth) {
+        third.push(format!("the device is busy with {}", depth.slots));
+    }
     if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
         let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
         third.push(format!(

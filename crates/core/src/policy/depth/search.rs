@@ -472,7 +472,6 @@ impl Search {
                     self.rise(&duel.above, left - 1);
                 }
                 // What is more by chance only is no more.
-                Ok(_) if duel.is_for_weights() => self.hold(duel.low),
                 Ok(_) => self.fall(&duel.below),
             },
             State::Fall { mut duel } => match duel.note(self.tried, rate, self.jitter) {
@@ -568,9 +567,6 @@ impl Search {
         match answer {
             Answer::Enough => {
                 (self.slots, self.rate) = (duel.low, duel.below);
-                if duel.is_for_weights() {
-                    return self.hold(self.slots);
-                }
                 // What a few completions leave in doubt is not to add up.
                 self.fall(if is_few { &duel.above } else { &duel.below });
             }
