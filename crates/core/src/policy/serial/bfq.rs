@@ -564,16 +564,13 @@ impl SerialPolicy for BfqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            let in_service = self.in_service.map(|turn| turn.flow);
-            for (slot, flow) in self.flows.iter_mut().enumerate() {
-                // Those that are waiting have a right to be behind.
-                if self.staged.is_empty(slot) && in_service != Some(slot) {
-                    flow.start = flow.start.max(self.virtual_time);
-                }
+        let in_service = self.in_service.map(|turn| turn.flow);
+        self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
+            // Those that are waiting have a right to be behind.
+            if self.staged.is_empty(slot) && in_service != Some(slot) {
+                flow.start = flow.start.max(self.virtual_time);
             }
-        }
-        Some(self.lift.next_ns())
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

@@ -508,15 +508,12 @@ impl SerialPolicy for CfqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for (slot, flow) in self.flows.iter_mut().enumerate() {
-                // Those that are waiting have a right to be behind.
-                if self.staged.is_empty(slot) {
-                    flow.used = flow.used.max(self.virtual_time);
-                }
+        self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
+            // Those that are waiting have a right to be behind.
+            if self.staged.is_empty(slot) {
+                flow.used = flow.used.max(self.virtual_time);
             }
-        }
-        Some(self.lift.next_ns())
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

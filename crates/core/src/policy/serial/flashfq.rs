@@ -324,12 +324,9 @@ impl SerialPolicy for FlashFqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for flow in &mut self.flows {
-                flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
-            }
-        }
-        Some(self.lift.next_ns())
+        self.lift.tick(now_ns, &mut self.flows, |_, flow| {
+            flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {
