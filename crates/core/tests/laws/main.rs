@@ -302,7 +302,7 @@ laws! {
     kyber_fair_exact: KyberFairSubject(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
     fiops: FiopsSubject, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
-        taking_back_all;
+        taking_back_all all_of_crowds;
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
@@ -338,11 +338,11 @@ laws! {
     /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
     nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
-        scaling_weights_on_two_ports;
+        scaling_weights_on_two_ports crowds crowds_keep_slots;
     nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
         two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
-        scaling_weights_changes_nothing;
+        scaling_weights_changes_nothing crowds crowds_keep_slots;
     /// It knows no weights. It is there by a module and a line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
         taking_back_keeps_slots taking_back_conserves_work;

@@ -108,7 +108,7 @@
 //! more than 1 us of the device's throughput each, 10 KB at 10 GB/s, when all slots are active.
 //!
 //! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' in a
-//! look. A `tick` reads each flow's virtual time, and once a period 7 words more a flow and 5 for
+//! look. A `tick` reads each flow's virtual time, and once a period 7 more words a flow and 8 for
 //! each seat of each port, of which there are as many as tags or flows; it holds no lock that a
 //! verb takes. With the `scan` tracker, which is there for the comparison, each submission reads
 //! two words of every flow.

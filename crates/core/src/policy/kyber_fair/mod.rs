@@ -63,6 +63,12 @@
 //! or, with more than 16 ports, less (`period`), so with 256 flows on two ports the pots' cache
 //! lines move some 64 times a period each, and not with each request.
 //!
+//! **Bounds.** A verb looks at one flow's words. A port that has nothing it may send, and one that
+//! completes a request while another sleeps, read how much is outstanding, a word of each port
+//! until they are enough; the one that begins a period reads 8 words of each port and the census:
+//! 2,200 words with 256 ports, once a period. A `tick` does that if the period's time is over, and
+//! reads 3 words of each flow.
+//!
 //! **What is left of Kyber**: domains, queues, batches, and latency measured from the verbs. The
 //! domains' depths are not: a depth is a counter that all flows share at each dispatch, which is
 //! just what the paper does away with; and its throttle is the tokens. So what is outstanding is
@@ -252,10 +258,16 @@ impl<P: Platform> KyberFair<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// Requests on the device, over all ports.
+    /// Requests on the device, over all ports; where they are enough, some that are.
     fn outstanding(&self) -> u64 {
-        let outstanding = |line: &CachePadded<Line<P>>| line.outstanding.load(Ordering::SeqCst);
-        self.lines.iter().fold(0u64, |sum, line| sum.wrapping_add(outstanding(line)))
+        let mut sum = 0u64;
+        for line in &self.lines {
+            sum = sum.wrapping_add(line.outstanding.load(Ordering::SeqCst));
+            if sum >= self.busy {
+                break;
+            }
+        }
+        sum
     }
 
     /// The sum of a counter over all ports.

@@ -65,6 +65,11 @@
 //! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
 //! half a line a request for end tags, and for virtual time a few lines every 320 requests.
 //!
+//! **Bounds.** A verb takes a path of the trees and, where virtual time has moved on or T has
+//! changed, empties the wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each
+//! port ten times a second while T follows the device, and once a minute 3 of each flow; it holds
+//! no lock that a verb takes. (Only `mqfq-serial` has a lock around its verbs.)
+//!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
 //!
 //! # Where this is finer than the paper's text

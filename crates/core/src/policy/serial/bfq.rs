@@ -35,6 +35,10 @@
 //! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by
 //! time.
 //!
+//! **Bounds.** A flow that becomes eligible moves from one heap to the other, once for each of its
+//! turns; so where virtual time passes many starts at once one `next` moves that many, and on the
+//! average each moves one.
+//!
 //! **Left out**: raised weights for interactive and soft real-time flows, merging of queues,
 //! injection of other flows' requests while idling, and groups.
 //!

@@ -25,6 +25,13 @@
 //! of a flow before any port can submit for it, and never hears of a removal after the slot's next
 //! life has begun.
 //!
+//! **Bounds.** The lock is held for a verb of the policy, which takes heaps as deep as the logarithm
+//! of the flows, and in `next` for as many of those as slots are free. A `tick` holds it while 1,024
+//! flows are lifted, and what are more follow a millisecond later ([`Lift`]); adding, weighing and
+//! removing a flow, while the weights of all flows are looked at.
+//!
+//! [`Lift`]: crate::contract::vtime::Lift
+//!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
 //! [`Links`]. Where requests are merged, what is numbered is units of them.
