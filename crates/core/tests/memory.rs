@@ -6,6 +6,7 @@
 //! Measured as the growth of the process's data in `/proc`, so there is one test in this file.
 #![cfg(target_os = "linux")]
 
+use fairq_core::none::NonePolicy;
 use fairq_core::registry::{self, Shape};
 use fairq_core::{AnyPolicy, Native, Policy, Topology, Weight};
 
@@ -14,6 +15,8 @@ const FLOWS: usize = 10_000;
 const TAGS: usize = 512;
 /// In KiB: less than 20 bytes for each pair of a flow and a port.
 const BOUND_KIB: u64 = 12_000;
+/// The same for the layer that keeps caps, which the registry puts around each policy.
+const CAPS_KIB: u64 = 15_000;
 
 /// The process's private memory in KiB, touched or not.
 fn data_kib() -> u64 {
@@ -22,23 +25,29 @@ fn data_kib() -> u64 {
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// Builds a policy as the registry does, adds flows to it, and gives what it has taken, in KiB. It
-/// is kept, so that the next one takes nothing that this one has given back.
-fn takes(name: &str) -> u64 {
-    let shape = Shape::new(Topology::flat(PORTS), FLOWS, TAGS);
+/// Builds a policy, adds flows to it, and gives what it has taken, in KiB. It is kept, so that the
+/// next one takes nothing that this one has given back.
+fn takes<P: Policy<Port: 'static>>(build: impl FnOnce() -> (P, Vec<P::Port>)) -> u64 {
     let before = data_kib();
-    let built = AnyPolicy::<Native>::new(name, &[], &shape).unwrap();
+    let built = build();
     let after = data_kib();
     (0..FLOWS / 10).for_each(|_| _ = built.0.add_flow(Weight::DEFAULT).unwrap());
     // The test's own harness may take some.
-    assert!(data_kib() - after < 64, "adding flows to {name} has taken memory");
+    assert!(data_kib() - after < 64, "adding flows has taken memory");
     std::mem::forget(built);
     after - before
 }
 
 #[test]
 fn memory_grows_with_live_flows() {
-    let taken: Vec<_> = registry::ALL.iter().map(|of| (of.name, takes(of.name))).collect();
+    let shape = Shape::new(Topology::flat(PORTS), FLOWS, TAGS);
+    let of = |name| takes(|| AnyPolicy::<Native>::new(name, &[], &shape).unwrap());
+    let alone = takes(|| NonePolicy::<Native>::new(PORTS, FLOWS, TAGS).unwrap());
+    let caps = of("none") - alone;
+    println!("caps take {caps} KiB");
+    assert!(caps < CAPS_KIB, "caps take {caps} KiB");
+    let each = registry::ALL.iter().map(|policy| (policy.name, of(policy.name) - caps));
+    let taken: Vec<_> = each.collect();
     println!("{taken:?} KiB");
     for (policy, kib) in &taken {
         assert!(*kib < BOUND_KIB, "{policy} takes {kib} KiB; all: {taken:?}");
