@@ -8,5 +8,7 @@ pub(crate) mod broken;
 pub mod fifo;
 pub(crate) mod flow_table;
 pub(crate) mod mindicator;
+#[cfg(all(test, loom))]
+mod models;
 pub(crate) mod topology;
 pub(crate) mod tournament;

@@ -26,13 +26,10 @@ pub(crate) fn caught(verdict: Result<(), String>, how: &str) {
 }
 
 pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
-    SerialConfig {
-        ports: shape.ports,
-        flows: shape.flows,
-        tags: shape.tags,
-        slots: shape.slots,
-        merge_bytes: shape.merge_bytes,
-    }
+    SerialConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
+        config.slots = shape.slots;
+        config.merge_bytes = shape.merge_bytes;
+    })
 }
 
 /// What is wrong with the naive fair queue.
@@ -553,11 +550,10 @@ impl Subject for PerPort {
     type Policy = PerPortPolicy;
 
     fn build(&self, shape: &Shape) -> (PerPortPolicy, Vec<PerPortPort>) {
-        let config = SerialConfig {
-            ports: 1,
-            slots: shape.slots / shape.ports as u32,
-            ..serial_config(shape)
-        };
+        let config = serial_config(shape).with(|config| {
+            config.ports = 1;
+            config.slots = shape.slots / shape.ports as u32;
+        });
         let build = |_| {
             let (policy, mut ports) = Sfqd::new(&config).expect("the shape is legal");
             (policy, PerPortPort(ports.remove(0)))

@@ -42,9 +42,6 @@ const ONE_LENGTH: &[u32] = &[4096];
 /// How long it is waited for flows in scripts, where every verb takes a nanosecond.
 const IDLE_NS: u64 = 50;
 const FEW: KyberFairSubject = KyberFairSubject(1 << 18);
-/// Linux's slices.
-const SLICES: CfqConfig =
-    CfqConfig { slice_ns: 100_000_000, target_ns: 300_000_000, quantum: 8, idle_ns: 8_000_000 };
 /// As it is without being asked.
 const PATIENT: KyberFairPatient = KyberFairPatient(FEW, 64);
 
@@ -329,8 +326,8 @@ laws! {
     cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds crowds_keep_slots;
     cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
     /// With slices as long as on a real device.
-    cfq_linux: CfqConfigured(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
-    cfq_linux_idles: CfqConfigured(SLICES), [0] => scale;
+    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => scale;
+    cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => scale;
     nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5

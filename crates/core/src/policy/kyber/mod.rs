@@ -60,6 +60,7 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
 use crate::structures::flow_table::FlowTable;
 use depths::Depths;
 use domain::DOMAINS;
@@ -70,6 +71,7 @@ const TICK_NS: u64 = 100_000_000;
 
 /// The knobs of Kyber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct KyberConfig {
     /// Ports.
     pub ports: usize,
@@ -91,6 +93,8 @@ pub struct KyberConfig {
     /// 0, which merges none.
     pub merge_bytes: u32,
 }
+
+changeable!(KyberConfig);
 
 impl KyberConfig {
     /// The default knobs for these bounds.

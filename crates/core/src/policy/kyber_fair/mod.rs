@@ -106,6 +106,7 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
 use crate::structures::flow_table::FlowTable;
 use census::{Census, Ends};
 use period::{Periods, Pot};
@@ -113,6 +114,7 @@ use predict::{Predictor, Ratio, Stay};
 
 /// The knobs of Kyber-fairness.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct KyberFairConfig {
     /// Ports.
     pub ports: usize,
@@ -139,6 +141,8 @@ pub struct KyberFairConfig {
     /// command costs its flow what one request of its length does.
     pub merge_bytes: u32,
 }
+
+changeable!(KyberFairConfig);
 
 impl KyberFairConfig {
     /// The default knobs for these bounds.

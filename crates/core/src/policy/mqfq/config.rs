@@ -1,6 +1,7 @@
 //! What MQFQ can be told when it is built.
 
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD, check};
+use crate::entry::knobs::changeable;
 use crate::structures::topology::Topology;
 
 /// How virtual time is computed from the ports' lead requests.
@@ -41,6 +42,7 @@ pub enum UnthrottleKind {
 
 /// The knobs of MQFQ.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MqfqConfig {
     /// Where each port runs.
     pub ports: Topology,
@@ -73,6 +75,8 @@ pub struct MqfqConfig {
     /// MQFQ-serial, Section 4.2). Default: no.
     pub serial: bool,
 }
+
+changeable!(MqfqConfig);
 
 impl MqfqConfig {
     /// What the authors measured on an SSD: D where no other is said.

@@ -60,7 +60,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, UNITS, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
@@ -81,6 +81,7 @@ pub type BfqPort<P = Native> = SerialPort<BfqScheduler, P>;
 
 /// The knobs of BFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BfqConfig {
     /// The largest budget, in bytes; default 8 MiB.
     pub budget_bytes: u64,
@@ -96,6 +97,8 @@ pub struct BfqConfig {
     /// Linux), and are waited for like those who read. Default: no.
     pub sync_writes: bool,
 }
+
+changeable!(BfqConfig);
 
 impl Default for BfqConfig {
     fn default() -> Self {

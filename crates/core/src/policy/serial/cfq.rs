@@ -54,7 +54,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
@@ -77,6 +77,7 @@ pub type CfqPort<P = Native> = SerialPort<CfqScheduler, P>;
 
 /// The knobs of CFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct CfqConfig {
     /// The slice of a flow of the [reference weight](ReferenceWeight), in nanoseconds; default
     /// 100 ms.
@@ -89,6 +90,8 @@ pub struct CfqConfig {
     /// ms.
     pub idle_ns: u64,
 }
+
+changeable!(CfqConfig);
 
 impl Default for CfqConfig {
     fn default() -> Self {

@@ -32,7 +32,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST};
+use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -52,12 +52,15 @@ pub type FiopsPort<P = Native> = SerialPort<FiopsScheduler, P>;
 
 /// The knobs of FIOPS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FiopsConfig {
     /// What a read counts for, in hundredths of an I/O; default 100.
     pub read_percent: u32,
     /// What a write counts for, in hundredths of an I/O; default 100.
     pub write_percent: u32,
 }
+
+changeable!(FiopsConfig);
 
 impl Default for FiopsConfig {
     fn default() -> Self {

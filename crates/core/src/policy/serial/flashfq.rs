@@ -43,7 +43,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
@@ -61,6 +61,7 @@ pub type FlashFqPort<P = Native> = SerialPort<FlashFqScheduler, P>;
 
 /// The knobs of FlashFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FlashFqConfig {
     /// How far after virtual time a request may start (T), in bytes at the
     /// [reference weight](ReferenceWeight); default 1 MiB.
@@ -71,6 +72,8 @@ pub struct FlashFqConfig {
     /// What a request costs beside its length, in bytes; default 4096.
     pub request_bytes: u32,
 }
+
+changeable!(FlashFqConfig);
 
 impl Default for FlashFqConfig {
     fn default() -> Self {

@@ -66,6 +66,7 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
 use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
@@ -227,6 +228,7 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
 /// The bounds of a serial policy, fixed when it is built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SerialConfig {
     /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
     pub ports: usize,
@@ -242,6 +244,8 @@ pub struct SerialConfig {
     pub merge_bytes: u32,
 }
 
+changeable!(SerialConfig);
+
 impl Default for SerialConfig {
     fn default() -> Self {
         SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, merge_bytes: 0 }
@@ -249,6 +253,11 @@ impl Default for SerialConfig {
 }
 
 impl SerialConfig {
+    /// The default D, and nothing merged, for so many flows and tags of each port.
+    pub fn new(ports: usize, flows: usize, tags: usize) -> Self {
+        SerialConfig { ports, flows, tags, ..SerialConfig::default() }
+    }
+
     /// The bound of [`Job`] numbers.
     pub fn jobs(&self) -> usize {
         self.ports.saturating_mul(1usize.checked_shl(self.tag_bits()).unwrap_or(usize::MAX))

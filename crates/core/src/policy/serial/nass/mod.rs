@@ -56,7 +56,7 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
@@ -74,6 +74,7 @@ pub type NassPort<S, P = Native> = SerialPort<Nass<S>, P>;
 
 /// The parameters of NASS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct NassConfig {
     /// η: channels of the device; default 10.
     pub channels: u32,
@@ -95,6 +96,8 @@ pub struct NassConfig {
     /// Whether room is kept for flows that are deceptively idle; default true.
     pub idleness: bool,
 }
+
+changeable!(NassConfig);
 
 impl Default for NassConfig {
     fn default() -> Self {
