@@ -13,6 +13,7 @@
 use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::structures::memory::boxed;
 
 /// A port's index: dense from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -186,7 +187,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
 
     /// So many words, without any port.
     pub(crate) fn empty(words: usize) -> Box<[A]> {
-        (0..words).map(|_| A::new(0)).collect()
+        boxed(words, |_| A::new(0))
     }
 
     /// Adds the port.

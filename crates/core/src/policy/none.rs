@@ -20,6 +20,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::structures::flow_table::{FlowTable, PortFlows};
+use crate::structures::memory::{boxed, granted};
 
 /// `none` in the registry.
 pub enum Entry {}
@@ -65,14 +66,19 @@ impl<P: Platform> NonePolicy<P> {
         tags: usize,
     ) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
         check(ports, flows, tags, MAX_SLOTS)?;
+        granted(|| Ok(Self::of(ports, flows, tags)))
+    }
+
+    /// The same within bounds.
+    fn of(ports: usize, flows: usize, tags: usize) -> (Self, Vec<NonePort<P>>) {
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
             flows: table.clone(),
             account: PortFlows::new(PortId(index as u8), &table, tags),
-            live: (0..tags).map(|_| 0).collect(),
+            live: boxed(tags, |_| 0),
         };
-        let ports = (0..ports).map(port).collect();
-        Ok((NonePolicy { flows: table }, ports))
+        let ports = boxed(ports, port).into_vec();
+        (NonePolicy { flows: table }, ports)
     }
 }
 

@@ -146,6 +146,7 @@ use crate::contract::port::{ClassWeights, Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{LIFT_PERIOD_NS, STAMP_BITS, VTime};
 use crate::structures::flow_table::FlowTable;
+use crate::structures::memory::{boxed, granted, room};
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
 use port::{Usage, name, units};
@@ -299,14 +300,19 @@ impl<P: Platform> D2fq<P> {
     /// The policy and its ports, in the order of the topology.
     pub fn new(config: D2fqConfig) -> Result<(Self, Vec<D2fqPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: D2fqConfig) -> (Self, Vec<D2fqPort<P>>) {
         let (ports, flows) = (config.ports.ports(), config.flows);
         let seats = flows.min(config.tags);
         let budget = || CachePadded::new(Budget::new(config.urgent_percent, config.medium()));
         let shared = Arc::new(Shared {
             flows: FlowTable::new(flows, ports),
-            states: (0..flows).map(|_| FlowState::new()).collect(),
+            states: boxed(flows, |_| FlowState::new()),
             tracker: CachePadded::new(Tracker::new(&config)),
-            usage: (0..ports).map(|_| (0..seats).map(|_| Usage::new()).collect()).collect(),
+            usage: boxed(ports, |_| boxed(seats, |_| Usage::new())),
             survey: CachePadded::new(Survey::new()),
             urgent: (config.urgent_percent > 0).then(budget),
             medium: (config.medium() >> KIU) as i64,
@@ -320,18 +326,18 @@ impl<P: Platform> D2fq<P> {
             strict_paper: config.strict_paper,
         });
         let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
-        let handles = (0..ports).map(port).collect();
+        let handles = boxed(ports, port).into_vec();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
         let none = Last { of: None, vt: VTime::ZERO, moved: 0, was_active: false };
         let seat = LastSeat { owner: 0, requests: [0; 3] };
         let adjuster = Adjuster {
             last_ns: None,
             served: 0,
-            flows: (0..flows).map(|_| none).collect(),
-            did: (0..flows).map(|_| Did::of(None)).collect(),
-            seats: (0..ports).map(|_| (0..seats).map(|_| seat).collect()).collect(),
-            high: (0..ports).map(|_| 0).collect(),
-            samples: Vec::with_capacity(flows),
+            flows: boxed(flows, |_| none),
+            did: boxed(flows, |_| Did::of(None)),
+            seats: boxed(ports, |_| boxed(seats, |_| seat)),
+            high: boxed(ports, |_| 0),
+            samples: room(flows),
         };
         let policy = D2fq {
             adjuster: P::Mutex::new(adjuster),
@@ -342,7 +348,7 @@ impl<P: Platform> D2fq<P> {
             is_scaled: config.tau_l.is_none() && !config.strict_paper,
             shared,
         };
-        Ok((policy, handles))
+        (policy, handles)
     }
 
     fn ratio(&self) -> u16 {

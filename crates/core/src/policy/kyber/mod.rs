@@ -62,6 +62,7 @@ use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::changeable;
 use crate::structures::flow_table::FlowTable;
+use crate::structures::memory::{boxed, granted};
 use depths::Depths;
 use domain::DOMAINS;
 use latency::{Adjuster, Latencies, TIMED};
@@ -147,17 +148,20 @@ impl<P: Platform> Kyber<P> {
     /// The policy and its ports.
     pub fn new(config: &KyberConfig) -> Result<(Self, Vec<KyberPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: &KyberConfig) -> (Self, Vec<KyberPort<P>>) {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             depths: Depths::new(config.ports, config.depths),
             latencies: Latencies::new(config.ports, config.targets()),
         });
         let port = |port| KyberPort::new(PortId(port as u8), config, shared.clone());
-        let ports = (0..config.ports).map(port).collect();
-        Ok((
-            Kyber { shared, most: config.depths, adjuster: P::Mutex::new(Adjuster::default()) },
-            ports,
-        ))
+        let ports = boxed(config.ports, port).into_vec();
+        let adjuster = P::Mutex::new(Adjuster::default());
+        (Kyber { shared, most: config.depths, adjuster }, ports)
     }
 
     /// The depths as they are now, by [`Domain`].

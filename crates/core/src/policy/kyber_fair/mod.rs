@@ -108,6 +108,7 @@ use crate::contract::port::{Policy, Stats, TokenStats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::changeable;
 use crate::structures::flow_table::FlowTable;
+use crate::structures::memory::{boxed, granted};
 use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
@@ -224,6 +225,11 @@ impl<P: Platform> KyberFair<P> {
     /// The policy and its ports.
     pub fn new(config: &KyberFairConfig) -> Result<(Self, Vec<KyberFairPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: &KyberFairConfig) -> (Self, Vec<KyberFairPort<P>>) {
         let zero = || P::U64::new(0);
         let line = || Line {
             outstanding: zero(),
@@ -240,7 +246,7 @@ impl<P: Platform> KyberFair<P> {
         let planner = Planner { predictor, ratio, stay, ends: Ends::default(), measured_ns: 0 };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
-            pots: (0..config.flows).map(|_| Pot::new()).collect(),
+            pots: boxed(config.flows, |_| Pot::new()),
             census: CachePadded::new(Census::new()),
             periods: Periods::new(
                 config.ports,
@@ -248,7 +254,7 @@ impl<P: Platform> KyberFair<P> {
                 config.tokens.first,
                 config.patience,
             ),
-            lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
+            lines: boxed(config.ports, |_| CachePadded::new(line())),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
             predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
@@ -256,8 +262,8 @@ impl<P: Platform> KyberFair<P> {
             busy: u64::from(config.busy),
         });
         let port = |port| KyberFairPort::new(PortId(port as u8), config, shared.clone());
-        let ports = (0..config.ports).map(port).collect();
-        Ok((KyberFair { shared }, ports))
+        let ports = boxed(config.ports, port).into_vec();
+        (KyberFair { shared }, ports)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::PortFlows;
+use crate::structures::memory::boxed;
 use crate::structures::tournament::{Key, Tournament};
 
 /// The end of a list.
@@ -108,9 +109,9 @@ impl Queue {
     pub(super) fn new(seats: usize, tags: usize) -> Self {
         let free = Entry { flow: FREE, link: NONE };
         Queue {
-            entries: (0..tags).map(|_| free).collect(),
-            keys: (0..tags).map(|_| Key::NONE).collect(),
-            past: (0..tags).map(|_| Past { before: NONE, units: 0 }).collect(),
+            entries: boxed(tags, |_| free),
+            keys: boxed(tags, |_| Key::NONE),
+            past: boxed(tags, |_| Past { before: NONE, units: 0 }),
             first: Tournament::new(seats),
             arrivals: 0,
             again: Fifo::default(),

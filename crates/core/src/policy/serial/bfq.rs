@@ -69,6 +69,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::memory::{boxed, granted};
 
 /// The least budget is this part of the largest.
 const BUDGET_RANGE: u64 = 32;
@@ -284,19 +285,21 @@ impl BfqScheduler {
     pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut bfq.clone())?;
-        Ok(BfqScheduler {
-            config: *bfq,
-            virtual_time: VTime::ZERO,
-            remainder: 0,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            ahead: FlowHeap::new(config.flows),
-            ready: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            in_service: None,
-            busy: Busy::default(),
-            in_time: 0,
-            turns: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(BfqScheduler {
+                config: *bfq,
+                virtual_time: VTime::ZERO,
+                remainder: 0,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                ahead: FlowHeap::new(config.flows),
+                ready: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                in_service: None,
+                busy: Busy::default(),
+                in_time: 0,
+                turns: 0,
+                lift: Lift::default(),
+            })
         })
     }
 

@@ -63,6 +63,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::memory::{boxed, granted};
 
 /// No slice is shorter, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;
@@ -243,19 +244,21 @@ impl CfqScheduler {
     pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut cfq.clone())?;
-        Ok(CfqScheduler {
-            config: *cfq,
-            reference: ReferenceWeight::default(),
-            tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
-            virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            heap: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            active: None,
-            division: Division::default(),
-            busy_weight: 0,
-            turns: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(CfqScheduler {
+                config: *cfq,
+                reference: ReferenceWeight::default(),
+                tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
+                virtual_time: VTime::ZERO,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                heap: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                active: None,
+                division: Division::default(),
+                busy_weight: 0,
+                turns: 0,
+                lift: Lift::default(),
+            })
         })
     }
 

@@ -40,6 +40,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::memory::{boxed, granted};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
 pub const IO_UNITS: u64 = 4096;
@@ -99,7 +100,7 @@ impl<P: Platform> Serial<FiopsScheduler, P> {
         fiops: &FiopsConfig,
     ) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(FiopsScheduler::new(config, fiops), config)
+        granted(|| Serial::with_policy(FiopsScheduler::new(config, fiops), config))
     }
 }
 
@@ -133,7 +134,7 @@ impl FiopsScheduler {
     pub fn new(config: &SerialConfig, fiops: &FiopsConfig) -> Self {
         FiopsScheduler {
             virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            flows: boxed(config.flows, |_| FlowState::default()),
             heap: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             turns: 0,

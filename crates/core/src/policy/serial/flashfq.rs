@@ -52,6 +52,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::memory::{boxed, granted};
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
@@ -165,16 +166,18 @@ impl FlashFqScheduler {
     pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut flashfq.clone())?;
-        Ok(FlashFqScheduler {
-            config: *flashfq,
-            threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
-            virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            heap: FlowHeap::new(config.flows),
-            absent: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            arrivals: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(FlashFqScheduler {
+                config: *flashfq,
+                threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
+                virtual_time: VTime::ZERO,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                heap: FlowHeap::new(config.flows),
+                absent: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                arrivals: 0,
+                lift: Lift::default(),
+            })
         })
     }
 

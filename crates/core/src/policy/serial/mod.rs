@@ -71,6 +71,7 @@ use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
 use crate::structures::fifo::{Fifo, Links};
+use crate::structures::memory::{boxed, granted};
 use merge::{Merger, Piece, Placed};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
@@ -385,6 +386,11 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
         config: &SerialConfig,
     ) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
         config.check()?;
+        granted(|| Ok(Self::of(policy, config)))
+    }
+
+    /// The same within bounds.
+    fn of(policy: S, config: &SerialConfig) -> (Self, Vec<SerialPort<S, P>>) {
         let core = Core {
             policy,
             slots: config.slots,
@@ -393,8 +399,8 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             tag_bits: config.tag_bits(),
             merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
             links: Links::new(config.jobs()),
-            outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
-            chosen: (0..config.jobs()).map(|_| false).collect(),
+            outboxes: boxed(config.ports, |_| Fifo::default()),
+            chosen: boxed(config.jobs(), |_| false),
             throttles: 0,
             blocks: 0,
             wakes: 0,
@@ -412,11 +418,11 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             account: PortFlows::new(PortId(index as u8), &shared.flows, config.tags),
             staged_links: Links::new(config.tags),
             id: PortId(index as u8),
-            live: (0..config.tags).map(|_| Live::Free).collect(),
+            live: boxed(config.tags, |_| Live::Free),
             staged: 0,
         };
-        let ports = (0..config.ports).map(port).collect();
-        Ok((Serial { shared }, ports))
+        let ports = boxed(config.ports, port).into_vec();
+        (Serial { shared }, ports)
     }
 }
 

@@ -41,6 +41,7 @@ use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
 use crate::structures::fifo::{Fifo, Links};
+use crate::structures::memory::{boxed, granted};
 
 /// SFQ(D) behind the port contract.
 pub type Sfqd<P = Native> = Serial<SfqdScheduler, P>;
@@ -66,7 +67,7 @@ impl<P: Platform> Serial<SfqdScheduler, P> {
     /// The policy and its ports.
     pub fn new(config: &SerialConfig) -> Result<(Self, Vec<SfqdPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(SfqdScheduler::new(config), config)
+        granted(|| Serial::with_policy(SfqdScheduler::new(config), config))
     }
 }
 
@@ -110,9 +111,9 @@ impl SfqdScheduler {
         SfqdScheduler {
             virtual_time: VTime::ZERO,
             max_finish: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            flows: boxed(config.flows, |_| FlowState::default()),
             heap: FlowHeap::new(config.flows),
-            jobs: (0..config.jobs()).map(|_| JobState::default()).collect(),
+            jobs: boxed(config.jobs(), |_| JobState::default()),
             links: Links::new(config.jobs()),
             arrivals: 0,
             in_service: 0,

@@ -4,7 +4,6 @@
 //! `toy` adds it for the tests that show that.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
@@ -15,6 +14,7 @@ use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use crate::structures::fifo::{Fifo, Links};
+use crate::structures::memory::boxed;
 
 /// What the toy can be told.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -36,7 +36,7 @@ pub struct Toy {
     staged: Fifo,
     links: Links,
     /// Whose each request is.
-    flows: Vec<usize>,
+    flows: Box<[usize]>,
 }
 
 impl Scheduler for Toy {
@@ -50,7 +50,7 @@ impl Scheduler for Toy {
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
         bounds.check()?;
-        let flows = (0..bounds.jobs()).map(|_| 0).collect();
+        let flows = boxed(bounds.jobs(), |_| 0);
         let links = Links::new(bounds.jobs());
         Ok(Box::new(Toy { config: *config, staged: Fifo::default(), links, flows }))
     }

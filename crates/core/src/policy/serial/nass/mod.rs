@@ -61,6 +61,7 @@ use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::memory::granted;
 
 use control::Control;
 
@@ -175,7 +176,7 @@ impl<S: SerialPolicy> Nass<S> {
     pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut nass.clone())?;
-        Ok(Nass { inner, control: Control::new(config, nass) })
+        granted(|| Ok(Nass { inner, control: Control::new(config, nass) }))
     }
 
     /// The most requests that the flow may have on the device now.
