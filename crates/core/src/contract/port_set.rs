@@ -185,7 +185,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         SharedPorts(words)
     }
 
-    /// So many words, without any port.
+    /// The words of a set without any port.
     pub(crate) fn empty(words: usize) -> Box<[A]> {
         boxed(words, |_| A::new(0))
     }
@@ -198,7 +198,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Takes the port out; whether it was in. Of several who do it at once only one is told so.
+    /// Takes the port out; whether it was in. Of several threads that do it at once only one is told so.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;

@@ -20,7 +20,7 @@ use crate::contract::bounds::ConfigError;
 /// How often memory was refused. A thread sees its own refusals, so Relaxed is enough.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
-/// Room for so many things, of which there are none yet.
+/// Room for a number of things, of which there are none yet.
 pub(crate) fn room<T>(count: usize) -> Vec<T> {
     let mut room = Vec::new();
     if room.try_reserve_exact(count).is_err() {
@@ -29,7 +29,7 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
     room
 }
 
-/// So many things, each made from its number; none if there is no memory for them.
+/// A number of things, each made from its own number; none if there is no memory for them.
 pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut things = room(count);
     if things.capacity() >= count {

@@ -78,7 +78,7 @@ pub struct D2fqConfig {
 changeable!(D2fqConfig);
 
 impl D2fqConfig {
-    /// The default knobs for so many flows, and tags per port, over `ports`.
+    /// The default knobs for this number of flows, and of tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         D2fqConfig {
             ports,

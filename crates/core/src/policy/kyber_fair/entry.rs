@@ -15,10 +15,10 @@ impl Configure for KyberFairConfig {
         let period = "the longest time between two rounds of tokens";
         let period = Knob::duration("period", 1, u64::MAX, period).brief("period");
         knobs.is(period, &mut self.period_ns);
-        let busy = "so many requests on the device that tenants may be throttled";
+        let busy = "with fewer requests on the device no tenant is throttled";
         knobs.is(Knob::requests("busy", MAX_SLOTS, busy).brief("busy"), &mut self.busy);
-        let patience = "the device may have less than busy for one part in so many of a period; \
-                        0: never";
+        let patience = "the part of a period for which the device may have less than busy: 64 is \
+                        a 64th, 0 none";
         let most = u32::MAX.into();
         knobs.is(Knob::number("patience", 0, most, patience), &mut self.patience);
         let tokens = "what all tenants together may have served in a period";

@@ -56,7 +56,7 @@ impl Default for Totals {
 }
 
 impl Totals {
-    /// So many in the first period, and at least and at most so many in later ones.
+    /// The tokens of the first period, and the least and the most of later ones.
     pub const fn between(first: u64, least: u64, most: u64) -> Totals {
         Totals { first, least, most }
     }

@@ -82,7 +82,7 @@ impl MqfqConfig {
     /// What the authors measured on an SSD: D where no other is said.
     pub const SLOTS: u32 = 64;
 
-    /// The default knobs for so many flows, and tags per port, over `ports`.
+    /// The default knobs for this number of flows, and of tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         MqfqConfig {
             ports,

@@ -254,7 +254,7 @@ impl Default for SerialConfig {
 }
 
 impl SerialConfig {
-    /// The default D, and nothing merged, for so many flows and tags of each port.
+    /// The default D, and nothing merged, for this number of flows and of tags of each port.
     pub fn new(ports: usize, flows: usize, tags: usize) -> Self {
         SerialConfig { ports, flows, tags, ..SerialConfig::default() }
     }
