@@ -1,5 +1,5 @@
-//! A policy for which there is no memory is refused, and the process goes on: in a kernel, or beside
-//! other things in one process, there is no other way.
+//! A policy for which there is no memory is refused, and the process goes on: in a kernel, or
+//! beside other things in one process, there is no other way.
 //!
 //! The test runs itself once more with little address space, so that memory is really refused.
 #![cfg(target_os = "linux")]

@@ -401,8 +401,8 @@ pub trait Policy: Send + Sync + 'static {
 pub struct Stats {
     /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
     pub virtual_time: Option<u64>,
-    /// How far the foremost of the ports' first requests, or of the active flows, is ahead of virtual
-    /// time, in units; `None` for a policy that does not say.
+    /// How far the foremost of the ports' first requests, or of the active flows, is ahead of
+    /// virtual time, in units; `None` for a policy that does not say.
     pub spread: Option<u64>,
     /// The most requests that may be outstanding on the device; `None` if unbounded.
     pub slots: Option<u64>,

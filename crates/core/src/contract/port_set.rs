@@ -198,7 +198,8 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Takes the port out; whether it was in. Of several threads that do it at once only one is told so.
+    /// Takes the port out; whether it was in. Of several threads that do it at once only one is
+    /// told so.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;

@@ -33,8 +33,8 @@ const MAX_COST: u64 = CostModel::MAX_COST;
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
 
-/// How many flows one tick of a policy behind one lock lifts: verbs wait for the lock meanwhile, for
-/// some microseconds.
+/// How many flows one tick of a policy behind one lock lifts: verbs wait for the lock meanwhile,
+/// for some microseconds.
 const LIFTED_AT_ONCE: usize = 1024;
 /// When the next of them follow: 2^24 flows are done after 16 seconds.
 const LIFT_PAUSE_NS: u64 = 1_000_000;

@@ -2,8 +2,8 @@
 //!
 //! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the
 //! device. It is the baseline that the papers measure against, and the cheapest possible policy.
-//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Bounds.** A verb
-//! reads at most two shared words, and a `tick` does nothing. **Knobs.** None.
+//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Bounds.** A
+//! verb reads at most two shared words, and a `tick` does nothing. **Knobs.** None.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

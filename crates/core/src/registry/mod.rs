@@ -245,9 +245,9 @@ pub type CappedOf<E, P> = Capped<<E as Entry>::Policy<P>, P>;
 ///
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
 ///
-/// **Memory.** All of it is taken here, and none when flows are added. Without enough for the policy
-/// this is [`ConfigError::Memory`]. The layers around it (caps, the search for D) take theirs as
-/// Rust's `alloc` does, which ends the program if there is none.
+/// **Memory.** All of it is taken here, and none when flows are added. Without enough for the
+/// policy this is [`ConfigError::Memory`]. The layers around it (caps, the search for D) take
+/// theirs as Rust's `alloc` does, which ends the program if there is none.
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};

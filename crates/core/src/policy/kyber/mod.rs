@@ -21,8 +21,8 @@
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
 //! adjacent requests as one command, with one token.
 //!
-//! **Bounds.** A verb reads the words of one domain. A `tick` reads each port's histograms, 48 words
-//! a port, and wakes at most as many ports as tokens were added.
+//! **Bounds.** A verb reads the words of one domain. A `tick` reads each port's histograms, 48
+//! words a port, and wakes at most as many ports as tokens were added.
 //!
 //! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the
 //! *request structures* that the scheduler allocates for a hardware queue, so that a flood of

@@ -25,10 +25,10 @@
 //! of a flow before any port can submit for it, and never hears of a removal after the slot's next
 //! life has begun.
 //!
-//! **Bounds.** The lock is held for a verb of the policy, which takes heaps as deep as the logarithm
-//! of the flows, and in `next` for as many of those as slots are free. A `tick` holds it while 1,024
-//! flows are lifted, and what are more follow a millisecond later ([`Lift`]); adding, weighing and
-//! removing a flow, while the weights of all flows are looked at.
+//! **Bounds.** The lock is held for a verb of the policy, which takes heaps as deep as the
+//! logarithm of the flows, and in `next` for as many of those as slots are free. A `tick` holds it
+//! while 1,024 flows are lifted, and what are more follow a millisecond later ([`Lift`]); adding,
+//! weighing and removing a flow, while the weights of all flows are looked at.
 //!
 //! [`Lift`]: crate::contract::vtime::Lift
 //!
