@@ -10,10 +10,7 @@
 //! one port's bit at a time, so they hold for any number of words: a walk over several words is not
 //! one atomic access, but each of its steps is, for the ports of that word.
 
-use alloc::boxed::Box;
-
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::structures::memory::boxed;
 
 /// A port's index: dense from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -185,11 +182,6 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         SharedPorts(words)
     }
 
-    /// The words of a set without any port.
-    pub(crate) fn empty(words: usize) -> Box<[A]> {
-        boxed(words, |_| A::new(0))
-    }
-
     /// Adds the port.
     #[inline]
     pub fn insert(&self, port: PortId, order: Ordering) {
@@ -309,7 +301,8 @@ mod tests {
             ports in 1usize..=256,
             numbers in prop::collection::vec(any::<u8>(), 1..40),
         ) {
-            let lines = SharedPorts::<core::sync::atomic::AtomicU64>::empty(words(ports));
+            let word = |_| core::sync::atomic::AtomicU64::new(0);
+            let lines: Vec<_> = (0..words(ports)).map(word).collect();
             let (shared, mut own) = (SharedPorts::of(&lines), PortSet::EMPTY);
             for port in numbers.iter().map(|&number| PortId((usize::from(number) % ports) as u8)) {
                 if shared.contains(port, Ordering::SeqCst) {

@@ -19,8 +19,8 @@ use crate::contract::port::{
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::{FlowTable, PortFlows};
-use crate::structures::memory::{boxed, granted};
 
 /// `none` in the registry.
 pub enum Entry {}

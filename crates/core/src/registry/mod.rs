@@ -24,7 +24,7 @@ use crate::entry::knobs::{Field, each, list};
 use crate::policy::caps::Capped;
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
-use crate::structures::memory::granted;
+use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};

@@ -4,7 +4,7 @@
 //! Every number below the capacity is in at most one list at a time, so one link per number is
 //! enough for any number of lists.
 
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
 
 const NONE: u32 = u32::MAX;

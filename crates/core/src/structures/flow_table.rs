@@ -31,8 +31,8 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port::SubmitError;
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::memory::boxed;
 
 /// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl<P: Platform> FlowTable<P> {
     pub(crate) fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
             words: boxed(flows, |_| P::U64::new(FREE)),
-            pending: SharedPorts::empty(flows * words(ports)),
+            pending: boxed(flows * words(ports), |_| P::U64::new(0)),
             pending_words: words(ports),
             news: CachePadded::new(P::U64::new(0)),
             closings: CachePadded::new(P::U64::new(0)),

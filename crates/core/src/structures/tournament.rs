@@ -19,7 +19,7 @@ use alloc::boxed::Box;
 
 use crate::contract::port::Tag;
 use crate::contract::vtime::{STAMP_BITS, VTime};
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits
 /// of units, 48 bits of arrival number, 24 bits of tag.

@@ -11,7 +11,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
-    ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -82,9 +82,6 @@ impl SerialPolicy for Naive {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         self.ends[flow] = self.now;
     }
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-    fn remove_flow(&mut self, _flow: usize) {}
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let weight = match self.fault {

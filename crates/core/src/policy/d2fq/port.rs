@@ -20,8 +20,8 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, UNITS, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::flow_table::PortFlows;
-use crate::structures::memory::boxed;
 
 /// One shard's port of D2FQ.
 pub struct D2fqPort<P: Platform = Native> {

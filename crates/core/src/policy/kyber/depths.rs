@@ -32,7 +32,7 @@ use crossbeam_utils::CachePadded;
 use super::domain::{DOMAINS, Domain};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet};
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {

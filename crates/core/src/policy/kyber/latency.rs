@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 use super::domain::{DOMAINS, Domain};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::PortId;
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// Domains with a target: read, write, discard.
 pub(super) const TIMED: usize = 3;

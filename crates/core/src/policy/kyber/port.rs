@@ -14,9 +14,9 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::Links;
 use crate::structures::flow_table::PortFlows;
-use crate::structures::memory::boxed;
 
 /// One shard's port of Kyber.
 pub struct KyberPort<P: Platform = Native> {

@@ -30,9 +30,9 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
 use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::PortFlows;
-use crate::structures::memory::boxed;
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;

@@ -53,7 +53,7 @@ use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// The part of T that is kept for arrears, as a divisor.
 const RESERVE: u64 = 5;

@@ -36,7 +36,7 @@ use alloc::boxed::Box;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
 use crate::policy::reference::ReferenceWeight;
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// How often T is looked at, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;

@@ -17,9 +17,9 @@ use alloc::boxed::Box;
 use super::end_tags::Account;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::PortFlows;
-use crate::structures::memory::boxed;
 use crate::structures::tournament::{Key, Tournament};
 
 /// The end of a list.

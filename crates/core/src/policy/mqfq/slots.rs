@@ -53,7 +53,7 @@ use crossbeam_utils::CachePadded;
 use super::config::SlotKind;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 use crate::structures::topology::Tree;
 
 /// Slots and ready ports.

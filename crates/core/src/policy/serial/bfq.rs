@@ -61,7 +61,6 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, UNITS, VTime};
 use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -69,7 +68,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::memory::{boxed, granted};
+use crate::structures::allocation::{boxed, granted};
 
 /// The least budget is this part of the largest.
 const BUDGET_RANGE: u64 = 32;
@@ -490,15 +489,6 @@ impl SerialPolicy for BfqScheduler {
             *flow = FlowState { start: self.virtual_time, budget, weight, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {

@@ -63,7 +63,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::memory::{boxed, granted};
+use crate::structures::allocation::{boxed, granted};
 
 /// No slice is shorter, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;
@@ -428,12 +428,6 @@ impl SerialPolicy for CfqScheduler {
             *flow = FlowState { used: self.virtual_time, weight, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
 
     fn set_reference(&mut self, reference: ReferenceWeight) {
         self.reference = reference;

@@ -30,17 +30,16 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
-use crate::contract::port::{Op, Outcome};
+use crate::contract::port::Op;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST, changeable};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::memory::{boxed, granted};
+use crate::structures::allocation::{boxed, granted};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
 pub const IO_UNITS: u64 = 4096;
@@ -166,15 +165,6 @@ impl SerialPolicy for FiopsScheduler {
         }
     }
 
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
-
     #[inline]
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let newly_backlogged = self.staged.is_empty(arrival.flow);
@@ -225,8 +215,6 @@ impl SerialPolicy for FiopsScheduler {
     }
 
     #[inline]
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
             // Those that are waiting have a right to be behind.

@@ -52,7 +52,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::memory::{boxed, granted};
+use crate::structures::allocation::{boxed, granted};
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
@@ -221,12 +221,6 @@ impl SerialPolicy for FlashFqScheduler {
             *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
 
     fn set_reference(&mut self, reference: ReferenceWeight) {
         self.threshold_units = reference.units(self.config.threshold_bytes);

@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 
 use super::{Lane, Lanes};
 use crate::contract::vtime::VTime;
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// A flow, with what it is ordered by.
 #[derive(Clone, Copy, Debug)]

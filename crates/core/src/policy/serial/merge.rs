@@ -38,7 +38,7 @@ use alloc::boxed::Box;
 
 use super::{Arrival, Job, SerialConfig};
 use crate::contract::port::{Op, Outcome};
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// The most requests of one command.
 pub const MOST_PARTS: u32 = 128;

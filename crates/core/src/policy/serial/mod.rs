@@ -70,8 +70,8 @@ use crate::entry::knobs::changeable;
 use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::memory::{boxed, granted};
 use merge::{Merger, Piece, Placed};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
@@ -136,15 +136,15 @@ pub trait SerialPolicy: Send + 'static {
     fn add_flow(&mut self, flow: usize, weight: Weight);
 
     /// The flow's weight for arrivals from now on, which also carry it.
-    fn set_weight(&mut self, flow: usize, weight: Weight);
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
 
     /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
     /// that were admitted just before.
-    fn remove_flow(&mut self, flow: usize);
+    fn remove_flow(&mut self, _flow: usize) {}
 
     /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
-    /// of the three above.
-    fn set_reference(&mut self, reference: ReferenceWeight);
+    /// of the three above; of no concern without a threshold.
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
@@ -166,13 +166,17 @@ pub trait SerialPolicy: Send + 'static {
     fn cancel(&mut self, job: Job, flow: usize);
 
     /// A selected request, of the flow in this slot, has been served, or is taken back.
-    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome);
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
 
     /// Does periodic work and returns the time of the next, if there is any.
-    fn tick(&mut self, now_ns: u64) -> Option<u64>;
+    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
+        None
+    }
 
     /// Virtual time in units, if the policy has one.
-    fn virtual_time(&self) -> Option<u64>;
+    fn virtual_time(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and

@@ -34,14 +34,13 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::Promises;
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::memory::{boxed, granted};
 
 /// SFQ(D) behind the port contract.
 pub type Sfqd<P = Native> = Serial<SfqdScheduler, P>;
@@ -133,15 +132,6 @@ impl SerialPolicy for SfqdScheduler {
             *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     #[inline]
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {

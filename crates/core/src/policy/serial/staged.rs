@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 
 use super::Job;
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::memory::boxed;
 
 /// The queues of all flows. What was kept of a request stays until its number is used again.
 pub struct Staged<T> {

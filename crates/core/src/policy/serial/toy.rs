@@ -7,14 +7,12 @@ use alloc::boxed::Box;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
-use crate::contract::port::Outcome;
 use crate::entry::Promises;
 use crate::entry::knobs::{Configure, Knob, Knobs};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::memory::boxed;
 
 /// What the toy can be told.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -59,12 +57,6 @@ impl Scheduler for Toy {
 impl SerialPolicy for Toy {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
 
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
-
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let job = arrival.job.0;
         let Some(flow) = self.flows.get_mut(job as usize) else { return };
@@ -90,15 +82,5 @@ impl SerialPolicy for Toy {
 
     fn cancel(&mut self, job: Job, _flow: usize) {
         self.links.remove(&mut self.staged, job.0);
-    }
-
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-
-    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
-        None
-    }
-
-    fn virtual_time(&self) -> Option<u64> {
-        None
     }
 }

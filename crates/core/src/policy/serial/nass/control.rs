@@ -15,7 +15,7 @@ use super::limits::Limits;
 use super::sequentiality::Sequentiality;
 use crate::contract::flow::Weight;
 use crate::policy::serial::{Arrival, Job, Lane, Lanes, SerialConfig, SerialPolicy};
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 
 /// Evaluation model and dispatch control.
 pub(super) struct Control {

@@ -26,7 +26,7 @@
 //!   to have all of theirs on the device would stay there: four tenants would keep the device and
 //!   the others starve.
 
-use crate::structures::memory::boxed;
+use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
 
 use super::control::FlowState;

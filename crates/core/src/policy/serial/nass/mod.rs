@@ -61,7 +61,7 @@ use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::memory::granted;
+use crate::structures::allocation::granted;
 
 use control::Control;
 
