@@ -451,5 +451,5 @@ fn interference(result: &Value) -> String {
             parts.iter().map(part).collect::<Vec<_>>().join(", ")
         );
     }
-    if text.is_empty() { "nobody waited in the last ten seconds\n".into() } else { text }
+    if text.is_empty() { "no tenant waited in the last ten seconds\n".into() } else { text }
 }

@@ -66,7 +66,8 @@ impl Write for LogWriter {
         status::take_away()?;
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
         unread::deliver(&mut io::stderr(), line, &mut lost, |lines| {
-            let said = format!("{lines} lines of the log were lost, as nobody read it");
+            let said =
+                format!("{lines} lines of the log were lost, since they were not read in time");
             if self.is_json { format!(r#"{{"level":"WARN","message":"{said}"}}"#) } else { said }
         })?;
         Ok(line.len())

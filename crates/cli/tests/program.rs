@@ -131,7 +131,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["serve", "--listen", &taken],
             1,
-            "the port is in use: stop who uses it or choose another".into(),
+            "the port is in use: stop the program that uses it, or choose another".into(),
         ),
         (
             vec!["serve", "--listen", "tcp:192.0.2.1:10809"],

@@ -603,7 +603,7 @@ pub fn complete_cpus(
     available: &[usize],
 ) -> Result<Vec<usize>, Refusal> {
     if let Some(0) = shards {
-        return Err(Refusal::new(format!("shards: 0 serve nobody: write 1 to {SHARDS_MAX}")));
+        return Err(Refusal::new(format!("shards: 0 serves no client: write 1 to {SHARDS_MAX}")));
     }
     let list = cpus.map_or(available, |CpuList(list)| list.as_slice());
     if let Some(cpu) = list.iter().find(|cpu| !available.contains(cpu)) {

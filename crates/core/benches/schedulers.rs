@@ -413,12 +413,8 @@ fn measure_serial<S: SerialPolicy>(
     names: [&'static str; 3],
     build: impl Fn(&SerialConfig) -> S,
 ) {
-    let bounds = |ports: usize, flows: usize| SerialConfig {
-        ports,
-        flows,
-        tags: flows * DEPTH,
-        slots: SLOTS,
-        ..SerialConfig::default()
+    let bounds = |ports: usize, flows: usize| {
+        SerialConfig::new(ports, flows, flows * DEPTH).with(|config| config.slots = SLOTS)
     };
     let alone = |ports, flows| {
         let bounds = bounds(ports, flows);
@@ -429,7 +425,7 @@ fn measure_serial<S: SerialPolicy>(
         let turns = Turns { inner: build(&bounds) };
         Serial::<Turns<S>>::with_policy(turns, &bounds).expect("the bounds are legal")
     };
-    let nass = NassConfig { queue_length: SLOTS, ..NassConfig::default() };
+    let nass = NassConfig::default().with(|config| config.queue_length = SLOTS);
     let with = |ports, flows| {
         let bounds = bounds(ports, flows);
         NassOver::<S>::new(build(&bounds), &bounds, &nass).expect("the bounds are legal")
@@ -482,8 +478,8 @@ fn d2fq(
     flows: usize,
     tracker: TrackerKind,
 ) -> (D2fq<Native>, Vec<fairq_core::d2fq::D2fqPort<Native>>) {
-    let config =
-        D2fqConfig { tracker, ..D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH) };
+    let config = D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH)
+        .with(|config| config.tracker = tracker);
     D2fq::new(config).expect("the bounds are legal")
 }
 
@@ -515,9 +511,12 @@ fn main() {
     );
     // Without anticipation: time stands still here while a port waits.
     // NASS takes the place of the quantum.
-    let cfq = CfqConfig { idle_ns: 0, quantum: SLOTS, ..CfqConfig::default() };
-    let bfq = BfqConfig { idle_ns: 0, ..BfqConfig::default() };
-    let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
+    let cfq = CfqConfig::default().with(|config| {
+        config.idle_ns = 0;
+        config.quantum = SLOTS;
+    });
+    let bfq = BfqConfig::default().with(|config| config.idle_ns = 0);
+    let flashfq = FlashFqConfig::default().with(|config| config.idle_ns = 0);
     let slices = |bounds: &SerialConfig| CfqScheduler::new(bounds, &cfq).expect("legal");
     let budgets = |bounds: &SerialConfig| BfqScheduler::new(bounds, &bfq).expect("legal");
     let throttled = |bounds: &SerialConfig| FlashFqScheduler::new(bounds, &flashfq).expect("legal");
@@ -557,7 +556,8 @@ fn main() {
     });
     measure(&mut criterion, &mut rows, "kyber-fair", |ports, flows| {
         let busy = ON_DEVICE as u32 / 2;
-        let config = KyberFairConfig { busy, ..KyberFairConfig::new(ports, flows, flows * DEPTH) };
+        let config =
+            KyberFairConfig::new(ports, flows, flows * DEPTH).with(|config| config.busy = busy);
         KyberFair::<Native>::new(&config).expect("the bounds are legal")
     });
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {

@@ -36,7 +36,7 @@
 //! };
 //!
 //! // At most 16 flows, 64 live requests a port, two outstanding on the device.
-//! let config = MqfqConfig { slots: 2, ..MqfqConfig::new(Topology::flat(1), 16, 64) };
+//! let config = MqfqConfig::new(Topology::flat(1), 16, 64).with(|config| config.slots = 2);
 //! let (policy, mut ports) = Mqfq::<Native>::new(config)?;
 //! let port = &mut ports[0];
 //! let [gold, silver] = [300, 100].map(|weight| Weight::new(weight).unwrap());

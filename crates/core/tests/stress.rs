@@ -348,21 +348,21 @@ mod crowds {
     #[test]
     fn mqfq() {
         let topology = Topology::new((0..PORTS as u16).map(|port| (port / 8, port / 2)).collect());
-        let config = MqfqConfig { slots: 70, ..MqfqConfig::new(topology, 2 * FLOWS, DEPTH) };
+        let config = MqfqConfig::new(topology, 2 * FLOWS, DEPTH).with(|config| config.slots = 70);
         crowd(Mqfq::<fairq_core::Native>::new(config).unwrap());
     }
 
     #[test]
     fn sfqd() {
         let (ports, flows, tags) = (PORTS, 2 * FLOWS, DEPTH);
-        let config = SerialConfig { ports, flows, tags, slots: 70, ..SerialConfig::default() };
+        let config = SerialConfig::new(ports, flows, tags).with(|config| config.slots = 70);
         crowd(<Sfqd>::new(&config).unwrap());
     }
 
     #[test]
     fn kyber() {
         let config =
-            KyberConfig { depths: [1, 70, 1, 1], ..KyberConfig::new(PORTS, 2 * FLOWS, DEPTH) };
+            KyberConfig::new(PORTS, 2 * FLOWS, DEPTH).with(|config| config.depths = [1, 70, 1, 1]);
         crowd(Kyber::<fairq_core::Native>::new(&config).unwrap());
     }
 
@@ -389,13 +389,7 @@ mod crowds {
 }
 
 fn bounds() -> SerialConfig {
-    SerialConfig {
-        ports: PORTS,
-        flows: CAPACITY,
-        tags: DEPTH,
-        slots: SLOTS as u32,
-        ..SerialConfig::default()
-    }
+    SerialConfig::new(PORTS, CAPACITY, DEPTH).with(|config| config.slots = SLOTS as u32)
 }
 
 fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
@@ -414,7 +408,10 @@ fn cfq() {
     let build = |idle_ns| {
         CfqScheduler::new(
             &bounds(),
-            &CfqConfig { slice_ns: 50_000, idle_ns, ..CfqConfig::default() },
+            &CfqConfig::default().with(|config| {
+                config.slice_ns = 50_000;
+                config.idle_ns = idle_ns;
+            }),
         )
         .unwrap()
     };
@@ -426,12 +423,11 @@ fn bfq() {
     let build = |idle_ns| {
         BfqScheduler::new(
             &bounds(),
-            &BfqConfig {
-                budget_bytes: 1 << 16,
-                idle_ns,
-                sync_writes: true,
-                ..BfqConfig::default()
-            },
+            &BfqConfig::default().with(|config| {
+                config.budget_bytes = 1 << 16;
+                config.idle_ns = idle_ns;
+                config.sync_writes = true;
+            }),
         )
         .unwrap()
     };
@@ -443,7 +439,10 @@ fn flashfq() {
     let build = |idle_ns| {
         FlashFqScheduler::new(
             &bounds(),
-            &FlashFqConfig { threshold_bytes: 16_384, idle_ns, ..FlashFqConfig::default() },
+            &FlashFqConfig::default().with(|config| {
+                config.threshold_bytes = 16_384;
+                config.idle_ns = idle_ns;
+            }),
         )
         .unwrap()
     };
@@ -567,10 +566,9 @@ fn kyber() {
     let depths = [1, SLOTS as u32, 1, 1];
     stress(
         PATIENCE,
-        Kyber::<fairq_core::Native>::new(&KyberConfig {
-            depths,
-            ..KyberConfig::new(PORTS, CAPACITY, DEPTH)
-        })
+        Kyber::<fairq_core::Native>::new(
+            &KyberConfig::new(PORTS, CAPACITY, DEPTH).with(|config| config.depths = depths),
+        )
         .unwrap(),
     );
 }
@@ -601,10 +599,9 @@ fn kyber_fair() {
 /// Periods follow each other as fast as they can.
 #[test]
 fn kyber_fair_with_few_tokens() {
-    let config = KyberFairConfig {
-        busy: SLOTS as u32,
-        tokens: Totals::fixed(1 << 16),
-        ..KyberFairConfig::new(PORTS, CAPACITY, DEPTH)
-    };
+    let config = KyberFairConfig::new(PORTS, CAPACITY, DEPTH).with(|config| {
+        config.busy = SLOTS as u32;
+        config.tokens = Totals::fixed(1 << 16);
+    });
     stress(PATIENCE, KyberFair::<fairq_core::Native>::new(&config).unwrap());
 }

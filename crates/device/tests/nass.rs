@@ -48,7 +48,7 @@ const LARGE: Tenant = tenant(131_072, 32);
 const SHALLOW: Tenant = tenant(4096, 2);
 
 fn config() -> SerialConfig {
-    SerialConfig { flows: 4, tags: 128, slots: 32, ..SerialConfig::default() }
+    SerialConfig::new(1, 4, 128).with(|config| config.slots = 32)
 }
 
 fn device() -> Profile {
@@ -57,7 +57,8 @@ fn device() -> Profile {
 
 /// With the device's costs.
 fn flashfq() -> FlashFqConfig {
-    FlashFqConfig { request_bytes: closed::read_cost_bytes(&device()), ..FlashFqConfig::default() }
+    FlashFqConfig::default()
+        .with(|config| config.request_bytes = closed::read_cost_bytes(&device()))
 }
 
 /// Who comes when.
@@ -230,16 +231,18 @@ impl Base {
         let (cfq, bfq, flashfq) = (CfqConfig::default(), BfqConfig::default(), flashfq());
         match self {
             Base::Cfq => {
-                let cfq =
-                    CfqConfig { idle_ns: idle(cfq.idle_ns), quantum: nass.queue_length, ..cfq };
+                let cfq = cfq.with(|config| {
+                    config.idle_ns = idle(cfq.idle_ns);
+                    config.quantum = nass.queue_length;
+                });
                 around(CfqScheduler::new(&config(), &cfq).expect("legal"), nass, tenants)
             }
             Base::Bfq => {
-                let bfq = BfqConfig { idle_ns: idle(bfq.idle_ns), ..bfq };
+                let bfq = bfq.with(|config| config.idle_ns = idle(bfq.idle_ns));
                 around(BfqScheduler::new(&config(), &bfq).expect("legal"), nass, tenants)
             }
             Base::FlashFq => {
-                let flashfq = FlashFqConfig { idle_ns: idle(flashfq.idle_ns), ..flashfq };
+                let flashfq = flashfq.with(|config| config.idle_ns = idle(flashfq.idle_ns));
                 around(FlashFqScheduler::new(&config(), &flashfq).expect("legal"), nass, tenants)
             }
             Base::Fiops => {
@@ -428,7 +431,10 @@ fn no_limit_that_lasts_leaves_fiops_even() {
 /// no claim to it alone.
 #[test]
 fn small_requests_beside_large_ones_after_stalls() {
-    let inside = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
+    let inside = CfqConfig::default().with(|config| {
+        config.idle_ns = 0;
+        config.quantum = 32;
+    });
     let cfq = || CfqScheduler::new(&config(), &inside).expect("legal");
     let with = || NassOver::new(cfq(), &config(), &NassConfig::default()).expect("legal");
     let alone = N9.map(|tenant| Base::Cfq.run(&[tenant])[0]);
@@ -485,8 +491,12 @@ fn depth_2_beside_depth_32() {
 /// Each of the two mechanisms is what helps in its test.
 #[test]
 fn each_mechanism_alone() {
-    let only =
-        |aggressiveness, idleness| NassConfig { aggressiveness, idleness, ..NassConfig::default() };
+    let only = |aggressiveness, idleness| {
+        NassConfig::default().with(|config| {
+            config.aggressiveness = aggressiveness;
+            config.idleness = idleness;
+        })
+    };
     let weak = |pair, nass| measure(Base::Fiops, pair, Some(&nass)).kept[0];
     let [limited, even] = [true, false].map(|on| weak(N9, only(on, false)));
     assert!(limited > 1.5 * even, "{limited} with aggressiveness alone, {even} with neither");

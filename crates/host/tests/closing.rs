@@ -109,7 +109,7 @@ impl Rig {
 
     /// With so much memory for connections.
     fn within(memory: u64) -> Rig {
-        let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(1), 1, TAGS) };
+        let config = MqfqConfig::new(Topology::flat(1), 1, TAGS).with(|config| config.slots = 1);
         let (policy, ports) = Mqfq::<Native>::new(config).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let gate = Arc::new(Gate::default());

@@ -121,36 +121,27 @@ const POLICIES: usize = 8;
 
 fn build(which: usize) -> Built {
     let topology = Topology::flat(SHARDS);
-    let serial = SerialConfig {
-        ports: SHARDS,
-        flows: FLOWS,
-        tags: TAGS,
-        slots: 8,
-        ..SerialConfig::default()
-    };
+    let serial = SerialConfig::new(SHARDS, FLOWS, TAGS).with(|config| config.slots = 8);
     match which {
         0 => audited(NonePolicy::<Native>::new(SHARDS, FLOWS, TAGS).unwrap()),
         1 => {
-            let config = MqfqConfig {
-                slots: 8,
-                threshold_bytes: 16 << 10,
-                ..MqfqConfig::new(topology, FLOWS, TAGS)
-            };
+            let config = MqfqConfig::new(topology, FLOWS, TAGS).with(|config| {
+                config.slots = 8;
+                config.threshold_bytes = 16 << 10;
+            });
             audited(Mqfq::<Native>::new(config).unwrap())
         }
         2 => audited(D2fq::<Native>::new(D2fqConfig::new(topology, FLOWS, TAGS)).unwrap()),
         3 => {
-            let config = KyberFairConfig {
-                period_ns: 10_000_000,
-                ..KyberFairConfig::new(SHARDS, FLOWS, TAGS)
-            };
+            let config = KyberFairConfig::new(SHARDS, FLOWS, TAGS)
+                .with(|config| config.period_ns = 10_000_000);
             audited(KyberFair::<Native>::new(&config).unwrap())
         }
         4 => audited(Serial::<BfqScheduler, Native>::new(&serial, &BfqConfig::default()).unwrap()),
         5 => {
             let cfq = CfqScheduler::new(
                 &serial,
-                &CfqConfig { slice_ns: 2_000_000, ..CfqConfig::default() },
+                &CfqConfig::default().with(|config| config.slice_ns = 2_000_000),
             )
             .unwrap();
             let nass = Nass::new(cfq, &serial, &NassConfig::default()).unwrap();
@@ -158,8 +149,10 @@ fn build(which: usize) -> Built {
         }
         6 => audited(Kyber::<Native>::new(&KyberConfig::new(SHARDS, FLOWS, TAGS)).unwrap()),
         _ => {
-            let config =
-                MqfqConfig { slots: 4, serial: true, ..MqfqConfig::new(topology, FLOWS, TAGS) };
+            let config = MqfqConfig::new(topology, FLOWS, TAGS).with(|config| {
+                config.slots = 4;
+                config.serial = true;
+            });
             audited(Mqfq::<Native>::new(config).unwrap())
         }
     }

@@ -232,7 +232,7 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
     }
     if tenants.is_empty() {
         return Err(refuse(
-            "nobody asks for anything: give it a [[tenant]], or a fio job file".into(),
+            "no tenant asks for anything: give it a [[tenant]], or a fio job file".into(),
         ));
     }
     let Nanos(duration_ns) = table.duration;
@@ -494,7 +494,7 @@ mod tests {
         assert!(
             read("device = \"z-ssd\"\nduration = \"1s\"")
                 .unwrap_err()
-                .contains("nobody asks for anything")
+                .contains("no tenant asks for anything")
         );
         assert!(
             read("device = \"none\"\nduration = \"1s\"")

@@ -261,7 +261,7 @@ impl Scenario {
     /// What a scheduler behind one lock is built with, for so many slots; it merges nothing.
     pub(crate) fn serial(&self, slots: u32) -> SerialConfig {
         let (ports, flows, tags) = (self.ports, self.flows(), self.tags());
-        SerialConfig { ports, flows, tags, slots, merge_bytes: 0 }
+        SerialConfig::new(ports, flows, tags).with(|config| config.slots = slots)
     }
 
     /// The most flows that there can be: one for each life, since the last requests of one are

@@ -81,7 +81,7 @@ pub fn older_policy(seed: u64) -> AnySubject {
             let mut lock = SerialSubject::new(random.pick(&schedulers), slots);
             lock.waits = random.one_in(2);
             lock.merge_bytes = random.pick(&[0, 0, 65_536, 512 << 10]);
-            let nass = NassConfig { sequentiality: random.one_in(2), ..NassConfig::default() };
+            let nass = NassConfig::default().with(|config| config.sequentiality = random.one_in(2));
             AnySubject::Serial(if random.one_in(2) { lock.limited(nass) } else { lock })
         }
     }

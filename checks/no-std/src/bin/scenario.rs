@@ -20,8 +20,8 @@ use fairq_core::bfq::{Bfq, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::fiops::{Fiops, FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig};
-use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
@@ -137,20 +137,18 @@ extern "C" fn main() -> ! {
         print("none: wrong\n");
         exit(1);
     }
-    let config = SerialConfig {
-        ports: PORTS,
-        flows: FLOWS,
-        tags: FLOWS * DEPTH,
-        slots: SLOTS as u32,
-        ..SerialConfig::default()
-    };
+    let config =
+        SerialConfig::new(PORTS, FLOWS, FLOWS * DEPTH).with(|config| config.slots = SLOTS as u32);
     let sfqd = Sfqd::<Native>::new(&config).ok().and_then(closed_loop);
     if !sfqd.is_some_and(is_one_to_three) {
         print("sfqd: wrong\n");
         exit(2);
     }
-    let bfq = BfqConfig { budget_bytes: 16_384, idle_ns: 0, ..BfqConfig::default() };
-    let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
+    let bfq = BfqConfig::default().with(|config| {
+        config.budget_bytes = 16_384;
+        config.idle_ns = 0;
+    });
+    let flashfq = FlashFqConfig::default().with(|config| config.idle_ns = 0);
     let baselines = [
         Bfq::<Native>::new(&config, &bfq).ok().and_then(closed_loop),
         FlashFq::<Native>::new(&config, &flashfq).ok().and_then(closed_loop),
@@ -194,11 +192,10 @@ extern "C" fn main() -> ! {
         print("kyber: wrong\n");
         exit(7);
     }
-    let fair = KyberFairConfig {
-        busy: SLOTS as u32,
-        tokens: Totals::fixed(1 << 16),
-        ..KyberFairConfig::new(PORTS, FLOWS, FLOWS * DEPTH)
-    };
+    let fair = KyberFairConfig::new(PORTS, FLOWS, FLOWS * DEPTH).with(|config| {
+        config.busy = SLOTS as u32;
+        config.tokens = Totals::fixed(1 << 16);
+    });
     let fair = KyberFair::<Native>::new(&fair).ok().and_then(closed_loop);
     if !fair.is_some_and(is_one_to_three) {
         print("kyber-fair: wrong\n");

@@ -24,7 +24,8 @@ use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{
-    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag,
+    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError,
+    Submitted, Tag,
 };
 
 unsafe extern "C" {

@@ -201,7 +201,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         ),
         (
             "fairq_store_oldest_request_seconds",
-            "For how long the store has had the oldest request that it has not answered.",
+            "Age of the oldest request that the store has not answered.",
             |store| store.oldest.as_secs_f64(),
         ),
         ("fairq_store_requests", "Requests that the store has and has not answered.", |store| {
@@ -315,8 +315,8 @@ fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
         ("fairq_tenant_weight", "The tenant's weight.", |subject| subject.weight.map(f64::from)),
         (
             "fairq_tenant_entitled_ratio",
-            "The tenant's weight divided by those of all tenants that wanted something in the last \
-             second; 0 if this one did not.",
+            "The tenant's weight divided by those of all tenants that had requests in the last \
+             second; 0 if this one had none.",
             |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.entitled)),
         ),
         (
@@ -340,7 +340,7 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
     text.family(
         "fairq_tenant_latency_seconds",
         "histogram",
-        "From a request's arrival to its completion.",
+        "Time from a request's arrival to its completion.",
     );
     let bounds = BUCKETS_NS.map(|bound| (bound as f64 * 1e-9).to_string());
     for Subject { name, stats, .. } in subjects {
@@ -456,13 +456,13 @@ fn depth(text: &mut Text, depth: &DepthStats) {
     text.one(
         "fairq_policy_device_requests_per_second",
         "gauge",
-        "What the device was last seen to do with that D, in requests a second.",
+        "Requests a second that the device was last seen to complete with that D.",
         depth.requests_per_s as f64,
     );
     text.one(
         "fairq_policy_device_bytes_per_second",
         "gauge",
-        "What the device was last seen to do with that D, in bytes a second.",
+        "Bytes a second that the device was last seen to move with that D.",
         depth.bytes_per_s as f64,
     );
 }
@@ -480,7 +480,7 @@ fn caps(text: &mut Text, now: &Status, roster: &Roster) {
         (
             "fairq_tenant_capped_seconds_total",
             "counter",
-            "How long they waited for it, all together.",
+            "Time that the tenant's requests waited for its caps, added up over requests.",
             |of| of.held_ns as f64 * 1e-9,
         ),
         (
@@ -518,7 +518,7 @@ fn targets(text: &mut Text, now: &Status, roster: &Roster) {
     let families: [(&str, &str, Value); 5] = [
         (
             "fairq_tenant_latency_target_seconds",
-            "What the tenant's requests are to take at most.",
+            "The tenant's latency target: the longest that its requests are to take.",
             |of| of.target.latency_ns() as f64 * 1e-9,
         ),
         (

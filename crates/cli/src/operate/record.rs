@@ -126,7 +126,7 @@ impl Console {
         {
             admin.recorded();
             self.records = Records::default();
-            tracing::warn!("dropped a recording that nobody has fetched");
+            tracing::warn!("dropped a recording that was not fetched");
         }
     }
 }

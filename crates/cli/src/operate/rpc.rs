@@ -209,7 +209,7 @@ pub(crate) const METHODS: &[Method] = &[
             required(
                 "seconds",
                 "number",
-                "how long it will be, at most; a recording that nobody stops is dropped",
+                "how long it will be, at most; a recording that is not stopped is dropped",
             ),
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
@@ -238,7 +238,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[optional(
             "now",
             "boolean",
-            "end as at SIGTERM: finish what is in flight and cut off who stays",
+            "end as at SIGTERM: finish what is in flight and disconnect the clients that are left",
         )],
         result: "the number of connections that are waited for",
     },

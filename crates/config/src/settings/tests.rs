@@ -205,7 +205,7 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
         refusal("tls.key = \"/k\""),
         "tls: key is given but no certificate: add --tls-cert FILE"
     );
-    assert_eq!(refusal("shards = 0"), "shards: 0 serve nobody: write 1 to 256");
+    assert_eq!(refusal("shards = 0"), "shards: 0 serves no client: write 1 to 256");
     assert_eq!(refusal("shards = 257"), "shards: 257 are too many: write 1 to 256");
     assert_eq!(
         refusal("cpus = \"0,7\""),

@@ -24,6 +24,9 @@ pub const MAX_KNOB_NS: u64 = 60_000_000_000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// There is no memory for what the policy was to be built for.
+    #[error("no memory for so many ports, flows and tags: take fewer of them")]
+    Memory,
     /// No ports, or too many.
     #[error("{0} ports, but there must be 1 to {max}", max = PortSet::MAX_PORTS)]
     Ports(usize),

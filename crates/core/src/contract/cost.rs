@@ -16,7 +16,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// So many bytes, joined or not.
+    /// The same number of bytes, joined or not.
     pub const fn bytes(bytes: u64) -> Cost {
         Cost { alone: bytes, joined: bytes }
     }

@@ -30,7 +30,7 @@ impl Weight {
         Self::of_256ths((weight as u32) << Self::FRACTION_BITS)
     }
 
-    /// The weight of so many 256ths, if it is from a 64th to 10,000.
+    /// The weight of this number of 256ths, if it is from a 64th to 10,000.
     pub const fn of_256ths(parts: u32) -> Option<Weight> {
         let is_legal = parts >= Self::LEAST_256THS && parts <= Self::MAX.0;
         if is_legal { Some(Weight(parts)) } else { None }

@@ -59,7 +59,7 @@ pub enum Op {
     /// Tells the device that the range is no longer needed; or any change of the device's map
     /// alone, such as zeroing where nothing is written for it.
     Discard,
-    /// Makes the range read as zeroes, by writing them as far as anybody knows.
+    /// Makes the range read as zeroes, by writing them as far as is known.
     WriteZeroes,
 }
 
@@ -254,8 +254,8 @@ pub trait Port: Send {
     /// nothing now, and whatever changes that wakes this port or is called on it.
     fn has_work(&self) -> bool;
 
-    /// One of the flow's requests that are staged here: who removes a flow and wants what it has
-    /// staged [cancelled](Port::cancel) asks until there is none.
+    /// One of the flow's requests that are staged here. A caller that removes a flow and wants what
+    /// it has staged [cancelled](Port::cancel) asks until there is none.
     fn staged(&self, flow: FlowId) -> Option<Tag>;
 
     /// What the port knows of the flow. Reads only what is the port's own.
@@ -267,8 +267,7 @@ pub trait Port: Send {
     fn barrier(&mut self, _flow: FlowId) {}
 
     /// The numbers behind the port's last answer: about this live request, or (`None`) about why
-    /// nothing may go. For whoever records decisions; it is called while somebody does, and not
-    /// otherwise.
+    /// nothing may go. It is called while decisions are recorded, and not otherwise.
     fn reason(&self, _tag: Option<Tag>) -> Reason {
         Reason::default()
     }
@@ -311,7 +310,7 @@ pub enum Tuning {
     Threshold(u64),
     /// D is searched for while requests run, as [`AutoDepth`](crate::depth::AutoDepth) does.
     AutoSlots,
-    /// The same, at least so much, and more as the device and the ports need it.
+    /// T is this at least, and more as the device and the ports need it.
     FollowingThreshold(u64),
 }
 
@@ -402,8 +401,8 @@ pub trait Policy: Send + Sync + 'static {
 pub struct Stats {
     /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
     pub virtual_time: Option<u64>,
-    /// How far who is foremost is ahead of it, in units: of the ports' first requests, or of the
-    /// flows that are active; `None` for a policy that does not say.
+    /// How far the foremost of the ports' first requests, or of the active flows, is ahead of
+    /// virtual time, in units; `None` for a policy that does not say.
     pub spread: Option<u64>,
     /// The most requests that may be outstanding on the device; `None` if unbounded.
     pub slots: Option<u64>,

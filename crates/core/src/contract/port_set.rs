@@ -10,8 +10,6 @@
 //! one port's bit at a time, so they hold for any number of words: a walk over several words is not
 //! one atomic access, but each of its steps is, for the ports of that word.
 
-use alloc::boxed::Box;
-
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
 /// A port's index: dense from 0.
@@ -184,11 +182,6 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         SharedPorts(words)
     }
 
-    /// So many words, without any port.
-    pub(crate) fn empty(words: usize) -> Box<[A]> {
-        (0..words).map(|_| A::new(0)).collect()
-    }
-
     /// Adds the port.
     #[inline]
     pub fn insert(&self, port: PortId, order: Ordering) {
@@ -197,7 +190,8 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Takes the port out; whether it was in. Of several who do it at once only one is told so.
+    /// Takes the port out; whether it was in. Of several threads that do it at once only one is
+    /// told so.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;
@@ -307,7 +301,8 @@ mod tests {
             ports in 1usize..=256,
             numbers in prop::collection::vec(any::<u8>(), 1..40),
         ) {
-            let lines = SharedPorts::<core::sync::atomic::AtomicU64>::empty(words(ports));
+            let word = |_| core::sync::atomic::AtomicU64::new(0);
+            let lines: Vec<_> = (0..words(ports)).map(word).collect();
             let (shared, mut own) = (SharedPorts::of(&lines), PortSet::EMPTY);
             for port in numbers.iter().map(|&number| PortId((usize::from(number) % ports) as u8)) {
                 if shared.contains(port, Ordering::SeqCst) {

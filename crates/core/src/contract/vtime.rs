@@ -16,7 +16,8 @@
 //! the least weight (10 hours at weight 1, and 42 days at weight 100).
 //! So every policy lifts the end tags of flows that lag behind to virtual time in its `tick`, whose
 //! deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more
-//! than what is served in one period, and the window is never left.
+//! than what is served in one period (with [`Lift`], which takes some flows at a time, and 16
+//! seconds), and the window is never left.
 
 use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
@@ -32,26 +33,39 @@ const MAX_COST: u64 = CostModel::MAX_COST;
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
 
-/// When the tags of flows that lag behind are to be lifted next, of a policy behind one lock: at
-/// once, and then each period.
+/// How many flows one tick of a policy behind one lock lifts: verbs wait for the lock meanwhile,
+/// for some microseconds.
+const LIFTED_AT_ONCE: usize = 1024;
+/// When the next of them follow: 2^24 flows are done after 16 seconds.
+const LIFT_PAUSE_NS: u64 = 1_000_000;
+
+/// Lifts the tags of flows that lag behind, of a policy behind one lock: at once, and then each
+/// period, some of the flows a tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lift {
     next_ns: u64,
+    /// The first slot of those that are next.
+    at: usize,
 }
 
 impl Lift {
-    /// Whether it is time; if so, the next time is a period away.
-    pub fn is_due(&mut self, now_ns: u64) -> bool {
-        let is_due = now_ns >= self.next_ns;
-        if is_due {
-            self.next_ns = now_ns.saturating_add(LIFT_PERIOD_NS);
+    /// Lifts the flows whose turn it is, if any; gives the time of the next tick, in nanoseconds.
+    pub fn tick<T>(
+        &mut self,
+        now_ns: u64,
+        flows: &mut [T],
+        mut lift: impl FnMut(usize, &mut T),
+    ) -> Option<u64> {
+        if now_ns >= self.next_ns {
+            let each = flows.iter_mut().enumerate();
+            each.skip(self.at).take(LIFTED_AT_ONCE).for_each(|(slot, flow)| lift(slot, flow));
+            self.at = self.at.saturating_add(LIFTED_AT_ONCE);
+            let is_done = self.at >= flows.len();
+            self.at = if is_done { 0 } else { self.at };
+            let pause_ns = if is_done { LIFT_PERIOD_NS } else { LIFT_PAUSE_NS };
+            self.next_ns = now_ns.saturating_add(pause_ns);
         }
-        is_due
-    }
-
-    /// The next time, in nanoseconds.
-    pub fn next_ns(&self) -> u64 {
-        self.next_ns
+        Some(self.next_ns)
     }
 }
 
@@ -193,6 +207,29 @@ mod tests {
         assert_eq!(before.max(after), after);
         assert_eq!(after.min(before), before);
         assert_eq!(after.minus(10), before);
+    }
+
+    /// All flows are lifted once a period, and never more than some at a time.
+    #[test]
+    fn flows_are_lifted_some_at_a_time() {
+        for count in [1, 1023, 1024, 1025, 5000] {
+            let (mut lift, mut flows) = (Lift::default(), std::vec![0; count]);
+            let mut now_ns = 7;
+            for round in 1..=3 {
+                let began_ns = now_ns;
+                while now_ns < began_ns + LIFT_PERIOD_NS / 2 {
+                    let mut lifted = 0;
+                    let next_ns = lift.tick(now_ns, &mut flows, |_, flow| {
+                        *flow += 1;
+                        lifted += 1;
+                    });
+                    assert!((1..=LIFTED_AT_ONCE).contains(&lifted), "{count}: {lifted}");
+                    assert_eq!(lift.tick(now_ns, &mut flows, |_, _| panic!()), next_ns);
+                    now_ns = next_ns.unwrap();
+                }
+                assert!(flows.iter().all(|&lifted| lifted == round), "{count}");
+            }
+        }
     }
 
     proptest! {

@@ -249,6 +249,23 @@ macro_rules! words {
 
 pub(crate) use words;
 
+/// Lets programs change a configuration where they make it: it may get fields, so that they cannot
+/// write it out.
+macro_rules! changeable {
+    ($config:ty) => {
+        impl $config {
+            /// The same, but for what `change` does to it.
+            #[must_use]
+            pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+                change(&mut self);
+                self
+            }
+        }
+    };
+}
+
+pub(crate) use changeable;
+
 /// The knobs of a configuration, as they are gone through.
 pub struct Knobs<'a> {
     visit: &'a mut dyn FnMut(&Knob, &mut dyn Field),

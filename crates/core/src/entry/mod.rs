@@ -27,12 +27,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// So many flows, and tags of each port, over `ports`.
+    /// For this number of flows, and of tags of each port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Shape {
         Shape { ports, flows, tags, slots: 64 }
     }
 
-    /// Before a device that works on so many requests at a time.
+    /// Before a device that works on this number of requests at a time.
     #[must_use]
     pub fn before(self, slots: u32) -> Shape {
         Shape { slots, ..self }

@@ -2,7 +2,8 @@
 //!
 //! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the
 //! device. It is the baseline that the papers measure against, and the cheapest possible policy.
-//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Knobs.** None.
+//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Bounds.** A
+//! verb reads at most two shared words, and a `tick` does nothing. **Knobs.** None.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -18,6 +19,7 @@ use crate::contract::port::{
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
 /// `none` in the registry.
@@ -64,14 +66,19 @@ impl<P: Platform> NonePolicy<P> {
         tags: usize,
     ) -> Result<(Self, Vec<NonePort<P>>), ConfigError> {
         check(ports, flows, tags, MAX_SLOTS)?;
+        granted(|| Ok(Self::of(ports, flows, tags)))
+    }
+
+    /// The same within bounds.
+    fn of(ports: usize, flows: usize, tags: usize) -> (Self, Vec<NonePort<P>>) {
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
             flows: table.clone(),
             account: PortFlows::new(PortId(index as u8), &table, tags),
-            live: (0..tags).map(|_| 0).collect(),
+            live: boxed(tags, |_| 0),
         };
-        let ports = (0..ports).map(port).collect();
-        Ok((NonePolicy { flows: table }, ports))
+        let ports = boxed(ports, port).into_vec();
+        (NonePolicy { flows: table }, ports)
     }
 }
 

@@ -24,6 +24,7 @@ use crate::entry::knobs::{Field, each, list};
 use crate::policy::caps::Capped;
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
@@ -239,10 +240,14 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 pub type CappedOf<E, P> = Capped<<E as Entry>::Policy<P>, P>;
 
 /// Builds the policy of this entry with these keys, around it the layer that keeps
-/// [caps](crate::caps), and its ports: as a type of its own, for embedders who know which policy
+/// [caps](crate::caps), and its ports: as a type of its own, for embedders that know which policy
 /// they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
+///
+/// **Memory.** All of it is taken here, and none when flows are added. Without enough for the
+/// policy this is [`ConfigError::Memory`]. The layers around it (caps, the search for D) take
+/// theirs as Rust's `alloc` does, which ends the program if there is none.
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -257,7 +262,8 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<CappedOf<E, P>>, Error> {
-    let (policy, ports) = E::build(configure::<E>(keys, shape)?)?;
+    let config = configure::<E>(keys, shape)?;
+    let (policy, ports) = granted(|| E::build(config))?;
     Ok(Capped::new(policy, ports, shape.tags, shape.flows))
 }
 

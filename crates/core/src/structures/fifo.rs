@@ -4,6 +4,7 @@
 //! Every number below the capacity is in at most one list at a time, so one link per number is
 //! enough for any number of lists.
 
+use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
 
 const NONE: u32 = u32::MAX;
@@ -37,7 +38,7 @@ impl Links {
     /// Links for the numbers `0..capacity`.
     pub fn new(capacity: usize) -> Self {
         let link = Link { before: NONE, after: NONE };
-        Links { links: (0..capacity).map(|_| link).collect() }
+        Links { links: boxed(capacity, |_| link) }
     }
 
     /// Appends `number`, which is in no queue; ignored if it is not below the capacity.

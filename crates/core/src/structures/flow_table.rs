@@ -31,6 +31,7 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port::SubmitError;
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 
 /// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
@@ -84,12 +85,12 @@ impl<P: Platform> FlowTable<P> {
     /// A table of at most `flows` flows over ports `0..ports`.
     pub(crate) fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
-            words: (0..flows).map(|_| P::U64::new(FREE)).collect(),
-            pending: SharedPorts::empty(flows * words(ports)),
+            words: boxed(flows, |_| P::U64::new(FREE)),
+            pending: boxed(flows * words(ports), |_| P::U64::new(0)),
             pending_words: words(ports),
             news: CachePadded::new(P::U64::new(0)),
             closings: CachePadded::new(P::U64::new(0)),
-            closed: (0..flows).map(|_| P::U64::new(0)).collect(),
+            closed: boxed(flows, |_| P::U64::new(0)),
             ports: PortSet::first(ports),
             control: P::Mutex::new(()),
         }
@@ -298,8 +299,8 @@ impl<T: Default> PortFlows<T> {
         let is_pooled = seats < flows;
         let mut account = PortFlows {
             port,
-            seats: (0..if is_pooled { flows } else { 0 }).map(|_| NONE).collect(),
-            records: (0..seats).map(|_| Record::new()).collect(),
+            seats: boxed(if is_pooled { flows } else { 0 }, |_| NONE),
+            records: boxed(seats, |_| Record::new()),
             idle: Fifo::default(),
             idle_links: Links::new(if is_pooled { seats } else { 0 }),
             in_use: 0,

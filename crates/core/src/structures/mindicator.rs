@@ -63,6 +63,7 @@ use crossbeam_utils::CachePadded;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::PortId;
 use crate::contract::vtime::{STAMP_BITS, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::topology::Tree;
 
 const EMPTY: u64 = 1 << (STAMP_BITS - 1);
@@ -99,7 +100,7 @@ impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
     pub(crate) fn new(tree: Tree) -> Self {
         let word = |node| CachePadded::new(P::U64::new(if node == Tree::ROOT { 0 } else { EMPTY }));
-        VirtualTime { words: (0..tree.nodes()).map(word).collect(), tree }
+        VirtualTime { words: boxed(tree.nodes(), word), tree }
     }
 
     /// Virtual time.

@@ -19,6 +19,7 @@ use alloc::boxed::Box;
 
 use crate::contract::port::Tag;
 use crate::contract::vtime::{STAMP_BITS, VTime};
+use crate::structures::allocation::boxed;
 
 /// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits
 /// of units, 48 bits of arrival number, 24 bits of tag.
@@ -97,7 +98,7 @@ pub(crate) struct Tournament {
 impl Tournament {
     pub(crate) fn new(flows: usize) -> Self {
         let leaves = flows.next_power_of_two();
-        Tournament { nodes: (0..2 * leaves).map(|_| ABSENT).collect(), top: leaves, origin: 0 }
+        Tournament { nodes: boxed(2 * leaves, |_| ABSENT), top: leaves, origin: 0 }
     }
 
     /// The first of all keys.

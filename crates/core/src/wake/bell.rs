@@ -5,9 +5,9 @@
 //! call, so a thread that is busy, which looks soon anyway, should not be woken; and one that is
 //! just about to sleep must not be missed. **Model.** A bit says that it rang, a word what the
 //! owner does: it runs, it looks (it waits for the bell with its eyes open, for a while), or it is
-//! parked. Whoever rings sets the bit and then looks at the word; only if the owner is parked does
-//! it have to be woken, by the first who finds it so. An owner that wants to sleep sets the word
-//! and then looks at the bit.
+//! parked. A ringer sets the bit and then looks at the word; only if the owner is parked does it
+//! have to be woken, by the first ringer that finds it so. An owner that wants to sleep sets the
+//! word and then looks at the bit.
 //!
 //! **No ring is lost.** Both sides write before they read, in one total order (sequential
 //! consistency), so at least one of them sees the other: either the ringer finds the owner parked

@@ -3,8 +3,8 @@
 //!
 //! **Problem.** A port may need the others to get rid of its requests, so a thread that has none
 //! left goes on turning until nobody has any; only then may any of them go on with its next port.
-//! **Model.** A count of those that are missing. The last to arrive wakes the others, who may sleep
-//! meanwhile (see [`super::bell`]).
+//! **Model.** A count of those that are missing. The last to arrive wakes the others, which may
+//! sleep meanwhile (see [`super::bell`]).
 //!
 //! **Order.** Arriving is a release and an acquire in one: the subtractions form one chain, so the
 //! last one, and whoever reads 0 with an acquire, comes after all that each thread did before it

@@ -11,7 +11,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
-    ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, Subject};
@@ -26,13 +26,10 @@ pub(crate) fn caught(verdict: Result<(), String>, how: &str) {
 }
 
 pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
-    SerialConfig {
-        ports: shape.ports,
-        flows: shape.flows,
-        tags: shape.tags,
-        slots: shape.slots,
-        merge_bytes: shape.merge_bytes,
-    }
+    SerialConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
+        config.slots = shape.slots;
+        config.merge_bytes = shape.merge_bytes;
+    })
 }
 
 /// What is wrong with the naive fair queue.
@@ -85,9 +82,6 @@ impl SerialPolicy for Naive {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         self.ends[flow] = self.now;
     }
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-    fn remove_flow(&mut self, _flow: usize) {}
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let weight = match self.fault {
@@ -553,11 +547,10 @@ impl Subject for PerPort {
     type Policy = PerPortPolicy;
 
     fn build(&self, shape: &Shape) -> (PerPortPolicy, Vec<PerPortPort>) {
-        let config = SerialConfig {
-            ports: 1,
-            slots: shape.slots / shape.ports as u32,
-            ..serial_config(shape)
-        };
+        let config = serial_config(shape).with(|config| {
+            config.ports = 1;
+            config.slots = shape.slots / shape.ports as u32;
+        });
         let build = |_| {
             let (policy, mut ports) = Sfqd::new(&config).expect("the shape is legal");
             (policy, PerPortPort(ports.remove(0)))

@@ -42,9 +42,6 @@ const ONE_LENGTH: &[u32] = &[4096];
 /// How long it is waited for flows in scripts, where every verb takes a nanosecond.
 const IDLE_NS: u64 = 50;
 const FEW: KyberFairSubject = KyberFairSubject(1 << 18);
-/// Linux's slices.
-const SLICES: CfqConfig =
-    CfqConfig { slice_ns: 100_000_000, target_ns: 300_000_000, quantum: 8, idle_ns: 8_000_000 };
 /// As it is without being asked.
 const PATIENT: KyberFairPatient = KyberFairPatient(FEW, 64);
 
@@ -302,7 +299,7 @@ laws! {
     kyber_fair_exact: KyberFairSubject(8192), [0] => remainders_are_kept;
     /// It shares requests, whatever their length: it is looked at where all have the same.
     fiops: FiopsSubject, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
-        taking_back_all;
+        taking_back_all all_of_crowds;
     /// It is fair within budgets, which are small here, to the weights that flows have had since
     /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
     /// looked at in orders and to a thousandth.
@@ -329,8 +326,8 @@ laws! {
     cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds crowds_keep_slots;
     cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
     /// With slices as long as on a real device.
-    cfq_linux: CfqConfigured(CfqConfig { idle_ns: 0, ..SLICES }), [0] => scale;
-    cfq_linux_idles: CfqConfigured(SLICES), [0] => scale;
+    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => scale;
+    cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => scale;
     nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
@@ -338,11 +335,11 @@ laws! {
     /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
     nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
-        scaling_weights_on_two_ports;
+        scaling_weights_on_two_ports crowds crowds_keep_slots;
     nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
         two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
-        scaling_weights_changes_nothing;
+        scaling_weights_changes_nothing crowds crowds_keep_slots;
     /// It knows no weights. It is there by a module and a line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
         taking_back_keeps_slots taking_back_conserves_work;

@@ -140,14 +140,13 @@ impl Subject for KyberSubject {
     type Policy = Kyber;
     fn build(&self, shape: &Shape) -> (Kyber, Vec<KyberPort>) {
         let hour_ns = 3_600_000_000_000;
-        let config = KyberConfig {
-            depths: [shape.slots; 4],
-            read_target_ns: hour_ns,
-            write_target_ns: hour_ns,
-            discard_target_ns: hour_ns,
-            merge_bytes: shape.merge_bytes,
-            ..KyberConfig::new(shape.ports, shape.flows, shape.tags)
-        };
+        let config = KyberConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
+            config.depths = [shape.slots; 4];
+            config.read_target_ns = hour_ns;
+            config.write_target_ns = hour_ns;
+            config.discard_target_ns = hour_ns;
+            config.merge_bytes = shape.merge_bytes;
+        });
         Kyber::new(&config).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
@@ -184,14 +183,13 @@ impl Subject for KyberFairPatient {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         let KyberFairPatient(KyberFairSubject(tokens), patience) = *self;
-        let config = KyberFairConfig {
-            busy: shape.slots,
-            patience,
-            tokens: Totals::fixed(tokens),
-            measured_writes: false,
-            merge_bytes: shape.merge_bytes,
-            ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
-        };
+        let config = KyberFairConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
+            config.busy = shape.slots;
+            config.patience = patience;
+            config.tokens = Totals::fixed(tokens);
+            config.measured_writes = false;
+            config.merge_bytes = shape.merge_bytes;
+        });
         KyberFair::new(&config).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
@@ -209,11 +207,10 @@ pub(crate) struct KyberFairPredicting;
 impl Subject for KyberFairPredicting {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
-        let config = KyberFairConfig {
-            busy: shape.slots,
-            merge_bytes: shape.merge_bytes,
-            ..KyberFairConfig::new(shape.ports, shape.flows, shape.tags)
-        };
+        let config = KyberFairConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
+            config.busy = shape.slots;
+            config.merge_bytes = shape.merge_bytes;
+        });
         KyberFair::new(&config).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
@@ -252,7 +249,10 @@ pub(crate) struct BfqSubject {
 
 impl BfqSubject {
     fn config(self) -> BfqConfig {
-        BfqConfig { budget_bytes: BUDGET, idle_ns: self.idle_ns, ..Default::default() }
+        BfqConfig::default().with(|config| {
+            config.budget_bytes = BUDGET;
+            config.idle_ns = self.idle_ns;
+        })
     }
 }
 
@@ -277,7 +277,11 @@ pub(crate) struct FlashFqSubject {
 
 impl FlashFqSubject {
     fn config(self, shape: &Shape) -> FlashFqConfig {
-        FlashFqConfig { threshold_bytes: shape.threshold, idle_ns: self.idle_ns, request_bytes: 0 }
+        FlashFqConfig::default().with(|config| {
+            config.threshold_bytes = shape.threshold;
+            config.idle_ns = self.idle_ns;
+            config.request_bytes = 0;
+        })
     }
 }
 
@@ -304,7 +308,12 @@ pub(crate) struct CfqSubject {
 
 impl CfqSubject {
     fn config(self) -> CfqConfig {
-        CfqConfig { slice_ns: 400, target_ns: 1200, quantum: 3, idle_ns: self.idle_ns }
+        CfqConfig::default().with(|config| {
+            config.slice_ns = 400;
+            config.target_ns = 1200;
+            config.quantum = 3;
+            config.idle_ns = self.idle_ns;
+        })
     }
 }
 
@@ -343,14 +352,13 @@ pub(crate) struct Limited<F>(pub(crate) F);
 impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
     type Policy = NassOver<S>;
     fn build(&self, shape: &Shape) -> (NassOver<S>, Vec<NassPort<S>>) {
-        let nass = NassConfig {
-            channels: 3,
-            history: 12,
-            reserve: 2,
-            queue_length: 6,
-            sequentiality: true,
-            ..NassConfig::default()
-        };
+        let nass = NassConfig::default().with(|config| {
+            config.channels = 3;
+            config.history = 12;
+            config.reserve = 2;
+            config.queue_length = 6;
+            config.sequentiality = true;
+        });
         NassOver::new((self.0)(shape), &serial_config(shape), &nass).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {

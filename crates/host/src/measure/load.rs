@@ -656,8 +656,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_stages_is_refused_the_direct_path() {
-        let config =
-            SerialConfig { ports: 2, flows: 1, tags: 256, slots: 1, ..SerialConfig::default() };
+        let config = SerialConfig::new(2, 1, 256).with(|config| config.slots = 1);
         let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
         let times =
             Times { warmup: Duration::ZERO, measured: Duration::from_millis(10), interval: None };
@@ -674,13 +673,7 @@ mod tests {
         let (sender, done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for _ in 0..40 {
-                let config = SerialConfig {
-                    ports: 2,
-                    flows: 1,
-                    tags: 256,
-                    slots: 1,
-                    ..SerialConfig::default()
-                };
+                let config = SerialConfig::new(2, 1, 256).with(|config| config.slots = 1);
                 let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
                 let flow = policy.add_flow(Weight::DEFAULT).unwrap();
                 let times = Times {

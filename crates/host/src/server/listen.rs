@@ -171,7 +171,9 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
 
 fn explain_tcp(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "the port is in use: stop who uses it or choose another".into(),
+        io::ErrorKind::AddrInUse => {
+            "the port is in use: stop the program that uses it, or choose another".into()
+        }
         io::ErrorKind::AddrNotAvailable => {
             "this machine does not have that address: `ip address` lists those it has".into()
         }

@@ -220,7 +220,10 @@ impl Desk<'_> {
         let mut is_changed = false;
         for member in &mut members {
             if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
-                tracing::info!(tenant = member.tenant.name, "its range is its own: open");
+                tracing::info!(
+                    tenant = member.tenant.name,
+                    "the tenant's range is free and zeroed: it can be opened"
+                );
                 member.preparing = None;
                 is_changed = true;
             }

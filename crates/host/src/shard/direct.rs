@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn what_cannot_go_this_way_says_why() {
-        let config = SerialConfig { ports: 1, flows: 1, tags: TAGS, ..SerialConfig::default() };
+        let config = SerialConfig::new(1, 1, TAGS);
         let (_policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
         let staged =
             DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).map(|_| ());

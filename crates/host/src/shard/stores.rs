@@ -217,13 +217,7 @@ mod tests {
         let names = Arc::new(Names::new(8));
         let (mut ports, mut flows) = (Vec::new(), Vec::new());
         for (store, weights) in weights.into_iter().enumerate() {
-            let config = SerialConfig {
-                ports: 1,
-                flows: 4,
-                tags: 64,
-                slots: SLOTS,
-                ..SerialConfig::default()
-            };
+            let config = SerialConfig::new(1, 4, 64).with(|config| config.slots = SLOTS);
             let (policy, mut made) = Sfqd::<Native>::new(&config).unwrap();
             for &weight in weights {
                 let flow = policy.add_flow(Weight::new(weight).unwrap()).unwrap();

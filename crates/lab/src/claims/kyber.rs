@@ -32,7 +32,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 const WEIGHTS: [u16; 4] = [1000, 500, 250, 100];
 /// Half of what fills the device.
 const FAIR: AnySubject = AnySubject::KyberFair(KyberFairSubject { busy: 64, totals: TOTALS });
-const TOTALS: Totals = Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 };
+const TOTALS: Totals = Totals::between(16 << 20, 1 << 20, 1 << 38);
 
 /// As many requests on the device as fill it.
 const BFQ_SLOTS: u32 = 128;

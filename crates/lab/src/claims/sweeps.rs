@@ -37,7 +37,7 @@ const D2FQ: AnySubject = AnySubject::D2fq(D2fqSubject {
 });
 const TOKENS: AnySubject = AnySubject::KyberFair(KyberFairSubject {
     busy: 32,
-    totals: Totals { first: 16 << 20, least: 1 << 20, most: 1 << 38 },
+    totals: Totals::between(16 << 20, 1 << 20, 1 << 38),
 });
 
 fn profile(name: &str) -> Result<Profile, String> {
@@ -460,7 +460,7 @@ fn which(seed: u64) -> Result<Outcome, String> {
         let sata = profile.host.interface == Interface::Sata;
         let slots = profile.host.window.get().min(64);
         let lock = |scheduler| SerialSubject::new(scheduler, slots);
-        let nass = NassConfig { queue_length: slots, ..NassConfig::default() };
+        let nass = NassConfig::default().with(|config| config.queue_length = slots);
         let mut policies = vec![
             ("none", AnySubject::None),
             ("mqfq", AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 })),

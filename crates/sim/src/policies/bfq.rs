@@ -41,12 +41,11 @@ impl<P: Platform> Subject<P> for BfqSubject {
     fn build(&self, scenario: &Scenario) -> Result<Built<Bfq<P>>, ConfigError> {
         let bounds = scenario.serial(self.slots);
         let usual = BfqConfig::default();
-        let bfq = BfqConfig {
-            budget_bytes: self.budget,
-            waits_for_equals: self.in_groups,
-            sync_writes: true,
-            ..usual
-        };
+        let bfq = usual.with(|config| {
+            config.budget_bytes = self.budget;
+            config.waits_for_equals = self.in_groups;
+            config.sync_writes = true;
+        });
         Bfq::new(&bounds, &bfq)
     }
 

@@ -83,22 +83,23 @@ impl SerialSubject {
                 let usual = CfqConfig::default();
                 // What a flow may have on the device is for NASS to say, if it is there.
                 let quantum = self.nass.map_or(usual.quantum, |nass| nass.queue_length);
-                let cfq = CfqConfig { idle_ns: idle(usual.idle_ns), quantum, ..usual };
+                let cfq = usual.with(|config| {
+                    config.idle_ns = idle(usual.idle_ns);
+                    config.quantum = quantum;
+                });
                 Box::new(CfqScheduler::new(bounds, &cfq)?)
             }
             Scheduler::Bfq => {
-                let bfq = BfqConfig {
-                    idle_ns: idle(BfqConfig::default().idle_ns),
-                    ..BfqConfig::default()
-                };
+                let bfq = BfqConfig::default()
+                    .with(|config| config.idle_ns = idle(BfqConfig::default().idle_ns));
                 Box::new(BfqScheduler::new(bounds, &bfq)?)
             }
             Scheduler::FlashFq => {
-                let usual =
-                    FlashFqConfig { request_bytes: self.request_bytes, ..FlashFqConfig::default() };
+                let usual = FlashFqConfig::default()
+                    .with(|config| config.request_bytes = self.request_bytes);
                 Box::new(FlashFqScheduler::new(
                     bounds,
-                    &FlashFqConfig { idle_ns: idle(usual.idle_ns), ..usual },
+                    &usual.with(|config| config.idle_ns = idle(usual.idle_ns)),
                 )?)
             }
             Scheduler::Fiops => Box::new(FiopsScheduler::new(bounds, &FiopsConfig::default())),
@@ -113,7 +114,8 @@ impl<P: Platform> Subject<P> for SerialSubject {
         &self,
         scenario: &Scenario,
     ) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
-        let bounds = SerialConfig { merge_bytes: self.merge_bytes, ..scenario.serial(self.slots) };
+        let bounds =
+            scenario.serial(self.slots).with(|config| config.merge_bytes = self.merge_bytes);
         let timed = |scheduler: Box<dyn SerialPolicy>| -> Box<dyn SerialPolicy> {
             match &scenario.host {
                 None => scheduler,

@@ -66,8 +66,8 @@ impl<S: SerialPolicy> Subject for Unfair<S> {
 
     fn build(&self, scenario: &Scenario) -> Result<(Serial<S>, Vec<SerialPort<S>>), ConfigError> {
         let (ports, flows, tags) = (scenario.ports, scenario.flows(), scenario.tags());
-        let config =
-            fairq_core::serial::SerialConfig { ports, flows, tags, slots: 16, merge_bytes: 0 };
+        let config = fairq_core::serial::SerialConfig::new(ports, flows, tags)
+            .with(|config| config.slots = 16);
         Serial::with_policy((self.0)(), &config)
     }
 

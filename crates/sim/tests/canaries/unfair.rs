@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use fairq_core::Weight;
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialPolicy};
-use fairq_core::{Outcome, ReferenceWeight, Weight};
 
 /// First in, first out.
 #[derive(Default)]
@@ -14,9 +14,6 @@ pub(crate) struct FirstIn {
 
 impl SerialPolicy for FirstIn {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-    fn remove_flow(&mut self, _flow: usize) {}
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push_back((arrival.job, arrival.flow));
     }
@@ -29,13 +26,6 @@ impl SerialPolicy for FirstIn {
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {
         self.queue.pop_front().map_or(Selection::Nothing, |(job, flow)| Selection::Serve(job, flow))
     }
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
-        None
-    }
-    fn virtual_time(&self) -> Option<u64> {
-        None
-    }
 }
 
 /// The largest weight first, and nobody else while it has anything.
@@ -47,9 +37,6 @@ pub(crate) struct ByWeight {
 
 impl SerialPolicy for ByWeight {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-    fn remove_flow(&mut self, _flow: usize) {}
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         self.queue.push((arrival.weight, arrival.job, arrival.flow));
     }
@@ -64,12 +51,5 @@ impl SerialPolicy for ByWeight {
         let Some((at, _)) = heaviest else { return Selection::Nothing };
         let (_, job, flow) = self.queue.swap_remove(at);
         Selection::Serve(job, flow)
-    }
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
-        None
-    }
-    fn virtual_time(&self) -> Option<u64> {
-        None
     }
 }

@@ -275,7 +275,7 @@ function charts() {
   const lines = (kind, value) => named.map(([name, slot]) => ({ slot, kind, points: of(name, value) }));
   const series = [...lines("due", (t) => t.entitled), ...lines("line", (t) => t.share)];
   const most = (all) => Math.max(0, ...all.flatMap(({ points }) => points.flat()).map(([, y]) => y));
-  const shares = upTo(Math.min(1, Math.max(0.1, most(series))), (v) => Math.round(100 * v) + " %", "nobody asks for anything");
+  const shares = upTo(Math.min(1, Math.max(0.1, most(series))), (v) => Math.round(100 * v) + " %", "no tenant asks for anything");
   const tell = (value, write) => named.map(([name]) => {
     const last = state.look.tenants.find((t) => t.name === name)?.last_second;
     return `${name} ${last ? write(last) : "idle"}`;
@@ -284,7 +284,7 @@ function charts() {
   const slow = [...lines("low", (t) => t.p50_ns), ...lines("line", (t) => t.p99_ns)];
   const values = slow.flatMap(({ points }) => points.flat()).map(([, y]) => y);
   chart("chart-latency", "Latency: " + tell(null, (t) => `p50 ${time(t.p50_ns)}, p99 ${time(t.p99_ns)}`),
-    decades(values, (v) => time(v).replace(/\.0+ /, " "), "nobody asks for anything"), slow);
+    decades(values, (v) => time(v).replace(/\.0+ /, " "), "no tenant asks for anything"), slow);
   const policy = state.look.status.policy_state;
   const one = (value) => [{ slot: 0, kind: "line", points: runs((moment) => value(moment.look.status.policy_state)) }];
   const slots = policy.slots ?? 1;

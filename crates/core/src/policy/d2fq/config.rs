@@ -2,6 +2,7 @@
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
 use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
+use crate::entry::knobs::changeable;
 use crate::structures::topology::Topology;
 
 /// The ratio of the weights of the high and the low class.
@@ -37,6 +38,7 @@ pub enum TrackerKind {
 
 /// The knobs of D2FQ.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct D2fqConfig {
     /// Where each port runs; only the mindicator asks.
     pub ports: Topology,
@@ -73,8 +75,10 @@ pub struct D2fqConfig {
     pub urgent_percent: u8,
 }
 
+changeable!(D2fqConfig);
+
 impl D2fqConfig {
-    /// The default knobs for so many flows, and tags per port, over `ports`.
+    /// The default knobs for this number of flows, and of tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         D2fqConfig {
             ports,

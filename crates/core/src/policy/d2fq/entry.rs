@@ -16,7 +16,7 @@ impl Configure for D2fqConfig {
         let low = "this far ahead of virtual time a tenant uses the low class";
         let low = Knob::at_100("tau-l", 1 << 16, MAX_THRESHOLD, low).brief("tau-l");
         knobs.is(low, &mut self.tau_l);
-        let medium = "from here on the medium class; at most tau-l";
+        let medium = "this far ahead it uses the medium class; at most tau-l";
         knobs.is(Knob::at_100("tau-m", 0, MAX_THRESHOLD, medium), &mut self.tau_m);
         let unfair = "two tenants this far apart mean that the H/L ratio is too small; at least \
                       tau-l";

@@ -20,6 +20,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, UNITS, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of D2FQ.
@@ -86,8 +87,8 @@ impl<P: Platform> D2fqPort<P> {
         let local = Local {
             port,
             account,
-            live: (0..tags).map(|_| 0).collect(),
-            flows: (0..seats).map(|_| UNUSED).collect(),
+            live: boxed(tags, |_| 0),
+            flows: boxed(seats, |_| UNUSED),
             leads: matches!(shared.tracker.way(), Way::Mindicator(_))
                 .then(|| Box::new(Leads::new(seats))),
         };

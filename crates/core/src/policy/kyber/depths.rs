@@ -32,6 +32,7 @@ use crossbeam_utils::CachePadded;
 use super::domain::{DOMAINS, Domain};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet};
+use crate::structures::allocation::boxed;
 
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {
@@ -66,7 +67,7 @@ impl<P: Platform> Depths<P> {
             waiting: PortBits::new(ports),
         };
         let none = || CachePadded::new(core::array::from_fn(|_| P::U64::new(0)));
-        let grants = (0..ports).map(|_| none()).collect();
+        let grants = boxed(ports, |_| none());
         Depths { domains: depths.map(|depth| CachePadded::new(tokens(depth))), grants }
     }
 

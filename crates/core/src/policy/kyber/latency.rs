@@ -21,6 +21,7 @@ use crossbeam_utils::CachePadded;
 use super::domain::{DOMAINS, Domain};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::PortId;
+use crate::structures::allocation::boxed;
 
 /// Domains with a target: read, write, discard.
 pub(super) const TIMED: usize = 3;
@@ -57,7 +58,7 @@ impl<P: Platform> Latencies<P> {
             }))
         };
         let scales = targets.map(|target| (1 << 62) / target.max(1));
-        Latencies { lines: (0..ports).map(|_| CachePadded::new(line())).collect(), scales, targets }
+        Latencies { lines: boxed(ports, |_| CachePadded::new(line())), scales, targets }
     }
 
     /// Counts one request of `port`, which alone may say so.

@@ -21,6 +21,9 @@
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
 //! adjacent requests as one command, with one token.
 //!
+//! **Bounds.** A verb reads the words of one domain. A `tick` reads each port's histograms, 48
+//! words a port, and wakes at most as many ports as tokens were added.
+//!
 //! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the
 //! *request structures* that the scheduler allocates for a hardware queue, so that a flood of
 //! writes cannot keep a read from being allocated one. Here nothing is allocated: a tag is the
@@ -57,6 +60,8 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
 use depths::Depths;
 use domain::DOMAINS;
@@ -67,6 +72,7 @@ const TICK_NS: u64 = 100_000_000;
 
 /// The knobs of Kyber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct KyberConfig {
     /// Ports.
     pub ports: usize,
@@ -88,6 +94,8 @@ pub struct KyberConfig {
     /// 0, which merges none.
     pub merge_bytes: u32,
 }
+
+changeable!(KyberConfig);
 
 impl KyberConfig {
     /// The default knobs for these bounds.
@@ -140,17 +148,20 @@ impl<P: Platform> Kyber<P> {
     /// The policy and its ports.
     pub fn new(config: &KyberConfig) -> Result<(Self, Vec<KyberPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: &KyberConfig) -> (Self, Vec<KyberPort<P>>) {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
             depths: Depths::new(config.ports, config.depths),
             latencies: Latencies::new(config.ports, config.targets()),
         });
         let port = |port| KyberPort::new(PortId(port as u8), config, shared.clone());
-        let ports = (0..config.ports).map(port).collect();
-        Ok((
-            Kyber { shared, most: config.depths, adjuster: P::Mutex::new(Adjuster::default()) },
-            ports,
-        ))
+        let ports = boxed(config.ports, port).into_vec();
+        let adjuster = P::Mutex::new(Adjuster::default());
+        (Kyber { shared, most: config.depths, adjuster }, ports)
     }
 
     /// The depths as they are now, by [`Domain`].

@@ -14,6 +14,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::Links;
 use crate::structures::flow_table::PortFlows;
 
@@ -52,7 +53,7 @@ impl<P: Platform> KyberPort<P> {
             state: State::Free,
         };
         let account = PortFlows::new(id, &shared.flows, config.tags);
-        let entries = (0..config.tags).map(|_| free).collect();
+        let entries = boxed(config.tags, |_| free);
         let units = Units::new(account.seats(), config.tags, config.merge_bytes);
         KyberPort {
             shared,

@@ -63,6 +63,12 @@
 //! or, with more than 16 ports, less (`period`), so with 256 flows on two ports the pots' cache
 //! lines move some 64 times a period each, and not with each request.
 //!
+//! **Bounds.** A verb looks at one flow's words. A port that has nothing it may send, and one that
+//! completes a request while another sleeps, read how much is outstanding, a word of each port
+//! until they are enough; the one that begins a period reads 8 words of each port and the census:
+//! 2,200 words with 256 ports, once a period. A `tick` does that if the period's time is over, and
+//! reads 3 words of each flow.
+//!
 //! **What is left of Kyber**: domains, queues, batches, and latency measured from the verbs. The
 //! domains' depths are not: a depth is a counter that all flows share at each dispatch, which is
 //! just what the paper does away with; and its throttle is the tokens. So what is outstanding is
@@ -100,6 +106,8 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
 use census::{Census, Ends};
 use period::{Periods, Pot};
@@ -107,6 +115,7 @@ use predict::{Predictor, Ratio, Stay};
 
 /// The knobs of Kyber-fairness.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct KyberFairConfig {
     /// Ports.
     pub ports: usize,
@@ -133,6 +142,8 @@ pub struct KyberFairConfig {
     /// command costs its flow what one request of its length does.
     pub merge_bytes: u32,
 }
+
+changeable!(KyberFairConfig);
 
 impl KyberFairConfig {
     /// The default knobs for these bounds.
@@ -214,6 +225,11 @@ impl<P: Platform> KyberFair<P> {
     /// The policy and its ports.
     pub fn new(config: &KyberFairConfig) -> Result<(Self, Vec<KyberFairPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: &KyberFairConfig) -> (Self, Vec<KyberFairPort<P>>) {
         let zero = || P::U64::new(0);
         let line = || Line {
             outstanding: zero(),
@@ -230,7 +246,7 @@ impl<P: Platform> KyberFair<P> {
         let planner = Planner { predictor, ratio, stay, ends: Ends::default(), measured_ns: 0 };
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),
-            pots: (0..config.flows).map(|_| Pot::new()).collect(),
+            pots: boxed(config.flows, |_| Pot::new()),
             census: CachePadded::new(Census::new()),
             periods: Periods::new(
                 config.ports,
@@ -238,7 +254,7 @@ impl<P: Platform> KyberFair<P> {
                 config.tokens.first,
                 config.patience,
             ),
-            lines: (0..config.ports).map(|_| CachePadded::new(line())).collect(),
+            lines: boxed(config.ports, |_| CachePadded::new(line())),
             write_ratio: CachePadded::new(P::U64::new(Ratio::ONE)),
             predicted: P::U64::new(planner.predictor.tokens()),
             planner: P::Mutex::new(planner),
@@ -246,8 +262,8 @@ impl<P: Platform> KyberFair<P> {
             busy: P::U64::new(config.busy.into()),
         });
         let port = |port| KyberFairPort::new(PortId(port as u8), config, shared.clone());
-        let ports = (0..config.ports).map(port).collect();
-        Ok((KyberFair { shared }, ports))
+        let ports = boxed(config.ports, port).into_vec();
+        (KyberFair { shared }, ports)
     }
 }
 
@@ -258,10 +274,16 @@ impl<P: Platform> Shared<P> {
         self.busy.load(Ordering::Relaxed)
     }
 
-    /// Requests on the device, over all ports.
+    /// Requests on the device, over all ports; where they are enough, some that are.
     fn outstanding(&self) -> u64 {
-        let outstanding = |line: &CachePadded<Line<P>>| line.outstanding.load(Ordering::SeqCst);
-        self.lines.iter().fold(0u64, |sum, line| sum.wrapping_add(outstanding(line)))
+        let (mut sum, busy) = (0u64, self.busy.load(Ordering::SeqCst));
+        for line in &self.lines {
+            sum = sum.wrapping_add(line.outstanding.load(Ordering::SeqCst));
+            if sum >= busy {
+                break;
+            }
+        }
+        sum
     }
 
     /// The sum of a counter over all ports.

@@ -483,8 +483,10 @@ impl<P: Platform> Shared<P> {
         if periods.is_ending(period) {
             return None;
         }
+        if periods.all_ran_out(period) || periods.is_over(now_ns) {
+            return Some(now_ns);
+        }
         match self.outstanding() {
-            _ if periods.all_ran_out(period) || periods.is_over(now_ns) => Some(now_ns),
             0 => Some(now_ns),
             some if some < self.busy.load(Ordering::SeqCst) => Some(periods.bear_until_ns(now_ns)),
             _ => {

@@ -30,6 +30,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
 use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::PortFlows;
 
@@ -124,10 +125,10 @@ impl<P: Platform> KyberFairPort<P> {
         let local = Local {
             port,
             account,
-            entries: (0..tags).map(|_| free).collect(),
+            entries: boxed(tags, |_| free),
             links: Links::new(units.bound()),
             units,
-            flows: (0..seats).map(|_| nobody()).collect(),
+            flows: boxed(seats, |_| nobody()),
             again: Again::new(tags),
             ring: Links::new(seats),
             ready: Fifo::default(),

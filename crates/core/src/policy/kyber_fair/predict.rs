@@ -39,6 +39,7 @@ pub(super) const MAX_TOKENS: u64 = 1 << 38;
 
 /// How many tokens a period has, in bytes of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Totals {
     /// The first period. Default 16 MiB.
     pub first: u64,
@@ -55,9 +56,14 @@ impl Default for Totals {
 }
 
 impl Totals {
+    /// The tokens of the first period, and the least and the most of later ones.
+    pub const fn between(first: u64, least: u64, most: u64) -> Totals {
+        Totals { first, least, most }
+    }
+
     /// Always the same number: no prediction.
     pub const fn fixed(tokens: u64) -> Totals {
-        Totals { first: tokens, least: tokens, most: tokens }
+        Totals::between(tokens, tokens, tokens)
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {

@@ -1,6 +1,7 @@
 //! What MQFQ can be told when it is built.
 
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD, check};
+use crate::entry::knobs::changeable;
 use crate::structures::topology::Topology;
 
 /// How virtual time is computed from the ports' lead requests.
@@ -41,6 +42,7 @@ pub enum UnthrottleKind {
 
 /// The knobs of MQFQ.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MqfqConfig {
     /// Where each port runs.
     pub ports: Topology,
@@ -74,11 +76,13 @@ pub struct MqfqConfig {
     pub serial: bool,
 }
 
+changeable!(MqfqConfig);
+
 impl MqfqConfig {
     /// What the authors measured on an SSD: D where no other is said.
     pub const SLOTS: u32 = 64;
 
-    /// The default knobs for so many flows, and tags per port, over `ports`.
+    /// The default knobs for this number of flows, and of tags per port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
         MqfqConfig {
             ports,

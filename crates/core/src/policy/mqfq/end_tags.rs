@@ -53,6 +53,7 @@ use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
+use crate::structures::allocation::boxed;
 
 /// The part of T that is kept for arrears, as a divisor.
 const RESERVE: u64 = 5;
@@ -94,7 +95,7 @@ impl<P: Platform> EndTags<P> {
     /// All at virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {
         EndTags {
-            words: (0..flows).map(|_| Word(P::U64::new(0))).collect(),
+            words: boxed(flows, |_| Word(P::U64::new(0))),
             ports_log2: ports.next_power_of_two().trailing_zeros(),
         }
     }

@@ -36,6 +36,7 @@ use alloc::boxed::Box;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
 use crate::policy::reference::ReferenceWeight;
+use crate::structures::allocation::boxed;
 
 /// How often T is looked at, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;
@@ -101,7 +102,7 @@ pub(super) struct Follow {
 impl Follow {
     /// From this T on, which it never falls below.
     pub(super) fn new(least: u64, ports: usize) -> Follow {
-        let stops = (0..ports).map(|_| 0).collect();
+        let stops = boxed(ports, |_| 0);
         Follow { least, threshold: least, last: None, stops }
     }
 

@@ -65,6 +65,11 @@
 //! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
 //! half a line a request for end tags, and for virtual time a few lines every 320 requests.
 //!
+//! **Bounds.** A verb takes a path of the trees and, where virtual time has moved on or T has
+//! changed, empties the wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each
+//! port ten times a second while T follows the device, and once a minute 3 of each flow; it holds
+//! no lock that a verb takes. (Only `mqfq-serial` has a lock around its verbs.)
+//!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
 //!
 //! # Where this is finer than the paper's text
@@ -126,6 +131,7 @@ use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::LIFT_PERIOD_NS;
 use crate::policy::reference::ReferenceWeight;
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
 use end_tags::EndTags;
@@ -193,6 +199,11 @@ impl<P: Platform> Mqfq<P> {
     /// The policy and its ports, in the order of the topology.
     pub fn new(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P>>), ConfigError> {
         config.validate()?;
+        granted(|| Ok(Self::of(&config)))
+    }
+
+    /// The same, of a configuration that is legal.
+    fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P>>) {
         let ports = config.ports.ports();
         let tree = config.ports.tree();
         let time = match config.virtual_time {
@@ -210,7 +221,7 @@ impl<P: Platform> Mqfq<P> {
             time: VirtualTime::new(time),
             wheel: Wheel::new(window, ports),
             slots: Slots::new(config.slot_kind, tree, config.slots),
-            counters: (0..ports).map(|_| CachePadded::new(Counters::new())).collect(),
+            counters: boxed(ports, |_| CachePadded::new(Counters::new())),
             threshold: P::Mutex::new(Threshold {
                 bytes: config.threshold_bytes,
                 reference,
@@ -225,8 +236,8 @@ impl<P: Platform> Mqfq<P> {
             serial: config.serial.then(|| P::Mutex::new(())),
         });
         let port = |port| MqfqPort::new(PortId(port as u8), config.tags, shared.clone());
-        let handles = (0..ports).map(port).collect();
-        Ok((Mqfq { shared }, handles))
+        let handles = boxed(ports, port).into_vec();
+        (Mqfq { shared }, handles)
     }
 
     /// Changes T, in bytes at the reference weight, for requests dispatched from now on; whether it

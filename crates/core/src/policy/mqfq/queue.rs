@@ -17,6 +17,7 @@ use alloc::boxed::Box;
 use super::end_tags::Account;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::PortFlows;
 use crate::structures::tournament::{Key, Tournament};
@@ -108,9 +109,9 @@ impl Queue {
     pub(super) fn new(seats: usize, tags: usize) -> Self {
         let free = Entry { flow: FREE, link: NONE };
         Queue {
-            entries: (0..tags).map(|_| free).collect(),
-            keys: (0..tags).map(|_| Key::NONE).collect(),
-            past: (0..tags).map(|_| Past { before: NONE, units: 0 }).collect(),
+            entries: boxed(tags, |_| free),
+            keys: boxed(tags, |_| Key::NONE),
+            past: boxed(tags, |_| Past { before: NONE, units: 0 }),
             first: Tournament::new(seats),
             arrivals: 0,
             again: Fifo::default(),

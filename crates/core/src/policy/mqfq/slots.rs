@@ -53,6 +53,7 @@ use crossbeam_utils::CachePadded;
 use super::config::SlotKind;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
+use crate::structures::allocation::boxed;
 use crate::structures::topology::Tree;
 
 /// Slots and ready ports.
@@ -78,9 +79,7 @@ impl<P: Platform> Slots<P> {
         let kind = match kind {
             SlotKind::TokenTree => {
                 let at = |node| if node == Tree::ROOT { u64::from(slots) } else { 0 };
-                Kind::Tree(
-                    (0..tree.nodes()).map(|node| CachePadded::new(P::U64::new(at(node)))).collect(),
-                )
+                Kind::Tree(boxed(tree.nodes(), |node| CachePadded::new(P::U64::new(at(node)))))
             }
             SlotKind::AtomicCounter => {
                 Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots))))
@@ -390,7 +389,7 @@ impl<P: Platform> Bitmap<P> {
         let per_word = (slots / ports as u32).clamp(1, 64);
         let words = slots.div_ceil(per_word);
         Bitmap {
-            words: (0..words).map(|_| CachePadded::new(P::U64::new(0))).collect(),
+            words: boxed(words as usize, |_| CachePadded::new(P::U64::new(0))),
             slots,
             per_word,
         }

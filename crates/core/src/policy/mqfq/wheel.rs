@@ -48,6 +48,7 @@ use crossbeam_utils::CachePadded;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::contract::vtime::{STAMP_BITS, VTime};
+use crate::structures::allocation::boxed;
 use crate::structures::mindicator::VirtualTime;
 
 /// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
@@ -158,7 +159,7 @@ impl<P: Platform> Wheel<P> {
             window: CachePadded::new(P::U64::new(window.word)),
             wanted: CachePadded::new(P::U64::new(window.word)),
             turned: CachePadded::new(P::U64::new(0)),
-            buckets: SharedPorts::empty(BUCKETS as usize * words(ports)),
+            buckets: boxed(BUCKETS as usize * words(ports), |_| P::U64::new(0)),
             words: words(ports),
         }
     }

@@ -35,6 +35,10 @@
 //! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by
 //! time.
 //!
+//! **Bounds.** A flow that becomes eligible moves from one heap to the other, once for each of its
+//! turns; so where virtual time passes many starts at once one `next` moves that many, and on the
+//! average each moves one.
+//!
 //! **Left out**: raised weights for interactive and soft real-time flows, merging of queues,
 //! injection of other flows' requests while idling, and groups.
 //!
@@ -56,8 +60,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, UNITS, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
-use crate::policy::reference::ReferenceWeight;
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -65,6 +68,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 
 /// The least budget is this part of the largest.
 const BUDGET_RANGE: u64 = 32;
@@ -77,6 +81,7 @@ pub type BfqPort<P = Native> = SerialPort<BfqScheduler, P>;
 
 /// The knobs of BFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BfqConfig {
     /// The largest budget, in bytes; default 8 MiB.
     pub budget_bytes: u64,
@@ -92,6 +97,8 @@ pub struct BfqConfig {
     /// Linux), and are waited for like those who read. Default: no.
     pub sync_writes: bool,
 }
+
+changeable!(BfqConfig);
 
 impl Default for BfqConfig {
     fn default() -> Self {
@@ -277,19 +284,21 @@ impl BfqScheduler {
     pub fn new(config: &SerialConfig, bfq: &BfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut bfq.clone())?;
-        Ok(BfqScheduler {
-            config: *bfq,
-            virtual_time: VTime::ZERO,
-            remainder: 0,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            ahead: FlowHeap::new(config.flows),
-            ready: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            in_service: None,
-            busy: Busy::default(),
-            in_time: 0,
-            turns: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(BfqScheduler {
+                config: *bfq,
+                virtual_time: VTime::ZERO,
+                remainder: 0,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                ahead: FlowHeap::new(config.flows),
+                ready: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                in_service: None,
+                busy: Busy::default(),
+                in_time: 0,
+                turns: 0,
+                lift: Lift::default(),
+            })
         })
     }
 
@@ -481,15 +490,6 @@ impl SerialPolicy for BfqScheduler {
         }
     }
 
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
-
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
         let slot = arrival.flow;
@@ -564,16 +564,13 @@ impl SerialPolicy for BfqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            let in_service = self.in_service.map(|turn| turn.flow);
-            for (slot, flow) in self.flows.iter_mut().enumerate() {
-                // Those that are waiting have a right to be behind.
-                if self.staged.is_empty(slot) && in_service != Some(slot) {
-                    flow.start = flow.start.max(self.virtual_time);
-                }
+        let in_service = self.in_service.map(|turn| turn.flow);
+        self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
+            // Those that are waiting have a right to be behind.
+            if self.staged.is_empty(slot) && in_service != Some(slot) {
+                flow.start = flow.start.max(self.virtual_time);
             }
-        }
-        Some(self.lift.next_ns())
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

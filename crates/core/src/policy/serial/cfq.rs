@@ -54,7 +54,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
@@ -63,6 +63,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 
 /// No slice is shorter, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;
@@ -77,6 +78,7 @@ pub type CfqPort<P = Native> = SerialPort<CfqScheduler, P>;
 
 /// The knobs of CFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct CfqConfig {
     /// The slice of a flow of the [reference weight](ReferenceWeight), in nanoseconds; default
     /// 100 ms.
@@ -89,6 +91,8 @@ pub struct CfqConfig {
     /// ms.
     pub idle_ns: u64,
 }
+
+changeable!(CfqConfig);
 
 impl Default for CfqConfig {
     fn default() -> Self {
@@ -240,19 +244,21 @@ impl CfqScheduler {
     pub fn new(config: &SerialConfig, cfq: &CfqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut cfq.clone())?;
-        Ok(CfqScheduler {
-            config: *cfq,
-            reference: ReferenceWeight::default(),
-            tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
-            virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            heap: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            active: None,
-            division: Division::default(),
-            busy_weight: 0,
-            turns: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(CfqScheduler {
+                config: *cfq,
+                reference: ReferenceWeight::default(),
+                tick_units: ReferenceWeight::default().units(LEAST_CHARGE_NS),
+                virtual_time: VTime::ZERO,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                heap: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                active: None,
+                division: Division::default(),
+                busy_weight: 0,
+                turns: 0,
+                lift: Lift::default(),
+            })
         })
     }
 
@@ -423,12 +429,6 @@ impl SerialPolicy for CfqScheduler {
         }
     }
 
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
     fn set_reference(&mut self, reference: ReferenceWeight) {
         self.reference = reference;
         self.tick_units = reference.units(LEAST_CHARGE_NS);
@@ -508,15 +508,12 @@ impl SerialPolicy for CfqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for (slot, flow) in self.flows.iter_mut().enumerate() {
-                // Those that are waiting have a right to be behind.
-                if self.staged.is_empty(slot) {
-                    flow.used = flow.used.max(self.virtual_time);
-                }
+        self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
+            // Those that are waiting have a right to be behind.
+            if self.staged.is_empty(slot) {
+                flow.used = flow.used.max(self.virtual_time);
             }
-        }
-        Some(self.lift.next_ns())
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

@@ -30,16 +30,16 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
-use crate::contract::port::{Op, Outcome};
+use crate::contract::port::Op;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST};
-use crate::policy::reference::ReferenceWeight;
+use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST, changeable};
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 
 /// What one I/O counts for at weight 100, in units of virtual time.
 pub const IO_UNITS: u64 = 4096;
@@ -52,12 +52,15 @@ pub type FiopsPort<P = Native> = SerialPort<FiopsScheduler, P>;
 
 /// The knobs of FIOPS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FiopsConfig {
     /// What a read counts for, in hundredths of an I/O; default 100.
     pub read_percent: u32,
     /// What a write counts for, in hundredths of an I/O; default 100.
     pub write_percent: u32,
 }
+
+changeable!(FiopsConfig);
 
 impl Default for FiopsConfig {
     fn default() -> Self {
@@ -96,7 +99,7 @@ impl<P: Platform> Serial<FiopsScheduler, P> {
         fiops: &FiopsConfig,
     ) -> Result<(Self, Vec<FiopsPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(FiopsScheduler::new(config, fiops), config)
+        granted(|| Serial::with_policy(FiopsScheduler::new(config, fiops), config))
     }
 }
 
@@ -130,7 +133,7 @@ impl FiopsScheduler {
     pub fn new(config: &SerialConfig, fiops: &FiopsConfig) -> Self {
         FiopsScheduler {
             virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            flows: boxed(config.flows, |_| FlowState::default()),
             heap: FlowHeap::new(config.flows),
             staged: Staged::new(config.flows, config.jobs()),
             turns: 0,
@@ -161,15 +164,6 @@ impl SerialPolicy for FiopsScheduler {
             *flow = FlowState { count: self.virtual_time, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     #[inline]
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
@@ -221,18 +215,13 @@ impl SerialPolicy for FiopsScheduler {
     }
 
     #[inline]
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for (slot, flow) in self.flows.iter_mut().enumerate() {
-                // Those that are waiting have a right to be behind.
-                if self.staged.is_empty(slot) {
-                    flow.count = flow.count.max(self.virtual_time);
-                }
+        self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
+            // Those that are waiting have a right to be behind.
+            if self.staged.is_empty(slot) {
+                flow.count = flow.count.max(self.virtual_time);
             }
-        }
-        Some(self.lift.next_ns())
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

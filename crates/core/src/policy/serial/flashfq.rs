@@ -43,7 +43,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{Lift, Normalizer, VTime};
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
@@ -52,6 +52,7 @@ use crate::policy::serial::staged::Staged;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
@@ -61,6 +62,7 @@ pub type FlashFqPort<P = Native> = SerialPort<FlashFqScheduler, P>;
 
 /// The knobs of FlashFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FlashFqConfig {
     /// How far after virtual time a request may start (T), in bytes at the
     /// [reference weight](ReferenceWeight); default 1 MiB.
@@ -71,6 +73,8 @@ pub struct FlashFqConfig {
     /// What a request costs beside its length, in bytes; default 4096.
     pub request_bytes: u32,
 }
+
+changeable!(FlashFqConfig);
 
 impl Default for FlashFqConfig {
     fn default() -> Self {
@@ -162,16 +166,18 @@ impl FlashFqScheduler {
     pub fn new(config: &SerialConfig, flashfq: &FlashFqConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut flashfq.clone())?;
-        Ok(FlashFqScheduler {
-            config: *flashfq,
-            threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
-            virtual_time: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            heap: FlowHeap::new(config.flows),
-            absent: FlowHeap::new(config.flows),
-            staged: Staged::new(config.flows, config.jobs()),
-            arrivals: 0,
-            lift: Lift::default(),
+        granted(|| {
+            Ok(FlashFqScheduler {
+                config: *flashfq,
+                threshold_units: ReferenceWeight::default().units(flashfq.threshold_bytes),
+                virtual_time: VTime::ZERO,
+                flows: boxed(config.flows, |_| FlowState::default()),
+                heap: FlowHeap::new(config.flows),
+                absent: FlowHeap::new(config.flows),
+                staged: Staged::new(config.flows, config.jobs()),
+                arrivals: 0,
+                lift: Lift::default(),
+            })
         })
     }
 
@@ -215,12 +221,6 @@ impl SerialPolicy for FlashFqScheduler {
             *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
 
     fn set_reference(&mut self, reference: ReferenceWeight) {
         self.threshold_units = reference.units(self.config.threshold_bytes);
@@ -324,12 +324,9 @@ impl SerialPolicy for FlashFqScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for flow in &mut self.flows {
-                flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
-            }
-        }
-        Some(self.lift.next_ns())
+        self.lift.tick(now_ns, &mut self.flows, |_, flow| {
+            flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

@@ -16,6 +16,7 @@ use alloc::boxed::Box;
 
 use super::{Lane, Lanes};
 use crate::contract::vtime::VTime;
+use crate::structures::allocation::boxed;
 
 /// A flow, with what it is ordered by.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +76,7 @@ impl FlowHeap {
         FlowHeap {
             common: Heap::new(flows),
             reserved: Heap::new(flows),
-            seats: (0..flows).map(|_| seat).collect(),
+            seats: boxed(flows, |_| seat),
             len: 0,
         }
     }
@@ -196,11 +197,7 @@ impl FlowHeap {
 
 impl Heap {
     fn new(capacity: usize) -> Self {
-        Heap {
-            latest: Entry::NOBODY,
-            entries: (0..capacity).map(|_| Entry::NOBODY).collect(),
-            len: 0,
-        }
+        Heap { latest: Entry::NOBODY, entries: boxed(capacity, |_| Entry::NOBODY), len: 0 }
     }
 
     #[inline]

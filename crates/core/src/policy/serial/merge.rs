@@ -38,6 +38,7 @@ use alloc::boxed::Box;
 
 use super::{Arrival, Job, SerialConfig};
 use crate::contract::port::{Op, Outcome};
+use crate::structures::allocation::boxed;
 
 /// The most requests of one command.
 pub const MOST_PARTS: u32 = 128;
@@ -124,15 +125,15 @@ impl Merger {
         Merger {
             most_bytes: config.merge_bytes,
             tag_bits: config.tag_bits(),
-            units: (0..jobs).map(|_| unused).collect(),
-            stock: (0..jobs as u32).rev().collect(),
+            units: boxed(jobs, |_| unused),
+            stock: boxed(jobs, |job| (jobs - 1 - job) as u32),
             spare: jobs,
-            parts: (0..jobs).map(|_| Part { unit: NONE, after: NONE }).collect(),
-            ends: (0..entries).map(|_| NONE).collect(),
-            starts: (0..entries).map(|_| NONE).collect(),
+            parts: boxed(jobs, |_| Part { unit: NONE, after: NONE }),
+            ends: boxed(entries, |_| NONE),
+            starts: boxed(entries, |_| NONE),
             table_bits: entries.trailing_zeros(),
-            barriers: (0..config.flows).map(|_| 0).collect(),
-            cursors: (0..config.ports).map(|_| NONE).collect(),
+            barriers: boxed(config.flows, |_| 0),
+            cursors: boxed(config.ports, |_| NONE),
         }
     }
 

@@ -25,6 +25,13 @@
 //! of a flow before any port can submit for it, and never hears of a removal after the slot's next
 //! life has begun.
 //!
+//! **Bounds.** The lock is held for a verb of the policy, which takes heaps as deep as the
+//! logarithm of the flows, and in `next` for as many of those as slots are free. A `tick` holds it
+//! while 1,024 flows are lifted, and what are more follow a millisecond later ([`Lift`]); adding,
+//! weighing and removing a flow, while the weights of all flows are looked at.
+//!
+//! [`Lift`]: crate::contract::vtime::Lift
+//!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
 //! [`Links`]. Where requests are merged, what is numbered is units of them.
@@ -59,9 +66,11 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
+use crate::entry::knobs::changeable;
 use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
@@ -127,15 +136,15 @@ pub trait SerialPolicy: Send + 'static {
     fn add_flow(&mut self, flow: usize, weight: Weight);
 
     /// The flow's weight for arrivals from now on, which also carry it.
-    fn set_weight(&mut self, flow: usize, weight: Weight);
+    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
 
     /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
     /// that were admitted just before.
-    fn remove_flow(&mut self, flow: usize);
+    fn remove_flow(&mut self, _flow: usize) {}
 
     /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
-    /// of the three above.
-    fn set_reference(&mut self, reference: ReferenceWeight);
+    /// of the three above; of no concern without a threshold.
+    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
@@ -157,13 +166,17 @@ pub trait SerialPolicy: Send + 'static {
     fn cancel(&mut self, job: Job, flow: usize);
 
     /// A selected request, of the flow in this slot, has been served, or is taken back.
-    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome);
+    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
 
     /// Does periodic work and returns the time of the next, if there is any.
-    fn tick(&mut self, now_ns: u64) -> Option<u64>;
+    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
+        None
+    }
 
     /// Virtual time in units, if the policy has one.
-    fn virtual_time(&self) -> Option<u64>;
+    fn virtual_time(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and
@@ -220,6 +233,7 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 
 /// The bounds of a serial policy, fixed when it is built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SerialConfig {
     /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
     pub ports: usize,
@@ -235,6 +249,8 @@ pub struct SerialConfig {
     pub merge_bytes: u32,
 }
 
+changeable!(SerialConfig);
+
 impl Default for SerialConfig {
     fn default() -> Self {
         SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, merge_bytes: 0 }
@@ -242,6 +258,11 @@ impl Default for SerialConfig {
 }
 
 impl SerialConfig {
+    /// The default D, and nothing merged, for this number of flows and of tags of each port.
+    pub fn new(ports: usize, flows: usize, tags: usize) -> Self {
+        SerialConfig { ports, flows, tags, ..SerialConfig::default() }
+    }
+
     /// The bound of [`Job`] numbers.
     pub fn jobs(&self) -> usize {
         self.ports.saturating_mul(1usize.checked_shl(self.tag_bits()).unwrap_or(usize::MAX))
@@ -369,6 +390,11 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
         config: &SerialConfig,
     ) -> Result<(Self, Vec<SerialPort<S, P>>), ConfigError> {
         config.check()?;
+        granted(|| Ok(Self::of(policy, config)))
+    }
+
+    /// The same within bounds.
+    fn of(policy: S, config: &SerialConfig) -> (Self, Vec<SerialPort<S, P>>) {
         let core = Core {
             policy,
             slots: config.slots,
@@ -377,8 +403,8 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             tag_bits: config.tag_bits(),
             merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
             links: Links::new(config.jobs()),
-            outboxes: (0..config.ports).map(|_| Fifo::default()).collect(),
-            chosen: (0..config.jobs()).map(|_| false).collect(),
+            outboxes: boxed(config.ports, |_| Fifo::default()),
+            chosen: boxed(config.jobs(), |_| false),
             throttles: 0,
             blocks: 0,
             wakes: 0,
@@ -396,11 +422,11 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             account: PortFlows::new(PortId(index as u8), &shared.flows, config.tags),
             staged_links: Links::new(config.tags),
             id: PortId(index as u8),
-            live: (0..config.tags).map(|_| Live::Free).collect(),
+            live: boxed(config.tags, |_| Live::Free),
             staged: 0,
         };
-        let ports = (0..config.ports).map(port).collect();
-        Ok((Serial { shared }, ports))
+        let ports = boxed(config.ports, port).into_vec();
+        (Serial { shared }, ports)
     }
 }
 

@@ -34,12 +34,12 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::Promises;
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
 
 /// SFQ(D) behind the port contract.
@@ -66,7 +66,7 @@ impl<P: Platform> Serial<SfqdScheduler, P> {
     /// The policy and its ports.
     pub fn new(config: &SerialConfig) -> Result<(Self, Vec<SfqdPort<P>>), ConfigError> {
         config.check()?;
-        Serial::with_policy(SfqdScheduler::new(config), config)
+        granted(|| Serial::with_policy(SfqdScheduler::new(config), config))
     }
 }
 
@@ -110,9 +110,9 @@ impl SfqdScheduler {
         SfqdScheduler {
             virtual_time: VTime::ZERO,
             max_finish: VTime::ZERO,
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
+            flows: boxed(config.flows, |_| FlowState::default()),
             heap: FlowHeap::new(config.flows),
-            jobs: (0..config.jobs()).map(|_| JobState::default()).collect(),
+            jobs: boxed(config.jobs(), |_| JobState::default()),
             links: Links::new(config.jobs()),
             arrivals: 0,
             in_service: 0,
@@ -132,15 +132,6 @@ impl SerialPolicy for SfqdScheduler {
             *flow = FlowState { end: self.virtual_time, ..FlowState::default() };
         }
     }
-
-    /// Nothing to do: every arrival carries its weight.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// Nothing to do: what is staged keeps its place.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Nothing to do: it has no threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     #[inline]
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
@@ -232,12 +223,9 @@ impl SerialPolicy for SfqdScheduler {
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        if self.lift.is_due(now_ns) {
-            for flow in &mut self.flows {
-                flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
-            }
-        }
-        Some(self.lift.next_ns())
+        self.lift.tick(now_ns, &mut self.flows, |_, flow| {
+            flow.end = flow.end.max(self.virtual_time.minus(flow.shift));
+        })
     }
 
     fn virtual_time(&self) -> Option<u64> {

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 
 use super::Job;
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 
 /// The queues of all flows. What was kept of a request stays until its number is used again.
@@ -16,9 +17,9 @@ impl<T: Copy + Default> Staged<T> {
     /// Empty queues of `flows` flows over the jobs `0..jobs`.
     pub fn new(flows: usize, jobs: usize) -> Self {
         Staged {
-            queues: (0..flows).map(|_| Fifo::default()).collect(),
+            queues: boxed(flows, |_| Fifo::default()),
             links: Links::new(jobs),
-            jobs: (0..jobs).map(|_| T::default()).collect(),
+            jobs: boxed(jobs, |_| T::default()),
         }
     }
 

@@ -4,16 +4,14 @@
 //! `toy` adds it for the tests that show that.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
-use crate::contract::port::Outcome;
 use crate::entry::Promises;
 use crate::entry::knobs::{Configure, Knob, Knobs};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 
 /// What the toy can be told.
@@ -36,7 +34,7 @@ pub struct Toy {
     staged: Fifo,
     links: Links,
     /// Whose each request is.
-    flows: Vec<usize>,
+    flows: Box<[usize]>,
 }
 
 impl Scheduler for Toy {
@@ -50,7 +48,7 @@ impl Scheduler for Toy {
         bounds: &SerialConfig,
     ) -> Result<Box<dyn SerialPolicy>, ConfigError> {
         bounds.check()?;
-        let flows = (0..bounds.jobs()).map(|_| 0).collect();
+        let flows = boxed(bounds.jobs(), |_| 0);
         let links = Links::new(bounds.jobs());
         Ok(Box::new(Toy { config: *config, staged: Fifo::default(), links, flows }))
     }
@@ -58,12 +56,6 @@ impl Scheduler for Toy {
 
 impl SerialPolicy for Toy {
     fn add_flow(&mut self, _flow: usize, _weight: Weight) {}
-
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let job = arrival.job.0;
@@ -90,15 +82,5 @@ impl SerialPolicy for Toy {
 
     fn cancel(&mut self, job: Job, _flow: usize) {
         self.links.remove(&mut self.staged, job.0);
-    }
-
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-
-    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
-        None
-    }
-
-    fn virtual_time(&self) -> Option<u64> {
-        None
     }
 }

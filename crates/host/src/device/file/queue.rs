@@ -382,7 +382,7 @@ impl FileQueue {
             None => match Workers::at_most(1) {
                 Ok(writer) => self.writers[store].insert(writer),
                 Err(error) => {
-                    tracing::warn!(%error, "no thread for writes to the page cache");
+                    tracing::warn!(%error, "cannot start a thread for writes to the page cache");
                     // The store's other threads do them, one by one.
                     return batch.slots().for_each(|slot| self.hand_over(slot));
                 }

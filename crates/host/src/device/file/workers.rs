@@ -108,7 +108,7 @@ impl Pool {
                 drop(state);
                 // Without another thread this one goes on to the next job when this job is done.
                 if is_last && let Err(error) = self.spawn() {
-                    tracing::warn!(%error, "no thread for calls that may wait");
+                    tracing::warn!(%error, "cannot start a thread for calls that may wait");
                 }
                 job();
                 state = self.lock();

@@ -92,7 +92,8 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
                 .name("fairq-survey".into())
                 .spawn(move || survey(&*device, &wakers, &questions));
             if let Err(error) = started {
-                tracing::error!(%error, "no thread asks a store's file systems for their maps");
+                tracing::error!(%error, "cannot start the thread that asks a store's file systems \
+                                for their maps");
             }
             sender
         });

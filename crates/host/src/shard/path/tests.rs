@@ -94,13 +94,10 @@ struct Bench {
 
 impl Bench {
     fn new(bad: u64) -> Bench {
-        let config = SerialConfig {
-            flows: 1,
-            tags: TAGS,
-            slots: 1,
-            merge_bytes: 1 << 16,
-            ..Default::default()
-        };
+        let config = SerialConfig::new(1, 1, TAGS).with(|config| {
+            config.slots = 1;
+            config.merge_bytes = 1 << 16;
+        });
         let (policy, mut ports) = Sfqd::<Native>::new(&config).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let store = Arc::new(Store::map(1 << 20).unwrap());

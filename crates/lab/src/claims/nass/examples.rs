@@ -12,12 +12,11 @@ use crate::claims::{Answer, Outcome, go};
 pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
     const BYTES: u64 = 4096;
     let profile = profile()?;
-    let limits = NassConfig {
-        aggressiveness: false,
-        sequentiality: false,
-        idleness: false,
-        ..NassConfig::default()
-    };
+    let limits = NassConfig::default().with(|config| {
+        config.aggressiveness = false;
+        config.sequentiality = false;
+        config.idleness = false;
+    });
     let most = |tenants: usize| {
         let loads = vec![(1, job(Access::Random, 100)); tenants];
         let mut scenario = scenario(&profile, &loads);

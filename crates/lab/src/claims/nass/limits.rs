@@ -159,8 +159,11 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 11: NASS without its second mechanism (NM), and with it (N).
 pub(super) fn merging(seed: u64) -> Result<Outcome, String> {
-    let limited =
-        Pairs::new(&pair(3), NassConfig { sequentiality: false, ..NassConfig::default() }, seed)?;
+    let limited = Pairs::new(
+        &pair(3),
+        NassConfig::default().with(|config| config.sequentiality = false),
+        seed,
+    )?;
     let full = Pairs::new(&pair(3), NassConfig::default(), seed)?;
     let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < 0.9);
     let better =

@@ -15,6 +15,7 @@ use super::limits::Limits;
 use super::sequentiality::Sequentiality;
 use crate::contract::flow::Weight;
 use crate::policy::serial::{Arrival, Job, Lane, Lanes, SerialConfig, SerialPolicy};
+use crate::structures::allocation::boxed;
 
 /// Evaluation model and dispatch control.
 pub(super) struct Control {
@@ -99,10 +100,10 @@ impl Control {
         let merged = |count: usize| if config.merge_bytes > 0 { count } else { 0 };
         Control {
             config: NassConfig { sequentiality, ..*nass },
-            flows: (0..config.flows).map(|_| FlowState::default()).collect(),
-            channels: (0..config.jobs()).map(|_| 0).collect(),
-            sequentiality: (0..merged(config.flows)).map(|_| Sequentiality::default()).collect(),
-            lengths: (0..merged(config.jobs())).map(|_| 0).collect(),
+            flows: boxed(config.flows, |_| FlowState::default()),
+            channels: boxed(config.jobs(), |_| 0),
+            sequentiality: boxed(merged(config.flows), |_| Sequentiality::default()),
+            lengths: boxed(merged(config.jobs()), |_| 0),
             history: History::new(nass.history),
             limits: Limits::new(nass.queue_length),
             served: Served::default(),

@@ -26,6 +26,7 @@
 //!   to have all of theirs on the device would stay there: four tenants would keep the device and
 //!   the others starve.
 
+use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
 
 use super::control::FlowState;
@@ -41,7 +42,7 @@ pub(super) struct History {
 
 impl History {
     pub(super) fn new(length: u32) -> Self {
-        History { flows: (0..length).map(|_| u32::MAX).collect(), newest: 0, arrivals: 0 }
+        History { flows: boxed(length as usize, |_| u32::MAX), newest: 0, arrivals: 0 }
     }
 
     /// Whether the arrival of this number is among the last.

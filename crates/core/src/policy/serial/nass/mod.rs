@@ -56,11 +56,12 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
-use crate::entry::knobs::{self, Configure, Knob, Knobs};
+use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
+use crate::structures::allocation::granted;
 
 use control::Control;
 
@@ -74,6 +75,7 @@ pub type NassPort<S, P = Native> = SerialPort<Nass<S>, P>;
 
 /// The parameters of NASS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct NassConfig {
     /// η: channels of the device; default 10.
     pub channels: u32,
@@ -95,6 +97,8 @@ pub struct NassConfig {
     /// Whether room is kept for flows that are deceptively idle; default true.
     pub idleness: bool,
 }
+
+changeable!(NassConfig);
 
 impl Default for NassConfig {
     fn default() -> Self {
@@ -172,7 +176,7 @@ impl<S: SerialPolicy> Nass<S> {
     pub fn new(inner: S, config: &SerialConfig, nass: &NassConfig) -> Result<Self, ConfigError> {
         config.check()?;
         knobs::check(&mut nass.clone())?;
-        Ok(Nass { inner, control: Control::new(config, nass) })
+        granted(|| Ok(Nass { inner, control: Control::new(config, nass) }))
     }
 
     /// The most requests that the flow may have on the device now.

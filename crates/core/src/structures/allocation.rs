@@ -1,0 +1,64 @@
+//! Memory for as many things as a policy is built for, which may not be there.
+//!
+//! **Problem.** A policy takes its memory when it is built. Where that fails, in a kernel say, the
+//! caller wants an error; collecting into a `Box` ends the program instead. **Model.** What grows
+//! with flows, ports or tags is made by [`boxed`]. Without memory it gives nothing and counts a
+//! refusal, and [`granted`], around the constructor of a policy, makes an error of what was built
+//! meanwhile. So the constructors of structures cannot fail and need no error; what they are given
+//! too little for is dropped unused.
+//!
+//! **Bounds.** The count is one for all threads. Of two policies that are built at once, of which
+//! one was refused memory, the other may be refused as well. Not counted is what does not grow
+//! with flows or tags: a policy's few `Arc`s of some hundred bytes, and the tree over its ports.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::contract::bounds::ConfigError;
+
+/// How often memory was refused. A thread sees its own refusals, so Relaxed is enough.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+
+/// Room for a number of things, of which there are none yet.
+pub(crate) fn room<T>(count: usize) -> Vec<T> {
+    let mut room = Vec::new();
+    if room.try_reserve_exact(count).is_err() {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+    }
+    room
+}
+
+/// A number of things, each made from its own number; none if there is no memory for them.
+pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
+    let mut things = room(count);
+    if things.capacity() >= count {
+        things.extend((0..count).map(make));
+    }
+    things.into_boxed_slice()
+}
+
+/// What `build` gives, if it was given all the memory that it asked for.
+pub(crate) fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
+    let before = REFUSED.load(Ordering::Relaxed);
+    let built = build()?;
+    match REFUSED.load(Ordering::Relaxed) == before {
+        true => Ok(built),
+        false => Err(ConfigError::Memory),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_no_memory_for_is_an_error() {
+        assert_eq!(boxed(3, |number| number * 2)[..], [0, 2, 4]);
+        let build = |count| granted(|| Ok(boxed(count, |_| 0u64).len()));
+        // Others that are tested at once may be refused theirs.
+        let fits = (0..100).any(|_| build(5) == Ok(5));
+        assert!(fits);
+        assert_eq!(build(usize::MAX / 16), Err(ConfigError::Memory));
+    }
+}

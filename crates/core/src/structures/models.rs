@@ -1,0 +1,117 @@
+//! The flow table under the model checker.
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib structures::models`
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::broken::{Unordered, check};
+use super::flow_table::{FlowTable, PortFlows};
+use crate::contract::flow::{FlowId, Weight};
+use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
+use crate::contract::port_set::PortId;
+
+/// A table of one slot for so many ports, and the flow in it.
+fn table<P: Platform>(ports: usize) -> (Arc<FlowTable<P>>, FlowId) {
+    let table = Arc::new(FlowTable::<P>::new(1, ports));
+    let flow = table.add(None, Weight::DEFAULT, |_| ()).unwrap();
+    (table, flow)
+}
+
+fn port<P: Platform>(table: &FlowTable<P>, port: u8) -> PortFlows {
+    PortFlows::new(PortId(port), table, 2)
+}
+
+/// A port has a request of a flow, and writes what its policy keeps of the slot, while the flow is
+/// removed: the slot's next flow begins after that, and once the port has heard of the removal it
+/// can begin; the latter only if `hears`.
+fn a_slot_begins_anew_after_all_is_done<P: Platform>(hears: bool) {
+    check(4, move || {
+        let (table, flow) = table::<P>(1);
+        let kept = Arc::new(P::U64::new(0));
+        let mut port = port(&table, 0);
+        port.admit(&table, flow).unwrap();
+        let (table_of_port, kept_of_port) = (table.clone(), kept.clone());
+        let other = thread::spawn(move || {
+            kept_of_port.store(1, Ordering::Relaxed);
+            port.poll(&table_of_port);
+            port.finish(&table_of_port, 0);
+            port.poll(&table_of_port);
+            port
+        });
+        table.close(flow).unwrap();
+        let begin = |_| assert_eq!(kept.load(Ordering::Relaxed), 1, "the old flow goes on");
+        let added = table.add(None, Weight::DEFAULT, begin).is_ok();
+        let mut port = other.join().unwrap();
+        port.poll(&table);
+        let is_free = table.add(None, Weight::DEFAULT, |_| ()).is_ok();
+        assert!(!hears || is_free != added, "a slot is lost");
+    });
+}
+
+#[test]
+fn a_slot_is_free_after_its_last_request() {
+    a_slot_begins_anew_after_all_is_done::<Loom>(true);
+}
+
+#[test]
+#[should_panic(expected = "the old flow goes on")]
+fn without_any_order_a_slot_is_free_too_early() {
+    a_slot_begins_anew_after_all_is_done::<Unordered>(false);
+}
+
+#[test]
+#[should_panic(expected = "a slot is lost")]
+fn without_any_order_a_removal_is_not_heard_of() {
+    a_slot_begins_anew_after_all_is_done::<Unordered>(true);
+}
+
+/// A port that has heard of the removal takes no request of the flow, so that it has none that it
+/// did not count when it let go.
+fn who_heard_of_a_removal_refuses<P: Platform>() {
+    check(4, || {
+        let (table, flow) = table::<P>(1);
+        let mut port = port(&table, 0);
+        let table_of_port = table.clone();
+        let other = thread::spawn(move || {
+            let heard = port.poll(&table_of_port);
+            let takes = port.admit(&table_of_port, flow).is_some();
+            assert!(!heard || !takes, "a request of a flow that was let go");
+        });
+        table.close(flow).unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_removed_flow_is_refused() {
+    who_heard_of_a_removal_refuses::<Loom>();
+}
+
+#[test]
+#[should_panic(expected = "a request of a flow that was let go")]
+fn without_any_order_a_removed_flow_is_taken() {
+    who_heard_of_a_removal_refuses::<Unordered>();
+}
+
+/// Two ports let go of a flow at once, one of which has a request of it: the slot is free when both
+/// have, and not before.
+#[test]
+fn two_ports_let_go() {
+    check(4, || {
+        let (table, flow) = table::<Loom>(2);
+        let [mut a, mut b] = [0, 1].map(|number| port(&table, number));
+        a.admit(&table, flow).unwrap();
+        table.close(flow).unwrap();
+        let table_of_port = table.clone();
+        let other = thread::spawn(move || {
+            a.poll(&table_of_port);
+            a
+        });
+        b.poll(&table);
+        assert!(table.add(None, Weight::DEFAULT, |_| ()).is_err(), "a has a request");
+        let mut a = other.join().unwrap();
+        a.finish(&table, 0);
+        assert!(table.add(None, Weight::DEFAULT, |_| ()).is_ok(), "a slot is lost");
+    });
+}

@@ -1,0 +1,284 @@
+//! What a verb and a tick may take, with few flows and ports and with many.
+//!
+//! Shared words are what a verb pays for, and what a policy would go through if it looked at all
+//! flows or all ports. A platform that counts accesses tells how many the costliest verb made: not
+//! more with 10,000 flows on 256 ports than with a few, but for what is said below. What a tick
+//! takes is held against what the policies' headers say.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use fairq_core::none::NonePolicy;
+use fairq_core::platform::{AtomicWord, Lock, Ordering};
+use fairq_core::registry::{self, Shape};
+use fairq_core::{
+    AnyPolicy, AnyPort, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet,
+    Request, Submitted, Tag, Topology, Weight,
+};
+
+thread_local! {
+    static ACCESSES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What something gives, and how many accesses to shared words and locks it took.
+fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
+    ACCESSES.set(0);
+    (f(), ACCESSES.get())
+}
+
+fn count() {
+    ACCESSES.set(ACCESSES.get() + 1);
+}
+
+/// The processor's words and locks, which count.
+struct Counting;
+
+struct Word(AtomicU64);
+
+struct CountedLock<T>(Mutex<T>);
+
+impl Platform for Counting {
+    type U64 = Word;
+    type Mutex<T: Send + 'static> = CountedLock<T>;
+    fn relax() {}
+}
+
+macro_rules! counted_word {
+    ($($verb:ident($($value:ident),*) -> $gives:ty;)*) => {
+        impl AtomicWord for Word {
+            fn new(value: u64) -> Self {
+                Word(AtomicU64::new(value))
+            }
+            fn compare_exchange(
+                &self,
+                current: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<u64, u64> {
+                count();
+                self.0.compare_exchange(current, new, success, failure)
+            }
+            $(fn $verb(&self, $($value: u64,)* order: Ordering) -> $gives {
+                count();
+                self.0.$verb($($value,)* order)
+            })*
+        }
+    };
+}
+
+counted_word! {
+    load() -> u64;
+    store(value) -> ();
+    swap(value) -> u64;
+    fetch_add(value) -> u64;
+    fetch_sub(value) -> u64;
+    fetch_or(value) -> u64;
+    fetch_and(value) -> u64;
+}
+
+impl<T: Send + 'static> Lock<T> for CountedLock<T> {
+    fn new(value: T) -> Self {
+        CountedLock(Mutex::new(value))
+    }
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        count();
+        f(&mut self.0.lock().unwrap())
+    }
+}
+
+const TAGS: usize = 16;
+const MS: u64 = 1_000_000;
+const MINUTE: u64 = 60_000 * MS;
+
+/// What a policy is built for, and how many of its slots have a flow.
+#[derive(Clone, Copy)]
+struct Size {
+    ports: usize,
+    flows: usize,
+    open: usize,
+}
+
+const FEW: Size = Size { ports: 4, flows: 8, open: 8 };
+const MANY: Size = Size { ports: 256, flows: 10_000, open: 250 };
+
+/// The most accesses of each verb.
+type Most = BTreeMap<&'static str, u64>;
+
+struct Rig {
+    policy: AnyPolicy<Counting>,
+    ports: Vec<AnyPort<Counting>>,
+    flows: Vec<FlowId>,
+    /// Of each port what it has issued.
+    issued: Vec<Vec<Tag>>,
+    now_ns: u64,
+    most: Most,
+}
+
+impl Rig {
+    fn new(name: &str, keys: registry::Keys<'_>, size: Size) -> Rig {
+        let shape = Shape::new(Topology::flat(size.ports), size.flows, TAGS).before(32);
+        let (policy, ports) = AnyPolicy::new(name, keys, &shape).unwrap();
+        // Names of flows in any slot, as a policy knows them that another one follows.
+        let (names, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
+        let first = names.add_flow(Weight::DEFAULT).unwrap();
+        let slots = (0..size.open).map(|at| at * (size.flows - 1) / (size.open - 1));
+        let names = slots.map(|slot| first.at(slot as u32));
+        let weight = |name: FlowId| Weight::new(1 + name.slot() as u16 % 400).unwrap();
+        let flows = names.map(|name| policy.add_flow_as(Some(name), weight(name)).unwrap());
+        let (flows, issued) = (flows.collect(), ports.iter().map(|_| Vec::new()).collect());
+        Rig { policy, ports, flows, issued, now_ns: MS, most: Most::new() }
+    }
+
+    /// Runs a verb of a port, counts what it takes, and then what it asks for: `next` on the ports
+    /// that it woke.
+    fn verb<R>(
+        &mut self,
+        name: &'static str,
+        port: usize,
+        verb: impl FnOnce(&mut AnyPort<Counting>, u64, &mut PortSet) -> R,
+    ) -> R {
+        self.now_ns += 1000;
+        let mut wake = PortSet::EMPTY;
+        let (result, taken) = counted(|| verb(&mut self.ports[port], self.now_ns, &mut wake));
+        let most = self.most.entry(name).or_default();
+        *most = taken.max(*most);
+        for woken in wake {
+            self.drain(woken.0.into());
+        }
+        result
+    }
+
+    /// Calls `next` while it gives something.
+    fn drain(&mut self, port: usize) {
+        while let Next::Issue { tag, .. } | Next::Join { tag } =
+            self.verb("next", port, |port, now_ns, wake| port.next(now_ns, wake))
+        {
+            self.issued[port].push(tag);
+        }
+    }
+
+    fn submit(&mut self, port: usize, tag: usize, flow: usize) {
+        let flow = self.flows[flow % self.flows.len()];
+        let op = if flow.slot().is_multiple_of(3) { Op::Write } else { Op::Read };
+        let request = Request::new(Tag(tag as u32), flow, op, (tag as u64) << 20, 65_536);
+        let submit = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
+            port.submit(now_ns, &request, wake).unwrap()
+        };
+        if let Submitted::Issue { .. } = self.verb("submit", port, submit) {
+            self.issued[port].push(request.tag);
+        }
+    }
+
+    /// All ports stage more than the device takes; each takes one back and has one issued again;
+    /// and all is served.
+    fn round(&mut self, round: usize) {
+        for port in 0..self.ports.len() {
+            for tag in 0..8 {
+                self.submit(port, tag, round * 17 + port * 5 + tag * 31);
+            }
+            let cancel = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
+                port.cancel(now_ns, Tag(7), wake)
+            };
+            self.verb("cancel", port, cancel);
+            self.drain(port);
+        }
+        for step in 0.. {
+            assert!(step < 20_000, "round {round}: {} are left", self.left());
+            for port in 0..self.ports.len() {
+                let Some(tag) = self.issued[port].pop() else { continue };
+                if step == 0 {
+                    let requeue = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
+                        port.requeue(now_ns, tag, wake)
+                    };
+                    match self.verb("requeue", port, requeue) {
+                        Some(Submitted::Issue { .. }) | None => self.issued[port].push(tag),
+                        Some(Submitted::Staged) => {}
+                    }
+                } else {
+                    self.verb("complete", port, |port, now_ns, wake| {
+                        port.complete(now_ns, tag, Outcome::Done, wake);
+                    });
+                }
+                self.drain(port);
+            }
+            // Whoever waits for a time, or for the end of a period.
+            self.now_ns += 10 * MS;
+            (0..self.ports.len()).for_each(|port| self.drain(port));
+            if self.left() == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Ports that have something to do.
+    fn left(&self) -> usize {
+        let ports = self.ports.iter().zip(&self.issued);
+        ports.filter(|(port, issued)| port.has_work() || !issued.is_empty()).count()
+    }
+
+    /// A tick after so long.
+    fn tick(&mut self, pause_ns: u64) {
+        self.now_ns += pause_ns;
+        let mut wake = PortSet::EMPTY;
+        let (_, taken) = counted(|| self.policy.tick(self.now_ns, &mut wake));
+        let most = self.most.entry("tick").or_default();
+        *most = taken.max(*most);
+        for woken in wake {
+            self.drain(woken.0.into());
+        }
+    }
+
+    fn run(mut self) -> Most {
+        for round in 0..4 {
+            self.round(round);
+            self.tick(100 * MS);
+            self.tick(MINUTE);
+        }
+        self.most
+    }
+}
+
+/// The most accesses that any verb may take, and that a tick may: what the headers of the policies
+/// say.
+fn bounds(name: &str, size: Size) -> [u64; 2] {
+    let Size { ports, flows, .. } = size;
+    let [ports, flows, seats] = [ports, flows, TAGS.min(flows)].map(|count| count as u64);
+    match name {
+        "none" => [5, 0],
+        // Each bucket of the wheel has a word for 64 ports.
+        "mqfq" | "mqfq-serial" => [150 + 72 * ports.div_ceil(64), 3 * flows + 8 * ports + 100],
+        "d2fq" => [120, 8 * flows + 8 * ports * seats + 20],
+        "kyber" => [20, 48 * ports + 20],
+        "kyber-fair" => [160 + 8 * ports, 3 * flows + 8 * ports + 160],
+        // The lock, and what statistics are told.
+        _ => [10, 4],
+    }
+}
+
+#[test]
+fn neither_verbs_nor_ticks_take_longer_than_is_said() {
+    for policy in registry::ALL {
+        for size in [FEW, MANY] {
+            let most = Rig::new(policy.name, &[], size).run();
+            println!("{}: {most:?}", policy.name);
+            let [verbs, tick] = bounds(policy.name, size);
+            for (verb, accesses) in most {
+                let bound = if verb == "tick" { tick } else { verbs };
+                let said = format!("{accesses} accesses in {verb} of {}", policy.name);
+                assert!(accesses <= bound, "{said}, at most {bound} are documented");
+            }
+        }
+    }
+}
+
+/// A verb that looks at all flows is noticed: the paper's tracker for comparison does.
+#[test]
+fn a_verb_that_looks_at_all_flows_is_noticed() {
+    let scan = registry::find("d2fq").unwrap().knobs();
+    let scan = scan.iter().find(|knob| knob.key == "tracker").unwrap().word("scan").unwrap();
+    let most = Rig::new("d2fq", &[("tracker", scan)], MANY).run();
+    assert!(most["submit"] > bounds("d2fq", MANY)[0], "{most:?}");
+}

@@ -1,0 +1,77 @@
+//! A policy for which there is no memory is refused, and the process goes on: in a kernel, or
+//! beside other things in one process, there is no other way.
+//!
+//! The test runs itself once more with little address space, so that memory is really refused.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+
+use fairq_core::bfq::{Bfq, BfqConfig, BfqScheduler};
+use fairq_core::cfq::{Cfq, CfqConfig};
+use fairq_core::d2fq::{D2fq, D2fqConfig};
+use fairq_core::fiops::{Fiops, FiopsConfig};
+use fairq_core::flashfq::{FlashFq, FlashFqConfig};
+use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
+use fairq_core::nass::{NassConfig, NassOver};
+use fairq_core::none::NonePolicy;
+use fairq_core::serial::SerialConfig;
+use fairq_core::sfqd::Sfqd;
+use fairq_core::{ConfigError, Topology};
+
+const WITHIN: &str = "FAIRQ_TEST_WITHIN_LITTLE_MEMORY";
+
+const PORTS: usize = 64;
+
+/// Policies of growing size, until one is refused; then there is still enough for a small one.
+fn until_refused<P>(name: &str, build: impl Fn(usize, usize) -> Result<P, ConfigError>) {
+    let refused = (10..=22).step_by(2).find_map(|bits| build(1 << 10, 1 << bits).err());
+    assert_eq!(refused, Some(ConfigError::Memory), "{name}");
+    assert!(build(16, 64).is_ok(), "{name}");
+}
+
+fn each_policy_until_refused() {
+    let topology = || Topology::flat(PORTS);
+    let serial = |flows, tags| SerialConfig::new(PORTS, flows, tags);
+    until_refused("none", |flows, tags| <NonePolicy>::new(PORTS, flows, tags));
+    until_refused("mqfq", |flows, tags| <Mqfq>::new(MqfqConfig::new(topology(), flows, tags)));
+    until_refused("d2fq", |flows, tags| <D2fq>::new(D2fqConfig::new(topology(), flows, tags)));
+    until_refused("kyber", |flows, tags| <Kyber>::new(&KyberConfig::new(PORTS, flows, tags)));
+    until_refused("kyber-fair", |flows, tags| {
+        <KyberFair>::new(&KyberFairConfig::new(PORTS, flows, tags))
+    });
+    until_refused("sfqd", |flows, tags| <Sfqd>::new(&serial(flows, tags)));
+    until_refused("fiops", |flows, tags| {
+        <Fiops>::new(&serial(flows, tags), &FiopsConfig::default())
+    });
+    until_refused("cfq", |flows, tags| <Cfq>::new(&serial(flows, tags), &CfqConfig::default()));
+    until_refused("flashfq", |flows, tags| {
+        <FlashFq>::new(&serial(flows, tags), &FlashFqConfig::default())
+    });
+    until_refused("bfq that merges", |flows, tags| {
+        let bounds = serial(flows, tags).with(|config| config.merge_bytes = 1 << 18);
+        <Bfq>::new(&bounds, &BfqConfig::default())
+    });
+    until_refused("nass+bfq", |flows, tags| {
+        let bounds = serial(flows, tags);
+        let inside = BfqScheduler::new(&bounds, &BfqConfig::default())?;
+        <NassOver<BfqScheduler>>::new(inside, &bounds, &NassConfig::default())
+    });
+}
+
+#[test]
+fn a_policy_without_memory_is_refused() {
+    if std::env::var_os(WITHIN).is_some() {
+        return each_policy_until_refused();
+    }
+    let this = std::env::current_exe().unwrap();
+    let ran = Command::new("sh")
+        .args(["-c", "ulimit -v 250000 && exec \"$0\" --exact a_policy_without_memory_is_refused"])
+        .arg(this)
+        .env(WITHIN, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{:?}: {said}", ran.status);
+}
