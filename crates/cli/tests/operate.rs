@@ -173,7 +173,7 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
         [tenant("web", 400, 16, 16), tenant("batch", 50, 32, 8), tenant("db", 100, 0, 4)]
     );
     assert!(server.said(&["tenants"]).contains("batch"));
-    assert!(server.said(&["status"]).contains("mqfq D=64 T=64k"));
+    assert!(server.said(&["status"]).contains("mqfq D=auto T=64k"));
 
     let (code, text) = server.refused(&["add", "batch=8M"]);
     assert!(code == 1 && text.contains("tenant batch: there is one already"), "{code} {text}");
@@ -365,11 +365,11 @@ fn the_policy_changes_under_load_and_a_bad_one_does_not() {
     assert_eq!(server.said(&["policy", "mqfq", "D=8", "T=32k"]), "none -> mqfq D=8 T=32k\n");
     assert_eq!(
         server.said(&["policy", "kyber-fair:period=20ms"]),
-        "mqfq D=8 T=32k -> kyber-fair period=20.0 ms busy=32\n"
+        "mqfq D=8 T=32k -> kyber-fair period=20.0 ms busy=auto\n"
     );
     assert_eq!(
         server.said(&["policy", "nass+bfq", "D=16"]),
-        "kyber-fair period=20.0 ms busy=32 -> nass+bfq D=16\n"
+        "kyber-fair period=20.0 ms busy=auto -> nass+bfq D=16\n"
     );
     let (code, text) = server.refused(&["policy", "d2fq"]);
     assert!(
@@ -434,7 +434,7 @@ fn a_device_with_classes_takes_d2fq_and_gives_it_back() {
 fn parameters_change_all_or_none() {
     let server = Server::start(CONFIG, &[]);
     assert_eq!(server.said(&["params", "threshold=128k"]), "policy.threshold: 64k -> 128k\n");
-    assert!(server.said(&["policy"]).contains("policy       mqfq D=64 T=128k"));
+    assert!(server.said(&["policy"]).contains("policy       mqfq D=auto T=128k"));
     server.said(&["params", "D=8"]);
     let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
     assert_eq!(policy["state"]["slots"], json!(8));
@@ -674,8 +674,12 @@ fn metrics_are_what_prometheus_expects() {
         };
         assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
     }
+    assert!(sample(&metrics, "fairq_policy_slots_found").unwrap() >= 1.0);
+    assert_eq!(server.said(&["params", "slots=64"]), "policy.slots: (nothing) -> 64\n");
+    let (_, metrics) = get(&address, "/metrics");
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
-    assert_eq!(server.said(&["params", "slots=auto"]), "policy.slots: (nothing) -> auto\n");
+    assert_eq!(sample(&metrics, "fairq_policy_slots_found"), None);
+    assert_eq!(server.said(&["params", "slots=auto"]), "policy.slots: 64 -> auto\n");
     let (_, metrics) = get(&address, "/metrics");
     assert!(sample(&metrics, "fairq_policy_slots_found").unwrap() >= 1.0);
     check_with_promtool(&metrics);

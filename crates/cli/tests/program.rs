@@ -347,7 +347,7 @@ fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
         said.extend(lines.by_ref().take_while(|line| !line.is_empty()));
         let said = said.join("\n");
         for wanted in [
-            "ram 64M · mqfq D=64 T=auto · ",
+            "ram 64M · mqfq D=auto T=auto · ",
             &format!(
                 " gold        300     75.0 %    32M   nbd+unix:///gold?socket={}",
                 socket.display()

@@ -20,7 +20,7 @@ fn it_serves_clients_and_takes_another_policys_place() {
     assert!(until("the client ends", || client.try_wait().unwrap()).success());
     let told = server.said(&["params"]);
     assert!(told.contains("newest-first") && told.contains("true or false"), "{told}");
-    assert!(server.said(&["policy"]).contains("toy D=64"));
+    assert!(server.said(&["policy"]).contains("toy D=auto"));
     server.said(&["params", "D=8"]);
     server.said(&["policy", "mqfq"]);
     server.said(&["policy", "toy", "slots=4"]);
@@ -45,7 +45,7 @@ fn bench_and_the_lab_compare_it_with_others() {
     ]);
     let names: Vec<_> =
         bench["runs"].as_array().unwrap().iter().map(|run| &run["policy"]).collect();
-    assert_eq!(names, ["toy D=32", "toy D=2"]);
+    assert_eq!(names, ["toy D=auto", "toy D=2"]);
     assert!(bench["runs"][0]["flows"][0]["iops"].as_f64().unwrap() > 0.0, "{bench}");
 
     let folder = tempfile::tempdir().unwrap();

@@ -118,7 +118,7 @@ impl PolicyConfig {
         self.policy.configured(&self.keys, &shape).expect("it is complete")
     }
 
-    /// The policy in a few words: `mqfq D=64 T=auto`.
+    /// The policy in a few words: `mqfq D=auto T=auto`.
     pub fn describe(&self, device_slots: u32) -> String {
         let mut text = self.name().to_owned();
         for (knob, value) in self.knobs(device_slots) {

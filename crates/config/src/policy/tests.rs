@@ -147,8 +147,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),
-        "policy: busy 0 is not in 1..65536: it is so many requests on the device that tenants may \
-         be throttled"
+        "policy: busy 0 is not in 1..65536: it is the fewest requests on the device with which \
+         tenants may be throttled; auto finds the least that fills it"
     );
     let merge = "policy: merge 33M is not in off..32M: ";
     assert!(refusal("cfq:merge=33M").starts_with(merge), "{}", refusal("cfq:merge=33M"));
@@ -175,10 +175,10 @@ fn refusals_name_the_key_and_the_cure() {
 fn a_policy_is_described_by_what_matters_most() {
     let describe = |text: &str| complete(text).unwrap().describe(64);
     assert_eq!(describe("none"), "none");
-    assert_eq!(describe("mqfq"), "mqfq D=64 T=auto");
-    assert_eq!(describe("mqfq:slots=auto"), "mqfq D=auto T=auto");
+    assert_eq!(describe("mqfq"), "mqfq D=auto T=auto");
+    assert_eq!(describe("mqfq:slots=64"), "mqfq D=64 T=auto");
     assert_eq!(describe("sfqd:D=8,merge=on"), "sfqd D=8 merge=256k");
-    assert_eq!(describe("nass+flashfq"), "nass+flashfq D=64 T=1M");
+    assert_eq!(describe("nass+flashfq"), "nass+flashfq D=auto T=1M");
     assert_eq!(describe("d2fq:strict-paper"), "d2fq tau-l=auto hl=dynamic strict-paper");
     assert_eq!(describe("d2fq:tau-l=1M,hl=static-3"), "d2fq tau-l=1M hl=static-3");
     assert_eq!(describe("kyber"), "kyber read=2.00 ms write=10.0 ms");

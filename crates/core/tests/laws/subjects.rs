@@ -401,7 +401,12 @@ impl Subject for Registered {
         let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
         let knobs = registry::find(name).expect("it is registered").knobs();
         let has = |(key, _): &(&str, u64)| knobs.iter().any(|knob| knob.key == *key);
-        let keys = [("merge", u64::from(shape.merge_bytes)), ("threshold", shape.threshold)];
+        let keys = [
+            ("merge", u64::from(shape.merge_bytes)),
+            ("threshold", shape.threshold),
+            ("slots", u64::from(shape.slots)),
+            ("busy", u64::from(shape.slots / 2).max(1)),
+        ];
         let keys: Vec<_> = keys.into_iter().filter(has).collect();
         AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
     }

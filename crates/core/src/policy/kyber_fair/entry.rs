@@ -18,12 +18,12 @@ impl Configure for KyberFairConfig {
         let period = "the longest time between two rounds of tokens";
         let period = Knob::duration("period", 1, u64::MAX, period).brief("period");
         knobs.is(period, &mut self.period_ns);
-        let busy = "tenants are throttled while at least this many requests are on the device; \
-                    auto finds the least that fills it";
+        let busy = "the fewest requests on the device with which tenants may be throttled; auto \
+                    finds the least that fills it";
         let busy = Knob::requests("busy", MAX_SLOTS, busy).brief("busy");
         knobs.is(busy.or(&[("auto", AUTO as u64)]).live(slots), &mut self.busy);
-        let patience = "throttling goes on for this part of a period (64: a 64th) while fewer than \
-                        `busy` requests are on the device; 0: it does not";
+        let patience = "the part of a period for which the device may have less than busy: 64 is \
+                         a 64th, 0 none";
         let most = u32::MAX.into();
         knobs.is(Knob::number("patience", 0, most, patience), &mut self.patience);
         let tokens = "what all tenants together may have served in a period";
