@@ -246,7 +246,7 @@ impl Rig {
 fn bounds(name: &str, size: Size) -> [u64; 2] {
     let Size { ports, flows, .. } = size;
     let [ports, flows, seats] = [ports, flows, TAGS.min(flows)].map(|count| count as u64);
-    match name {
+    let [verbs, tick] = match name {
         "none" => [5, 0],
         // Each bucket of the wheel has a word for 64 ports.
         "mqfq" | "mqfq-serial" => [150 + 72 * ports.div_ceil(64), 3 * flows + 8 * ports + 100],
@@ -255,7 +255,13 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "kyber-fair" => [160 + 8 * ports, 3 * flows + 8 * ports + 160],
         // The lock, and what statistics are told.
         _ => [10, 4],
-    }
+    };
+    // What the search for D counts and adds up, and a new D.
+    let [counted, added] = match name {
+        "none" | "d2fq" | "kyber" => [0, 0],
+        _ => [12, 16 * ports + 40],
+    };
+    [verbs + counted, tick + added]
 }
 
 #[test]

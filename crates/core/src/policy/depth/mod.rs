@@ -28,7 +28,7 @@
 //! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
 //! (`target`, `watch`).
 //!
-//! **Cost.** A port stores seven words of its own line per completion. An operator's own D
+//! **Cost.** A port stores eight words of its own line per completion. An operator's own D
 //! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
 //! a verb reads one shared word that does not change.
 
