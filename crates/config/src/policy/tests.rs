@@ -147,8 +147,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),
-        "policy: busy 0 is not in 1..65536: it is so many requests on the device that tenants may \
-         be throttled"
+        "policy: busy 0 is not in 1..65536: it is the requests on the device below which no tenant \
+         is throttled"
     );
     let merge = "policy: merge 33M is not in off..32M: ";
     assert!(refusal("cfq:merge=33M").starts_with(merge), "{}", refusal("cfq:merge=33M"));

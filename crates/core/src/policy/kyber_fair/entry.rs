@@ -15,7 +15,7 @@ impl Configure for KyberFairConfig {
         let period = "the longest time between two rounds of tokens";
         let period = Knob::duration("period", 1, u64::MAX, period).brief("period");
         knobs.is(period, &mut self.period_ns);
-        let busy = "with fewer requests on the device no tenant is throttled";
+        let busy = "the requests on the device below which no tenant is throttled";
         knobs.is(Knob::requests("busy", MAX_SLOTS, busy).brief("busy"), &mut self.busy);
         let patience = "the part of a period for which the device may have less than busy: 64 is \
                         a 64th, 0 none";
