@@ -90,7 +90,7 @@ pub use contract::flow::{
 };
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
+    self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
     Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError,
     Tuning,
 };

@@ -419,6 +419,20 @@ pub struct Stats {
     pub tokens: Option<TokenStats>,
     /// `None` where D is the operator's.
     pub depth: Option<DepthStats>,
+    /// `None` where costs do not follow the device.
+    pub cost: Option<CostStats>,
+}
+
+/// What requests cost by the device's time ([`crate::cost`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CostStats {
+    /// What one costs beside its bytes, in equivalent bytes: a random read, a sequential read, a
+    /// random write, a sequential write.
+    pub bases: [u64; 4],
+    /// What each KiB costs, in equivalent bytes: one read, and one written.
+    pub per_kib: [u64; 2],
+    /// Windows of time that this was found in, since the start; 0: nothing is known yet.
+    pub windows: u64,
 }
 
 /// A search for D ([`crate::depth`]).

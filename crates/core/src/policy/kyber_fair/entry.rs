@@ -3,7 +3,7 @@
 use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
-use crate::cost::{Costed, Costs};
+use crate::cost::{CostKind, Costed, Costs};
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 
@@ -56,7 +56,7 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = Config;
-    type Policy<P: Platform> = Costs<KyberFair<P>>;
+    type Policy<P: Platform> = Costs<KyberFair<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
@@ -66,8 +66,11 @@ impl entry::Entry for Entry {
     }
 
     fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
-        let Config(Costed { policy, cost }) = config;
+        let Config(Costed { mut policy, cost }) = config;
+        // What writes cost beside reads is in their cost already.
+        policy.measured_writes &= cost.kind != CostKind::Device;
+        let (tags, flows) = (policy.tags, policy.flows);
         let (policy, ports) = KyberFair::new(&policy)?;
-        Ok(Costs::new(policy, ports, &cost))
+        Ok(Costs::new(policy, ports, tags, flows, &cost))
     }
 }
