@@ -45,7 +45,7 @@ fn changed(name: &str, lines: &[(&str, &str)]) -> Profile {
 
 /// 4,000 requests a second, 16 of them at a time.
 fn four_thousand() -> Profile {
-    changed("z-ssd", &[("read-us = 1.333", "read-us = 250"), ("read-fixed-us", "read-fixed-us = 3750 #"), ("write-us = 1.333", "write-us = 250")])
+    changed("z-ssd", &[("read-us = 1.333", "read-us = 250"), ("read-fixed-us", "read-fixed-us = 3750 #"), ("write-us = 1.333", "write-us = 250"), ("read-mb-s = 3200", "read-mb-s = 9000"), ("channel-mb-s = 800", "channel-mb-s = 2000")])
 }
 
 /// A link of 100 MB/s.
@@ -75,12 +75,12 @@ fn explore(case: &Case) {
         let scenario = scenario(vec![tenant.clone()], 1200 * MS, 200 * MS);
         rates(&run(&scenario, &Costed(CostKind::Bytes, Some(64)), vec![]).unwrap())[0] 
     }).collect();
-    for (kind, depth) in [(CostKind::Bytes, Some(64)), (CostKind::Bytes, None), (CostKind::Device, Some(64)), (CostKind::Device, None)] {
-        let mut scenario = scenario(case.tenants.clone(), 6 * SECOND, 2 * SECOND);
-        scenario.series_ns = Some(500 * MS);
+    for (kind, depth) in [(CostKind::Bytes, Some(64)), (CostKind::Bytes, None), (CostKind::Requests, Some(16)), (CostKind::Requests, None), (CostKind::Device, Some(16)), (CostKind::Device, Some(64)), (CostKind::Device, None)] {
+        let mut scenario = scenario(case.tenants.clone(), std::env::var("SECS").map_or(6, |s| s.parse().unwrap()) * SECOND, 2 * SECOND);
+        scenario.series_ns = Some(scenario.duration_ns / 20);
         let start = std::time::Instant::now();
         let run = run(&scenario, &Costed(kind, depth), vec![]).unwrap();
-        let parts: Vec<String> = rates(&run).iter().zip(&alone).map(|(got, alone)| format!("{:.3}", got / 4.0 / alone)).collect();
+        let parts: Vec<String> = rates(&run).iter().zip(&alone).map(|(got, alone)| format!("{:.3}", got / (run.measured_ns as f64 / 1e9) / alone)).collect();
         println!("{} {kind:?} {depth:?}: {} {:?} D={:?} {:?}", case.name, parts.join(" "), run.stats.cost.map(|c| (c.bases, c.per_kib, c.windows)), run.stats.slots, start.elapsed());
         if std::env::var("SERIES").is_ok() {
             for got in &run.tenants { println!("   {:?}", got.series); }

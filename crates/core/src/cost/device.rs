@@ -23,6 +23,13 @@ const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
 /// But no more time than that.
 const LONGEST_NS: u64 = 1_000_000_000;
+/// Costs are tried out by one part in 2 to the power of this; and by how much less when for so many
+/// windows they have hardly changed.
+const STRONG: u32 = 3;
+const WEAK: u32 = 6;
+const CALM: u32 = 12;
+/// A search for D waits for costs to be found no longer than so many windows.
+const LONG: u32 = 48;
 /// Windows before costs move.
 const FEWEST: usize = 3;
 /// A direct policy holds nothing; its device is busy with so many requests.
@@ -38,8 +45,8 @@ pub(super) struct Prices<P: Platform> {
     kinds: [P::U64; KINDS],
     /// A bit for each kind and power of 2: whether such requests cost more or less than that.
     trial: P::U64,
-    /// 1 if they do.
-    has_trial: P::U64,
+    /// By one part in 2 to the power of this.
+    power: P::U64,
 }
 
 /// The lower half of a word.
@@ -50,7 +57,7 @@ impl<P: Platform> Prices<P> {
         let prices = Prices {
             kinds: core::array::from_fn(|_| P::U64::new(0)),
             trial: P::U64::new(0),
-            has_trial: P::U64::new(0),
+            power: P::U64::new(63),
         };
         prices.show(&FIRST);
         prices
@@ -63,9 +70,9 @@ impl<P: Platform> Prices<P> {
         }
     }
 
-    fn try_out(&self, trial: u64) {
+    fn try_out(&self, trial: u64, power: u32) {
         self.trial.store(trial, Ordering::Relaxed);
-        self.has_trial.store(1, Ordering::Relaxed);
+        self.power.store(power.into(), Ordering::Relaxed);
     }
 
     /// What a request costs as a command of its own, and as a part of another one.
@@ -76,7 +83,7 @@ impl<P: Platform> Prices<P> {
         let alone = (word & LOW) + bytes;
         let power = 31 - (length >> 9 | 1).leading_zeros();
         let bit = self.trial.load(Ordering::Relaxed) >> (kind << 4 | power.min(15) as usize) & 1;
-        let part = (alone >> 3) * self.has_trial.load(Ordering::Relaxed);
+        let part = alone >> (self.power.load(Ordering::Relaxed) & 63);
         (if bit == 1 { alone + part } else { alone - part }, bytes)
     }
 }
@@ -95,6 +102,10 @@ pub(super) struct Finder {
     last: Option<Sum>,
     random: u64,
     trial: u64,
+    /// Windows since costs changed much.
+    calm: u32,
+    /// Windows since they began to.
+    moving: u32,
     next_ns: u64,
 }
 
@@ -110,6 +121,8 @@ impl Finder {
             last: None,
             random: 0x9e37_79b9_7f4a_7c15,
             trial: 0,
+            calm: 0,
+            moving: 0,
             next_ns: 0,
         }
     }
@@ -130,14 +143,15 @@ impl Finder {
         }
     }
 
-    pub(super) fn look<P: Platform>(&mut self, now_ns: u64, sum: &Sum, prices: &Prices<P>) {
+    /// Takes in what ports have counted; true if the mixture of requests is about to change.
+    pub(super) fn look<P: Platform>(&mut self, now_ns: u64, sum: &Sum, prices: &Prices<P>) -> bool {
         self.next_ns = now_ns.saturating_add(LOOK_NS);
         let is_busy = sum.staged > 0 || self.is_direct && sum.live >= BUSY;
         let Some(last) = core::mem::replace(&mut self.last, is_busy.then_some(*sum)) else {
-            return;
+            return false;
         };
         if !is_busy {
-            return;
+            return false;
         }
         for (part, units) in self.counted.units.iter_mut().enumerate() {
             *units += match part.checked_sub(KINDS) {
@@ -148,9 +162,16 @@ impl Finder {
         self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
         let count: u64 = self.counted.units.iter().take(KINDS).sum();
         let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
-        if has_enough || self.time_ns >= LONGEST_NS {
+        let is_over = has_enough || self.time_ns >= LONGEST_NS;
+        if is_over {
             self.end_window(prices);
         }
+        is_over && self.is_moving()
+    }
+
+    /// Costs are being found, and have not been for too long.
+    fn is_moving(&self) -> bool {
+        self.calm < CALM && self.moving < LONG
     }
 
     fn end_window<P: Platform>(&mut self, prices: &Prices<P>) {
@@ -165,16 +186,27 @@ impl Finder {
             let count = self.count.min(WINDOWS);
             let newest = (1..=count).map(|age| &self.windows[self.count.wrapping_sub(age) % WINDOWS]);
             if let Some(found) = fit::fit(newest, &self.parts) {
-                self.approach(&found.parts);
+                self.approach(&found);
                 prices.show(&self.parts);
             }
         }
+        self.moving = if self.calm < CALM { self.moving.saturating_add(1) } else { 0 };
         // Each trial is followed by its opposite.
         self.trial = if self.count % 2 == 0 { !self.trial } else { self.random() };
-        prices.try_out(self.trial);
+        prices.try_out(self.trial, if self.calm < CALM { STRONG } else { WEAK });
     }
 
-    fn approach(&mut self, found: &Parts) {
+    fn approach(&mut self, found: &fit::Found) {
+        let before = self.parts;
+        self.step(&found.parts);
+        let far = |((before, now), share): ((&u64, &u64), &u64)| {
+            *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
+        };
+        let has_moved = before.iter().zip(&self.parts).zip(&found.shares).any(far);
+        self.calm = if has_moved { 0 } else { self.calm.saturating_add(1) };
+    }
+
+    fn step(&mut self, found: &Parts) {
         for (part, (now, found)) in self.parts.iter_mut().zip(found).enumerate() {
             let (least, most) =
                 if part < KINDS { (LEAST_BASE, MAX_BASE) } else { (LEAST_PRICE, MAX_PRICE) };

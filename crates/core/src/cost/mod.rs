@@ -201,7 +201,9 @@ impl<P: Platform> ByDevice<P> {
             if finder.deadline_ns() <= now_ns {
                 let mut sum = Sum::default();
                 self.shared.ports.iter().for_each(|words| words.add_to(&mut sum));
-                finder.look(now_ns, &sum, &*self.shared.prices);
+                if finder.look(now_ns, &sum, &*self.shared.prices) {
+                    inner.costs_change();
+                }
             }
             let own_ns = finder.deadline_ns();
             Some(control.inner_ns.map_or(own_ns, |at_ns| at_ns.min(own_ns)))

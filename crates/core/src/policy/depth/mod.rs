@@ -292,6 +292,11 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
         })
     }
 
+    /// The search begins again, at the D that it has.
+    fn costs_change(&self) {
+        self.control.with(|control| control.search.iter_mut().for_each(Search::begin_again));
+    }
+
     fn class_weights(&self) -> Option<ClassWeights> {
         self.inner.class_weights()
     }

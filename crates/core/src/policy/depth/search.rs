@@ -296,6 +296,14 @@ impl Search {
         self.begun = None;
     }
 
+    /// What was counted says nothing of what comes. D stays for the time being.
+    pub(super) fn begin_again(&mut self) {
+        if !self.is_alone {
+            (self.begun, self.jitter) = (None, 0);
+            self.restart();
+        }
+    }
+
     fn trial(&mut self, now_ns: u64, sum: &Sum) {
         let Some((begun_ns, begun)) = self.begun else {
             return self.begin(now_ns, sum);
