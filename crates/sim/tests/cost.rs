@@ -44,8 +44,9 @@ fn changed(name: &str, lines: &[(&str, &str)]) -> Profile {
 }
 
 /// 4,000 requests a second, 16 of them at a time.
-fn four_thousand() -> Profile {
-    changed("z-ssd", &[("read-us = 1.333", "read-us = 250"), ("read-fixed-us", "read-fixed-us = 3750 #"), ("write-us = 1.333", "write-us = 250"), ("read-mb-s = 3200", "read-mb-s = 9000"), ("channel-mb-s = 800", "channel-mb-s = 2000")])
+fn four_thousand(inside: u32) -> Profile {
+    let fixed = format!("read-fixed-us = {} #", (inside - 1) * 250);
+    changed("z-ssd", &[("read-us = 1.333", "read-us = 250"), ("read-fixed-us", &fixed), ("write-us = 1.333", "write-us = 250"), ("read-mb-s = 3200", "read-mb-s = 9000"), ("channel-mb-s = 800", "channel-mb-s = 2000")])
 }
 
 /// A link of 100 MB/s.
@@ -101,8 +102,10 @@ fn exploring() {
     let only = std::env::var("CASE").unwrap_or_default();
     let mut cases = vec![];
     let mut case = |name, profile: Profile, state, tenants| cases.push(Case { name, profile, state, tenants });
-    case("4000", four_thousand(), State::Fresh, vec![reader("a", 512, 64, 0), reader("b", 1 << 20, 8, 1)]);
-    case("4000 beside", four_thousand(), State::Fresh, vec![reader("a", 4096, 64, 0), reader("b", 65536, 64, 1)]);
+    case("4000", four_thousand(16), State::Fresh, vec![reader("a", 512, 64, 0), reader("b", 1 << 20, 8, 1)]);
+    case("4000 beside", four_thousand(16), State::Fresh, vec![reader("a", 4096, 64, 0), reader("b", 65536, 64, 1)]);
+    case("4k1", four_thousand(1), State::Fresh, vec![reader("a", 512, 64, 0), reader("b", 1 << 20, 8, 1)]);
+    case("4k4", four_thousand(4), State::Fresh, vec![reader("a", 512, 64, 0), reader("b", 1 << 20, 8, 1)]);
     case("link", link(), State::Fresh, vec![reader("a", 4096, 64, 0), reader("b", 1 << 16, 32, 1)]);
     case("link2", link(), State::Fresh, vec![reader("a", 512, 64, 0), reader("b", 1 << 20, 8, 1)]);
     for (device, name) in [("z-ssd", "z"), ("p3700", "p3700"), ("p4500", "p4500"), ("980-pro", "980")] {

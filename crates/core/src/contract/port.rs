@@ -386,9 +386,9 @@ pub trait Policy: Send + Sync + 'static {
     /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
 
-    /// What requests cost changes, and with it the mixture that the device gets: rates that were
-    /// counted before say nothing of those that come.
-    fn costs_change(&self) {}
+    /// What requests cost is being tried out, so the mixture that the device gets varies. `is_much`:
+    /// it has changed, and rates that were counted before say nothing of those that come.
+    fn costs_vary(&self, _is_much: bool) {}
 
     /// The weights that the device's classes are to have now, for a policy that schedules with
     /// them: it needs a device with classes. The caller asks when the policy is built and after

@@ -10,7 +10,7 @@
 //! that as much less or more: tenants that send the same requests notice nothing, and between
 //! others it evens out within two windows.
 
-use super::fit::{self, FIRST, MAX_BASE, MAX_PRICE, Parts, WINDOWS, Window};
+use super::fit::{self, FIRST, MAX_BASE, MAX_PRICE, PARTS, Parts, WINDOWS, Window};
 use super::tally::{KINDS, Sum, direction};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::CostStats;
@@ -23,12 +23,17 @@ const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
 /// But no more time than that.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// Costs are tried out by one part in 2 to the power of this; and by how much less when for so many
-/// windows they have hardly changed.
-const STRONG: u32 = 3;
-const WEAK: u32 = 6;
-const CALM: u32 = 12;
-/// A search for D waits for costs to be found no longer than so many windows.
+/// Costs are tried out by one part in 2 to the power of this, in so many windows after the last one
+/// in which they changed by an eighth, and again after so many without; or as soon as the load is
+/// another one: two windows in a row differ by so many 1024ths in what they are spent on. While the
+/// policy searches for something itself, trials wait.
+const TRIAL: u32 = 3;
+const NO_TRIAL: u32 = 63;
+const TRIALS: u32 = 12;
+const RARELY: u32 = 200;
+const LATEST: u32 = 600;
+const STRANGE: u64 = 256;
+/// Trials may go on for so many windows.
 const LONG: u32 = 48;
 /// Windows before costs move.
 const FEWEST: usize = 3;
@@ -57,7 +62,7 @@ impl<P: Platform> Prices<P> {
         let prices = Prices {
             kinds: core::array::from_fn(|_| P::U64::new(0)),
             trial: P::U64::new(0),
-            power: P::U64::new(63),
+            power: P::U64::new(NO_TRIAL.into()),
         };
         prices.show(&FIRST);
         prices
@@ -93,7 +98,7 @@ pub(super) struct Finder {
     is_direct: bool,
     parts: Parts,
     windows: [Window; WINDOWS],
-    /// Windows there were.
+    /// Windows remembered since the start.
     count: usize,
     /// The window that is being counted.
     counted: Window,
@@ -102,10 +107,15 @@ pub(super) struct Finder {
     last: Option<Sum>,
     random: u64,
     trial: u64,
-    /// Windows since costs changed much.
-    calm: u32,
-    /// Windows since they began to.
-    moving: u32,
+    /// Windows of trials that are left, and how many there have been without a pause.
+    left: u32,
+    tried: u32,
+    /// What the first window without trials was spent on, in 1024ths of each part, and how many of
+    /// them there have been.
+    usual: [u64; PARTS],
+    idle: u32,
+    /// Windows in a row that were unlike it.
+    strange: u32,
     next_ns: u64,
 }
 
@@ -121,8 +131,11 @@ impl Finder {
             last: None,
             random: 0x9e37_79b9_7f4a_7c15,
             trial: 0,
-            calm: 0,
-            moving: 0,
+            left: TRIALS,
+            tried: 0,
+            usual: [0; PARTS],
+            idle: 0,
+            strange: 0,
             next_ns: 0,
         }
     }
@@ -143,15 +156,19 @@ impl Finder {
         }
     }
 
-    /// Takes in what ports have counted; true if the mixture of requests is about to change.
-    pub(super) fn look<P: Platform>(&mut self, now_ns: u64, sum: &Sum, prices: &Prices<P>) -> bool {
+    /// Takes in what ports have counted. Tells whether costs vary from now on, and whether by much.
+    pub(super) fn look<P: Platform>(
+        &mut self,
+        now_ns: u64,
+        sum: &Sum,
+        prices: &Prices<P>,
+        is_calm: impl FnOnce() -> bool,
+    ) -> Option<bool> {
         self.next_ns = now_ns.saturating_add(LOOK_NS);
         let is_busy = sum.staged > 0 || self.is_direct && sum.live >= BUSY;
-        let Some(last) = core::mem::replace(&mut self.last, is_busy.then_some(*sum)) else {
-            return false;
-        };
+        let last = core::mem::replace(&mut self.last, is_busy.then_some(*sum))?;
         if !is_busy {
-            return false;
+            return None;
         }
         for (part, units) in self.counted.units.iter_mut().enumerate() {
             *units += match part.checked_sub(KINDS) {
@@ -162,57 +179,95 @@ impl Finder {
         self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
         let count: u64 = self.counted.units.iter().take(KINDS).sum();
         let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
-        let is_over = has_enough || self.time_ns >= LONGEST_NS;
-        if is_over {
-            self.end_window(prices);
+        if !has_enough && self.time_ns < LONGEST_NS {
+            return None;
         }
-        is_over && self.is_moving()
-    }
-
-    /// Costs are being found, and have not been for too long.
-    fn is_moving(&self) -> bool {
-        self.calm < CALM && self.moving < LONG
-    }
-
-    fn end_window<P: Platform>(&mut self, prices: &Prices<P>) {
         let mut window = core::mem::take(&mut self.counted);
         window.time_us = core::mem::take(&mut self.time_ns) / 1000;
         for units in window.units.iter_mut().skip(KINDS) {
             *units >>= 9;
         }
+        if self.left > 0 {
+            self.learn(window, prices)
+        } else {
+            self.watch(&window, prices, is_calm)
+        }
+    }
+
+    /// A window of trials is over.
+    fn learn<P: Platform>(&mut self, window: Window, prices: &Prices<P>) -> Option<bool> {
         self.windows[self.count % WINDOWS] = window;
         self.count = self.count.wrapping_add(1);
+        (self.left, self.tried) = (self.left - 1, self.tried.saturating_add(1));
+        let mut is_much = false;
         if self.count >= FEWEST {
             let count = self.count.min(WINDOWS);
-            let newest = (1..=count).map(|age| &self.windows[self.count.wrapping_sub(age) % WINDOWS]);
+            let newest =
+                (1..=count).map(|age| &self.windows[self.count.wrapping_sub(age) % WINDOWS]);
             if let Some(found) = fit::fit(newest, &self.parts) {
-                self.approach(&found);
+                is_much = self.approach(&found);
                 prices.show(&self.parts);
             }
         }
-        self.moving = if self.calm < CALM { self.moving.saturating_add(1) } else { 0 };
-        // Each trial is followed by its opposite.
-        self.trial = if self.count % 2 == 0 { !self.trial } else { self.random() };
-        prices.try_out(self.trial, if self.calm < CALM { STRONG } else { WEAK });
+        if is_much && self.tried < LONG {
+            self.left = TRIALS;
+        }
+        self.try_next(prices)?;
+        Some(is_much)
     }
 
-    fn approach(&mut self, found: &fit::Found) {
+    /// A window without trials is over: time for some?
+    fn watch<P: Platform>(
+        &mut self,
+        window: &Window,
+        prices: &Prices<P>,
+        is_calm: impl FnOnce() -> bool,
+    ) -> Option<bool> {
+        let spent: [u64; PARTS] = core::array::from_fn(|part| {
+            let unit = if part < KINDS { self.parts[part] } else { self.parts[part] >> 7 };
+            window.units[part].saturating_mul(unit).min(1 << 40)
+        });
+        let total = spent.iter().sum::<u64>().max(1);
+        let spent = spent.map(|spent| (spent << 10) / total);
+        self.idle = self.idle.saturating_add(1);
+        if self.idle == 1 {
+            self.usual = spent;
+        }
+        let apart: u64 = spent.iter().zip(&self.usual).map(|(a, b)| a.abs_diff(*b)).sum();
+        self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
+        if self.strange < 2 && (self.idle < RARELY || self.idle < LATEST && !is_calm()) {
+            return None;
+        }
+        self.left = TRIALS;
+        self.try_next(prices)?;
+        Some(self.strange >= 2)
+    }
+
+    /// The next window's trial: by chance, then its opposite; `None` if there is to be none.
+    fn try_next<P: Platform>(&mut self, prices: &Prices<P>) -> Option<()> {
+        if self.left == 0 {
+            (self.tried, self.idle, self.strange) = (0, 0, 0);
+            prices.try_out(0, NO_TRIAL);
+            return None;
+        }
+        self.trial = if self.left % 2 == 1 { !self.trial } else { self.random() };
+        prices.try_out(self.trial, TRIAL);
+        Some(())
+    }
+
+    /// Goes to what was found; true if that is far for what takes much time.
+    fn approach(&mut self, found: &fit::Found) -> bool {
         let before = self.parts;
-        self.step(&found.parts);
-        let far = |((before, now), share): ((&u64, &u64), &u64)| {
-            *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
-        };
-        let has_moved = before.iter().zip(&self.parts).zip(&found.shares).any(far);
-        self.calm = if has_moved { 0 } else { self.calm.saturating_add(1) };
-    }
-
-    fn step(&mut self, found: &Parts) {
-        for (part, (now, found)) in self.parts.iter_mut().zip(found).enumerate() {
+        for (part, (now, found)) in self.parts.iter_mut().zip(&found.parts).enumerate() {
             let (least, most) =
                 if part < KINDS { (LEAST_BASE, MAX_BASE) } else { (LEAST_PRICE, MAX_PRICE) };
             let half = now.midpoint(*found);
             *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
         }
+        let far = |((before, now), share): ((&u64, &u64), &u64)| {
+            *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
+        };
+        before.iter().zip(&self.parts).zip(&found.shares).any(far)
     }
 
     fn random(&mut self) -> u64 {

@@ -34,7 +34,7 @@ use crate::contract::cost::{Cost, CostModel, scaled};
 use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{
-    ClassWeights, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
+    ClassWeights, DepthState, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
@@ -200,9 +200,13 @@ impl<P: Platform> ByDevice<P> {
             let finder = &mut control.finder;
             if finder.deadline_ns() <= now_ns {
                 let mut sum = Sum::default();
+                let is_calm = || {
+                    let state = inner.stats().depth.map(|depth| depth.state);
+                    state != Some(DepthState::Searching)
+                };
                 self.shared.ports.iter().for_each(|words| words.add_to(&mut sum));
-                if finder.look(now_ns, &sum, &*self.shared.prices) {
-                    inner.costs_change();
+                if let Some(is_much) = finder.look(now_ns, &sum, &*self.shared.prices, is_calm) {
+                    inner.costs_vary(is_much);
                 }
             }
             let own_ns = finder.deadline_ns();

@@ -292,9 +292,9 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
         })
     }
 
-    /// The search begins again, at the D that it has.
-    fn costs_change(&self) {
-        self.control.with(|control| control.search.iter_mut().for_each(Search::begin_again));
+    /// The search waits; or begins again, at the D that it has.
+    fn costs_vary(&self, is_much: bool) {
+        self.control.with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
     }
 
     fn class_weights(&self) -> Option<ClassWeights> {

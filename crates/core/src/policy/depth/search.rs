@@ -296,12 +296,17 @@ impl Search {
         self.begun = None;
     }
 
-    /// What was counted says nothing of what comes. D stays for the time being.
-    pub(super) fn begin_again(&mut self) {
-        if !self.is_alone {
-            (self.begun, self.jitter) = (None, 0);
+    /// What is being counted says nothing of D; with `is_much` neither does what was counted.
+    pub(super) fn wait(&mut self, is_much: bool) {
+        if self.is_alone {
+            return;
+        }
+        self.rest();
+        if is_much {
+            self.jitter = 0;
             self.restart();
         }
+        (self.begun, self.is_told) = (None, false);
     }
 
     fn trial(&mut self, now_ns: u64, sum: &Sum) {
