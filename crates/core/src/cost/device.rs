@@ -26,7 +26,7 @@ const LONGEST_NS: u64 = 1_000_000_000;
 /// Costs are tried out by one part in 2 to the power of this, in so many windows after the last one
 /// in which they changed by an eighth, and again after so many without; or as soon as the load is
 /// another one: two windows in a row differ by so many 1024ths in what they are spent on. While the
-/// policy searches for something itself, trials wait.
+/// policy searches for something itself, trials wait; there are some when it has found that.
 const TRIAL: u32 = 3;
 const NO_TRIAL: u32 = 63;
 const TRIALS: u32 = 12;
@@ -116,6 +116,10 @@ pub(super) struct Finder {
     idle: u32,
     /// Windows in a row that were unlike it.
     strange: u32,
+    /// What is being tried began with another load.
+    is_new: bool,
+    /// The policy has searched for nothing since the last trials began.
+    was_calm: bool,
     next_ns: u64,
 }
 
@@ -136,6 +140,8 @@ impl Finder {
             usual: [0; PARTS],
             idle: 0,
             strange: 0,
+            is_new: true,
+            was_calm: true,
             next_ns: 0,
         }
     }
@@ -187,6 +193,8 @@ impl Finder {
         for units in window.units.iter_mut().skip(KINDS) {
             *units >>= 9;
         }
+        let is_calm = is_calm();
+        self.was_calm &= is_calm;
         if self.left > 0 {
             self.learn(window, prices)
         } else {
@@ -213,7 +221,7 @@ impl Finder {
             self.left = TRIALS;
         }
         self.try_next(prices)?;
-        Some(is_much)
+        Some(is_much && self.is_new)
     }
 
     /// A window without trials is over: time for some?
@@ -221,7 +229,7 @@ impl Finder {
         &mut self,
         window: &Window,
         prices: &Prices<P>,
-        is_calm: impl FnOnce() -> bool,
+        is_calm: bool,
     ) -> Option<bool> {
         let spent: [u64; PARTS] = core::array::from_fn(|part| {
             let unit = if part < KINDS { self.parts[part] } else { self.parts[part] >> 7 };
@@ -235,12 +243,16 @@ impl Finder {
         }
         let apart: u64 = spent.iter().zip(&self.usual).map(|(a, b)| a.abs_diff(*b)).sum();
         self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
-        if self.strange < 2 && (self.idle < RARELY || self.idle < LATEST && !is_calm()) {
-            return None;
+        self.is_new = self.strange >= 2;
+        if !self.is_new {
+            let is_due = self.idle >= if self.was_calm { RARELY } else { 2 };
+            if !is_due || !is_calm && self.idle < LATEST {
+                return None;
+            }
         }
-        self.left = TRIALS;
+        (self.left, self.was_calm) = (TRIALS, true);
         self.try_next(prices)?;
-        Some(self.strange >= 2)
+        Some(self.is_new)
     }
 
     /// The next window's trial: by chance, then its opposite; `None` if there is to be none.

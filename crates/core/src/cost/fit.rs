@@ -86,8 +86,10 @@ pub(super) fn fit<'a>(
     now: &Parts,
 ) -> Option<Found> {
     let windows = windows.take(WINDOWS);
-    let weigh = |age: usize| (256u64 >> (age / HALF_LIFE)) * (HALF_LIFE * 2 - age % HALF_LIFE) as u64
-        / (HALF_LIFE * 2) as u64;
+    let weigh = |age: usize| {
+        (256u64 >> (age / HALF_LIFE)) * (HALF_LIFE * 2 - age % HALF_LIFE) as u64
+            / (HALF_LIFE * 2) as u64
+    };
     let (mut mean, mut seen, mut weights) = ([0u64; PARTS], [0u64; PARTS], 0);
     for (age, window) in windows.clone().enumerate() {
         weights += weigh(age);
@@ -99,8 +101,9 @@ pub(super) fn fit<'a>(
         }
     }
     let mean = mean.map(|sum| (sum / weights.max(1)) << 8);
-    let is_seen: [bool; PARTS] =
-        core::array::from_fn(|part| seen.get(part).is_some_and(|&units| units >= FEW) && mean[part] > 256);
+    let is_seen: [bool; PARTS] = core::array::from_fn(|part| {
+        seen.get(part).is_some_and(|&units| units >= FEW) && mean[part] > 256
+    });
     // What parts take as costs are now.
     let mut spent: Parts = core::array::from_fn(|part| {
         let unit = if part < KINDS { now[part] } else { now[part] * BLOCK >> 16 };
@@ -164,7 +167,8 @@ fn solve(
 
 /// `c S c`, in 2^24ths.
 fn left(shares: &[i64; PARTS], scatter: &[[i64; PARTS]; PARTS]) -> u64 {
-    let sum: i64 = scatter.iter().zip(shares).map(|(row, share)| dot(row, shares) * share >> 16).sum();
+    let sum: i64 =
+        scatter.iter().zip(shares).map(|(row, share)| dot(row, shares) * share >> 16).sum();
     sum.max(0) as u64
 }
 
@@ -188,8 +192,8 @@ fn descend(
                 }
                 // The slope and the curve along moving time from j to i.
                 let pulled = |part: usize| (shares[part] - before[part]) * ridge >> 16;
-                let slope = dot(&scatter[i], shares) - dot(&scatter[j], shares)
-                    + (pulled(i) - pulled(j));
+                let slope =
+                    dot(&scatter[i], shares) - dot(&scatter[j], shares) + (pulled(i) - pulled(j));
                 let curve = scatter[i][i] + scatter[j][j] - 2 * scatter[i][j] + 2 * ridge;
                 let moved = (-slope * ONE / curve.max(1)).clamp(-shares[i], shares[j]);
                 shares[i] += moved;
@@ -218,7 +222,7 @@ fn costs(
     let scaled = |each: u64, by: u64| {
         if is_known {
             // At most 2^22 units of 4 KiB read.
-            ratio(each, read) .saturating_mul(4096 * by) >> 20
+            ratio(each, read).saturating_mul(4096 * by) >> 20
         } else {
             // Shares are in 2^16ths, and `each` has 2^40 more.
             let bits = 56u32.saturating_sub(shift);
@@ -236,5 +240,5 @@ fn costs(
 /// `a / b` in 2^20ths, at most 2^40.
 fn ratio(a: u64, b: u64) -> u64 {
     let spare = a.leading_zeros().min(20);
-    (a << spare) .checked_div((b >> (20 - spare)).max(1)).unwrap_or(0).min(1 << 40)
+    (a << spare).checked_div((b >> (20 - spare)).max(1)).unwrap_or(0).min(1 << 40)
 }

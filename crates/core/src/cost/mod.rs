@@ -34,8 +34,8 @@ use crate::contract::cost::{Cost, CostModel, scaled};
 use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{
-    ClassWeights, DepthState, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
-    SubmitError, Submitted, Tag, TuneError, Tuning,
+    ClassWeights, DepthState, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request,
+    Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
@@ -224,7 +224,8 @@ impl<P: Platform> PortByDevice<P> {
             return (kind, model.charge(request.op, request.length));
         }
         let (alone, joined) = self.shared.prices.cost(kind, request.length);
-        let percent = if tally::direction(kind) == 0 { model.read_percent } else { model.write_percent };
+        let percent =
+            if tally::direction(kind) == 0 { model.read_percent } else { model.write_percent };
         let least = u64::from(model.min_bytes.max(1));
         let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
         (kind, Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) })

@@ -294,7 +294,8 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
 
     /// The search waits; or begins again, at the D that it has.
     fn costs_vary(&self, is_much: bool) {
-        self.control.with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
+        self.control
+            .with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
     }
 
     fn class_weights(&self) -> Option<ClassWeights> {
