@@ -23,18 +23,21 @@ const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
 /// But no more time than that.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// Costs are tried out by one part in 2 to the power of this, in so many windows after the last one
-/// in which they changed by an eighth, and again after so many without; or as soon as the load is
-/// another one: two windows in a row differ by so many 1024ths in what they are spent on. While the
-/// policy searches for something itself, trials wait; there are some when it has found that.
+/// Costs are tried out by one part in 2 to the power of this; a word's shift of 63 leaves nothing.
 const TRIAL: u32 = 3;
 const NO_TRIAL: u32 = 63;
+/// Trials go on for so many windows after the last one in which costs changed by an eighth, and for
+/// no more than that in all; even numbers, since each has its opposite.
 const TRIALS: u32 = 12;
+const LONG: u32 = 48;
+/// There are trials again after so many windows without; or as soon as the policy has ended a
+/// search of its own (for D), for which they wait so long at most.
 const RARELY: u32 = 200;
 const LATEST: u32 = 600;
+/// And when the load is another one: two windows in a row spend so many 1024ths on something else
+/// than usual. Not before so many windows, so that loads that come and go leave time without.
 const STRANGE: u64 = 256;
-/// Trials may go on for so many windows.
-const LONG: u32 = 48;
+const SOONEST: u32 = 16;
 /// Windows before costs move.
 const FEWEST: usize = 3;
 /// A direct policy holds nothing; its device is busy with so many requests.
@@ -135,7 +138,8 @@ impl Finder {
             last: None,
             random: 0x9e37_79b9_7f4a_7c15,
             trial: 0,
-            left: TRIALS,
+            // The first window is without.
+            left: TRIALS + 1,
             tried: 0,
             usual: [0; PARTS],
             idle: 0,
@@ -218,7 +222,8 @@ impl Finder {
             }
         }
         if is_much && self.tried < LONG {
-            self.left = TRIALS;
+            // A trial that has not had its opposite has it next.
+            self.left = TRIALS - self.left % 2;
         }
         self.try_next(prices)?;
         Some(is_much && self.is_new)
@@ -243,7 +248,7 @@ impl Finder {
         }
         let apart: u64 = spent.iter().zip(&self.usual).map(|(a, b)| a.abs_diff(*b)).sum();
         self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
-        self.is_new = self.strange >= 2;
+        self.is_new = self.strange >= 2 && self.idle >= SOONEST;
         if !self.is_new {
             let is_due = self.idle >= if self.was_calm { RARELY } else { 2 };
             if !is_due || !is_calm && self.idle < LATEST {
@@ -252,7 +257,7 @@ impl Finder {
         }
         (self.left, self.was_calm) = (TRIALS, true);
         self.try_next(prices)?;
-        Some(self.is_new)
+        Some(false)
     }
 
     /// The next window's trial: by chance, then its opposite; `None` if there is to be none.

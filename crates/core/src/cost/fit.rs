@@ -9,8 +9,8 @@
 //! a window was from its mean rate, relative to that. Then `sum(c) = 1` and in each window
 //! `sum(c * d) = 0`: what one part has more of, others have less of, by what they take. The `c`
 //! that come nearest to that are a least-squares problem on a simplex: minimise `c S c`, where `S`
-//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the costs of
-//! now, which decide where windows do not differ. It is solved by moving time from one part to
+//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the [usual
+//! costs](FIRST), which decide where windows do not differ. It is solved by moving time from one part to
 //! another, for each pair of parts in turn.
 //!
 //! A device that becomes slower or faster for all moves all `d` of a window alike; that adds the
@@ -39,6 +39,9 @@ pub(super) const MAX_BASE: u64 = 1 << 20;
 pub(super) const MAX_PRICE: u64 = 64 << 16;
 /// The least `ridge`, in 2^24ths: windows that differ by some thousandths say nothing.
 const LEAST_RIDGE: i64 = 160;
+/// And otherwise it is one part in so many of what windows differ by chance: some 40 of them count,
+/// and shares are some three tenths off the usual ones (40 times 0.3 squared).
+const DOUBT: i64 = 4;
 /// One in the scale of `c` and of costs' prices; of `d`; of `S`.
 const ONE: i64 = 1 << 16;
 const ONE_D: i64 = 1 << 12;
@@ -58,18 +61,18 @@ pub(super) struct Window {
     pub(super) time_us: u64,
 }
 
-/// So many of 512 bytes and more have a price of a byte.
+/// Bytes of a block.
 const BLOCK: u64 = 512;
 
 impl Window {
     /// Of each part, its units in 1,073 seconds.
     fn rates(&self) -> [u64; PARTS] {
-        let time_us = self.time_us.max(1);
+        let time_us = self.time_us.max(1000);
         self.units.map(|units| (units.min(1 << 33) << 30) / time_us)
     }
 }
 
-/// How much each part of each pair of windows differed, and what was found.
+/// What was found.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// What requests cost.
@@ -80,7 +83,8 @@ pub(super) struct Found {
     pub(super) left: u64,
 }
 
-/// The costs that windows show, the newest first. `now`: what requests cost now.
+/// The costs that windows show, the newest first. `now`: what requests cost now, which says what
+/// they cost on average.
 pub(super) fn fit<'a>(
     windows: impl Iterator<Item = &'a Window> + Clone,
     now: &Parts,
@@ -97,26 +101,29 @@ pub(super) fn fit<'a>(
             mean.iter_mut().zip(&mut seen).zip(window.rates().iter().zip(&window.units))
         {
             *mean += weigh(age) * (rate >> 8);
-            *seen += units;
+            *seen = seen.saturating_add(*units);
         }
     }
     let mean = mean.map(|sum| (sum / weights.max(1)) << 8);
     let is_seen: [bool; PARTS] = core::array::from_fn(|part| {
         seen.get(part).is_some_and(|&units| units >= FEW) && mean[part] > 256
     });
-    // What parts take as costs are now.
-    let mut spent: Parts = core::array::from_fn(|part| {
-        let unit = if part < KINDS { now[part] } else { now[part] * BLOCK >> 16 };
-        if is_seen[part] { unit.max(1) * (mean[part] >> 8) } else { 0 }
-    });
-    let total: u64 = spent.iter().sum();
-    if total == 0 {
+    // What parts take with these costs, how much in all, and by what that is shifted.
+    let spend = |parts: &Parts| {
+        let spent: Parts = core::array::from_fn(|part| {
+            let unit = if part < KINDS { parts[part] } else { parts[part] * BLOCK >> 16 };
+            if is_seen[part] { unit.max(1).saturating_mul(mean[part] >> 8) >> 3 } else { 0 }
+        });
+        let total: u64 = spent.iter().sum();
+        let shift = (64 - total.leading_zeros()).saturating_sub(46);
+        (spent.map(|spent| spent >> shift), total >> shift, shift)
+    };
+    let (first, first_total, _) = spend(&FIRST);
+    let (_, total, shift) = spend(now);
+    if first_total == 0 || total == 0 {
         return None;
     }
-    let shift = (64 - total.leading_zeros()).saturating_sub(46);
-    spent = spent.map(|spent| spent >> shift);
-    let total = (total >> shift).max(1);
-    let before = spent.map(|spent| ((spent << 16) / total) as i64);
+    let before = first.map(|spent| ((spent << 16) / first_total) as i64);
     let scatter = scatter(windows, &mean, &is_seen, weigh, weights);
     let (shares, left) = solve(&before, &scatter, &is_seen);
     let parts = costs(&shares, &mean, &is_seen, now, (total, shift));
@@ -159,7 +166,7 @@ fn solve(
     // Twice: how well shares can do at all says how much windows are to be believed.
     let mut shares = *before;
     descend(&mut shares, before, scatter, is_seen, LEAST_RIDGE);
-    let ridge = (left(&shares, scatter) as i64 / 2).max(LEAST_RIDGE);
+    let ridge = (left(&shares, scatter) as i64 / DOUBT).max(LEAST_RIDGE);
     shares = *before;
     descend(&mut shares, before, scatter, is_seen, ridge);
     (shares, left(&shares, scatter))
@@ -224,8 +231,8 @@ fn costs(
             // At most 2^22 units of 4 KiB read.
             ratio(each, read).saturating_mul(4096 * by) >> 20
         } else {
-            // Shares are in 2^16ths, and `each` has 2^40 more.
-            let bits = 56u32.saturating_sub(shift);
+            // Shares are in 2^16ths, `each` has 2^40 more, and `total` 2^3 less.
+            let bits = 53u32.saturating_sub(shift);
             (u128::from(each) * u128::from(total) * u128::from(by) >> bits)
                 .min(u128::from(u64::MAX >> 16)) as u64
         }
@@ -241,4 +248,135 @@ fn costs(
 fn ratio(a: u64, b: u64) -> u64 {
     let spare = a.leading_zeros().min(20);
     (a << spare).checked_div((b >> (20 - spare)).max(1)).unwrap_or(0).min(1 << 40)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    /// Some of a load: the kind and length of requests, and how many nanoseconds of the device's
+    /// time one takes.
+    type Some = (usize, u64, u64);
+
+    /// A device that each takes as much time of on average, give or take `apart` hundredths, and
+    /// which does all of it a little faster or slower (`noise`, in hundredths) from window to
+    /// window.
+    fn windows(load: &[Some], apart: u64, noise: u64) -> Vec<Window> {
+        let mut random = 88_172_645_463_325_252u64;
+        let mut chance = |most: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % (2 * most + 1)
+        };
+        let window = |_| {
+            let parts: Vec<u64> = load.iter().map(|_| 100 - apart + chance(apart)).collect();
+            let speed = 100 - noise + chance(noise);
+            let mut window = Window { time_us: 100_000, ..Window::default() };
+            for ((kind, length, takes_ns), part) in load.iter().zip(&parts) {
+                let time_ns = 1_000_000 * speed * part / parts.iter().sum::<u64>();
+                let count = time_ns / takes_ns;
+                window.units[*kind] += count;
+                window.units[KINDS + (kind >> 1)] += count * (length / BLOCK);
+            }
+            window
+        };
+        (0..WINDOWS).map(window).collect()
+    }
+
+    /// What is found in some rounds, each of which begins with what the one before found.
+    fn found(load: &[Some], apart: u64, noise: u64) -> Parts {
+        let windows = windows(load, apart, noise);
+        let round = |now: Parts, _| fit(windows.iter(), &now).expect("something completed").parts;
+        (0..12).fold(FIRST, round)
+    }
+
+    fn cost(parts: &Parts, kind: usize, length: u64) -> f64 {
+        parts[kind] as f64 + (parts[KINDS + (kind >> 1)] * length) as f64 / 65_536.0
+    }
+
+    /// That requests cost what they take, within a part of it.
+    fn check(load: &[Some], apart: u64, noise: u64, within: f64) {
+        let parts = found(load, apart, noise);
+        let prices = load
+            .iter()
+            .map(|&(kind, length, takes_ns)| cost(&parts, kind, length) / takes_ns as f64);
+        let prices: Vec<f64> = prices.collect();
+        for price in &prices {
+            let ratio = price / prices[0];
+            let is_near = ratio <= 1.0 + within && ratio >= 1.0 / (1.0 + within);
+            assert!(is_near, "{load:?}, {noise}: {parts:?}, {prices:?}");
+        }
+    }
+
+    const US: u64 = 1000;
+
+    #[test]
+    fn what_requests_take_is_found() {
+        for (noise, within) in [(0, 0.03), (1, 0.25), (20, 10.0)] {
+            // So many requests, whatever their length; and so many bytes.
+            check(&[(0, 512, 20 * US), (0, 1 << 20, 20 * US)], 10, noise, within);
+            check(&[(0, 4096, 4 * US), (0, 65_536, 64 * US)], 10, noise, within);
+            // Both.
+            check(&[(0, 4096, 10 * US), (0, 65_536, 25 * US)], 10, noise, within);
+            // Writes that take five times what reads do, and longer ones.
+            check(&[(0, 4096, 2 * US), (2, 4096, 10 * US)], 10, noise, within);
+            check(
+                &[(0, 4096, 2 * US), (2, 65_536, 90 * US), (2, 4096, 15 * US)],
+                10,
+                noise,
+                within,
+            );
+            // Random reads that take longer than sequential ones.
+            check(&[(0, 4096, 9 * US), (1, 4096, 3 * US)], 10, noise, within);
+        }
+    }
+
+    #[test]
+    fn a_random_read_of_4_kib_costs_its_bytes() {
+        for load in [&[(0, 4096, US)][..], &[(0, 512, 3 * US), (2, 1 << 20, 90 * US)]] {
+            let cost = cost(&found(load, 10, 5), 0, 4096);
+            assert!((4000.0..4200.0).contains(&cost), "{load:?}: {cost}");
+        }
+    }
+
+    /// What cannot be told apart has its usual proportion; what is not there keeps its cost.
+    #[test]
+    fn loads_that_never_vary_teach_nothing() {
+        let parts = found(&[(0, 4096, 3 * US), (2, 65_536, 100 * US)], 0, 5);
+        let ratio = cost(&parts, 2, 65_536) / cost(&parts, 0, 4096);
+        let first = cost(&FIRST, 2, 65_536) / cost(&FIRST, 0, 4096);
+        assert!((0.95..1.05).contains(&(ratio / first)), "{parts:?}");
+        assert_eq!((parts[1], parts[3]), (FIRST[1], FIRST[3]));
+    }
+
+    /// Nothing completed; a little; and as much as can be counted.
+    #[test]
+    fn no_window_is_too_strange() {
+        let empty = [Window { time_us: 1000, ..Window::default() }; 3];
+        assert_eq!(fit(empty.iter(), &FIRST), None);
+        let mut random = 1u64;
+        for round in 0..2000 {
+            let windows = [(); 8].map(|()| {
+                let units = [(); PARTS].map(|()| {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    random >> (random % 64)
+                });
+                Window { units, time_us: random % 2_000_000 }
+            });
+            let mut now = FIRST;
+            for _ in 0..3 {
+                let Some(found) = fit(windows.iter(), &now) else { break };
+                now = found.parts;
+                let sum: u64 = found.shares.iter().sum();
+                assert!(sum <= 1 << 16, "round {round}: {found:?}");
+                assert!(now[..KINDS].iter().all(|&base| base <= MAX_BASE), "{found:?}");
+                assert!(now[KINDS..].iter().all(|&price| price <= MAX_PRICE), "{found:?}");
+            }
+        }
+    }
 }

@@ -8,6 +8,10 @@
 //!
 //! - `bytes`: its length ([`CostModel`]); the default.
 //! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
+//! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
+//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time. A
+//!   port loads three shared words per request, and stores four words of its own line per
+//!   completion; the other two kinds of cost pay nothing for it.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -16,7 +20,8 @@
 //! ([`Cost::joined`]).
 //!
 //! **Example.** With `requests` a read of 512 bytes and one of 1 MiB cost 4,096 each; with a
-//! `write-cost` of 300 % a write costs 12,288.
+//! `write-cost` of 300 % a write costs 12,288. Where the device takes 4,000 of either a second
+//! `device` finds 4,096 for both, and 512 and 1 MiB where it is limited by its link.
 //!
 //! **Knobs.** `cost`, `read-cost`, `write-cost`, `least-cost`.
 
@@ -99,7 +104,7 @@ impl CostConfig {
 
     /// The knob that says what is counted.
     pub(crate) fn kind(&mut self, knobs: &mut Knobs<'_>) {
-        let kind = "what requests cost: their bytes, or the same for each";
+        let kind = "what requests cost: their bytes, the same for each, or the device's time";
         knobs.is(Knob::one_of("cost", CostKind::WORDS, kind), &mut self.kind);
     }
 }
@@ -137,7 +142,7 @@ struct ByDevice<P: Platform> {
 }
 
 struct Control {
-    finder: Finder,
+    finder: Box<Finder>,
     /// When the policy itself wants to be called.
     inner_ns: Option<u64>,
 }
@@ -184,7 +189,7 @@ impl<L: Policy, P: Platform> Costs<L, P> {
         };
         let ports = ports.into_iter().enumerate().map(port).collect();
         let device = shared.map(|shared| {
-            let finder = Finder::new(L::Port::IS_DIRECT);
+            let finder = Box::new(Finder::new(L::Port::IS_DIRECT));
             ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
         });
         (Costs { inner, device }, ports)
