@@ -87,7 +87,7 @@ impl<P: Platform> Prices<P> {
     #[inline]
     pub(super) fn cost(&self, kind: usize, length: u32) -> (u64, u64) {
         let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
-        let bytes = u64::from(length) * (word >> 32) >> 16;
+        let bytes = (u64::from(length) * (word >> 32)) >> 16;
         let alone = (word & LOW) + bytes;
         let power = 31 - (length >> 9 | 1).leading_zeros();
         let bit = self.trial.load(Ordering::Relaxed) >> (kind << 4 | power.min(15) as usize) & 1;

@@ -111,7 +111,7 @@ pub(super) fn fit<'a>(
     // What parts take with these costs, how much in all, and by what that is shifted.
     let spend = |parts: &Parts| {
         let spent: Parts = core::array::from_fn(|part| {
-            let unit = if part < KINDS { parts[part] } else { parts[part] * BLOCK >> 16 };
+            let unit = if part < KINDS { parts[part] } else { (parts[part] * BLOCK) >> 16 };
             if is_seen[part] { unit.max(1).saturating_mul(mean[part] >> 8) >> 3 } else { 0 }
         });
         let total: u64 = spent.iter().sum();
@@ -175,7 +175,7 @@ fn solve(
 /// `c S c`, in 2^24ths.
 fn left(shares: &[i64; PARTS], scatter: &[[i64; PARTS]; PARTS]) -> u64 {
     let sum: i64 =
-        scatter.iter().zip(shares).map(|(row, share)| dot(row, shares) * share >> 16).sum();
+        scatter.iter().zip(shares).map(|(row, share)| (dot(row, shares) * share) >> 16).sum();
     sum.max(0) as u64
 }
 
@@ -198,7 +198,7 @@ fn descend(
                     continue;
                 }
                 // The slope and the curve along moving time from j to i.
-                let pulled = |part: usize| (shares[part] - before[part]) * ridge >> 16;
+                let pulled = |part: usize| ((shares[part] - before[part]) * ridge) >> 16;
                 let slope =
                     dot(&scatter[i], shares) - dot(&scatter[j], shares) + (pulled(i) - pulled(j));
                 let curve = scatter[i][i] + scatter[j][j] - 2 * scatter[i][j] + 2 * ridge;
@@ -233,7 +233,7 @@ fn costs(
         } else {
             // Shares are in 2^16ths, `each` has 2^40 more, and `total` 2^3 less.
             let bits = 53u32.saturating_sub(shift);
-            (u128::from(each) * u128::from(total) * u128::from(by) >> bits)
+            ((u128::from(each) * u128::from(total) * u128::from(by)) >> bits)
                 .min(u128::from(u64::MAX >> 16)) as u64
         }
     };
