@@ -284,6 +284,22 @@ fn status(result: &Value) -> String {
         let in_use = format!("{} of {} in use{why}", state["slots_in_use"], state["slots"]);
         lines.push(("slots", in_use));
     }
+    if !state["cost"].is_null() {
+        let cost = &state["cost"];
+        let costs = match cost["windows"].as_u64() {
+            Some(0) | None => "by the device's time; not known yet".into(),
+            Some(_) => format!(
+                "a read {} (sequential {}) and {} each KiB; a write {} (sequential {}) and {} each KiB",
+                cost["random_read"],
+                cost["sequential_read"],
+                cost["read_kib"],
+                cost["random_write"],
+                cost["sequential_write"],
+                cost["written_kib"]
+            ),
+        };
+        lines.push(("costs", costs));
+    }
     if !state["class_weights"].is_null() {
         let weights = &state["class_weights"];
         lines.push((

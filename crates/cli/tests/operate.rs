@@ -688,6 +688,13 @@ fn metrics_are_what_prometheus_expects() {
     assert!(get(&address, "/nonsense").0.starts_with("HTTP/1.1 404"));
     check_with_promtool(&metrics);
 
+    server.said(&["policy", "mqfq:cost=device"]);
+    let (_, metrics) = get(&address, "/metrics");
+    check_with_promtool(&metrics);
+    let write = "fairq_policy_cost_base_bytes{operation=\"write\",access=\"random\"}";
+    assert_eq!(sample(&metrics, write), Some(2048.0), "nothing is known yet");
+    assert!(server.said(&["status"]).contains("by the device's time; not known yet"));
+
     server.said(&["policy", "kyber-fair:period=20ms"]);
     let (_, metrics) = get(&address, "/metrics");
     check_with_promtool(&metrics);

@@ -90,9 +90,9 @@ pub use contract::flow::{
 };
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, DepthState, DepthStats, FlowStats, Growth, Held, Next, Op, Outcome,
-    Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats, TuneError,
-    Tuning,
+    self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
+    Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats,
+    TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::vtime;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use fairq_config::caps::listed;
 use fairq_config::settings::Plan;
 use fairq_core::{
-    CapStats, DepthState, DepthStats, FlowId, Stats, TargetState, TargetStats, TokenStats,
+    CapStats, CostStats, DepthState, DepthStats, FlowId, Stats, TargetState, TargetStats,
+    TokenStats,
 };
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
@@ -467,6 +468,35 @@ fn depth(text: &mut Text, depth: &DepthStats) {
     );
 }
 
+/// Costs by the device's time.
+fn cost(text: &mut Text, cost: &CostStats) {
+    let [read, sequential_read, write, sequential_write] = cost.bases;
+    let help = "What a request costs beside its bytes, in equivalent bytes: a random read of 4 KiB \
+                costs 4096 with its bytes, where there are some.";
+    text.family("fairq_policy_cost_base_bytes", "gauge", help);
+    let kinds = [
+        ("read", "random", read),
+        ("read", "sequential", sequential_read),
+        ("write", "random", write),
+        ("write", "sequential", sequential_write),
+    ];
+    for (operation, access, base) in kinds {
+        let labels = [("operation", operation), ("access", access)];
+        text.sample("fairq_policy_cost_base_bytes", &labels, base as f64);
+    }
+    let help = "What each KiB of a request costs, in equivalent bytes.";
+    text.family("fairq_policy_cost_kib_bytes", "gauge", help);
+    for (operation, price) in [("read", cost.per_kib[0]), ("write", cost.per_kib[1])] {
+        text.sample("fairq_policy_cost_kib_bytes", &[("operation", operation)], price as f64);
+    }
+    text.one(
+        "fairq_policy_cost_windows_total",
+        "counter",
+        "Windows of a busy device that costs were found in; 0 while they are a guess.",
+        cost.windows as f64,
+    );
+}
+
 /// Caps, of the tenants that have some.
 fn caps(text: &mut Text, now: &Status, roster: &Roster) {
     type Value = fn(&CapStats) -> f64;
@@ -560,10 +590,23 @@ fn is_unreachable(state: TargetState) -> bool {
 }
 
 fn policy(text: &mut Text, now: &Status) {
-    let Stats { virtual_time, spread, slots, free_slots, throttles, blocks, wakes, tokens, depth } =
-        now.policy;
+    let Stats {
+        virtual_time,
+        spread,
+        slots,
+        free_slots,
+        throttles,
+        blocks,
+        wakes,
+        tokens,
+        depth,
+        cost,
+    } = now.policy;
     if let Some(depth) = depth {
         self::depth(text, &depth);
+    }
+    if let Some(cost) = cost {
+        self::cost(text, &cost);
     }
     if let Some(time) = virtual_time {
         text.one(

@@ -222,6 +222,7 @@ pub(super) fn policy_state(now: &Status) -> Value {
         wakes,
         tokens,
         depth,
+        cost,
     } = now.policy;
     let classes = now.classes.map(
         |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),
@@ -242,6 +243,19 @@ pub(super) fn policy_state(now: &Status) -> Value {
             "requests_per_s": of.requests_per_s,
             "bytes_per_s": of.bytes_per_s,
         })),
+        "cost": cost.map(|of| {
+            let [read, sequential_read, write, sequential_write] = of.bases;
+            let [read_kib, write_kib] = of.per_kib;
+            json!({
+                "random_read": read,
+                "sequential_read": sequential_read,
+                "random_write": write,
+                "sequential_write": sequential_write,
+                "read_kib": read_kib,
+                "written_kib": write_kib,
+                "windows": of.windows,
+            })
+        }),
         "changing_s": now.changing.map(|time| time.as_secs_f64()),
     })
 }

@@ -385,6 +385,10 @@ pub trait Policy: Send + Sync + 'static {
     /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
 
+    /// What requests cost is being tried out, so the mixture that the device gets varies. `is_much`:
+    /// it has changed, and rates that were counted before say nothing of those that come.
+    fn costs_vary(&self, _is_much: bool) {}
+
     /// The weights that the device's classes are to have now, for a policy that schedules with
     /// them: it needs a device with classes. The caller asks when the policy is built and after
     /// each [`tick`](Self::tick), and tells the device.
@@ -418,6 +422,20 @@ pub struct Stats {
     pub tokens: Option<TokenStats>,
     /// `None` where D is the operator's.
     pub depth: Option<DepthStats>,
+    /// `None` where costs do not follow the device.
+    pub cost: Option<CostStats>,
+}
+
+/// What requests cost by the device's time ([`crate::cost`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CostStats {
+    /// What one costs beside its bytes, in equivalent bytes: a random read, a sequential read, a
+    /// random write, a sequential write.
+    pub bases: [u64; 4],
+    /// What each KiB costs, in equivalent bytes: one read, and one written.
+    pub per_kib: [u64; 2],
+    /// Windows of time that this was found in, since the start; 0: nothing is known yet.
+    pub windows: u64,
 }
 
 /// A search for D ([`crate::depth`]).

@@ -8,6 +8,10 @@
 //!
 //! - `bytes`: its length ([`CostModel`]); the default.
 //! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
+//! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
+//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time. A
+//!   port loads three shared words per request, and stores four words of its own line per
+//!   completion; the other two kinds of cost pay nothing for it.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -16,20 +20,32 @@
 //! ([`Cost::joined`]).
 //!
 //! **Example.** With `requests` a read of 512 bytes and one of 1 MiB cost 4,096 each; with a
-//! `write-cost` of 300 % a write costs 12,288.
+//! `write-cost` of 300 % a write costs 12,288. Where the device takes 4,000 of either a second
+//! `device` finds 4,096 for both, and 512 and 1 MiB where it is limited by its link.
 //!
 //! **Knobs.** `cost`, `read-cost`, `write-cost`, `least-cost`.
 
+mod device;
+mod fit;
+mod tally;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
 
 use crate::contract::cost::{Cost, CostModel, scaled};
 use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{
-    ClassWeights, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
-    SubmitError, Submitted, Tag, TuneError, Tuning,
+    ClassWeights, DepthState, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request,
+    Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
+use device::{Finder, Prices};
+use tally::{KINDS, Sum, Tally, Words};
 
 /// What a read or write costs where requests are counted, in bytes.
 pub const REQUEST_BYTES: u64 = 4096;
@@ -43,9 +59,12 @@ pub enum CostKind {
     Bytes,
     /// Requests.
     Requests,
+    /// The device's time.
+    Device,
 }
 
-words!(CostKind: "bytes" => Self::Bytes, "requests" => Self::Requests);
+words!(CostKind:
+    "bytes" => Self::Bytes, "requests" => Self::Requests, "device" => Self::Device);
 
 /// What requests cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,7 +104,7 @@ impl CostConfig {
 
     /// The knob that says what is counted.
     pub(crate) fn kind(&mut self, knobs: &mut Knobs<'_>) {
-        let kind = "what requests cost: their bytes, or the same for each";
+        let kind = "what requests cost: their bytes, the same for each, or the device's time";
         knobs.is(Knob::one_of("cost", CostKind::WORDS, kind), &mut self.kind);
     }
 }
@@ -111,30 +130,133 @@ impl<C: Configure> Configure for Costed<C> {
 }
 
 /// A policy whose requests get their costs here. See the [module's text](self).
-pub struct Costs<L> {
+pub struct Costs<L, P: Platform = Native> {
     inner: L,
+    device: Option<ByDevice<P>>,
+}
+
+/// Costs by the device's time.
+struct ByDevice<P: Platform> {
+    shared: Arc<Shared<P>>,
+    control: P::Mutex<Control>,
+}
+
+struct Control {
+    finder: Box<Finder>,
+    /// When the policy itself wants to be called.
+    inner_ns: Option<u64>,
+}
+
+/// What ports and the estimator share.
+struct Shared<P: Platform> {
+    prices: CachePadded<Prices<P>>,
+    ports: Box<[CachePadded<Words<P>>]>,
 }
 
 /// A port of it.
-pub struct CostPort<Q> {
+pub struct CostPort<Q, P: Platform = Native> {
     inner: Q,
     config: CostConfig,
+    device: Option<Box<PortByDevice<P>>>,
 }
 
-impl<L: Policy> Costs<L> {
-    /// Around a policy and its ports.
+struct PortByDevice<P: Platform> {
+    shared: Arc<Shared<P>>,
+    tally: Tally,
+    index: usize,
+}
+
+impl<L: Policy, P: Platform> Costs<L, P> {
+    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,
+        tags: usize,
+        flows: usize,
         config: &CostConfig,
-    ) -> (Self, Vec<CostPort<L::Port>>) {
-        let port = |inner| CostPort { inner, config: *config };
-        (Costs { inner }, ports.into_iter().map(port).collect())
+    ) -> (Self, Vec<CostPort<L::Port, P>>) {
+        let shared = (config.kind == CostKind::Device).then(|| {
+            Arc::new(Shared {
+                prices: CachePadded::new(Prices::new()),
+                ports: ports.iter().map(|_| CachePadded::new(Words::new())).collect(),
+            })
+        });
+        let port = |(index, inner)| {
+            let device = shared.clone().map(|shared| {
+                Box::new(PortByDevice { shared, tally: Tally::new(tags, flows), index })
+            });
+            CostPort { inner, config: *config, device }
+        };
+        let ports = ports.into_iter().enumerate().map(port).collect();
+        let device = shared.map(|shared| {
+            let finder = Box::new(Finder::new(L::Port::IS_DIRECT));
+            ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
+        });
+        (Costs { inner, device }, ports)
     }
 }
 
-impl<L: Policy> Policy for Costs<L> {
-    type Port = CostPort<L::Port>;
+impl<P: Platform> ByDevice<P> {
+    fn tick<L: Policy>(&self, now_ns: u64, inner: &L, wake: &mut PortSet) -> Option<u64> {
+        self.control.with(|control| {
+            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                control.inner_ns = inner.tick(now_ns, wake);
+            }
+            let finder = &mut control.finder;
+            if finder.deadline_ns() <= now_ns {
+                let mut sum = Sum::default();
+                let is_calm = || {
+                    let state = inner.stats().depth.map(|depth| depth.state);
+                    state != Some(DepthState::Searching)
+                };
+                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum));
+                if let Some(is_much) = finder.look(now_ns, &sum, &*self.shared.prices, is_calm) {
+                    inner.costs_vary(is_much);
+                }
+            }
+            let own_ns = finder.deadline_ns();
+            Some(control.inner_ns.map_or(own_ns, |at_ns| at_ns.min(own_ns)))
+        })
+    }
+}
+
+impl<P: Platform> PortByDevice<P> {
+    /// The kind of a request, and what it costs.
+    #[inline]
+    fn charge(&mut self, request: &Request, model: &CostModel) -> (usize, Cost) {
+        let kind = self.tally.kind(request);
+        if kind == KINDS {
+            return (kind, model.charge(request.op, request.length));
+        }
+        let (alone, joined) = self.shared.prices.cost(kind, request.length);
+        let percent =
+            if tally::direction(kind) == 0 { model.read_percent } else { model.write_percent };
+        let least = u64::from(model.min_bytes.max(1));
+        let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
+        (kind, Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) })
+    }
+
+    /// What a request's growth costs: its bytes.
+    fn growth(&self, growth: &Growth, model: &CostModel) -> u64 {
+        let (kind, percent) = match growth.op {
+            Op::Read => (0, model.read_percent),
+            Op::Write | Op::WriteZeroes => (2, model.write_percent),
+            Op::Flush | Op::Discard => return model.charge(growth.op, growth.length).joined,
+        };
+        let (_, bytes) = self.shared.prices.cost(kind, growth.length);
+        scaled(bytes, percent).min(CostModel::MAX_COST)
+    }
+
+    #[inline]
+    fn completed(&mut self, now_ns: u64, tag: Tag) {
+        if let Some(words) = self.shared.ports.get(self.index) {
+            self.tally.completed(tag.0, now_ns, &**words);
+        }
+    }
+}
+
+impl<L: Policy, P: Platform> Policy for Costs<L, P> {
+    type Port = CostPort<L::Port, P>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.inner.add_flow_as(known, weight)
@@ -165,7 +287,10 @@ impl<L: Policy> Policy for Costs<L> {
     }
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        self.inner.tick(now_ns, wake)
+        match &self.device {
+            Some(device) => device.tick(now_ns, &self.inner, wake),
+            None => self.inner.tick(now_ns, wake),
+        }
     }
 
     fn class_weights(&self) -> Option<ClassWeights> {
@@ -173,11 +298,13 @@ impl<L: Policy> Policy for Costs<L> {
     }
 
     fn stats(&self) -> Stats {
-        self.inner.stats()
+        let finder = self.device.as_ref();
+        let cost = finder.map(|device| device.control.with(|control| control.finder.stats()));
+        Stats { cost, ..self.inner.stats() }
     }
 }
 
-impl<Q: Port> Port for CostPort<Q> {
+impl<Q: Port, P: Platform> Port for CostPort<Q, P> {
     const IS_DIRECT: bool = Q::IS_DIRECT;
 
     #[inline]
@@ -187,18 +314,36 @@ impl<Q: Port> Port for CostPort<Q> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        let cost = self.config.charge(request.op, request.length);
-        self.inner.submit(now_ns, &Request { cost, ..*request }, wake)
+        let Some(device) = &mut self.device else {
+            let cost = self.config.charge(request.op, request.length);
+            return self.inner.submit(now_ns, &Request { cost, ..*request }, wake);
+        };
+        let (kind, cost) = device.charge(request, &self.config.model);
+        let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
+        let is_staged = submitted == Submitted::Staged;
+        device.tally.submitted(request.tag.0, kind, request.length, is_staged);
+        Ok(submitted)
     }
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        self.inner.next(now_ns, wake)
+        let next = self.inner.next(now_ns, wake);
+        if let Some(device) = &mut self.device {
+            match next {
+                Next::Issue { tag, .. } => device.tally.issued(tag.0, false),
+                Next::Join { tag } => device.tally.issued(tag.0, true),
+                Next::WaitUntil(_) | Next::Blocked | Next::Idle => {}
+            }
+        }
+        next
     }
 
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.inner.complete(now_ns, tag, outcome, wake);
+        if let Some(device) = &mut self.device {
+            device.completed(now_ns, tag);
+        }
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -206,16 +351,36 @@ impl<Q: Port> Port for CostPort<Q> {
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        self.inner.cancel(now_ns, tag, wake)
+        let is_gone = self.inner.cancel(now_ns, tag, wake);
+        if let Some(device) = &mut self.device
+            && is_gone
+        {
+            device.tally.cancelled(tag.0);
+        }
+        is_gone
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        self.inner.requeue(now_ns, tag, wake)
+        let requeued = self.inner.requeue(now_ns, tag, wake);
+        if let Some(device) = &mut self.device
+            && requeued == Some(Submitted::Staged)
+        {
+            device.tally.requeued(tag.0);
+        }
+        requeued
     }
 
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        let cost = self.config.charge(growth.op, growth.length).joined;
-        self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake)
+        let Some(device) = &mut self.device else {
+            let cost = self.config.charge(growth.op, growth.length).joined;
+            return self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake);
+        };
+        let cost = device.growth(growth, &self.config.model);
+        let has_grown = self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake);
+        if has_grown {
+            device.tally.grown(tag.0, growth.length);
+        }
+        has_grown
     }
 
     fn has_work(&self) -> bool {

@@ -60,7 +60,7 @@ impl entry::Entry for Entry {
     /// time may go back: a flow behind it lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
     type Config = Costed<D2fqConfig>;
-    type Policy<P: Platform> = Costs<D2fq<P>>;
+    type Policy<P: Platform> = Costs<D2fq<P>, P>;
 
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         if let (Some(ratio @ 1..), Some(initial)) = (said(keys, "hl"), said(keys, "initial")) {
@@ -71,7 +71,8 @@ impl entry::Entry for Entry {
     }
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let (tags, flows) = (config.policy.tags, config.policy.flows);
         let (policy, ports) = D2fq::new(config.policy)?;
-        Ok(Costs::new(policy, ports, &config.cost))
+        Ok(Costs::new(policy, ports, tags, flows, &config.cost))
     }
 }

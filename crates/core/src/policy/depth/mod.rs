@@ -319,6 +319,12 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
         })
     }
 
+    /// The search waits; or begins again, at the D that it has.
+    fn costs_vary(&self, is_much: bool) {
+        self.control
+            .with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
+    }
+
     fn class_weights(&self) -> Option<ClassWeights> {
         self.inner.class_weights()
     }

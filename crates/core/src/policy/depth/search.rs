@@ -301,6 +301,19 @@ impl Search {
         self.begun = None;
     }
 
+    /// What is being counted says nothing of D; with `is_much` neither does what was counted.
+    pub(super) fn wait(&mut self, is_much: bool) {
+        if self.is_alone {
+            return;
+        }
+        self.rest();
+        if is_much {
+            self.jitter = 0;
+            self.restart();
+        }
+        (self.begun, self.is_told) = (None, false);
+    }
+
     fn trial(&mut self, now_ns: u64, sum: &Sum) {
         let Some((begun_ns, begun)) = self.begun else {
             return self.begin(now_ns, sum);

@@ -3,7 +3,7 @@
 use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
-use crate::cost::{Costed, Costs};
+use crate::cost::{CostKind, Costed, Costs};
 use crate::entry::knobs::{
     AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
 };
@@ -61,7 +61,7 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = Config;
-    type Policy<P: Platform> = Costs<AutoDepth<KyberFair<P>, P>>;
+    type Policy<P: Platform> = Costs<AutoDepth<KyberFair<P>, P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
@@ -71,6 +71,8 @@ impl entry::Entry for Entry {
 
     fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Config(Costed { policy: mut config, cost }) = config;
+        // What writes cost beside reads is in their cost already.
+        config.measured_writes &= cost.kind != CostKind::Device;
         let searches = config.busy == AUTO;
         if searches {
             config.busy = FIRST;
@@ -78,6 +80,6 @@ impl entry::Entry for Entry {
         let KyberFairConfig { tags, flows, busy, .. } = config;
         let (policy, ports) = KyberFair::new(&config)?;
         let (policy, ports) = AutoDepth::busy(policy, ports, tags, flows, busy, searches);
-        Ok(Costs::new(policy, ports, &cost))
+        Ok(Costs::new(policy, ports, tags, flows, &cost))
     }
 }

@@ -54,7 +54,7 @@ impl Configure for MqfqConfig {
 }
 
 /// MQFQ, D by itself, and what requests cost.
-type Layered<P> = Costs<AutoDepth<Mqfq<P>, P>>;
+type Layered<P> = Costs<AutoDepth<Mqfq<P>, P>, P>;
 
 /// The bitmap's D cannot change, so it is not searched for.
 fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, ConfigError> {
@@ -67,7 +67,7 @@ fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, C
     let (tags, flows) = (config.tags, config.flows);
     let (policy, ports) = Mqfq::new(config)?;
     let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed);
-    Ok(Costs::new(policy, ports, &cost))
+    Ok(Costs::new(policy, ports, tags, flows, &cost))
 }
 
 /// MQFQ.

@@ -90,7 +90,7 @@ fn bounds(shape: &Shape) -> SerialConfig {
 }
 
 /// Any scheduler, D by itself, and what requests cost.
-type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>>;
+type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
 
 /// Builds what `build` makes behind one lock, and searches for D where none is given.
 fn behind<P: Platform>(
@@ -104,7 +104,7 @@ fn behind<P: Platform>(
     }
     let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
     let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches);
-    Ok(Costs::new(policy, ports, cost))
+    Ok(Costs::new(policy, ports, bounds.tags, bounds.flows, cost))
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {

@@ -1,0 +1,220 @@
+//! What each port counts of what it sends and gets back, for costs by the device.
+//!
+//! A port counts in its own memory and shows its sums in a line of words that it alone writes; the
+//! layer reads them a hundred times a second. *Memory ordering.* The words are counts that guard no
+//! data, so they are accessed with Relaxed; a sum over ports may lack what the last microseconds
+//! brought, which the next one has.
+//!
+//! A request is sequential if it begins within [`NEAR`] of where the one before it of its flow
+//! ended, on the same port.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::port::{Op, Request};
+
+/// How far from the last end a sequential request may begin, in bytes.
+const NEAR: u64 = 1 << 20;
+/// Places where flows' last ends are remembered; flows that share one are taken for random.
+const CURSORS: usize = 1024;
+
+/// Kinds of request: random and sequential reads, random and sequential writes.
+pub(super) const KINDS: usize = 4;
+
+/// The direction of a kind: 0 for reads, 1 for writes.
+pub(super) const fn direction(kind: usize) -> usize {
+    kind >> 1 & 1
+}
+
+/// What all ports have counted since the start, wrapping.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Commands completed, of each kind.
+    pub(super) counts: [u64; KINDS],
+    /// Their bytes, read and written.
+    pub(super) bytes: [u64; 2],
+    /// Requests that policies hold.
+    pub(super) staged: u64,
+    /// Those, and the ones on the device.
+    pub(super) live: u64,
+    /// When the last one completed, in nanoseconds.
+    pub(super) last_ns: u64,
+}
+
+/// The lower half of a word.
+const LOW: u64 = u32::MAX as u64;
+
+/// A port's words.
+pub(super) struct Words<P: Platform> {
+    counts: [P::U64; KINDS],
+    bytes: [P::U64; 2],
+    /// `live` and, above it, `staged`; each is at most a port's tags.
+    live: P::U64,
+    last_ns: P::U64,
+}
+
+impl<P: Platform> Words<P> {
+    pub(super) fn new() -> Self {
+        let word = |_| P::U64::new(0);
+        Words {
+            counts: core::array::from_fn(word),
+            bytes: core::array::from_fn(word),
+            live: word(0),
+            last_ns: word(0),
+        }
+    }
+
+    /// Adds what the port has shown.
+    pub(super) fn add_to(&self, sum: &mut Sum) {
+        let load = |word: &P::U64| word.load(Ordering::Relaxed);
+        for (sum, word) in sum.counts.iter_mut().zip(&self.counts) {
+            *sum = sum.wrapping_add(load(word));
+        }
+        for (sum, word) in sum.bytes.iter_mut().zip(&self.bytes) {
+            *sum = sum.wrapping_add(load(word));
+        }
+        let live = load(&self.live);
+        sum.staged = sum.staged.saturating_add(live >> 32);
+        sum.live = sum.live.saturating_add(live & LOW);
+        sum.last_ns = sum.last_ns.max(load(&self.last_ns));
+    }
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Place {
+    /// Nowhere.
+    #[default]
+    Gone,
+    Staged,
+    /// On the device.
+    Issued,
+    /// On the device as a part of another's command.
+    Joined,
+}
+
+/// A request that the port has.
+#[derive(Clone, Copy, Default)]
+struct Live {
+    length: u32,
+    /// [`KINDS`] for one that is neither read nor write.
+    kind: u8,
+    place: Place,
+}
+
+/// What a port counts.
+pub(super) struct Tally {
+    live: Box<[Live]>,
+    /// Where each flow's last request ended, and whose that is: the flow's slot.
+    ends: Box<[(u64, u32)]>,
+    counts: [u64; KINDS],
+    bytes: [u64; 2],
+    staged: u32,
+    on_device: u32,
+}
+
+impl Tally {
+    pub(super) fn new(tags: usize, flows: usize) -> Self {
+        Tally {
+            live: vec![Live::default(); tags].into(),
+            ends: vec![(0, u32::MAX); flows.clamp(1, CURSORS)].into(),
+            counts: [0; KINDS],
+            bytes: [0; 2],
+            staged: 0,
+            on_device: 0,
+        }
+    }
+
+    /// The kind of a request, [`KINDS`] for one that is neither read nor write; the next one of the
+    /// flow may follow it.
+    #[inline]
+    pub(super) fn kind(&mut self, request: &Request) -> usize {
+        let first = match request.op {
+            Op::Read => 0,
+            Op::Write | Op::WriteZeroes => 2,
+            Op::Flush | Op::Discard => return KINDS,
+        };
+        let slot = request.flow.slot();
+        let Some(end) = self.ends.get_mut(slot & (CURSORS - 1)) else { return first };
+        let is_near = end.1 == slot as u32 && end.0.abs_diff(request.offset) <= NEAR;
+        *end = (request.offset.saturating_add(request.length.into()), slot as u32);
+        first + usize::from(is_near)
+    }
+
+    #[inline]
+    pub(super) fn submitted(&mut self, tag: u32, kind: usize, length: u32, is_staged: bool) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            let place = if is_staged { Place::Staged } else { Place::Issued };
+            *live = Live { length, kind: kind as u8, place };
+            let count = if is_staged { &mut self.staged } else { &mut self.on_device };
+            *count = count.wrapping_add(1);
+        }
+    }
+
+    #[inline]
+    fn left(&mut self, place: Place) {
+        match place {
+            Place::Gone => {}
+            Place::Staged => self.staged = self.staged.wrapping_sub(1),
+            Place::Issued | Place::Joined => self.on_device = self.on_device.wrapping_sub(1),
+        }
+    }
+
+    #[inline]
+    pub(super) fn issued(&mut self, tag: u32, is_joined: bool) {
+        let Some(live) = self.live.get_mut(tag as usize) else { return };
+        let place = if is_joined { Place::Joined } else { Place::Issued };
+        let before = core::mem::replace(&mut live.place, place);
+        self.left(before);
+        self.on_device = self.on_device.wrapping_add(1);
+    }
+
+    /// An issued request is staged again.
+    pub(super) fn requeued(&mut self, tag: u32) {
+        let Some(live) = self.live.get_mut(tag as usize) else { return };
+        let before = core::mem::replace(&mut live.place, Place::Staged);
+        self.left(before);
+        self.staged = self.staged.wrapping_add(1);
+    }
+
+    /// A staged request was taken back.
+    pub(super) fn cancelled(&mut self, tag: u32) {
+        let Some(live) = self.live.get_mut(tag as usize) else { return };
+        let before = core::mem::take(live).place;
+        self.left(before);
+    }
+
+    /// A staged request has become longer.
+    pub(super) fn grown(&mut self, tag: u32, length: u32) {
+        if let Some(live) = self.live.get_mut(tag as usize) {
+            live.length = live.length.saturating_add(length);
+        }
+    }
+
+    #[inline]
+    pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
+        let Some(live) = self.live.get_mut(tag as usize) else { return };
+        let Live { length, kind, place } = core::mem::take(live);
+        self.left(place);
+        let store = |word: &P::U64, value| word.store(value, Ordering::Relaxed);
+        let shown = u64::from(self.staged) << 32 | u64::from(self.staged + self.on_device);
+        store(&words.live, shown);
+        store(&words.last_ns, now_ns);
+        let (kind, direction) = (usize::from(kind), direction(kind.into()));
+        let (Some(count), Some(word)) = (self.counts.get_mut(kind), words.counts.get(kind)) else {
+            return;
+        };
+        // A command is counted once, and the bytes of all its parts.
+        if place != Place::Joined {
+            *count = count.wrapping_add(1);
+            store(word, *count);
+        }
+        if let (Some(bytes), Some(word)) =
+            (self.bytes.get_mut(direction), words.bytes.get(direction))
+        {
+            *bytes = bytes.wrapping_add(length.into());
+            store(word, *bytes);
+        }
+    }
+}
