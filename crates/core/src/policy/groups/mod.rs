@@ -346,7 +346,6 @@ impl Member {
         let asked = self.granted.rates();
         let has = |(last, asked): (&u64, u64)| *last >= asked / 100 * MET_PERCENT;
         self.state = match self.last.iter().zip(asked).all(has) {
-            _ if self.granted.is_none() => ReservationState::Idle,
             _ if self.last == [0, 0] && self.has_rested => ReservationState::Idle,
             true if is_short => ReservationState::Shrunk,
             true => ReservationState::Met,
@@ -371,7 +370,7 @@ struct Control {
     inner_ns: Option<u64>,
     /// Weights that the policy is to hear of.
     news: Vec<(FlowId, Weight)>,
-    /// All weights are times 2^this, so that the least is no less than there can be.
+    /// All weights are times 2^this, so that the least is exact enough.
     scale: u32,
     /// Of the round through all flows that is under way: what is reserved, and the least and the
     /// largest weight, in 256ths.
@@ -379,6 +378,10 @@ struct Control {
     extremes: (u64, u64),
 }
 
+/// The least weight that is exact enough, in 256ths: to a hundredth.
+const FINE: u64 = 64;
+/// The most that weights are scaled by, as a power of two.
+const SCALE_MAX: u32 = 20;
 /// The extremes of no weights.
 const NO_WEIGHTS: (u64, u64) = (u64::MAX, 0);
 
@@ -400,11 +403,10 @@ impl Control {
     fn end_round(&mut self) {
         self.supply.asked(core::mem::take(&mut self.asked_ppm));
         let (least, most) = core::mem::replace(&mut self.extremes, NO_WEIGHTS);
-        let (fewest, largest) =
-            (u64::from(Weight::LEAST_256THS), u64::from(Weight::MAX.in_256ths()));
-        if least < fewest && most.saturating_mul(2) <= largest && self.scale < 20 {
+        let largest = u64::from(Weight::MAX.in_256ths());
+        if least < FINE && most.saturating_mul(2) <= largest && self.scale < SCALE_MAX {
             self.scale += 1;
-        } else if self.scale > 0 && (least >= 4 * fewest || most > largest) {
+        } else if self.scale > 0 && (least >= 4 * FINE || most > largest) {
             self.scale -= 1;
         }
     }
@@ -686,7 +688,8 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
             let member = control.member(flow).ok()?;
             let Member { share, told: weight, is_active, granted, state, last, .. } = *member;
             let ahead = self.shared.account(flow.slot())?.ahead.load(Ordering::Relaxed);
-            let [requests, bytes] = last;
+            let state = if granted.is_none() { ReservationState::Idle } else { state };
+            let [requests, bytes] = if granted.is_none() { [0; 2] } else { last };
             Some(ShareStats { share, weight, is_active, granted, state, requests, bytes, ahead })
         })
     }

@@ -221,8 +221,6 @@ fn weights_below_the_least_are_scaled() {
     rig.run(2000);
     let served = rig.run(4000);
     let alone = served[300] as f64 / served.iter().sum::<u64>() as f64;
-    println!("{:?} {:?}", rig.share(0).weight, rig.share(300).weight);
-    println!("{:?}", (0..4).map(|_| rig.run(4000)[300]).collect::<Vec<_>>());
     assert!((0.48..=0.52).contains(&alone), "{alone}");
 }
 

@@ -80,7 +80,8 @@ pub(super) struct Place {
 impl Place {
     /// Its weight times 2^`scale`, as far as there are such weights; in 256ths.
     pub(super) fn parts(self, scale: u32) -> u64 {
-        self.weight >> WHOLE_BITS.saturating_sub(scale)
+        let shift = WHOLE_BITS.saturating_sub(scale);
+        self.weight.saturating_add(1 << shift >> 1) >> shift
     }
 }
 
