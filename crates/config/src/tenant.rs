@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::{Caps, Target, Weight};
+use fairq_core::{Caps, Reservation, Target, Weight};
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::{self, List};
 use crate::caps::{self, Burst};
 use crate::device::SECTOR;
+use crate::group::{self, Group};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
@@ -69,6 +70,8 @@ pub struct TenantTable {
     pub read_max_bandwidth: Option<Bandwidth>,
     pub write_max_bandwidth: Option<Bandwidth>,
     pub burst: Option<Burst>,
+    pub min_iops: Option<Count>,
+    pub min_bandwidth: Option<Bandwidth>,
     pub identity: Option<String>,
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
@@ -106,6 +109,10 @@ pub struct Tenant {
     pub target: Option<Target>,
     /// The most that it gets.
     pub caps: Caps,
+    /// The group of tenants that it is in.
+    pub group: Option<String>,
+    /// What it has at least.
+    pub reservation: Reservation,
     /// The certificate that may open it.
     pub identity: Option<Identity>,
     /// The users who may open it; anybody if none is named.
@@ -211,8 +218,28 @@ impl TenantTable {
         self.burst = said.burst;
     }
 
-    /// Refuses what makes no sense by itself; `cgroups` is their root.
-    pub fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
+    /// What it says of reservations.
+    pub fn reservation(&self) -> group::Written {
+        group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
+    }
+
+    /// The group of tenants that it names, of these.
+    pub fn group_of(&self, groups: &[Group]) -> Result<Option<String>, String> {
+        let names = groups.iter().map(|group| &*group.name);
+        group::split(self.group.as_ref(), names).map(|(group, _)| group)
+    }
+
+    /// Is in this group of tenants instead of the one that it names, of these.
+    pub fn set_group(&mut self, group: Option<&str>, groups: &[Group]) {
+        let names = groups.iter().map(|group| &*group.name);
+        let users = group::split(self.group.as_ref(), names).map(|(_, users)| users);
+        let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
+        all.extend(group.map(str::to_owned));
+        self.group = (!all.is_empty()).then_some(List(all));
+    }
+
+    /// Refuses what makes no sense by itself, or beside the groups; `cgroups` is their root.
+    pub fn complete(self, cgroups: &Path, groups: &[Group]) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
             Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
         };
@@ -258,7 +285,12 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
-        let users = (self.uid.as_ref(), self.user.as_ref(), self.group.as_ref());
+        let names = groups.iter().map(|group| &*group.name);
+        let (group, user_groups) = match group::split(self.group.as_ref(), names) {
+            Ok(both) => both,
+            Err(text) => return refuse(text),
+        };
+        let users = (self.uid.as_ref(), self.user.as_ref(), user_groups.as_ref());
         let users = match access::users(users.0, users.1, users.2) {
             Ok(users) => users,
             Err(text) => return refuse(text),
@@ -269,6 +301,10 @@ impl TenantTable {
         };
         let caps = match self.caps().caps() {
             Ok(caps) => caps,
+            Err(text) => return refuse(text),
+        };
+        let reservation = match self.reservation().reservation(&caps) {
+            Ok(reservation) => reservation,
             Err(text) => return refuse(text),
         };
         let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
@@ -288,6 +324,8 @@ impl TenantTable {
             urgent: self.urgent.unwrap_or(false),
             target,
             caps,
+            group,
+            reservation,
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
@@ -450,7 +488,9 @@ mod tests {
             .iter()
             .map(|spec| {
                 let table = spec.parse::<TenantTable>()?;
-                table.complete("/sys/fs/cgroup".as_ref()).map_err(|refusal| refusal.to_string())
+                table
+                    .complete("/sys/fs/cgroup".as_ref(), &[])
+                    .map_err(|refusal| refusal.to_string())
             })
             .collect()
     }
@@ -465,7 +505,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected =
@@ -484,6 +524,8 @@ mod tests {
                 caps: Caps::default()
                     .with(Side::Both, Counted::Requests, Cap::new(1000, 1000))
                     .with(Side::Writes, Counted::Bytes, Cap::new(10 << 20, 10 << 20)),
+                group: None,
+                reservation: Reservation::new(500, 1 << 20).unwrap(),
                 identity: Some("db.example.org".into()),
                 users: Users { uids: vec![7, 0], gids: Vec::new() },
                 connections: Some(9),
