@@ -49,12 +49,6 @@ impl Group {
     pub fn parent(&self) -> Option<&str> {
         self.name.rsplit_once(INSIDE).map(|(parent, _)| parent)
     }
-
-    /// As policies take it; `parent` is the number of the group that it is in.
-    pub fn settings(&self, parent: Option<fairq_core::GroupId>) -> Settings {
-        let (weight, reservation) = (self.weight, self.reservation);
-        Settings { parent, weight, reservation, ..Settings::default() }
-    }
 }
 
 impl FromStr for GroupTable {
@@ -297,7 +291,7 @@ mod tests {
         assert_eq!(named, [("acme", 300, 0), ("solo", 100, 0), ("acme/batch", 50, 2000)]);
         assert_eq!(all[2].parent(), Some("acme"));
         let described = Described(Reservation::new(2000, 10 << 20).unwrap()).to_string();
-        assert_eq!(described, "min-iops=2k, min-bandwidth=10M/s");
+        assert_eq!(described, "min-iops=2000, min-bandwidth=10M/s");
     }
 
     #[test]
