@@ -102,7 +102,8 @@ impl Console {
             .map(|table| (table.name.clone(), table.caps()))
             .collect();
         let groups = plan.groups.clone();
-        let users = |table: &TenantTable| {
+        let old_groups = self.settings.complete_groups()?;
+        let users = |table: &TenantTable, groups: &[group::Group]| {
             let names = groups.iter().map(|group| &*group.name);
             group::split(table.group.as_ref(), names).map(|(_, users)| users)
         };
@@ -117,7 +118,7 @@ impl Console {
             moved.push((
                 table.name.clone(),
                 Place { group, reservation },
-                users(old) == users(table),
+                users(old, &old_groups) == users(table, &groups),
             ));
         }
         let changed = self.put_groups(admin, &wanted)?;
