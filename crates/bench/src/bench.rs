@@ -16,7 +16,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
-use fairq_core::{Caps, FlowError, FlowId, GroupId, Native, Policy, Reservation, Share};
+use fairq_core::{Caps, FlowError, FlowId, GroupId, Native, Policy, Reservation, Share, Weight};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::device::write_back::WriteBack;
@@ -107,10 +107,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let alone =
         if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
+    let weighed = effective(&plan.jobs, &plan.groups);
     for policy in &plan.policies {
         let label = plan.label(policy);
         let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
-        report.runs.push(outcome(&label, &plan.jobs, plan.times, &measured, &alone));
+        report.runs.push(outcome(&label, &weighed, plan.times, &measured, &alone));
     }
     let json = || serde_json::to_string_pretty(&report);
     if is_quiet {
@@ -253,6 +254,33 @@ fn interval(
         )));
     }
     Ok(Some(interval))
+}
+
+/// The jobs with the weights that they have beside those that are in no group, if all are active.
+fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
+    let is_below = |name: &str, group: &str| {
+        name.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let has_any = |group: &Group| {
+        jobs.iter().any(|job| job.group.as_ref().is_some_and(|own| is_below(own, &group.name)))
+    };
+    let weight = |weight: Weight| f64::from(weight.in_256ths());
+    // What all members of a group weigh.
+    let members = |name: &str| -> f64 {
+        let own = jobs.iter().filter(|job| job.group.as_deref() == Some(name));
+        let inner = groups.iter().filter(|group| group.parent() == Some(name) && has_any(group));
+        own.map(|job| weight(job.weight)).chain(inner.map(|group| weight(group.weight))).sum()
+    };
+    let weighed = |job: &Job| {
+        let (mut parts, mut above) = (weight(job.weight), job.group.as_deref());
+        while let Some(group) = above.and_then(|name| groups.iter().find(|of| of.name == name)) {
+            parts *= weight(group.weight) / members(&group.name);
+            above = group.parent();
+        }
+        let weight = Weight::of_256ths(parts.round() as u32).unwrap_or(job.weight);
+        Job { weight, ..job.clone() }
+    };
+    jobs.iter().map(weighed).collect()
 }
 
 fn check_groups(jobs: &[Job], groups: &[Group]) -> Result<(), Refusal> {

@@ -8,12 +8,13 @@ use std::str::FromStr;
 
 use fairq_config::caps::{self, Burst};
 use fairq_config::group;
+use fairq_config::name::check_name;
 use fairq_config::pairs::{self, Pair};
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{
     Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size, show_duration,
 };
-use fairq_config::{latency, tenant, weight};
+use fairq_config::{latency, weight};
 use fairq_core::{Caps, Reservation, Target, Weight};
 use serde::Deserialize;
 
@@ -149,7 +150,7 @@ impl FromStr for Job {
 impl JobTable {
     /// Fills in what is not said and refuses what makes no sense.
     pub(crate) fn complete(self) -> Result<Job, Refusal> {
-        tenant::check_name(&self.name).map_err(Refusal::new)?;
+        check_name(&self.name).map_err(Refusal::new)?;
         let refuse = |text: String| Err(Refusal::new(format!("tenant {}: {text}", self.name)));
         let Size(block) = self.bs.unwrap_or(Size(4096));
         if !BLOCK.contains(&block) || block % 512 != 0 {

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::List;
 use crate::keys;
+use crate::name::{Origin, check_name};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::tenant::{Origin, check_name};
 use crate::units::{Bandwidth, Count};
 use crate::weight::WeightSource;
 

@@ -26,6 +26,7 @@ pub mod group;
 mod keys;
 pub mod latency;
 pub mod listen;
+pub mod name;
 pub mod pairs;
 pub mod policy;
 pub mod refusal;

@@ -23,10 +23,11 @@ use crate::device::{DeviceConfig, DeviceTable, Kind};
 use crate::files::read_text;
 use crate::group::{self, Group, GroupTable};
 use crate::listen::Listen;
+use crate::name::Origin;
 use crate::pairs::explain;
 use crate::policy::{PolicyConfig, PolicyTable};
 use crate::refusal::Refusal;
-use crate::tenant::{Origin, Tenant, TenantTable};
+use crate::tenant::{Tenant, TenantTable};
 use crate::units::{Size, exact_size};
 use crate::{keys, weight};
 

@@ -1,5 +1,5 @@
-//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has what is
-//! kept for it in each second, whatever others weigh.
+//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has what
+//! is kept for it in each second, whatever others weigh.
 
 use fairq_core::registry::Shape;
 use fairq_core::{AnyPolicy, Group, GroupId, Native, Reservation, Share, Weight};
@@ -66,8 +66,8 @@ fn acme_has_three_quarters_and_a_leaves_what_it_has_to_b() {
     }
 }
 
-/// At weight 1 beside two floods of 10,000 each, in each second. `d2fq` gives more than such a weight
-/// is due, and sends requests of the reservation to the urgent class.
+/// At weight 1 beside two floods of 10,000 each, in each second. `d2fq` gives more than such a
+/// weight is due, and sends requests of the reservation to the urgent class.
 #[test]
 fn a_reservation_holds_in_each_second() {
     for (device, name) in

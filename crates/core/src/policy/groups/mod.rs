@@ -28,7 +28,7 @@
 //! **Example.** Group acme (300) has flows a and b of 100 each, beside solo (100): weights 150, 150
 //! and 100. While a is idle, b has 300.
 //!
-//! **Laws.** What goes ahead for a reservation is at most rate x interval + a 64th of a second's,
+//! **Laws.** What goes ahead for a reservation is at most rate x interval + a twentieth of a second's,
 //! over all ports, and half of a port's tags at a time: with what the device has left, no flow
 //! starves. All weights times a factor change nothing.
 //!
@@ -73,7 +73,7 @@ const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 /// What a reservation may catch up on at once is what its rate has in one part in so many of a
 /// second.
-const BURST: u64 = 64;
+const BURST: u64 = 20;
 /// A flow that has so many percent of its reservation has it.
 const MET_PERCENT: u64 = 97;
 
@@ -473,13 +473,13 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             tree.shift(member.share.group, before, member.part());
         }
         let place = tree.place(member.share.group, member.own(), is_active);
-        if *reserved > 0 {
+        if *reserved > 0 || !member.granted.is_none() {
             if is_active {
                 let part_ppm = supply.part_ppm(place.reservation);
                 control.asked_ppm = control.asked_ppm.saturating_add(part_ppm);
             }
             let granted = supply.granted(place.reservation);
-            self.grant(member, granted);
+            self.grant(now_ns, member, granted);
             let done = self.shared.account(slot).map_or([0; 2], |account| {
                 account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
             });
@@ -494,8 +494,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         }
     }
 
-    /// The flow's buckets fill at these rates from now on.
-    fn grant(&self, member: &mut Member, granted: Reservation) {
+    /// The flow's buckets fill at these rates from now on; new ones are empty.
+    fn grant(&self, now_ns: u64, member: &mut Member, granted: Reservation) {
         if member.granted == granted {
             return;
         }
@@ -512,7 +512,10 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             }
             kinds |= 1 << at;
             let burst = (rate / BURST).max(1);
-            if before == 0 { bucket.set(rate, burst) } else { bucket.set_rate(rate, burst) }
+            bucket.set_rate(rate, burst);
+            if before == 0 {
+                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
+            }
         }
         word.store(of_halves(kinds, member.flow.generation()), Ordering::Release);
         if member.granted.is_none() || granted.is_none() {
@@ -564,10 +567,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         }
         let place = control.tree.place(to, own, is_active);
         let weight = weight_of(place.parts(control.scale));
-        let granted = control.supply.granted(place.reservation);
         let member = control.member(flow)?;
         let is_new = core::mem::replace(&mut member.told, weight) != weight;
-        self.grant(member, granted);
         if is_new {
             control.news.push((flow, weight));
         }

@@ -62,6 +62,8 @@ impl Entry {
     const RESERVED: u64 = 2 << Self::FLAGS;
     /// It is on the device, and the policy does not know it.
     const AHEAD: u64 = 4 << Self::FLAGS;
+    /// It is in its flow's lane.
+    const QUEUED: u64 = 8 << Self::FLAGS;
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
         Entry(u64::from(length) << 32 | flags | flow.slot() as u64 + 1)
@@ -83,13 +85,24 @@ impl Entry {
 /// The flows with reservations that have requests staged here, in the order in which they are
 /// looked at.
 struct Lanes {
-    lanes: Box<[Option<(FlowId, u64)>]>,
+    lanes: Box<[Option<Lane>]>,
+    /// Of each flow's slot its lane's number and one; 0 for none.
     of: Box<[u32]>,
     free: Fifo,
     links: Links,
+    /// Those of requests, by their tags.
+    waiting: Links,
     open: u32,
     order: Tournament,
     turns: u64,
+}
+
+/// A flow with a reservation, and its requests that are staged here, in the order in which they
+/// came: not all, if some were staged when it had no reservation.
+struct Lane {
+    flow: FlowId,
+    at_ns: u64,
+    queue: Fifo,
 }
 
 impl Lanes {
@@ -102,29 +115,47 @@ impl Lanes {
             of: vec![0; flows].into_boxed_slice(),
             free,
             links,
+            waiting: Links::new(tags),
             open: 0,
             order: Tournament::new(lanes),
             turns: 0,
         }
     }
 
-    /// The lane of the flow. (`of` has numbers and one, so that zeroes are none.)
-    fn of(&self, flow: FlowId) -> Option<u32> {
-        let number = self.of.get(flow.slot())?.wrapping_sub(1);
-        let (owner, _) = (*self.lanes.get(number as usize)?)?;
-        (owner == flow).then_some(number)
+    /// The lane of whatever flow has this slot.
+    fn of_slot(&mut self, slot: usize) -> Option<&mut Lane> {
+        let number = self.of.get(slot)?.wrapping_sub(1);
+        self.lanes.get_mut(number as usize)?.as_mut()
     }
 
-    /// The first lane's number, its flow, and when it is to be looked at.
-    fn first(&self) -> Option<(u32, FlowId, u64)> {
+    /// Puts a request at the end of its flow's lane; whether it has one.
+    fn push(&mut self, flow: FlowId, tag: Tag) -> bool {
+        let number = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
+        let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return false };
+        if lane.flow != flow {
+            return false;
+        }
+        self.waiting.push(&mut lane.queue, tag.0);
+        true
+    }
+
+    /// Takes a request out of the lane of its slot.
+    fn remove(&mut self, slot: usize, tag: Tag) {
+        let number = self.of.get(slot).map_or(NONE, |number| number.wrapping_sub(1));
+        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
+            self.waiting.remove(&mut lane.queue, tag.0);
+        }
+    }
+
+    /// The first lane, and its number.
+    fn first(&self) -> Option<(u32, &Lane)> {
         let number = self.order.get()?.tag();
-        let (flow, at_ns) = (*self.lanes.get(number)?)?;
-        Some((number as u32, flow, at_ns))
+        Some((number as u32, self.lanes.get(number)?.as_ref()?))
     }
 
     fn look_at(&mut self, number: u32, at_ns: u64) {
-        if let Some(Some((_, at))) = self.lanes.get_mut(number as usize) {
-            *at = at_ns;
+        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
+            lane.at_ns = at_ns;
             self.turns = self.turns.wrapping_add(1);
             let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
             self.order.put(number as usize, key);
@@ -133,21 +164,18 @@ impl Lanes {
 
     /// Opens a lane for the flow, to be looked at now; whether there was none.
     fn open(&mut self, flow: FlowId, now_ns: u64) -> bool {
-        if self.of(flow).is_some() {
-            return false;
-        }
-        let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
-        let is_its = |lane: &Option<(FlowId, u64)>| {
-            lane.is_some_and(|(owner, _)| owner.slot() == flow.slot())
-        };
-        if self.lanes.get(old as usize).is_some_and(is_its) {
+        if let Some(lane) = self.of_slot(flow.slot()) {
+            if lane.flow == flow || !lane.queue.is_empty() {
+                return false;
+            }
             // Of a flow that had the slot before.
+            let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
             self.close(old);
         }
         let Some(number) = self.links.pop(&mut self.free) else { return false };
         self.open += 1;
         if let Some(lane) = self.lanes.get_mut(number as usize) {
-            *lane = Some((flow, now_ns));
+            *lane = Some(Lane { flow, at_ns: now_ns, queue: Fifo::default() });
         }
         if let Some(of) = self.of.get_mut(flow.slot()) {
             *of = number.wrapping_add(1);
@@ -158,7 +186,7 @@ impl Lanes {
 
     fn close(&mut self, number: u32) {
         let lane = self.lanes.get_mut(number as usize).and_then(Option::take);
-        let Some((flow, _)) = lane else { return };
+        let Some(Lane { flow, .. }) = lane else { return };
         if let Some(of) = self.of.get_mut(flow.slot()) {
             *of = 0;
         }
@@ -229,8 +257,13 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             Submitted::Staged => {
                 flags |= Entry::STAGED;
                 self.staged = self.staged.saturating_add(1);
-                if kinds != 0 && self.lanes.open(flow, now_ns) {
-                    self.shared.lanes(flow.slot(), true);
+                if kinds != 0 {
+                    if self.lanes.open(flow, now_ns) {
+                        self.shared.lanes(flow.slot(), true);
+                    }
+                    if self.lanes.push(flow, request.tag) {
+                        flags |= Entry::QUEUED;
+                    }
                 }
             }
             Submitted::Issue { class } if kinds != 0 => {
@@ -258,7 +291,10 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return;
         }
         self.staged = self.staged.saturating_sub(1);
-        self.put(tag, Entry(entry.0 & !Entry::STAGED));
+        self.put(tag, Entry(entry.0 & !(Entry::STAGED | Entry::QUEUED)));
+        if entry.is(Entry::QUEUED) {
+            self.lanes.remove(entry.slot(), tag);
+        }
         if entry.is(Entry::RESERVED) {
             let (now, slot) = (Time::of_ns(now_ns), entry.slot());
             let kinds = self.shared.kinds_in(slot);
@@ -273,6 +309,9 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return;
         }
         self.put(tag, Entry::default());
+        if entry.is(Entry::QUEUED) {
+            self.lanes.remove(entry.slot(), tag);
+        }
         self.counted = self.counted.saturating_sub(1);
         self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
         self.count(entry.slot(), false);
@@ -310,13 +349,18 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     fn first(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         let now = Time::of_ns(now_ns);
         for _ in 0..AT_ONCE {
-            let (number, flow, at_ns) = self.lanes.first()?;
+            let (number, &Lane { flow, at_ns, ref queue }) = self.lanes.first()?;
             if at_ns > now_ns || self.ahead >= self.most_ahead {
                 return None;
             }
-            let kinds = self.shared.kinds(flow);
-            let staged = self.inner.staged(flow).filter(|_| kinds != 0);
-            let Some(tag) = staged else {
+            let (kinds, first) = (self.shared.kinds(flow), queue.first());
+            if kinds == 0 && first.is_some() {
+                // Its lane is there until the policy has let all of it go.
+                self.lanes.look_at(number, now_ns.saturating_add(AGAIN_NS));
+                continue;
+            }
+            let staged = first.map(Tag).or_else(|| self.inner.staged(flow));
+            let Some(tag) = staged.filter(|_| kinds != 0) else {
                 self.close(number, flow);
                 continue;
             };
@@ -341,6 +385,9 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 self.count(slot, true);
             } else {
                 self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
+                if entry.is(Entry::QUEUED) {
+                    self.lanes.remove(slot, tag);
+                }
             }
             let flags = Entry::RESERVED | Entry::AHEAD;
             self.put(tag, Entry::new(flow, entry.length(), flags));
@@ -399,8 +446,8 @@ impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
             return next;
         }
         match (next, self.lanes.first()) {
-            (Next::WaitUntil(at_ns), Some((_, _, due_ns))) => Next::WaitUntil(at_ns.min(due_ns)),
-            (Next::Blocked, Some((_, _, due_ns))) => Next::WaitUntil(due_ns),
+            (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
+            (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
             _ => next,
         }
     }

@@ -353,6 +353,7 @@ fn what_makes_no_sense_changes_nothing() {
     rig.policy.set_share(rig.flows[1], &least).unwrap();
     let request = Request::new(Tag(3), rig.flows[1], Op::Read, 0, 4096);
     let (port, mut wake) = (&mut rig.ports[0], PortSet::EMPTY);
+    rig.policy.tick(SECOND / 2, &mut wake);
     port.submit(SECOND, &request, &mut wake).unwrap();
     assert!(matches!(port.next(SECOND, &mut wake), Next::Issue { tag: Tag(3), .. }));
     assert_eq!(port.submit(SECOND, &request, &mut wake), Err(SubmitError::BadTag));
@@ -360,7 +361,7 @@ fn what_makes_no_sense_changes_nothing() {
     assert_eq!(port.flow_stats(rig.flows[1]).in_flight, 1);
     assert!(matches!(port.requeue(SECOND, Tag(3), &mut wake), Some(Submitted::Issue { .. })));
     port.complete(SECOND, Tag(3), Outcome::Failed, &mut wake);
-    assert_eq!(port.next(SECOND, &mut wake), Next::Idle);
+    assert_eq!(port.next(2 * SECOND, &mut wake), Next::Idle);
     assert!(!port.has_work());
 }
 
