@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use fairq_config::device::DeviceTable;
 use fairq_config::flags::{EXIT_STATUS, Policies, ShardArgs, UNITS, parse_policies, parse_time};
+use fairq_config::group::GroupTable;
 use fairq_config::units::{Nanos, Size};
 
 use crate::job::Job;
@@ -40,6 +41,9 @@ pub struct BenchArgs {
     /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
     #[arg(long, value_name = "NAME[=KEY:VALUE,…]")]
     pub tenant: Vec<Job>,
+    /// A group of tenants, with the keys that serve takes; may be given many times
+    #[arg(long, value_name = "NAME[=KEY:VALUE,…]")]
+    pub group: Vec<GroupTable>,
     /// Tenants from a fio job file; may be given many times
     #[arg(long, value_name = "FILE")]
     pub fio: Vec<PathBuf>,
@@ -206,6 +210,7 @@ A tenant is NAME=key:value,…
   weight  1 to 10000 (100)        bs     size of a request (4k)
   latency what its requests are to take, with latency-percentile (99), floor (50%); urgent (d2fq)
   max-iops, max-bandwidth  the most that it gets, and read- and write- before them; burst (100ms)
+  min-iops, min-bandwidth  the least that it has; group  a group of tenants (--group)
   depth   in flight, each job (32)  jobs   how many run at once (1)
   rw      read, write, randread, randwrite, rw, randrw (randread)
   rwmix   percentage of reads (50)  size   how much it touches (an equal part)

@@ -11,11 +11,12 @@ use fairq_config::device::{DeviceConfig, Kind};
 use fairq_config::engine::{Shape, WithPolicy, shard_cpus, shards_in_words, topology, with_policy};
 use fairq_config::files::{Output, write_out};
 use fairq_config::flags::Policies;
+use fairq_config::group::{self, Group};
 use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
-use fairq_core::{Caps, FlowError, FlowId, Native, Policy};
+use fairq_core::{Caps, FlowError, FlowId, GroupId, Native, Policy, Reservation, Share, Weight};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
 use fairq_host::device::write_back::WriteBack;
@@ -55,6 +56,7 @@ struct Plan {
     place: Place,
     policies: Vec<PolicyConfig>,
     jobs: Vec<Job>,
+    groups: Vec<Group>,
     times: Times,
 }
 
@@ -97,7 +99,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         },
         Place::Server { target, .. } => Target::Server(target.clone()),
     };
-    let bench = Bench { target, is_quiet };
+    let bench = Bench { target, groups: plan.groups.clone(), is_quiet };
     if !is_quiet {
         write_out(&introduction(&plan))?;
     }
@@ -105,10 +107,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let alone =
         if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
+    let weighed = effective(&plan.jobs, &plan.groups);
     for policy in &plan.policies {
         let label = plan.label(policy);
         let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
-        report.runs.push(outcome(&label, &plan.jobs, plan.times, &measured, &alone));
+        report.runs.push(outcome(&label, &weighed, plan.times, &measured, &alone));
     }
     let json = || serde_json::to_string_pretty(&report);
     if is_quiet {
@@ -139,6 +142,8 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         );
     }
     check_jobs(&jobs)?;
+    let groups = group::complete(&args.group)?;
+    check_groups(&jobs, &groups)?;
     let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
         given
             .map(|Nanos(ns)| Duration::from_nanos(ns))
@@ -159,6 +164,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
             place: Place::Server { target, uri: uri.clone() },
             policies: vec![once],
             jobs,
+            groups,
             times,
         });
     }
@@ -178,7 +184,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let path = path(args.path.unwrap_or_default(), &device, &policies)?;
     let interval = args.moves.map(|interval| interval.unwrap_or(Nanos(MOVES_NS)));
     let moves = interval.map(|interval| moves(interval, &jobs)).transpose()?;
-    Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, times })
+    Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, groups, times })
 }
 
 /// How long jobs stay on one shard, if all of them can be moved.
@@ -250,6 +256,46 @@ fn interval(
     Ok(Some(interval))
 }
 
+/// The jobs with the weights that they have beside those that are in no group, if all are active.
+fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
+    let is_below = |name: &str, group: &str| {
+        name.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let has_any = |group: &Group| {
+        jobs.iter().any(|job| job.group.as_ref().is_some_and(|own| is_below(own, &group.name)))
+    };
+    let weight = |weight: Weight| f64::from(weight.in_256ths());
+    // What all members of a group weigh.
+    let members = |name: &str| -> f64 {
+        let own = jobs.iter().filter(|job| job.group.as_deref() == Some(name));
+        let inner = groups.iter().filter(|group| group.parent() == Some(name) && has_any(group));
+        own.map(|job| weight(job.weight)).chain(inner.map(|group| weight(group.weight))).sum()
+    };
+    let weighed = |job: &Job| {
+        let (mut parts, mut above) = (weight(job.weight), job.group.as_deref());
+        while let Some(group) = above.and_then(|name| groups.iter().find(|of| of.name == name)) {
+            parts *= weight(group.weight) / members(&group.name);
+            above = group.parent();
+        }
+        let weight = Weight::of_256ths(parts.round() as u32).unwrap_or(job.weight);
+        Job { weight, ..job.clone() }
+    };
+    jobs.iter().map(weighed).collect()
+}
+
+fn check_groups(jobs: &[Job], groups: &[Group]) -> Result<(), Refusal> {
+    let is_there = |name: &String| groups.iter().any(|group| group.name == *name);
+    for job in jobs {
+        if let Some(name) = job.group.as_ref().filter(|name| !is_there(name)) {
+            return Err(Refusal::new(format!(
+                "tenant {}: there is no group {name}: add --group {name}=weight:100",
+                job.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
     for (index, job) in jobs.iter().enumerate() {
         if jobs[..index].iter().any(|earlier| earlier.name == job.name) {
@@ -278,18 +324,20 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         ("--cpus", args.shards.cpus.is_some()),
         ("--series", args.series.is_some()),
         ("--moves", args.moves.is_some()),
+        ("--group", !args.group.is_empty()),
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!(
             "{flag} is the server's matter with --connect: leave it out"
         )));
     }
-    if let Some(job) =
-        jobs.iter().find(|job| job.urgent || job.target.is_some() || !job.caps.is_empty())
-    {
+    if let Some(job) = jobs.iter().find(|job| {
+        let is_placed = job.group.is_some() || !job.reservation.is_none();
+        is_placed || job.urgent || job.target.is_some() || !job.caps.is_empty()
+    }) {
         return Err(Refusal::new(format!(
-            "tenant {}: latency, caps and urgent are the server's matter with --connect: leave them out, \
-             and give them to the tenant of fairq serve",
+            "tenant {}: latency, caps, group, reservation and urgent are the server's matter with --connect: leave \
+             them out, and give them to the tenant of fairq serve",
             job.name
         )));
     }
@@ -362,6 +410,8 @@ pub(crate) enum Target {
 /// What can run loads.
 pub(crate) struct Bench {
     pub(crate) target: Target,
+    /// Groups of tenants, outer ones first.
+    pub(crate) groups: Vec<Group>,
     /// No progress on the terminal.
     pub(crate) is_quiet: bool,
 }
@@ -408,6 +458,8 @@ impl Bench {
                 urgent: false,
                 target: None,
                 caps: Caps::default(),
+                group: None,
+                reservation: Reservation::NONE,
                 ..job.clone()
             };
             let silent = |other: &Job| Job { jobs: 0, ..plain(other) };
@@ -460,7 +512,8 @@ impl Bench {
                 };
                 let shape = Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots);
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
-                let load = Load { jobs, ranges, hands, common, threads, times, progress };
+                let groups = &self.groups[..];
+                let load = Load { jobs, groups, ranges, hands, common, threads, times, progress };
                 let name = policy.name();
                 let measured = with_policy::<Native, _>(policy, shape, load)?
                     .with_context(|| format!("cannot run the load under {name}"))?;
@@ -513,6 +566,8 @@ fn seed(tenant: usize, copy: u16) -> u64 {
 /// A load that waits for its policy.
 struct Load<'a> {
     jobs: &'a [Job],
+    /// Outer ones first.
+    groups: &'a [Group],
     /// Each tenant's first byte and size.
     ranges: Vec<(u64, u64)>,
     /// The jobs of each shard: the tenant, and which of its copies.
@@ -530,8 +585,17 @@ impl WithPolicy for Load<'_> {
     where
         L::Port: 'static,
     {
-        let flows: Vec<FlowId> =
-            self.jobs.iter().map(|job| add_flow(&policy, job)).collect::<Result<_, _>>()?;
+        for (id, group) in (0..).zip(self.groups) {
+            let parent = group.parent().and_then(|name| id_of(name, self.groups));
+            let (weight, reservation) = (group.weight, group.reservation);
+            let settings = fairq_core::Group { parent, weight, reservation, ..Default::default() };
+            policy.set_group(GroupId(id), Some(&settings))?;
+        }
+        let flows: Vec<FlowId> = self
+            .jobs
+            .iter()
+            .map(|job| add_flow(&policy, job, self.groups))
+            .collect::<Result<_, _>>()?;
         let job = |&(tenant, copy): &(usize, u16)| {
             expand(&self.jobs[tenant], copy, tenant, flows[tenant], self.ranges[tenant])
         };
@@ -541,13 +605,23 @@ impl WithPolicy for Load<'_> {
     }
 }
 
+/// The number of the group of this name.
+fn id_of(name: &str, groups: &[Group]) -> Option<GroupId> {
+    groups.iter().position(|group| group.name == name).map(|at| GroupId(at as u16))
+}
+
 /// A tenant's flow. A policy that has no targets or no urgent class is told of: it is there to be
 /// compared with one that has.
-fn add_flow<L: Policy>(policy: &L, job: &Job) -> Result<FlowId, FlowError> {
+fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow(job.weight)?;
     let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     let target = if job.target.is_some() { policy.set_target(flow, job.target) } else { Ok(()) };
     policy.set_caps(flow, &job.caps)?;
+    let group = job.group.as_ref().and_then(|name| id_of(name, groups));
+    let share = Share { group, reservation: job.reservation };
+    if share != Share::default() {
+        policy.set_share(flow, &share)?;
+    }
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {

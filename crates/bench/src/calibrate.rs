@@ -101,7 +101,7 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let Nanos(ns) = args.seconds;
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {
-        bench: Bench { target, is_quiet: args.json },
+        bench: Bench { target, groups: Vec::new(), is_quiet: args.json },
         times: Times { warmup: measured / ROUNDS / 5, measured: measured / ROUNDS, interval: None },
         pattern: if args.write { Pattern::RandWrite } else { Pattern::RandRead },
         shards,

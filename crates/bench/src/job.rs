@@ -7,13 +7,15 @@
 use std::str::FromStr;
 
 use fairq_config::caps::{self, Burst};
+use fairq_config::group;
+use fairq_config::name::check_name;
 use fairq_config::pairs::{self, Pair};
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{
     Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size, show_duration,
 };
-use fairq_config::{latency, tenant, weight};
-use fairq_core::{Caps, Target, Weight};
+use fairq_config::{latency, weight};
+use fairq_core::{Caps, Reservation, Target, Weight};
 use serde::Deserialize;
 
 /// Bytes of one request.
@@ -71,6 +73,9 @@ pub(crate) struct JobTable {
     pub(crate) read_max_bandwidth: Option<Bandwidth>,
     pub(crate) write_max_bandwidth: Option<Bandwidth>,
     pub(crate) burst: Option<Burst>,
+    pub(crate) min_iops: Option<Count>,
+    pub(crate) min_bandwidth: Option<Bandwidth>,
+    pub(crate) group: Option<String>,
     pub(crate) bs: Option<Size>,
     pub(crate) depth: Option<Count>,
     pub(crate) jobs: Option<Count>,
@@ -98,6 +103,10 @@ pub struct Job {
     pub target: Option<Target>,
     /// The most that it gets.
     pub caps: Caps,
+    /// The group of tenants that it is in.
+    pub group: Option<String>,
+    /// What it has at least.
+    pub reservation: Reservation,
     /// Bytes of one request.
     pub block: u32,
     /// Requests that each job keeps in flight.
@@ -141,7 +150,7 @@ impl FromStr for Job {
 impl JobTable {
     /// Fills in what is not said and refuses what makes no sense.
     pub(crate) fn complete(self) -> Result<Job, Refusal> {
-        tenant::check_name(&self.name).map_err(Refusal::new)?;
+        check_name(&self.name).map_err(Refusal::new)?;
         let refuse = |text: String| Err(Refusal::new(format!("tenant {}: {text}", self.name)));
         let Size(block) = self.bs.unwrap_or(Size(4096));
         if !BLOCK.contains(&block) || block % 512 != 0 {
@@ -207,6 +216,11 @@ impl JobTable {
             Ok(caps) => caps,
             Err(text) => return refuse(text),
         };
+        let reserved = group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth };
+        let reservation = match reserved.reservation(&caps) {
+            Ok(reservation) => reservation,
+            Err(text) => return refuse(text),
+        };
         let starts_ns = self.start.map_or(0, |Nanos(ns)| ns);
         let stops_ns = self.stop.map_or(u64::MAX, |Nanos(ns)| ns);
         if stops_ns <= starts_ns {
@@ -220,6 +234,8 @@ impl JobTable {
             urgent: self.urgent.unwrap_or(false),
             target,
             caps,
+            group: self.group,
+            reservation,
             block: block as u32,
             depth: depth as u16,
             jobs: jobs as u16,
@@ -278,7 +294,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let job: Job =
-            "db=weight:300,urgent:true,latency:200us,latency-percentile:99.9,floor:25%,max-iops:1k,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
+            "db=weight:300,urgent:true,latency:200us,latency-percentile:99.9,floor:25%,max-iops:1k,min-iops:500,group:acme,bs:64k,depth:128,jobs:4,rw:randrw,rwmix:70,rate:100M/s,think:5us,size:1G,export:x"
                 .parse()
                 .unwrap();
         let expected = Job {
@@ -287,6 +303,8 @@ mod tests {
             urgent: true,
             target: Target::new(200_000, 1_000, 25),
             caps: Caps::default().with(Side::Both, Counted::Requests, Cap::new(1000, 100)),
+            group: Some("acme".into()),
+            reservation: Reservation::new(500, 0).unwrap(),
             block: 65_536,
             depth: 128,
             jobs: 4,
@@ -327,8 +345,8 @@ mod tests {
             refusal("db=dept:3"),
             "unknown key `dept`; did you mean `depth`? (allowed: name, weight, urgent, latency, \
              latency-percentile, floor, max-iops, read-max-iops, write-max-iops, max-bandwidth, \
-             read-max-bandwidth, write-max-bandwidth, burst, bs, depth, jobs, rw, rwmix, rate, iops, \
-             think, start, stop, size, export)"
+             read-max-bandwidth, write-max-bandwidth, burst, min-iops, min-bandwidth, group, bs, \
+             depth, jobs, rw, rwmix, rate, iops, think, start, stop, size, export)"
         );
         assert_eq!(
             refusal("db=bs:1000"),

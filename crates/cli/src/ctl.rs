@@ -116,16 +116,17 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             ("latency", params)
         }
         CtlCommand::Caps { tenant, caps } => {
-            let mut object = serde_json::Map::new();
-            for pair in caps.iter().filter(|text| *text != "off") {
-                let (key, value) = pair.split_once('=').ok_or_else(|| {
-                    Refusal::new(format!(
-                        "`{pair}` is not KEY=VALUE: write max-iops=1000, say, or off"
-                    ))
-                })?;
-                object.insert(key.replace('_', "-"), json!(value));
-            }
-            ("caps", json!({ "tenant": tenant, "caps": object }))
+            ("caps", json!({ "tenant": tenant, "caps": object_of(caps, "max-iops=1000")? }))
+        }
+        CtlCommand::Groups => ("groups", json!({})),
+        CtlCommand::Group { group, keys } if *keys == ["off"] => {
+            ("group.remove", json!({ "group": group }))
+        }
+        CtlCommand::Group { group, keys } => {
+            ("group", json!({ "group": group, "keys": object_of(keys, "weight=200")? }))
+        }
+        CtlCommand::Share { tenant, keys } => {
+            ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
         CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
@@ -156,6 +157,18 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         }
     };
     Ok((method.to_owned(), params))
+}
+
+/// `KEY=VALUE` arguments as an object; `off` alone is none of them.
+fn object_of(pairs: &[String], example: &str) -> Result<serde_json::Map<String, Value>, Refusal> {
+    let mut object = serde_json::Map::new();
+    for pair in pairs.iter().filter(|text| *text != "off") {
+        let (key, value) = pair.split_once('=').ok_or_else(|| {
+            Refusal::new(format!("`{pair}` is not KEY=VALUE: write {example}, say, or off"))
+        })?;
+        object.insert(key.replace('_', "-"), json!(value));
+    }
+    Ok(object)
 }
 
 /// What a person reads.
@@ -207,6 +220,18 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             let [name, from, to] = ["tenant", "from", "to"].map(|key| string(&result[key]));
             format!("{name}: caps {from} -> {to}\n")
         }
+        CtlCommand::Groups => groups(result),
+        CtlCommand::Group { keys, .. } if *keys == ["off"] => {
+            format!("removed group {}\n", string(&result["group"]))
+        }
+        CtlCommand::Group { .. } => {
+            let from = result["from"].as_str().unwrap_or("none");
+            format!("{}: {from} -> {}\n", string(&result["group"]), string(&result["to"]))
+        }
+        CtlCommand::Share { .. } => {
+            let [name, from, to] = ["tenant", "from", "to"].map(|key| string(&result[key]));
+            format!("{name}: {from} -> {to}\n")
+        }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => {
             format!("listens no more on {}\n", string(&result["address"]))
@@ -220,6 +245,32 @@ fn text(command: &CtlCommand, result: &Value) -> String {
 
 fn string(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// A line for each group.
+fn groups(result: &Value) -> String {
+    let all = result.as_array().map(Vec::as_slice).unwrap_or_default();
+    let line = |of: &Value| {
+        let least = [("min-iops", "min_iops"), ("min-bandwidth", "min_bandwidth")]
+            .into_iter()
+            .filter(|(_, key)| number(&of[*key]) > 0.0)
+            .map(|(name, key)| format!(", {name} {}", of[key]));
+        let names = of["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let names: Vec<String> = names.iter().map(string).collect();
+        format!(
+            "{}: weight {}{}; {} of {} active; tenants: {}\n",
+            string(&of["name"]),
+            of["weight"],
+            least.collect::<String>(),
+            of["active"],
+            of["members"],
+            if names.is_empty() { "none".into() } else { names.join(", ") }
+        )
+    };
+    match all.is_empty() {
+        true => "no groups\n".into(),
+        false => all.iter().map(line).collect(),
+    }
 }
 
 /// `1 connection`, `2 connections`.
@@ -336,6 +387,16 @@ fn status(result: &Value) -> String {
         let [tenant, target, state] = ["tenant", "target", "state"].map(|key| string(&of[key]));
         let text = format!("{tenant}: {target}: {state}{late}{cause}");
         lines.push((if index == 0 { "latency" } else { "" }, text));
+    }
+    let reserved = result["reserved"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for of in reserved.iter().filter(|of| number(&of["granted"]) < 1.0) {
+        let [asked, granted] = ["asked", "granted"].map(|key| show_percent(number(&of[key])));
+        let text = format!(
+            "{}: reservations are {asked} of what the device does; each has {granted} of its own: \
+             lower some",
+            string(&of["store"])
+        );
+        lines.push(("reserved", text));
     }
     for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
         let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));

@@ -302,7 +302,7 @@ proptest! {
         let device = device << 20;
         let tables = texts.iter().enumerate().map(|(at, text)| format!("t{at}{text}").parse::<TenantTable>().unwrap());
         let tenants = tables
-            .map(|table| table.complete("/sys/fs/cgroup".as_ref()))
+            .map(|table| table.complete("/sys/fs/cgroup".as_ref(), &[]))
             .collect::<Result<Vec<Tenant>, _>>();
         let Ok(tenants) = tenants else { return Ok(()) };
         let Ok(mut ranges) = layout(&tenants, Some(device), &[]) else { return Ok(()) };

@@ -2,6 +2,7 @@
 //! the server starts, and again when its operator changes them.
 
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
+use fairq_config::group::Group;
 use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Tls;
@@ -46,10 +47,18 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         urgent: tenant.urgent,
         target: tenant.target,
         caps: tenant.caps,
+        group: tenant.group.clone(),
+        reservation: tenant.reservation,
         identity: tenant.identity.clone(),
         users: tenant.users.clone(),
         connections: tenant.connections,
     }
+}
+
+/// A group as the server knows it.
+pub(crate) fn server_group(group: &Group) -> server::Group {
+    let Group { name, weight, reservation } = group.clone();
+    server::Group { name, weight, reservation }
 }
 
 /// TLS, from its files as they are now.

@@ -17,7 +17,7 @@ use fairq_host::server;
 use crate::args::ServeArgs;
 use crate::machine;
 use crate::operate::{Console, Given};
-use crate::parts::{build_policy, server_tenant, tls_mode};
+use crate::parts::{build_policy, server_group, server_tenant, tls_mode};
 
 /// The configuration of a server, and where it comes from.
 pub(crate) struct Sources {
@@ -115,6 +115,7 @@ fn server_config(
             .zip(ranges)
             .map(|(tenant, range)| server_tenant(tenant, range))
             .collect(),
+        groups: plan.groups.iter().map(server_group).collect(),
         most_tenants: plan.tenants.len() + FLOWS_MIN,
         listen,
         control: plan.control.clone(),

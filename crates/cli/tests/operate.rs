@@ -6,6 +6,8 @@ mod caps;
 mod common;
 #[path = "operate/doors.rs"]
 mod doors;
+#[path = "operate/groups.rs"]
+mod groups;
 #[path = "operate/latency.rs"]
 mod latency;
 #[path = "operate/storage.rs"]

@@ -70,10 +70,14 @@ pub fn users(
             // A group has no key of its own for numbers.
             (Ok(number), _) if kind == "group" => Ok(number),
             (_, std::io::Result::Ok(Some(number))) => Ok(number),
-            (_, Ok(None)) => Err(format!(
-                "{kind}: there is no {kind} `{name}` on this machine: `getent {kind}` lists them",
-                kind = kind
-            )),
+            (_, Ok(None)) => {
+                let or =
+                    if kind == "group" { "; a group of tenants needs a [[group]]" } else { "" };
+                Err(format!(
+                    "{kind}: there is no {kind} `{name}` on this machine: `getent {kind}` lists \
+                     them{or}"
+                ))
+            }
             (_, Err(error)) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
         };
         names.map_or(Ok(Vec::new()), |List(names)| names.iter().map(number).collect())

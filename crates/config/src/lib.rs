@@ -8,7 +8,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
-//! | [`device`], [`policy`], [`tenant`], [`weight`], [`listen`], [`access`] | its parts |
+//! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`], [`listen`], [`access`] | its parts |
 //! | [`engine`] | devices opened, policies built for the machine at hand |
 //! | [`flags`] | flags that several commands have |
 //! | [`units`], [`pairs`] | numbers with units; `key=value` lists |
@@ -22,9 +22,11 @@ pub mod device;
 pub mod engine;
 pub mod files;
 pub mod flags;
+pub mod group;
 mod keys;
 pub mod latency;
 pub mod listen;
+pub mod name;
 pub mod pairs;
 pub mod policy;
 pub mod refusal;

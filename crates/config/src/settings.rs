@@ -21,11 +21,13 @@ use toml::Spanned;
 
 use crate::device::{DeviceConfig, DeviceTable, Kind};
 use crate::files::read_text;
+use crate::group::{self, Group, GroupTable};
 use crate::listen::Listen;
+use crate::name::Origin;
 use crate::pairs::explain;
 use crate::policy::{PolicyConfig, PolicyTable};
 use crate::refusal::Refusal;
-use crate::tenant::{Origin, Tenant, TenantTable};
+use crate::tenant::{Tenant, TenantTable};
 use crate::units::{Size, exact_size};
 use crate::{keys, weight};
 
@@ -129,6 +131,8 @@ pub struct Settings {
     pub policy: Option<PolicyTable>,
     #[serde(default)]
     pub tenant: Vec<Spanned<TenantTable>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub group: Vec<Spanned<GroupTable>>,
     #[serde(default)]
     pub listen: Vec<Listen>,
     pub control: Option<PathBuf>,
@@ -196,15 +200,32 @@ pub fn load(path: &Path) -> Result<Settings, Refusal> {
 pub fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
     let mut settings: Settings =
         toml::from_str(text).map_err(|error| misread(text, path, &error))?;
-    // They come in the file's order, so each line of the file is counted once.
-    let (mut line, mut at) = (1, 0);
+    let mut lines = Lines { text, line: 1, at: 0 };
     for tenant in &mut settings.tenant {
-        let start = tenant.span().start;
-        line += text.get(at..start).unwrap_or("").matches('\n').count();
-        at = start.max(at);
+        let line = lines.of(tenant.span().start);
         tenant.get_mut().origin = Origin::File(path.to_owned(), line);
     }
+    let mut lines = Lines { text, line: 1, at: 0 };
+    for group in &mut settings.group {
+        let line = lines.of(group.span().start);
+        group.get_mut().origin = Origin::File(path.to_owned(), line);
+    }
     Ok(settings)
+}
+
+/// The lines of what comes in the file's order, so that each line of the file is counted once.
+struct Lines<'a> {
+    text: &'a str,
+    line: usize,
+    at: usize,
+}
+
+impl Lines<'_> {
+    fn of(&mut self, start: usize) -> usize {
+        self.line += self.text.get(self.at..start).unwrap_or("").matches('\n').count();
+        self.at = start.max(self.at);
+        self.line
+    }
 }
 
 /// Says what is wrong with a file, and shows the place.
@@ -246,7 +267,7 @@ fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) 
 }
 
 impl Settings {
-    /// What `flags` says wins: key by key in tables, tenant by tenant (by name); a list of
+    /// What `flags` says wins: key by key in tables, tenants and groups by name; a list of
     /// addresses as a whole.
     pub fn overlaid(self, flags: Settings) -> Settings {
         let mut tenant = self.tenant;
@@ -261,7 +282,20 @@ impl Settings {
                 None => tenant.push(flag),
             }
         }
+        let mut group = self.group;
+        for flag in flags.group {
+            match group.iter_mut().find(|group| {
+                group.get_ref().name == flag.get_ref().name
+                    && group.get_ref().origin != Origin::Flag
+            }) {
+                Some(place) => {
+                    *place.get_mut() = place.get_ref().clone().overlaid(flag.into_inner())
+                }
+                None => group.push(flag),
+            }
+        }
         Settings {
+            group,
             device: both(self.device, flags.device, DeviceTable::overlaid),
             policy: both(self.policy, flags.policy, PolicyTable::overlaid),
             tenant,
@@ -356,6 +390,8 @@ pub struct Plan {
     pub policy: PolicyConfig,
     /// By whom.
     pub tenants: Vec<Tenant>,
+    /// The groups that they are in, outer ones first.
+    pub groups: Vec<Group>,
     /// Where requests come from.
     pub source: Source,
     /// The control socket.
@@ -382,7 +418,8 @@ impl Settings {
     /// Fills in the defaults and refuses what does not fit together.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
-        let tenants = self.complete_tenants(&cgroup_root)?;
+        let groups = self.complete_groups()?;
+        let tenants = self.complete_tenants(&cgroup_root, &groups)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
         let device = self.device.clone().unwrap_or_default().complete(implied)?;
@@ -393,6 +430,7 @@ impl Settings {
             device,
             policy: self.policy.clone().unwrap_or_default().complete()?,
             tenants,
+            groups,
             source: self.source(surroundings)?,
             control: self.control_socket(surroundings),
             metrics: self.metrics.clone(),
@@ -406,7 +444,12 @@ impl Settings {
         })
     }
 
-    fn complete_tenants(&self, cgroups: &Path) -> Result<Vec<Tenant>, Refusal> {
+    /// The groups of tenants, outer ones first.
+    pub fn complete_groups(&self) -> Result<Vec<Group>, Refusal> {
+        group::complete(self.group.iter().map(Spanned::get_ref))
+    }
+
+    fn complete_tenants(&self, cgroups: &Path, groups: &[Group]) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
@@ -439,7 +482,7 @@ impl Settings {
                 )));
             }
         }
-        tables.into_iter().map(|table| table.complete(cgroups)).collect()
+        tables.into_iter().map(|table| table.complete(cgroups, groups)).collect()
     }
 
     /// Where it is said, or beside the default socket if that is used.

@@ -2,11 +2,10 @@
 //! is whose.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::{Caps, Target, Weight};
+use fairq_core::{Caps, Reservation, Target, Weight};
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
@@ -14,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::access::{self, List};
 use crate::caps::{self, Burst};
 use crate::device::SECTOR;
+use crate::group::{self, Group};
+use crate::name::{Origin, check_name};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
@@ -22,28 +23,6 @@ use crate::{keys, latency};
 
 /// Equal parts end on a multiple of this.
 const PART: u64 = 1 << 20;
-/// Characters of a name; NBD allows 4096 bytes, no client shows as many.
-const NAME_MAX: usize = 64;
-
-/// Where something was written, for messages.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Origin {
-    /// On the command line.
-    #[default]
-    Flag,
-    /// In a file, at this line.
-    File(String, usize),
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Flag => f.write_str("--tenant"),
-            Origin::File(path, line) => write!(f, "{path}:{line}"),
-        }
-    }
-}
-
 /// A tenant as it is written.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -69,6 +48,8 @@ pub struct TenantTable {
     pub read_max_bandwidth: Option<Bandwidth>,
     pub write_max_bandwidth: Option<Bandwidth>,
     pub burst: Option<Burst>,
+    pub min_iops: Option<Count>,
+    pub min_bandwidth: Option<Bandwidth>,
     pub identity: Option<String>,
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
@@ -106,6 +87,10 @@ pub struct Tenant {
     pub target: Option<Target>,
     /// The most that it gets.
     pub caps: Caps,
+    /// The group of tenants that it is in.
+    pub group: Option<String>,
+    /// What it has at least.
+    pub reservation: Reservation,
     /// The certificate that may open it.
     pub identity: Option<Identity>,
     /// The users who may open it; anybody if none is named.
@@ -155,40 +140,6 @@ impl FromStr for TenantTable {
     }
 }
 
-/// Names are UTF-8, as in NBD. They go into command lines, URIs and terminals: of ASCII they have
-/// letters, digits and three signs, and beyond it nothing that is not seen (control characters,
-/// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
-pub fn check_name(name: &str) -> Result<(), String> {
-    let unseen = |c: char| {
-        let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
-        let ranges = [
-            '\u{200b}'..='\u{200f}',
-            '\u{2028}'..='\u{202e}',
-            '\u{2060}'..='\u{206f}',
-            '\u{fff0}'..='\u{fffd}',
-            '\u{e000}'..='\u{f8ff}',
-            '\u{e0000}'..='\u{10ffff}',
-        ];
-        c.is_control()
-            || c.is_whitespace()
-            || formats.contains(&c)
-            || ranges.iter().any(|range| range.contains(&c))
-    };
-    let plain = |c: char| match c.is_ascii() {
-        true => c.is_ascii_alphanumeric() || "._-".contains(c),
-        false => !unseen(c),
-    };
-    if name.is_empty() {
-        return Err("a tenant needs a name, as in db=10G,weight=300".into());
-    }
-    if name.chars().count() > NAME_MAX || !name.chars().all(plain) {
-        return Err(format!(
-            "tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"
-        ));
-    }
-    Ok(())
-}
-
 impl TenantTable {
     /// What `flags` says wins, key by key.
     pub fn overlaid(self, flags: TenantTable) -> TenantTable {
@@ -211,8 +162,28 @@ impl TenantTable {
         self.burst = said.burst;
     }
 
-    /// Refuses what makes no sense by itself; `cgroups` is their root.
-    pub fn complete(self, cgroups: &Path) -> Result<Tenant, Refusal> {
+    /// What it says of reservations.
+    pub fn reservation(&self) -> group::Written {
+        group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
+    }
+
+    /// The group of tenants that it names, of these.
+    pub fn group_of(&self, groups: &[Group]) -> Result<Option<String>, String> {
+        let names = groups.iter().map(|group| &*group.name);
+        group::split(self.group.as_ref(), names).map(|(group, _)| group)
+    }
+
+    /// Is in this group of tenants instead of the one that it names, of these.
+    pub fn set_group(&mut self, group: Option<&str>, groups: &[Group]) {
+        let names = groups.iter().map(|group| &*group.name);
+        let users = group::split(self.group.as_ref(), names).map(|(_, users)| users);
+        let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
+        all.extend(group.map(str::to_owned));
+        self.group = (!all.is_empty()).then_some(List(all));
+    }
+
+    /// Refuses what makes no sense by itself, or beside the groups; `cgroups` is their root.
+    pub fn complete(self, cgroups: &Path, groups: &[Group]) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
             Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
         };
@@ -258,7 +229,12 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
-        let users = (self.uid.as_ref(), self.user.as_ref(), self.group.as_ref());
+        let names = groups.iter().map(|group| &*group.name);
+        let (group, user_groups) = match group::split(self.group.as_ref(), names) {
+            Ok(both) => both,
+            Err(text) => return refuse(text),
+        };
+        let users = (self.uid.as_ref(), self.user.as_ref(), user_groups.as_ref());
         let users = match access::users(users.0, users.1, users.2) {
             Ok(users) => users,
             Err(text) => return refuse(text),
@@ -269,6 +245,10 @@ impl TenantTable {
         };
         let caps = match self.caps().caps() {
             Ok(caps) => caps,
+            Err(text) => return refuse(text),
+        };
+        let reservation = match self.reservation().reservation(&caps) {
+            Ok(reservation) => reservation,
             Err(text) => return refuse(text),
         };
         let weight = match self.weight.clone().unwrap_or_default().now(cgroups) {
@@ -288,6 +268,8 @@ impl TenantTable {
             urgent: self.urgent.unwrap_or(false),
             target,
             caps,
+            group,
+            reservation,
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
@@ -450,7 +432,9 @@ mod tests {
             .iter()
             .map(|spec| {
                 let table = spec.parse::<TenantTable>()?;
-                table.complete("/sys/fs/cgroup".as_ref()).map_err(|refusal| refusal.to_string())
+                table
+                    .complete("/sys/fs/cgroup".as_ref(), &[])
+                    .map_err(|refusal| refusal.to_string())
             })
             .collect()
     }
@@ -465,7 +449,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected =
@@ -484,6 +468,8 @@ mod tests {
                 caps: Caps::default()
                     .with(Side::Both, Counted::Requests, Cap::new(1000, 1000))
                     .with(Side::Writes, Counted::Bytes, Cap::new(10 << 20, 10 << 20)),
+                group: None,
+                reservation: Reservation::new(500, 1 << 20).unwrap(),
                 identity: Some("db.example.org".into()),
                 users: Users { uids: vec![7, 0], gids: Vec::new() },
                 connections: Some(9),

@@ -95,10 +95,14 @@ pub use contract::port::{
     TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
+pub use contract::share::{
+    self, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
+    ShareStats,
+};
 pub use contract::vtime;
 pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
-pub use policy::{caps, d2fq, depth, kyber, kyber_fair, mqfq, none, serial};
+pub use policy::{caps, d2fq, depth, groups, kyber, kyber_fair, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::topology::Topology;

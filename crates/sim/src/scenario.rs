@@ -3,7 +3,7 @@
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
-use fairq_core::{CostModel, Target, Weight};
+use fairq_core::{CostModel, Group, Share, Target, Weight};
 use fairq_device::{DiskProfile, Profile, State};
 
 use crate::host::Host;
@@ -24,6 +24,8 @@ pub struct Scenario {
     pub cores_per_queue: usize,
     /// Who asks.
     pub tenants: Vec<Tenant>,
+    /// The groups that tenants are in, by their numbers; a policy without groups ignores them.
+    pub groups: Vec<Group>,
     /// How often the operating system places the threads anew, evenly over the cores and otherwise
     /// by chance; what they have outstanding ends where it began. `None`: each stays where its
     /// tenant says.
@@ -65,6 +67,8 @@ pub struct Tenant {
     pub reweights: Vec<(u64, u16)>,
     /// How long its requests are to take; a policy without targets ignores it.
     pub target: Option<Target>,
+    /// Its group, and what it has at least; a policy without groups ignores it.
+    pub share: Share,
 }
 
 /// A closed loop, as of fio: so many requests at a time, each followed by the next.
@@ -186,7 +190,8 @@ impl Tenant {
     pub fn new(name: &str, weight: u16, threads: Vec<usize>, job: Job) -> Tenant {
         let name = name.to_owned();
         let lives = vec![(0, u64::MAX)];
-        Tenant { name, weight, threads, job, lives, reweights: Vec::new(), target: None }
+        let share = Share::default();
+        Tenant { name, weight, threads, job, lives, reweights: Vec::new(), target: None, share }
     }
 
     /// It is there from then until the end.
@@ -225,6 +230,7 @@ impl Scenario {
             duration_ns,
             warmup_ns: duration_ns / 10,
             series_ns: None,
+            groups: Vec::new(),
             wake_ns: Self::WAKE_NS,
             host: None,
             faults: Faults::default(),

@@ -24,8 +24,8 @@
 //! order in which they were set ([`crate::agenda`]). One event is done at a time, to its end.
 
 use fairq_core::{
-    Class, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Submitted, Tag,
-    Weight,
+    Class, FlowId, GroupId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Share,
+    Submitted, Tag, Weight,
 };
 
 use crate::agenda::Agenda;
@@ -282,6 +282,10 @@ impl<'a, P: Policy> World<'a, P> {
 
     /// Sets what is known from the start.
     fn begin(&mut self) {
+        for (id, group) in (0..).zip(&self.scenario.groups) {
+            // `none` goes beside other policies in one scenario.
+            let _ = self.policy.set_group(GroupId(id), Some(group));
+        }
         for (number, tenant) in (0u32..).zip(&self.scenario.tenants) {
             for &(from_ns, until_ns) in &tenant.lives {
                 self.agenda.add(from_ns, Event::Begin(number));
@@ -476,6 +480,11 @@ impl<'a, P: Policy> World<'a, P> {
         if let Some(target) = self.scenario.tenants[tenant].target {
             // `none` goes beside other policies in one scenario.
             let _ = self.policy.set_target(id, Some(target));
+        }
+        let share = self.scenario.tenants[tenant].share;
+        if share != Share::default() {
+            // Likewise.
+            let _ = self.policy.set_share(id, &share);
         }
         let flow = self.flows;
         self.flows += 1;

@@ -113,7 +113,7 @@ pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
     }
     let target =
         Target::Device { device: opened, cpus, slots, path: load::Path::Shards, moves: None };
-    let bench = Bench { target, is_quiet: args.json };
+    let bench = Bench { target, groups: Vec::new(), is_quiet: args.json };
     let measured = Duration::from_nanos(args.seconds.0) / ROUNDS;
     let times = Times { warmup: measured / 2, measured, interval: None };
     let outcomes = RATIOS

@@ -69,6 +69,7 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let measured = Duration::from_nanos(ns);
     let gauge = Gauge {
         bench: Bench {
+            groups: Vec::new(),
             target: Target::Device { device, cpus, slots, path: load::Path::Shards, moves: None },
             is_quiet: args.json,
         },

@@ -99,6 +99,32 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "KEY=VALUE|off", required = true)]
         caps: Vec<String>,
     },
+    /// Show the groups of tenants
+    Groups,
+    /// Add a group of tenants, change it, or take it away
+    ///
+    /// Keys: weight (1 to 10000), min-iops, min-bandwidth (what its tenants have together at
+    /// least). A key that is not named stays; min-iops=off takes one away.
+    Group {
+        /// Its name, after those of the groups that it is in: acme/batch
+        #[arg(value_name = "NAME")]
+        group: String,
+        /// What it has from now on; or off: it is taken away, if no tenant is in it
+        #[arg(value_name = "KEY=VALUE|off", required = true)]
+        keys: Vec<String>,
+    },
+    /// Change a tenant's group or reservation
+    ///
+    /// Keys: group (a group of tenants), min-iops, min-bandwidth (what it has at least in a
+    /// second, while the device can). A key that is not named stays; KEY=off takes one away.
+    Share {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// What it has from now on
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        keys: Vec<String>,
+    },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///
     /// When the storage fails to take data that it was given before, each tenant that wrote there

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use fairq_config::device::DeviceTable;
 use fairq_config::flags::ShardArgs;
+use fairq_config::group::GroupTable;
 use fairq_config::listen::Listen;
 use fairq_config::policy::PolicyTable;
 use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
@@ -40,12 +41,20 @@ pub(crate) struct ServeArgs {
     /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
     /// max-iops and max-bandwidth (the most that it gets in a second; also with read- or write-
     /// before them), burst=100ms (what may come above a cap at once: a time, or a number of
-    /// requests),
+    /// requests), min-iops and min-bandwidth (what it has at least in a second, while the device
+    /// can), group=NAME (a group of tenants; see --group),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
     /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
+    /// A group of tenants, which share what it has; may be given many times
+    ///
+    /// NAME is one name, or those of the groups that it is in before it: acme/batch. Keys:
+    /// weight=1..10000 (100) beside the tenants and groups in the same group, min-iops and
+    /// min-bandwidth (what its tenants have together at least). A tenant is in it by group=NAME.
+    #[arg(long, value_name = "NAME[,KEY=VALUE…]")]
+    pub(crate) group: Vec<GroupTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
     /// bfq | bfq-na | flashfq | fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then
     /// keys
@@ -125,6 +134,7 @@ impl ServeArgs {
             device: self.device,
             policy: self.policy,
             tenant: self.tenant.into_iter().map(|tenant| Spanned::new(0..0, tenant)).collect(),
+            group: self.group.into_iter().map(|group| Spanned::new(0..0, group)).collect(),
             listen: self.listen,
             control: self.control,
             metrics: self.metrics,

@@ -39,6 +39,13 @@ impl Console {
             bandwidth: [said.max_bandwidth, said.read_max_bandwidth, said.write_max_bandwidth],
             burst: said.burst,
         };
+        let known = self.settings.tenant.iter().map(toml::Spanned::get_ref);
+        if let (Some(table), Ok(caps)) =
+            (known.clone().find(|table| table.name == tenant), said.caps())
+        {
+            let reserved = table.reservation().reservation(&caps);
+            reserved.map_err(|text| Fault::params(format!("tenant {tenant}: {text}")))?;
+        }
         self.set_caps(admin, &tenant, &said)
     }
 

@@ -30,7 +30,7 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     keys.into_iter().filter_map(change).collect()
 }
 
-/// Each key with its value as text. Tenants go by their names.
+/// Each key with its value as text. Tenants and groups go by their names.
 fn flat(settings: &Settings) -> BTreeMap<String, String> {
     let mut keys = BTreeMap::new();
     let value = serde_json::to_value(settings).expect("settings are plain data");
@@ -45,7 +45,7 @@ fn put(key: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
         Value::Object(fields) => {
             fields.iter().for_each(|(name, value)| put(&under(name), value, keys))
         }
-        Value::Array(list) if key == "tenant" => {
+        Value::Array(list) if key == "tenant" || key == "group" => {
             for tenant in list {
                 let name = tenant["name"].as_str().unwrap_or_default();
                 put(&under(name), tenant, keys);

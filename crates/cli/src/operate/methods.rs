@@ -72,12 +72,15 @@ struct OfDrain {
 }
 
 /// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 11] = [
+const CHANGES: [&str; 14] = [
     "add",
     "remove",
     "weight",
     "latency",
     "caps",
+    "group",
+    "group.remove",
+    "share",
     "clear_error",
     "policy.set",
     "params",
@@ -87,7 +90,8 @@ const CHANGES: [&str; 11] = [
 ];
 
 /// The methods that change nothing of what is shown.
-const READS: [&str; 6] = ["status", "tenants", "look", "policy", "interference", "trace.read"];
+const READS: [&str; 7] =
+    ["status", "tenants", "groups", "look", "policy", "interference", "trace.read"];
 
 impl Console {
     /// Carries out a call of the control socket; what it changed is in the log.
@@ -123,6 +127,7 @@ impl Console {
             "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
             "status" => bare(given).map(|Nothing {}| self.status(admin, &admin.status())),
             "tenants" => bare(given).map(|Nothing {}| self.tenants(admin, &admin.status())),
+            "groups" => bare(given).map(|Nothing {}| self.groups(admin)),
             "look" => bare(given).map(|Nothing {}| self.look(admin).clone()),
             "policy" => bare(given).map(|Nothing {}| self.policy(admin)),
             "interference" => bare(given).map(|Nothing {}| self.interference(admin)),
@@ -134,6 +139,9 @@ impl Console {
             }
             "latency" => self.latency(admin, params(given)?),
             "caps" => self.caps(admin, params(given)?),
+            "group" => self.group(admin, params(given)?),
+            "group.remove" => self.remove_group(admin, &params(given)?),
+            "share" => self.share(admin, params(given)?),
             "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
             "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
             "params" => match params::<OfParams>(given)?.params {
@@ -213,7 +221,8 @@ impl Console {
         admin: &mut dyn Admin,
         table: TenantTable,
     ) -> Result<server::Tenant, Refusal> {
-        let new = table.clone().complete(&self.plan.cgroup_root)?;
+        let groups = self.settings.complete_groups()?;
+        let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
         settings::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
@@ -299,9 +308,10 @@ impl Console {
         wanted: &Settings,
     ) -> Result<(), Refusal> {
         let old = by_name(&self.settings);
+        let groups = wanted.complete_groups()?;
         let come = wanted.tenant.iter().map(Spanned::get_ref);
         for table in come.filter(|table| !old.contains_key(&*table.name)) {
-            let new = table.clone().complete(&self.plan.cgroup_root)?;
+            let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
             // A file that is open is one of a tenant that goes, or is refused later.
             let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
                 continue;

@@ -28,6 +28,7 @@ mod caps;
 mod changes;
 mod cpu_waits;
 mod failures;
+mod groups;
 mod latency;
 mod methods;
 pub(crate) mod metrics;
@@ -151,7 +152,11 @@ impl Console {
         let names: Vec<(String, u16)> = roster
             .members()
             .iter()
-            .map(|member| (member.tenant.name.clone(), member.tenant.weight.get()))
+            .map(|member| {
+                // In a group it is a part of the group's.
+                let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
+                (member.tenant.name.clone(), weight.get())
+            })
             .collect();
         let stores: Vec<u16> = roster.members().iter().map(|member| member.store).collect();
         let rows = status::rows(&names, &stores, &counted, seconds);

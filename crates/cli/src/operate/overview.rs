@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::Console;
 use super::methods::by_name;
 use super::storage::{cut_off_files, stores, write_back_errors};
-use super::{caps, latency};
+use super::{caps, groups, latency};
 use crate::look::Look;
 
 impl Console {
@@ -75,6 +75,7 @@ impl Console {
             "cut_off_files": cut_off_files(now),
             "latency_targets": latency::all(&admin.roster(), now),
             "stores": stores(&admin.roster(), now),
+            "reserved": groups::reserved(now),
         })
     }
 
@@ -152,6 +153,8 @@ impl Console {
             "last_second": last,
             "latency_target": now.target_of(member).map(latency::json),
             "capped": now.caps_of(member).map(caps::json),
+            "group": member.tenant.group,
+            "place": now.share_of(member).map(groups::json),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }
@@ -223,6 +226,7 @@ pub(super) fn policy_state(now: &Status) -> Value {
         tokens,
         depth,
         cost,
+        reserved: _,
     } = now.policy;
     let classes = now.classes.map(
         |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fairq_config::caps::{KEYS, Written};
+use fairq_config::group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Settings};
 use fairq_config::tenant::TenantTable;
@@ -12,6 +13,7 @@ use toml::Spanned;
 
 use super::Console;
 use super::changes::{self, Change};
+use super::groups::Place;
 use super::latency;
 use super::methods::by_name;
 use crate::parts::tls_mode;
@@ -99,6 +101,27 @@ impl Console {
             .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
             .map(|table| (table.name.clone(), table.caps()))
             .collect();
+        let groups = plan.groups.clone();
+        let old_groups = self.settings.complete_groups()?;
+        let users = |table: &TenantTable, groups: &[group::Group]| {
+            let names = groups.iter().map(|group| &*group.name);
+            group::split(table.group.as_ref(), names).map(|(_, users)| users)
+        };
+        let mut moved: Vec<(String, Place, bool)> = Vec::new();
+        for table in tables() {
+            let Some(old) = old.get(&*table.name) else { continue };
+            if old.reservation() == table.reservation() && old.group == table.group {
+                continue;
+            }
+            let group = table.group_of(&groups).map_err(Refusal::new)?;
+            let reservation = table.reservation();
+            moved.push((
+                table.name.clone(),
+                Place { group, reservation },
+                users(old, &old_groups) == users(table, &groups),
+            ));
+        }
+        let changed = self.put_groups(admin, &wanted)?;
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -109,6 +132,7 @@ impl Console {
                 .for_each(|change| change.done = true);
         };
         done("policy");
+        changed.iter().for_each(|name| done(&format!("group.{name}")));
         for name in gone {
             self.remove(admin, &name).map_err(|fault| Refusal::new(fault.message()))?;
             done(&format!("tenant.{name}"));
@@ -133,6 +157,17 @@ impl Console {
                 Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
+        for (name, place, same_users) in moved {
+            match self.set_place(admin, &name, &place) {
+                Ok(_) => {
+                    let group = same_users.then_some("group");
+                    let keys = group::KEYS.into_iter().chain(group);
+                    keys.for_each(|key| done(&format!("tenant.{name}.{key}")));
+                }
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
+        }
+        self.drop_groups(admin, &wanted).iter().for_each(|name| done(&format!("group.{name}")));
         for (name, said) in recapped {
             match self.set_caps(admin, &name, &said) {
                 Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),

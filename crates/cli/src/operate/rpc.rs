@@ -140,6 +140,47 @@ pub(crate) const METHODS: &[Method] = &[
         result: "the tenant's name, and its caps before and now",
     },
     Method {
+        name: "groups",
+        summary: "The groups of tenants: their weights, reservations and members",
+        params: &[],
+        result: "a list of name, weight, effective_weight (beside all that are in no group), \
+                 min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants",
+    },
+    Method {
+        name: "group",
+        summary: "Adds a group of tenants, or changes the keys that are named, from now on",
+        params: &[
+            required("group", "string", "its name, after those of the groups that it is in"),
+            required(
+                "keys",
+                "object",
+                "weight, min-iops, min-bandwidth: as they are written of a group; off takes one \
+                 away",
+            ),
+        ],
+        result: "the group's name, and what it has before and now",
+    },
+    Method {
+        name: "group.remove",
+        summary: "Takes away a group that no tenant or group is in",
+        params: &[required("group", "string", "its name")],
+        result: "the group's name",
+    },
+    Method {
+        name: "share",
+        summary: "Changes a tenant's group or reservation, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "keys",
+                "object",
+                "group, min-iops, min-bandwidth: as they are written of a tenant; off takes one \
+                 away",
+            ),
+        ],
+        result: "the tenant's name, and its group and reservation before and now",
+    },
+    Method {
         name: "clear_error",
         summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
                   be put on stable storage (write_back_errno of tenants): they say again what the \

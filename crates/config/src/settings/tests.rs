@@ -84,9 +84,15 @@ fn the_example_file_is_read_and_names_every_key() {
         let list = refusal.split("(allowed: ").nth(1).unwrap().split(')').next().unwrap();
         list.split(", ").map(str::to_owned).collect::<Vec<_>>()
     };
-    for table in
-        ["x=1", "device={x=1}", "policy={x=1}", "tls={x=1}", "limits={x=1}", "[[tenant]]\nx=1"]
-    {
+    for table in [
+        "x=1",
+        "device={x=1}",
+        "policy={x=1}",
+        "tls={x=1}",
+        "limits={x=1}",
+        "[[tenant]]\nx=1",
+        "[[group]]\nx=1",
+    ] {
         // Aliases, and what only the policy takes that tests add.
         let others = ["D", "T", "newest-first"];
         for key in allowed(table).iter().filter(|key| !others.contains(&key.as_str())) {

@@ -125,6 +125,21 @@ pub enum FlowError {
     /// The policy was built without the layer that keeps caps.
     #[error("no caps: this policy was built without the layer that keeps them")]
     NoCaps,
+    /// The policy was built without the layer that keeps groups and reservations.
+    #[error("no groups or reservations: this policy was built without the layer that keeps them")]
+    NoGroups,
+    /// The group, or the one that it is to be in, was removed, or never was.
+    #[error("no such group: it was removed or never added")]
+    NoSuchGroup,
+    /// The group's number is too large.
+    #[error("there can be 1024 groups: leave out one")]
+    ManyGroups,
+    /// The group has flows or groups in it.
+    #[error("the group has members: move or remove them first")]
+    HasMembers,
+    /// The group is in another one than before, or would be too deep.
+    #[error("groups can be 4 deep, and stay in the group that they were added to")]
+    Misplaced,
 }
 
 /// Which of a flow's requests a cap counts. Writes are also discards and zeroes; flushes are never

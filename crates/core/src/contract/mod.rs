@@ -1,5 +1,5 @@
 //! What a policy promises and what its caller owes: the verbs of a port ([`port`]), flows and their
-//! weights ([`flow`]), costs ([`cost`]), virtual time ([`vtime`]), bounds ([`bounds`]), sets of
+//! weights ([`flow`]), groups of them ([`share`]), costs ([`cost`]), virtual time ([`vtime`]), bounds ([`bounds`]), sets of
 //! ports ([`port_set`]), and the machine's atomics and locks ([`platform`]).
 
 pub mod bounds;
@@ -8,4 +8,5 @@ pub mod flow;
 pub mod platform;
 pub mod port;
 pub(crate) mod port_set;
+pub mod share;
 pub mod vtime;

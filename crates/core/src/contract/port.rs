@@ -42,6 +42,7 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::port_set::PortSet;
+use crate::contract::share::{Group, GroupId, GroupStats, ReservedStats, Share, ShareStats};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -371,6 +372,37 @@ pub trait Policy: Send + Sync + 'static {
         None
     }
 
+    /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
+    /// a layer that computes them: what is measured of the flows goes on. Flows that are gone are
+    /// left out.
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        for &(flow, weight) in weights {
+            // A flow that is gone has no weight.
+            let _ = self.set_weight(flow, weight);
+        }
+    }
+
+    /// Adds a group, changes it, or (`None`) takes it away. It is in the group that it was added
+    /// to, which must be there.
+    fn set_group(&self, _id: GroupId, _group: Option<&Group>) -> Result<(), FlowError> {
+        Err(FlowError::NoGroups)
+    }
+
+    /// What a group comes to; `None` if there is none.
+    fn group(&self, _id: GroupId) -> Option<GroupStats> {
+        None
+    }
+
+    /// Puts a flow into a group, and gives it a reservation, instead of those that it has.
+    fn set_share(&self, _flow: FlowId, _share: &Share) -> Result<(), FlowError> {
+        Err(FlowError::NoGroups)
+    }
+
+    /// What a flow's place and reservation come to; `None` while no flow has any.
+    fn share(&self, _flow: FlowId) -> Option<ShareStats> {
+        None
+    }
+
     /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added
     /// to `wake`.
     fn tune(&self, _tuning: Tuning, _wake: &mut PortSet) -> Result<(), TuneError> {
@@ -424,6 +456,8 @@ pub struct Stats {
     pub depth: Option<DepthStats>,
     /// `None` where costs do not follow the device.
     pub cost: Option<CostStats>,
+    /// `None` where no flow or group has a reservation.
+    pub reserved: Option<ReservedStats>,
 }
 
 /// What requests cost by the device's time ([`crate::cost`]).

@@ -266,6 +266,10 @@ impl<L: Policy, P: Platform> Policy for Costs<L, P> {
         self.inner.set_weight(flow, weight)
     }
 
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.inner.set_weights(weights);
+    }
+
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
         self.inner.set_urgent(flow, urgent)
     }

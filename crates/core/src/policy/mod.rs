@@ -1,8 +1,10 @@
 //! The schedulers, a module each. Those behind one lock are in [`serial`].
 
+pub(crate) mod bucket;
 pub mod caps;
 pub mod d2fq;
 pub mod depth;
+pub mod groups;
 pub mod kyber;
 pub mod kyber_fair;
 pub mod mqfq;

@@ -8,6 +8,7 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
+use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
 
 impl<P: Platform> Policy for AnyPolicy<P> {
     type Port = AnyPort<P>;
@@ -38,6 +39,26 @@ impl<P: Platform> Policy for AnyPolicy<P> {
 
     fn caps(&self, flow: FlowId) -> Option<CapStats> {
         forward!(policy in self => policy.caps(flow))
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        forward!(policy in self => policy.set_weights(weights))
+    }
+
+    fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
+        forward!(policy in self => policy.set_group(id, group))
+    }
+
+    fn group(&self, id: GroupId) -> Option<GroupStats> {
+        forward!(policy in self => policy.group(id))
+    }
+
+    fn set_share(&self, flow: FlowId, share: &Share) -> Result<(), FlowError> {
+        forward!(policy in self => policy.set_share(flow, share))
+    }
+
+    fn share(&self, flow: FlowId) -> Option<ShareStats> {
+        forward!(policy in self => policy.share(flow))
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {

@@ -22,6 +22,7 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{Policy, Port};
 use crate::entry::knobs::{Field, each, list};
 use crate::policy::caps::Capped;
+use crate::policy::groups::Grouped;
 use crate::policy::serial::entry::{Alone, Limited};
 use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
 use crate::structures::allocation::granted;
@@ -236,12 +237,12 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// What is built for an entry: its policy, and around it the layer that keeps caps.
-pub type CappedOf<E, P> = Capped<<E as Entry>::Policy<P>, P>;
+/// What is built for an entry: its policy, and around it the layers that keep groups and caps.
+pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
 
-/// Builds the policy of this entry with these keys, around it the layer that keeps
-/// [caps](crate::caps), and its ports: as a type of its own, for embedders that know which policy
-/// they want and have their loop compiled for it.
+/// Builds the policy of this entry with these keys, around it the layers that keep
+/// [groups and reservations](crate::groups) and [caps](crate::caps), and its ports: as a type of
+/// its own, for embedders that know which policy they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
 ///
@@ -264,6 +265,7 @@ pub fn build<E: Entry, P: Platform>(
 ) -> Result<Built<CappedOf<E, P>>, Error> {
     let config = configure::<E>(keys, shape)?;
     let (policy, ports) = granted(|| E::build(config))?;
+    let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows);
     Ok(Capped::new(policy, ports, shape.tags, shape.flows))
 }
 

@@ -82,6 +82,11 @@ where
         self.next_ns
     }
 
+    /// Has it ticked soon: something was changed that its ticks are to look after.
+    pub fn hurry(&mut self) {
+        self.next_ns = Some(0);
+    }
+
     /// The weights that the device's classes have, if the policy gives them any.
     pub fn class_weights(&self) -> Option<ClassWeights> {
         self.weights

@@ -1,11 +1,13 @@
 //! What can be asked of and changed in a running server.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairq_core::{
-    CapStats, Caps, ClassWeights, FlowError, Stats, Target, TargetStats, TuneError, Tuning, Weight,
+    CapStats, Caps, ClassWeights, FlowError, Reservation, ShareStats, Stats, Target, TargetStats,
+    TuneError, Tuning, Weight,
 };
 
 use crate::device::CutOff;
@@ -16,7 +18,7 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Listen, Member, Roster, Tenant};
+use crate::server::{BuiltPolicy, Group, GroupStatus, Listen, Member, Roster, Tenant};
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -50,6 +52,11 @@ pub struct Status {
     pub targets: Vec<(u16, TargetStats)>,
     /// What caps have done, by the numbers of the tenants that have some.
     pub caps: Vec<(u16, CapStats)>,
+    /// The groups of tenants, by name.
+    pub groups: Vec<GroupStatus>,
+    /// What the places and reservations of tenants come to, by their numbers; of none while no
+    /// tenant has any.
+    pub shares: HashMap<u16, ShareStats>,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -82,6 +89,11 @@ impl Status {
         self.caps.iter().find(is_its).map(|(_, stats)| stats)
     }
 
+    /// What a tenant's place and reservation come to; `None` while no tenant has any.
+    pub fn share_of(&self, member: &Member) -> Option<&ShareStats> {
+        self.shares.get(&member.number())
+    }
+
     /// How a tenant does beside its latency target; `None` without one.
     pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
         let is_its = |(tenant, _): &&(u16, TargetStats)| *tenant == member.number();
@@ -108,6 +120,14 @@ pub enum AdminError {
     #[error("tenant {name}: {error}")]
     Flow {
         /// The tenant.
+        name: String,
+        /// Why.
+        error: FlowError,
+    },
+    /// The policy refuses a group.
+    #[error("group {name}: {error}")]
+    Group {
+        /// The group.
         name: String,
         /// Why.
         error: FlowError,
@@ -189,6 +209,17 @@ pub trait Admin {
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
     /// Gives a tenant these caps instead of those it has, from now on.
     fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError>;
+    /// Adds a group of tenants, or changes it; the group that it is in must be there.
+    fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
+    /// Takes away a group that has no members.
+    fn remove_group(&mut self, name: &str) -> Result<(), AdminError>;
+    /// Puts a tenant into a group, or none, and gives it this reservation, from now on.
+    fn set_share(
+        &mut self,
+        name: &str,
+        group: Option<&str>,
+        reservation: Reservation,
+    ) -> Result<(), AdminError>;
     /// Gives a tenant a latency target, or takes it away, from now on.
     fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError>;
     /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fairq_core::{Caps, FlowId, PortSet, Stats, Target, Tuning, Weight};
+use fairq_core::{Caps, FlowId, PortSet, Reservation, Stats, Target, Tuning, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -25,8 +25,8 @@ use crate::server::closing::Closing;
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Listen, Roster, STUCK_AFTER, Server, Status, StoreStatus,
-    Tenant,
+    Admin, AdminError, BuiltPolicy, Group, Listen, Roster, STUCK_AFTER, Server, Status,
+    StoreStatus, Tenant,
 };
 use crate::shard::Meeting;
 use crate::shard::stores::Names;
@@ -122,6 +122,8 @@ impl Admin for Desk<'_> {
             write_back_errors: self.write_back.failed(),
             targets: self.targets(),
             caps: self.caps(),
+            groups: self.groups(),
+            shares: self.shares(),
         }
     }
 
@@ -159,6 +161,23 @@ impl Admin for Desk<'_> {
 
     fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
         self.set_tenant_caps(name, caps)
+    }
+
+    fn set_group(&mut self, group: &Group) -> Result<(), AdminError> {
+        self.put_group(group)
+    }
+
+    fn remove_group(&mut self, name: &str) -> Result<(), AdminError> {
+        self.drop_group(name)
+    }
+
+    fn set_share(
+        &mut self,
+        name: &str,
+        group: Option<&str>,
+        reservation: Reservation,
+    ) -> Result<(), AdminError> {
+        self.set_tenant_share(name, group, reservation)
     }
 
     fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError> {
@@ -221,8 +240,10 @@ impl Desk<'_> {
             return Err(AdminError::Changing);
         }
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
-        let schedulers =
+        let mut schedulers =
             Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
+        let refused = |error| AdminError::Group { name: "(all)".into(), error };
+        schedulers.take_groups(&self.schedulers).map_err(refused)?;
         let roster = self.server.roster();
         for &flow in &self.flows {
             let member = roster.members().iter().find(|member| member.flow == flow);
@@ -231,6 +252,7 @@ impl Desk<'_> {
                 .add_known(flow, member.map(|member| &member.tenant))
                 .map_err(|error| AdminError::Flow { name: name(), error })?;
         }
+        schedulers.hurry();
         let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
         let meeting = self.server.shards.change(ports);
         self.leaving = Some(Leaving { schedulers, meeting, since: Instant::now() });

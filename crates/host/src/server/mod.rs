@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairq_core::{Caps, FlowId, Target, Weight};
+use fairq_core::{Caps, FlowId, Reservation, Target, Weight};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -53,6 +53,7 @@ mod built;
 mod closing;
 mod crowd;
 mod desk;
+mod groups;
 mod listen;
 mod opening;
 mod places;
@@ -63,6 +64,7 @@ mod tenants;
 pub use admin::{Admin, AdminError, Status, StoreStatus};
 pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
+pub use groups::{Group, GroupStatus};
 pub use listen::Listen;
 pub use roster::{Member, Roster};
 
@@ -117,6 +119,10 @@ pub struct Tenant {
     pub target: Option<Target>,
     /// The most that it gets, whatever is free.
     pub caps: Caps,
+    /// The group that it is in.
+    pub group: Option<String>,
+    /// What it has at least, while the device can.
+    pub reservation: Reservation,
     /// The certificate that a client has to show to open it.
     pub identity: Option<Identity>,
     /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
@@ -130,6 +136,8 @@ pub struct Tenant {
 pub struct Config {
     /// The tenants; the first is the export that clients get who name none.
     pub tenants: Vec<Tenant>,
+    /// The groups that they are in, outer ones first.
+    pub groups: Vec<Group>,
     /// The most tenants at a time; the policy was built for so many flows.
     pub most_tenants: usize,
     /// Where to listen.
@@ -186,6 +194,14 @@ pub enum ServerError {
     /// The policy and the device do not fit.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// A group could not be added.
+    #[error("group {name}: {error}")]
+    Group {
+        /// The group.
+        name: String,
+        /// Why.
+        error: fairq_core::FlowError,
+    },
     /// A tenant's flow could not be added.
     #[error("tenant {name}: {error}")]
     Flow {
@@ -208,7 +224,7 @@ impl ServerError {
     /// Whether the configuration can never be used; otherwise another try may help.
     pub fn is_refusal(&self) -> bool {
         match self {
-            ServerError::Exports(_) | ServerError::Flow { .. } => true,
+            ServerError::Exports(_) | ServerError::Flow { .. } | ServerError::Group { .. } => true,
             ServerError::Control(error) => error.is_refusal(),
             ServerError::Listen { .. } | ServerError::System { .. } => false,
         }
@@ -235,8 +251,13 @@ pub fn serve(
     let names = Arc::new(Names::new(most));
     let (policies, ports) = built.split(&names, config.tags);
     let wakers = Arc::new(Wakers::new(shards).map_err(system("cannot make eventfds"))?);
-    let schedulers = Schedulers::start(policies, names.clone(), &device, &wakers)?;
+    let mut schedulers = Schedulers::start(policies, names.clone(), &device, &wakers)?;
+    for group in &config.groups {
+        let refused = |error| ServerError::Group { name: group.name.clone(), error };
+        schedulers.set_group(group).map_err(refused)?;
+    }
     let roster = Roster::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
+    schedulers.hurry();
     let mut flows: Vec<FlowId> = roster.members().iter().map(|member| member.flow).collect();
     flows.sort_by_key(|flow| flow.slot());
     let common = Common {

@@ -3,21 +3,23 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    CapStats, Caps, ClassWeights, FlowError, FlowId, Policy, PortSet, Stats, Target, TargetStats,
-    TuneError, Tuning, Weight,
+    CapStats, Caps, ClassWeights, FlowError, FlowId, Policy, PortSet, Share, ShareStats, Stats,
+    Target, TargetStats, TuneError, Tuning, Weight,
 };
 
 use crate::device::any::AnyDevice;
 use crate::device::control::{Control, ControlError};
 use crate::io::wakers::Wakers;
 use crate::observe::record::DepthRecorder;
-use crate::server::Tenant;
+use crate::server::groups::{Groups, together};
+use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
 
 /// What ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
     controls: Vec<Control<'a, Arc<dyn Policy>, AnyDevice>>,
     names: Arc<Names>,
+    groups: Groups,
 }
 
 impl<'a> Schedulers<'a> {
@@ -30,7 +32,7 @@ impl<'a> Schedulers<'a> {
     ) -> Result<Self, ControlError> {
         let start = |policy| Control::start(policy, device, wakers.clone());
         let controls = policies.into_iter().map(start).collect::<Result<_, _>>()?;
-        Ok(Schedulers { controls, names })
+        Ok(Schedulers { controls, names, groups: Groups::default() })
     }
 
     fn policy(&self, store: usize) -> Result<&dyn Policy, FlowError> {
@@ -45,7 +47,7 @@ impl<'a> Schedulers<'a> {
     /// Adds a tenant's flow to its store's policy.
     pub(super) fn add(&self, store: u16, tenant: &Tenant) -> Result<FlowId, FlowError> {
         let policy = self.policy(store.into())?;
-        let flow = add(policy, None, tenant)?;
+        let flow = add(policy, None, tenant, &self.groups)?;
         match self.names.assign(store, flow.slot()) {
             Some(number) => Ok(flow.at(number)),
             None => {
@@ -61,7 +63,7 @@ impl<'a> Schedulers<'a> {
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
         let (policy, flow) = self.of(flow)?;
         match tenant {
-            Some(tenant) => add(policy, Some(flow), tenant).map(drop),
+            Some(tenant) => add(policy, Some(flow), tenant, &self.groups).map(drop),
             None => {
                 policy.add_flow_as(Some(flow), Weight::DEFAULT)?;
                 policy.remove_flow(flow).map(drop)
@@ -88,6 +90,64 @@ impl<'a> Schedulers<'a> {
     pub(super) fn caps(&self, flow: FlowId) -> Option<CapStats> {
         let (policy, flow) = self.of(flow).ok()?;
         policy.caps(flow)
+    }
+
+    /// Takes over the groups of the schedulers before these, whose policies are built alike.
+    pub(super) fn take_groups(&mut self, before: &Schedulers<'_>) -> Result<(), FlowError> {
+        // Groups go by number: each is told after the one that it is in.
+        let mut all: Vec<&Group> = before.groups.all().map(|(_, group)| group).collect();
+        all.sort_by_key(|group| group.name.matches('/').count());
+        all.into_iter().try_for_each(|group| self.set_group(group))
+    }
+
+    /// Adds a group to all policies, or changes it.
+    pub(super) fn set_group(&mut self, group: &Group) -> Result<(), FlowError> {
+        let (id, settings) = self.groups.place(group)?;
+        // They are of one kind and have the same groups: all take it or none.
+        self.controls.iter().try_for_each(|of| of.policy().set_group(id, Some(&settings)))?;
+        self.groups.put(id, Some(group.clone()));
+        self.hurry();
+        Ok(())
+    }
+
+    /// Takes a group that no tenant is in away from all policies.
+    pub(super) fn remove_group(&mut self, name: &str) -> Result<(), FlowError> {
+        let id = self.groups.id(name).ok_or(FlowError::NoSuchGroup)?;
+        self.controls.iter().try_for_each(|of| of.policy().set_group(id, None))?;
+        self.groups.put(id, None);
+        Ok(())
+    }
+
+    /// Puts a flow where its tenant says, with its reservation.
+    pub(super) fn set_share(&mut self, flow: FlowId, tenant: &Tenant) -> Result<(), FlowError> {
+        let share = self.groups.share(tenant)?;
+        let (policy, flow) = self.of(flow)?;
+        policy.set_share(flow, &share)?;
+        self.hurry();
+        Ok(())
+    }
+
+    /// What a flow's place and reservation come to.
+    pub(super) fn share(&self, flow: FlowId) -> Option<ShareStats> {
+        let (policy, flow) = self.of(flow).ok()?;
+        policy.share(flow)
+    }
+
+    /// What groups come to.
+    pub(super) fn groups(&self) -> Vec<GroupStatus> {
+        let status = |(id, group): (_, &Group)| {
+            let stores: Vec<_> =
+                self.controls.iter().filter_map(|of| of.policy().group(id)).collect();
+            together(group, &stores)
+        };
+        let mut all: Vec<GroupStatus> = self.groups.all().map(status).collect();
+        all.sort_by(|a, b| a.group.name.cmp(&b.group.name));
+        all
+    }
+
+    /// Has all policies ticked soon.
+    pub(super) fn hurry(&mut self) {
+        self.controls.iter_mut().for_each(Control::hurry);
     }
 
     /// How a flow does beside its target.
@@ -140,7 +200,13 @@ impl<'a> Schedulers<'a> {
     }
 }
 
-fn add(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<FlowId, FlowError> {
+fn add(
+    policy: &dyn Policy,
+    known: Option<FlowId>,
+    tenant: &Tenant,
+    groups: &Groups,
+) -> Result<FlowId, FlowError> {
+    let share = groups.share(tenant)?;
     let flow = policy.add_flow_as(known, tenant.weight)?;
     let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     let target = || match tenant.target {
@@ -151,9 +217,15 @@ fn add(policy: &dyn Policy, known: Option<FlowId>, tenant: &Tenant) -> Result<Fl
         true => Ok(()),
         false => policy.set_caps(flow, &tenant.caps),
     };
-    urgent().and_then(|()| target()).and_then(|()| caps()).inspect_err(|_| {
-        // No port has heard of it yet.
-        let _ = policy.remove_flow(flow);
-    })?;
+    let place = || match share == Share::default() {
+        true => Ok(()),
+        false => policy.set_share(flow, &share),
+    };
+    urgent().and_then(|()| target()).and_then(|()| caps()).and_then(|()| place()).inspect_err(
+        |_| {
+            // No port has heard of it yet.
+            let _ = policy.remove_flow(flow);
+        },
+    )?;
     Ok(flow)
 }

@@ -53,6 +53,7 @@ impl Desk<'_> {
             .schedulers
             .add(store, &tenant)
             .map_err(|error| AdminError::Flow { name, error })?;
+        self.schedulers.hurry();
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         let mut members = roster.members().to_vec();

@@ -34,7 +34,6 @@
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
 
-mod bucket;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
@@ -57,10 +56,11 @@ use crate::contract::port::{
     Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
+use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
 use crate::contract::vtime::VTime;
+use crate::policy::bucket::{Bucket, Time};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::tournament::{Key, Tournament};
-use bucket::{Bucket, Time};
 
 /// How many lanes are tried in one call.
 const AT_ONCE: usize = 16;
@@ -337,6 +337,26 @@ impl<L: Policy, P: Platform> Policy for Capped<L, P> {
             .map(|word| word.load(Ordering::Relaxed));
         let is_any = !caps.is_empty() || held > 0;
         is_any.then_some(CapStats { caps, held, held_ns, waiting })
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.inner.set_weights(weights);
+    }
+
+    fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
+        self.inner.set_group(id, group)
+    }
+
+    fn group(&self, id: GroupId) -> Option<GroupStats> {
+        self.inner.group(id)
+    }
+
+    fn set_share(&self, flow: FlowId, share: &Share) -> Result<(), FlowError> {
+        self.inner.set_share(flow, share)
+    }
+
+    fn share(&self, flow: FlowId) -> Option<ShareStats> {
+        self.inner.share(flow)
     }
 
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::bucket::Time;
 use super::{Shared, bits};
 use crate::contract::flow::{FlowId, Side};
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
 use crate::contract::port::{Op, Request, Tag};
+use crate::policy::bucket::Time;
 use crate::structures::broken::{Fault, check};
 
 fn request(length: u32) -> Request {

@@ -392,6 +392,25 @@ impl<P: Platform> Policy for D2fq<P> {
         self.shared.flows.set_weight(flow, weight)
     }
 
+    /// What a flow did in the period counts, since virtual time is at the weight of each moment.
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.adjuster.with(|adjuster| {
+            for &(flow, weight) in weights {
+                let old = self.shared.flows.weight(flow);
+                if self.shared.flows.set_weight(flow, weight).is_err() {
+                    continue;
+                }
+                let last = adjuster.flows.get_mut(flow.slot());
+                if let Some(of) = last.and_then(|last| last.of.as_mut())
+                    && Some(of.1) == old
+                    && of.0 == flow
+                {
+                    of.1 = weight;
+                }
+            }
+        });
+    }
+
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
         let Shared { flows, states, urgent: budget, .. } = &*self.shared;
         if urgent && budget.is_none() {

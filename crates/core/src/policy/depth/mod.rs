@@ -213,10 +213,26 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.control.with(|control| {
-            self.inner.set_weight(flow, weight)?;
+            // A raised one stays raised by as much.
+            let raised = control.targets.raised(flow, weight);
+            self.inner.set_weight(flow, raised)?;
             control.targets.weigh(flow, weight);
             Ok(())
         })
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.control.with(|control| {
+            self.inner.set_weights(weights);
+            for &(flow, weight) in weights {
+                let raised = control.targets.raised(flow, weight);
+                control.targets.weigh(flow, weight);
+                if raised != weight {
+                    // A flow that is gone has no target.
+                    let _ = self.inner.set_weight(flow, raised);
+                }
+            }
+        });
     }
 
     fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {

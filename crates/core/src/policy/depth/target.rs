@@ -190,6 +190,15 @@ fn blend(old: u64, new: u64) -> u64 {
     if old == 0 { new } else { old / 4 * 3 + new / 4 }
 }
 
+/// `raised`, which was above the weight `before`, as much above the weight `now`.
+fn scaled(raised: Weight, before: Weight, now: Weight) -> Weight {
+    let [raised, before, now] = [raised, before, now].map(|weight| u64::from(weight.in_256ths()));
+    let times = raised * now / before.max(1);
+    let most = Weight::MAX.in_256ths();
+    let bounded = times.clamp(Weight::LEAST_256THS.into(), most.into());
+    u32::try_from(bounded).ok().and_then(Weight::of_256ths).unwrap_or(Weight::MAX)
+}
+
 impl Targets {
     pub(super) fn new(flows: usize) -> Self {
         Targets {
@@ -238,9 +247,18 @@ impl Targets {
         let Some(entry) = self.flows.get_mut(flow.slot()) else { return };
         let old = entry.replace((flow, weight)).map_or(0, |(_, old)| u64::from(old.in_256ths()));
         self.total = self.total.saturating_sub(old) + u64::from(weight.in_256ths());
+        let before = Weight::of_256ths(u32::try_from(old).unwrap_or(0)).unwrap_or(weight);
         if let Some(seat) = self.find(flow) {
-            seat.raised = None;
+            let now = seat.raised.map(|raised| scaled(raised, before, weight));
+            seat.raised = now.filter(|&raised| raised > weight);
         }
+    }
+
+    /// What the flow is to be served with if its own weight is `weight` from now on.
+    pub(super) fn raised(&mut self, flow: FlowId, weight: Weight) -> Weight {
+        let before = self.weight(flow).unwrap_or(weight);
+        let raised = self.find(flow).and_then(|seat| seat.raised);
+        raised.map_or(weight, |raised| scaled(raised, before, weight).max(weight))
     }
 
     /// A flow is gone; whether it had a target.

@@ -345,6 +345,14 @@ impl<P: Platform> Policy for Mqfq<P> {
         Ok(())
     }
 
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        for &(flow, weight) in weights {
+            // A flow that is gone has no weight.
+            let _ = self.shared.flows.set_weight(flow, weight);
+        }
+        self.weigh();
+    }
+
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         match tuning {
             Tuning::Threshold(bytes) => Ok(self.set_threshold(bytes, false, wake)?),

@@ -453,6 +453,18 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         })
     }
 
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        let shared = &*self.shared;
+        shared.with(|core| {
+            for &(flow, weight) in weights {
+                if shared.flows.set_weight(flow, weight).is_ok() {
+                    core.policy.set_weight(flow.slot(), weight);
+                }
+            }
+            core.weigh(&shared.flows);
+        });
+    }
+
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         let Tuning::Slots(slots) = tuning else { return Err(TuneError::Fixed) };
         if slots == 0 || slots > MAX_SLOTS {

@@ -1,4 +1,4 @@
-//! One cap: a token bucket that all ports take from, kept as a time.
+//! A rate with a burst: a token bucket that all ports take from, kept as a time.
 //!
 //! **Model.** The word is the *theoretical arrival time* of the generic cell rate algorithm (ITU-T
 //! I.371): when the bucket will be full again. What is taken moves it on by as long as the rate
@@ -25,21 +25,21 @@ const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 
 /// A point in time or a length of it, in 64ths of a nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct Time(u64);
+pub(crate) struct Time(u64);
 
 impl Time {
-    pub(super) fn of_ns(ns: u64) -> Time {
+    pub(crate) fn of_ns(ns: u64) -> Time {
         Time(ns.min(u64::MAX >> FRACTION_BITS) << FRACTION_BITS)
     }
 
     /// Rounded up, so that it is not too early then.
-    pub(super) fn ns(self) -> u64 {
+    pub(crate) fn ns(self) -> u64 {
         self.0.div_ceil(1 << FRACTION_BITS)
     }
 }
 
-/// A cap that all ports share.
-pub(super) struct Bucket<P: Platform> {
+/// A bucket that all ports share.
+pub(crate) struct Bucket<P: Platform> {
     full_at: P::U64,
     /// How long the rate needs for one request or byte, in 2^-20 of a [`Time`].
     step: P::U64,
@@ -48,21 +48,26 @@ pub(super) struct Bucket<P: Platform> {
 }
 
 impl<P: Platform> Bucket<P> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [full_at, step, burst] = core::array::from_fn(|_| P::U64::new(0));
         Bucket { full_at, step, burst }
     }
 
     /// Gives it another rate and burst; it is full then.
-    pub(super) fn set(&self, per_second: u64, burst: u64) {
-        let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
-        self.step.store(step, Ordering::Relaxed);
-        self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
+    pub(crate) fn set(&self, per_second: u64, burst: u64) {
+        self.set_rate(per_second, burst);
         self.full_at.store(0, Ordering::Relaxed);
     }
 
+    /// Gives it another rate and burst; what was taken from it stays taken.
+    pub(crate) fn set_rate(&self, per_second: u64, burst: u64) {
+        let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
+        self.step.store(step, Ordering::Relaxed);
+        self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
+    }
+
     /// How long its rate needs for `amount` requests or bytes.
-    pub(super) fn cost(&self, amount: u64) -> Time {
+    pub(crate) fn cost(&self, amount: u64) -> Time {
         lasts(self.step.load(Ordering::Relaxed), amount)
     }
 
@@ -74,12 +79,12 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// From when on so much may be taken, if nothing else is.
-    pub(super) fn when(&self, now: Time, cost: Time) -> Time {
+    pub(crate) fn when(&self, now: Time, cost: Time) -> Time {
         self.look(self.full_at.load(Ordering::Relaxed), now, cost).0
     }
 
     /// Takes so much now, or says from when on it may.
-    pub(super) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
+    pub(crate) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         loop {
             let (when, after) = self.look(full_at, now, cost);
@@ -94,8 +99,23 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
+    /// Takes so much, or what there is if that is less: what is used anyway.
+    pub(crate) fn spend(&self, now: Time, cost: Time) {
+        let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
+        let empty = now.0.saturating_add(burst);
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        while full_at < empty {
+            let after = full_at.max(now.0).saturating_add(cost.0).min(empty);
+            let order = Ordering::Relaxed;
+            match self.full_at.compare_exchange(full_at, after, order, order) {
+                Ok(_) => return,
+                Err(other) => full_at = other,
+            }
+        }
+    }
+
     /// What was taken has not been used. (The bucket may have been [set](Self::set) since.)
-    pub(super) fn give_back(&self, cost: Time) {
+    pub(crate) fn give_back(&self, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         while let Err(other) =
@@ -147,6 +167,18 @@ mod tests {
         assert_eq!(bucket.take(next, page), Ok(()));
         bucket.give_back(page);
         assert_eq!(bucket.when(next, page), next);
+    }
+
+    /// What is used anyway leaves no debt: the next one may be taken one interval later.
+    #[test]
+    fn what_is_spent_empties_the_bucket_and_no_more() {
+        let bucket = Bucket::<Native>::new();
+        bucket.set(1000, 10);
+        let (now, one) = (Time::of_ns(5_000_000_000), bucket.cost(1));
+        (0..4).for_each(|_| bucket.spend(now, one));
+        assert_eq!((0..9).take_while(|_| bucket.take(now, one).is_ok()).count(), 6);
+        (0..100_000).for_each(|_| bucket.spend(now, one));
+        assert_eq!(bucket.when(now, one).ns(), 5_001_000_000);
     }
 
     proptest! {

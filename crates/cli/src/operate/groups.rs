@@ -1,0 +1,298 @@
+//! Groups of tenants and reservations: changed by the control socket and by a reload, and shown.
+
+use fairq_config::group::{self, Described, GroupTable};
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::Settings;
+use fairq_config::units::{Bandwidth, Count};
+use fairq_core::{Caps, ReservationState, ReservedStats, ShareStats};
+use fairq_host::server::{Admin, GroupStatus, Roster, Status};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use toml::Spanned;
+
+use super::Console;
+use super::rpc::Fault;
+use crate::parts::server_group;
+
+/// What takes a key's value away.
+const OFF: &str = "off";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfGroup {
+    group: String,
+    keys: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfName {
+    group: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfShare {
+    tenant: String,
+    keys: Map<String, Value>,
+}
+
+/// A tenant's group and reservation, as they are to be.
+pub(super) struct Place {
+    pub(super) group: Option<String>,
+    pub(super) reservation: group::Written,
+}
+
+/// A value as it is written on the command line.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn parsed<T>(key: &str, value: &str) -> Result<Option<T>, Fault>
+where
+    T: std::str::FromStr<Err = String>,
+{
+    match value {
+        OFF => Ok(None),
+        value => value.parse().map(Some).map_err(|text| Fault::params(format!("{key}: {text}"))),
+    }
+}
+
+impl Console {
+    /// Adds a group, or changes the keys that are named.
+    pub(super) fn group(&mut self, admin: &mut dyn Admin, given: OfGroup) -> Result<Value, Fault> {
+        let OfGroup { group: name, keys } = given;
+        let mut spec = name.clone();
+        for (key, value) in keys.iter().filter(|(_, value)| text(value) != OFF) {
+            spec += &format!(",{key}={}", text(value));
+        }
+        let said: GroupTable = spec.parse().map_err(Fault::params)?;
+        let known = self.settings.group.iter().map(Spanned::get_ref);
+        let old = known.clone().find(|table| table.name == said.name);
+        let mut table = old.cloned().unwrap_or_default().overlaid(said);
+        for (key, _) in keys.iter().filter(|(_, value)| text(value) == OFF) {
+            match key.as_str() {
+                "weight" => table.weight = None,
+                "min-iops" => table.min_iops = None,
+                "min-bandwidth" => table.min_bandwidth = None,
+                key => {
+                    return Err(Fault::params(format!(
+                        "a group has no key {key}: write weight, min-iops or min-bandwidth"
+                    )));
+                }
+            }
+        }
+        let others = known.filter(|other| other.name != table.name);
+        let all = group::complete(others.chain([&table])).map_err(Fault::from)?;
+        let is_it = |group: &&group::Group| group.name == table.name;
+        let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
+        let before = admin.status().groups.into_iter().find(|of| of.group.name == new.name);
+        admin.set_group(&server_group(new)).map_err(Fault::refused)?;
+        let result = json!({
+            "group": new.name,
+            "from": before.map(|of| describe(of.group.weight.get(), of.group.reservation)),
+            "to": describe(new.weight.get(), new.reservation),
+        });
+        self.write_group(table);
+        Ok(result)
+    }
+
+    fn write_group(&mut self, table: GroupTable) {
+        let mut known = self.settings.group.iter_mut().map(Spanned::get_mut);
+        match known.find(|known| known.name == table.name) {
+            Some(known) => *known = table,
+            None => self.settings.group.push(Spanned::new(0..0, table)),
+        }
+    }
+
+    /// Takes away a group that has no members.
+    pub(super) fn remove_group(
+        &mut self,
+        admin: &mut dyn Admin,
+        given: &OfName,
+    ) -> Result<Value, Fault> {
+        admin.remove_group(&given.group).map_err(Fault::refused)?;
+        self.settings.group.retain(|table| table.get_ref().name != given.group);
+        Ok(json!({ "group": given.group }))
+    }
+
+    /// Changes a tenant's group or reservation: the keys that are named.
+    pub(super) fn share(&mut self, admin: &mut dyn Admin, given: OfShare) -> Result<Value, Fault> {
+        let OfShare { tenant: name, keys } = given;
+        let groups = self.settings.complete_groups().map_err(Fault::from)?;
+        let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
+        let table = tables.find(|table| table.name == name);
+        let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
+        let mut reservation = table.reservation();
+        let mut group = table.group_of(&groups).map_err(Fault::params)?;
+        for (key, value) in &keys {
+            let value = text(value);
+            match key.as_str() {
+                "group" if value == OFF => group = None,
+                "group" if groups.iter().any(|of| of.name == value) => group = Some(value),
+                "group" => {
+                    return Err(Fault::params(format!(
+                        "there is no group {value}: add it with `group {value} weight=100`, say"
+                    )));
+                }
+                "min-iops" => reservation.iops = parsed::<Count>(key, &value)?,
+                "min-bandwidth" => reservation.bandwidth = parsed::<Bandwidth>(key, &value)?,
+                key => {
+                    return Err(Fault::params(format!(
+                        "no key {key}: write group, min-iops or min-bandwidth"
+                    )));
+                }
+            }
+        }
+        let caps = admin.roster().find(&name).map(|member| member.tenant.caps).unwrap_or_default();
+        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
+        reservation.reservation(&caps).map_err(refuse)?;
+        self.set_place(admin, &name, &Place { group, reservation })
+    }
+
+    /// Puts a tenant there.
+    pub(super) fn set_place(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        to: &Place,
+    ) -> Result<Value, Fault> {
+        let roster = admin.roster();
+        let member = roster.find(name);
+        let tenant = member.map(|member| member.tenant.clone());
+        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
+        let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
+        admin.set_share(name, to.group.as_deref(), wanted).map_err(Fault::refused)?;
+        let groups = self.settings.complete_groups().map_err(Fault::from)?;
+        let mut tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
+        if let Some(table) = tables.find(|table| table.name == name) {
+            (table.min_iops, table.min_bandwidth) = (to.reservation.iops, to.reservation.bandwidth);
+            table.set_group(to.group.as_deref(), &groups);
+        }
+        let named = |group: Option<&str>| group.unwrap_or("none").to_owned();
+        let before = tenant.map(|tenant| {
+            let (group, reservation) = (named(tenant.group.as_deref()), tenant.reservation);
+            format!("group {group}, reservation {}", Described(reservation))
+        });
+        let now = named(to.group.as_deref());
+        Ok(json!({
+            "tenant": name,
+            "from": before,
+            "to": format!("group {now}, reservation {}", Described(wanted)),
+        }))
+    }
+
+    /// Adds and changes groups so that they are those of `wanted`; those that are gone stay.
+    /// Gives the names of what has changed.
+    pub(super) fn put_groups(
+        &mut self,
+        admin: &mut dyn Admin,
+        wanted: &Settings,
+    ) -> Result<Vec<String>, Refusal> {
+        let (old, new) = (self.settings.complete_groups()?, wanted.complete_groups()?);
+        let mut changed = Vec::new();
+        for group in new.iter().filter(|group| !old.contains(group)) {
+            admin
+                .set_group(&server_group(group))
+                .map_err(|error| Refusal::new(error.to_string()))?;
+            changed.push(group.name.clone());
+        }
+        for table in wanted.group.iter().map(Spanned::get_ref) {
+            self.write_group(table.clone());
+        }
+        Ok(changed)
+    }
+
+    /// Takes away the groups that `wanted` does not have, inner ones first; gives their names.
+    pub(super) fn drop_groups(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> Vec<String> {
+        let stays = |name: &str| wanted.group.iter().any(|table| table.get_ref().name == name);
+        let known = self.settings.group.iter().map(|table| table.get_ref().name.clone());
+        let mut gone: Vec<String> = known.filter(|name| !stays(name)).collect();
+        gone.sort_by_key(|name| std::cmp::Reverse(name.matches('/').count()));
+        gone.retain(|name| match admin.remove_group(name) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!("{error}");
+                false
+            }
+        });
+        self.settings.group.retain(|table| !gone.contains(&table.get_ref().name));
+        gone
+    }
+
+    /// The groups, with their members.
+    pub(super) fn groups(&self, admin: &dyn Admin) -> Value {
+        let (now, roster) = (admin.status(), admin.roster());
+        now.groups.iter().map(|of| json_of(of, &roster)).collect()
+    }
+}
+
+fn describe(weight: u16, reservation: fairq_core::Reservation) -> String {
+    match reservation.is_none() {
+        true => format!("weight {weight}"),
+        false => format!("weight {weight}, {}", Described(reservation)),
+    }
+}
+
+fn json_of(of: &GroupStatus, roster: &Roster) -> Value {
+    let is_in =
+        |member: &&fairq_host::server::Member| member.tenant.group.as_ref() == Some(&of.group.name);
+    let tenants: Vec<&str> =
+        roster.members().iter().filter(is_in).map(|member| &*member.tenant.name).collect();
+    json!({
+        "name": of.group.name,
+        "weight": of.group.weight.get(),
+        "effective_weight": f64::from(of.weight.in_256ths()) / 256.0,
+        "min_iops": of.group.reservation.iops(),
+        "min_bandwidth": of.group.reservation.bytes(),
+        "members": of.members,
+        "active": of.active,
+        "tenants": tenants,
+    })
+}
+
+/// The word for a state.
+pub(super) fn word(state: ReservationState) -> &'static str {
+    match state {
+        ReservationState::Idle => "idle",
+        ReservationState::Met => "met",
+        ReservationState::Demand => "asks for less",
+        ReservationState::Shrunk => "shrunk",
+        ReservationState::Missed => "missed",
+    }
+}
+
+/// What a tenant's place and reservation come to.
+pub(super) fn json(stats: &ShareStats) -> Value {
+    let ShareStats { share, weight, granted, state, requests, bytes, ahead, is_active } = stats;
+    json!({
+        "effective_weight": f64::from(weight.in_256ths()) / 256.0,
+        "active": is_active,
+        "min_iops": share.reservation.iops(),
+        "min_bandwidth": share.reservation.bytes(),
+        "granted_iops": granted.iops(),
+        "granted_bandwidth": granted.bytes(),
+        "reservation": word(*state),
+        "iops": requests,
+        "bytes_per_s": bytes,
+        "ahead": ahead,
+    })
+}
+
+/// What is reserved of each store's device.
+pub(super) fn reserved(now: &Status) -> Value {
+    let of = |reserved: &ReservedStats| {
+        json!({
+            "asked": reserved.asked_ppm as f64 / 1e6,
+            "granted": reserved.granted_ppm as f64 / 1e6,
+            "device_iops": reserved.requests_per_s,
+            "device_bytes_per_s": reserved.bytes_per_s,
+        })
+    };
+    let stores = now.stores.iter().filter_map(|store| {
+        let mut object = of(store.policy.reserved.as_ref()?);
+        object["store"] = json!(store.name);
+        Some(object)
+    });
+    stores.collect()
+}

@@ -1,0 +1,331 @@
+//! `--group NAME=key=value,…` and `[[group]]`: tenants that share what they have together; and
+//! `min-iops` and `min-bandwidth`, what a tenant or a group has at least.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::str::FromStr;
+
+use fairq_core::{Cap, Caps, Counted, Group as Settings, Reservation, Side, Weight};
+use fairq_host::nbd::session::users::gid_of;
+use serde::{Deserialize, Serialize};
+
+use crate::access::List;
+use crate::keys;
+use crate::name::{Origin, check_name};
+use crate::pairs::{self, Pair};
+use crate::refusal::Refusal;
+use crate::units::{Bandwidth, Count};
+use crate::weight::WeightSource;
+
+/// Between the names of a group and of the one that it is in.
+const INSIDE: char = '/';
+
+/// A group as it is written.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+pub struct GroupTable {
+    pub name: String,
+    pub weight: Option<WeightSource>,
+    pub min_iops: Option<Count>,
+    pub min_bandwidth: Option<Bandwidth>,
+    #[serde(skip)]
+    pub origin: Origin,
+}
+
+/// A group, complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its name, after those of the groups that it is in: `acme/batch`.
+    pub name: String,
+    /// Its weight beside its siblings.
+    pub weight: Weight,
+    /// What its tenants have together at least.
+    pub reservation: Reservation,
+}
+
+impl Group {
+    /// The group that it is in.
+    pub fn parent(&self) -> Option<&str> {
+        self.name.rsplit_once(INSIDE).map(|(parent, _)| parent)
+    }
+}
+
+impl FromStr for GroupTable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GroupTable, String> {
+        let items = pairs::items(text);
+        let (first, rest) = items.split_first().expect("splitting gives at least one item");
+        let (name, after) = match first.find(['=', ':']) {
+            Some(at) => (&first[..at], Some(&first[at + 1..])),
+            None => (first.as_str(), None),
+        };
+        let mut list = vec![Pair::new("name", name.trim())];
+        list.extend(after.map(|pair| pairs::pairs([&pair.to_owned()])).unwrap_or_default());
+        list.extend(pairs::pairs(rest));
+        let table: GroupTable = pairs::read(list)?;
+        check_path(&table.name)?;
+        Ok(table)
+    }
+}
+
+/// A name is one or more names of tenants' kind, the outermost group's first.
+fn check_path(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("a group needs a name, as in acme,weight=300".into());
+    }
+    let depth = name.split(INSIDE).count();
+    if depth > Settings::LEVELS {
+        return Err(format!(
+            "group {name} is {depth} deep, and {} is the most: put its tenants into {}",
+            Settings::LEVELS,
+            name.split(INSIDE).take(Settings::LEVELS).collect::<Vec<_>>().join("/")
+        ));
+    }
+    match name.split(INSIDE).find(|part| check_name(part).is_err()) {
+        None => Ok(()),
+        Some(part) => Err(format!(
+            "group name `{name}`: `{part}` is no name: up to 64 letters, digits, `.`, `_` and `-` \
+             are allowed, and `/` before the name of a group inside"
+        )),
+    }
+}
+
+impl GroupTable {
+    /// What `flags` says wins, key by key.
+    pub fn overlaid(self, flags: GroupTable) -> GroupTable {
+        GroupTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
+    }
+
+    /// What it says of reservations.
+    pub fn reservation(&self) -> Written {
+        Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
+    }
+
+    /// Refuses what makes no sense by itself.
+    pub fn complete(&self) -> Result<Group, Refusal> {
+        let refuse = |text: String| Err(Refusal::new(format!("{}: {text}", self.place())));
+        if let Err(text) = check_path(&self.name) {
+            return refuse(text);
+        }
+        let weight = match &self.weight {
+            None => Weight::DEFAULT,
+            Some(WeightSource::Fixed(weight)) => *weight,
+            Some(source) => {
+                return refuse(format!(
+                    "group {}: weight {source}: a group's weight is a number, 1 to 10000",
+                    self.name
+                ));
+            }
+        };
+        match self.reservation().reservation(&Caps::default()) {
+            Ok(reservation) => Ok(Group { name: self.name.clone(), weight, reservation }),
+            Err(text) => refuse(format!("group {}: {text}", self.name)),
+        }
+    }
+
+    fn place(&self) -> String {
+        match &self.origin {
+            Origin::Flag => "--group".into(),
+            origin => origin.to_string(),
+        }
+    }
+}
+
+/// All groups, those that others are in before these.
+pub fn complete<'a>(
+    tables: impl IntoIterator<Item = &'a GroupTable>,
+) -> Result<Vec<Group>, Refusal> {
+    let mut tables: Vec<&GroupTable> = tables.into_iter().collect();
+    let mut known: HashMap<&str, &GroupTable> = HashMap::new();
+    for table in &tables {
+        if let Some(earlier) = known.insert(&table.name, table) {
+            return Err(Refusal::new(format!(
+                "{}: group {} is already there ({}): leave one out",
+                table.place(),
+                table.name,
+                earlier.place()
+            )));
+        }
+    }
+    if tables.len() > Settings::MOST {
+        return Err(Refusal::new(format!(
+            "{} groups are too many: at most {}",
+            tables.len(),
+            Settings::MOST
+        )));
+    }
+    tables.sort_by_key(|table| table.name.matches(INSIDE).count());
+    let group = |table: &&GroupTable| {
+        let group = table.complete()?;
+        match group.parent().filter(|parent| !known.contains_key(parent)) {
+            None => Ok(group),
+            Some(parent) => Err(Refusal::new(format!(
+                "{}: group {} is in {parent}, and there is no such group: add [[group]] name = \
+                 \"{parent}\" (or --group {parent})",
+                table.place(),
+                table.name
+            ))),
+        }
+    };
+    tables.iter().map(group).collect()
+}
+
+/// Of the names that a tenant's key `group` has, the group of tenants, and those of users.
+///
+/// A name that is both a group of tenants and one of the machine's users is refused: a group of
+/// tenants that is added later must not open an export that was kept for a group of users.
+pub fn split<'a>(
+    said: Option<&List<String>>,
+    groups: impl IntoIterator<Item = &'a str>,
+) -> Result<(Option<String>, Option<List<String>>), String> {
+    let Some(List(names)) = said else { return Ok((None, None)) };
+    let groups: HashSet<&str> = groups.into_iter().collect();
+    let (own, users): (Vec<&String>, Vec<&String>) =
+        names.iter().partition(|name| groups.contains(name.as_str()));
+    if let [first, second, ..] = own[..] {
+        return Err(format!(
+            "group: {first} and {second} are both groups of tenants, and a tenant is in one: leave \
+             one out"
+        ));
+    }
+    if let Some(unknown) = users.iter().find(|name| name.contains(INSIDE)) {
+        return Err(format!(
+            "group: there is no group {unknown}: add [[group]] name = \"{unknown}\" (or --group \
+             {unknown}), or name another"
+        ));
+    }
+    if let [name] = own[..]
+        && matches!(gid_of(name), Ok(Some(_)))
+    {
+        return Err(format!(
+            "group: {name} is a group of tenants and one of this machine's users: give the group \
+             of tenants another name"
+        ));
+    }
+    let users = (!users.is_empty()).then(|| List(users.into_iter().cloned().collect()));
+    Ok((own.first().map(|name| (*name).clone()), users))
+}
+
+/// What the keys `min-iops` and `min-bandwidth` say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// Requests a second.
+    pub iops: Option<Count>,
+    /// Bytes a second.
+    pub bandwidth: Option<Bandwidth>,
+}
+
+/// The keys of reservations.
+pub const KEYS: [&str; 2] = ["min-iops", "min-bandwidth"];
+
+impl Written {
+    /// The reservation of a tenant or group with these caps.
+    pub fn reservation(&self, caps: &Caps) -> Result<Reservation, String> {
+        let iops = self.iops.map(|Count(iops)| iops);
+        let bytes = self.bandwidth.map(|Bandwidth(bytes)| bytes);
+        for ((key, said), counted) in
+            KEYS.iter().zip([iops, bytes]).zip([Counted::Requests, Counted::Bytes])
+        {
+            let Some(rate) = said else { continue };
+            if rate == 0 {
+                return Err(format!("{key} 0 keeps nothing: write 1 or more, or leave it out"));
+            }
+            let most = most(caps, counted);
+            if most.is_some_and(|most| most < rate) {
+                let cap = key.replace("min", "max");
+                return Err(format!(
+                    "{key} {rate} is above what {cap} allows, {}: lower it, or raise the cap",
+                    most.unwrap_or_default()
+                ));
+            }
+        }
+        Reservation::new(iops.unwrap_or(0), bytes.unwrap_or(0)).ok_or_else(|| {
+            format!("min-iops and min-bandwidth are at most {}: write less", Cap::MOST)
+        })
+    }
+}
+
+/// The most that caps allow in a second.
+fn most(caps: &Caps, counted: Counted) -> Option<u64> {
+    let cap = |side| caps.get(side, counted).map(Cap::per_second);
+    let apart = cap(Side::Reads).zip(cap(Side::Writes)).map(|(reads, writes)| reads + writes);
+    [cap(Side::Both), apart].into_iter().flatten().min()
+}
+
+/// A reservation as it is written: `min-iops=2000, min-bandwidth=100M/s`.
+pub struct Described(pub Reservation);
+
+impl fmt::Display for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (iops, bytes) = (self.0.iops(), self.0.bytes());
+        match (iops, bytes) {
+            (0, 0) => f.write_str("none"),
+            (iops, 0) => write!(f, "min-iops={}", Count(iops)),
+            (0, bytes) => write!(f, "min-bandwidth={}", Bandwidth(bytes)),
+            (iops, bytes) => {
+                write!(f, "min-iops={}, min-bandwidth={}", Count(iops), Bandwidth(bytes))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(texts: &[&str]) -> Result<Vec<Group>, String> {
+        let tables: Vec<GroupTable> =
+            texts.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
+        complete(&tables).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn a_group_is_written_in_a_line() {
+        let all = groups(&["acme/batch=weight=50,min-iops=2k", "acme=weight:300", "solo"]).unwrap();
+        let named: Vec<(&str, u16, u64)> = all
+            .iter()
+            .map(|group| (&*group.name, group.weight.get(), group.reservation.iops()))
+            .collect();
+        assert_eq!(named, [("acme", 300, 0), ("solo", 100, 0), ("acme/batch", 50, 2000)]);
+        assert_eq!(all[2].parent(), Some("acme"));
+        let described = Described(Reservation::new(2000, 10 << 20).unwrap()).to_string();
+        assert_eq!(described, "min-iops=2000, min-bandwidth=10M/s");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_cure() {
+        let refusal = |texts: &[&str]| groups(texts).unwrap_err();
+        assert_eq!(
+            refusal(&["acme/batch"]),
+            "--group: group acme/batch is in acme, and there is no such group: add [[group]] name \
+             = \"acme\" (or --group acme)"
+        );
+        assert!(refusal(&["a", "a"]).contains("group a is already there (--group): leave one out"));
+        assert!(refusal(&["a/b/c/d/e"]).contains("5 deep, and 4 is the most: put its tenants"));
+        assert!(refusal(&["a//b"]).contains("`` is no name"));
+        assert!(refusal(&["a=wieght=3"]).contains("did you mean `weight`?"));
+        assert!(refusal(&["a=min-iops=0"]).contains("min-iops 0 keeps nothing: write 1 or more"));
+        assert!(refusal(&["a=weight=cgroup:/x"]).contains("a group's weight is a number"));
+        let capped = Caps::default().with(Side::Both, Counted::Requests, Cap::new(1000, 100));
+        let said = Written { iops: Some(Count(2000)), bandwidth: None };
+        assert_eq!(
+            said.reservation(&capped).unwrap_err(),
+            "min-iops 2000 is above what max-iops allows, 1000: lower it, or raise the cap"
+        );
+        assert!(said.reservation(&Caps::default()).is_ok());
+    }
+
+    #[test]
+    fn a_tenants_key_names_groups_of_tenants_and_of_users() {
+        let list = |names: &[&str]| List(names.iter().map(|&name| name.to_owned()).collect());
+        let split = |names: &[&str]| split(Some(&list(names)), ["acme", "acme/batch", "root"]);
+        assert_eq!(split(&["acme/batch"]), Ok((Some("acme/batch".into()), None)));
+        assert_eq!(split(&["dba", "acme"]), Ok((Some("acme".into()), Some(list(&["dba"])))));
+        assert_eq!(split(&["dba"]), Ok((None, Some(list(&["dba"])))));
+        assert!(split(&["acme", "acme/batch"]).unwrap_err().contains("a tenant is in one"));
+        assert!(split(&["acme/web"]).unwrap_err().contains("there is no group acme/web: add"));
+        assert!(split(&["root"]).unwrap_err().contains("and one of this machine's users"));
+    }
+}

@@ -1,0 +1,59 @@
+//! What tenants and groups are called, and where they were written.
+
+use std::fmt;
+
+/// Characters of a name; NBD allows 4096 bytes, no client shows as many.
+const NAME_MAX: usize = 64;
+
+/// Where something was written, for messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Origin {
+    /// On the command line.
+    #[default]
+    Flag,
+    /// In a file, at this line.
+    File(String, usize),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("--tenant"),
+            Origin::File(path, line) => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+/// Names are UTF-8, as in NBD. They go into command lines, URIs and terminals: of ASCII they have
+/// letters, digits and three signs, and beyond it nothing that is not seen (control characters,
+/// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let unseen = |c: char| {
+        let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
+        let ranges = [
+            '\u{200b}'..='\u{200f}',
+            '\u{2028}'..='\u{202e}',
+            '\u{2060}'..='\u{206f}',
+            '\u{fff0}'..='\u{fffd}',
+            '\u{e000}'..='\u{f8ff}',
+            '\u{e0000}'..='\u{10ffff}',
+        ];
+        c.is_control()
+            || c.is_whitespace()
+            || formats.contains(&c)
+            || ranges.iter().any(|range| range.contains(&c))
+    };
+    let plain = |c: char| match c.is_ascii() {
+        true => c.is_ascii_alphanumeric() || "._-".contains(c),
+        false => !unseen(c),
+    };
+    if name.is_empty() {
+        return Err("a tenant needs a name, as in db=10G,weight=300".into());
+    }
+    if name.chars().count() > NAME_MAX || !name.chars().all(plain) {
+        return Err(format!(
+            "tenant name `{name}`: up to {NAME_MAX} letters, digits, `.`, `_` and `-` are allowed"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,747 @@
+//! Groups and reservations: shares on each level of a tree, and the least that a flow has; one
+//! layer in front of any policy.
+//!
+//! **Problem.** Weights of flows are one level. Organisations nest: what a team's database leaves
+//! is the team's before it is the neighbours'. And a database needs a floor in requests a second,
+//! whatever others weigh. **Model.** [`Grouped`] stands around a policy.
+//!
+//! - *Groups.* Ports count what each flow asks for, in words of their own. Every [`LOOK_NS`] the
+//!   [`tick`](Policy::tick) looks at [`AT_ONCE`] flows: those that are active divide their group's
+//!   weight (`tree`), and the policy hears of the products by [`Policy::set_weights`]. Virtual time
+//!   is the policy's, and so are all its promises.
+//! - *Reservations.* A flow's reservation is a bucket that fills at its rate, and from which all
+//!   that the flow is given is taken. While there is something in it, the flow has had less than
+//!   its reservation: the first of its requests is taken back from the policy, uncharged, and goes
+//!   to the device before all others, beside the policy's D. So a flow whose weight gives it more
+//!   has its share, and the others at least their rate. A direct policy holds nothing that could be
+//!   taken back: `d2fq`'s requests go to the urgent class instead; with `none` a reservation does
+//!   nothing.
+//! - *What the device has.* When all reservations of flows that are active are more than it was
+//!   seen to do, they are granted the same part each (`supply`).
+//!
+//! ```text
+//!   submit ─▶ the policy's submit ─▶ staged ── next ─▶ has less than its reservation?
+//!                                                ├─ yes ─▶ the policy's cancel, Issue
+//!                                                └─ no ──▶ the policy's next
+//! ```
+//!
+//! **Example.** Group acme (300) has flows a and b of 100 each, beside solo (100): weights 150, 150
+//! and 100. While a is idle, b has 300.
+//!
+//! **Laws.** What goes ahead for a reservation is at most rate x interval + a twentieth of a second's,
+//! over all ports, and half of a port's tags at a time: with what the device has left, no flow
+//! starves. All weights times a factor change nothing.
+//!
+//! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at [`AT_ONCE`].
+//!
+//! **Cost.** Without groups and reservations `submit` reads one shared word that does not change,
+//! and `next` and `complete` a number of the port's own.
+//!
+//! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
+//! Acquire. All else are counts.
+
+mod port;
+mod supply;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod tree;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+
+use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
+use crate::contract::port::{ClassWeights, Policy, Stats, TuneError, Tuning};
+use crate::contract::port_set::PortSet;
+use crate::contract::share::{
+    Group, GroupId, GroupStats, Reservation, ReservationState, Share, ShareStats,
+};
+use crate::policy::bucket::{Bucket, Time};
+use supply::{Supply, Total};
+use tree::{Part, Place, Tree};
+
+pub use port::GroupedPort;
+
+/// How often flows are looked at, in nanoseconds, and how many at once.
+const LOOK_NS: u64 = 10_000_000;
+const AT_ONCE: usize = 1024;
+/// A flow that has asked for nothing for this long is idle, in nanoseconds.
+const IDLE_NS: u64 = 100_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+/// What a reservation may catch up on at once is what its rate has in one part in so many of a
+/// second.
+const BURST: u64 = 20;
+/// A flow that has so many percent of its reservation has it.
+const MET_PERCENT: u64 = 97;
+
+/// A policy whose flows can be in groups and have reservations. See the [module's text](self).
+pub struct Grouped<L, P: Platform = Native> {
+    inner: L,
+    shared: Arc<Shared<P>>,
+    control: P::Mutex<Control>,
+}
+
+/// What ports and the control side share.
+struct Shared<P: Platform> {
+    /// 1 once there has been a group or a reservation.
+    is_on: P::U64,
+    /// The policy schedules by the device's classes.
+    has_classes: bool,
+    /// How often a flow has got or lost a reservation.
+    epoch: P::U64,
+    /// Of each flow: its generation in the upper half, and which buckets it has.
+    flows: Box<[P::U64]>,
+    accounts: Box<[CachePadded<Account<P>>]>,
+    ports: Box<[CachePadded<Words<P>>]>,
+    /// Of each port and flow: how many requests were submitted, and how many are no more.
+    activity: Box<[Box<[P::U64]>]>,
+}
+
+/// What is shared of a flow with a reservation.
+struct Account<P: Platform> {
+    buckets: [Bucket<P>; 2],
+    /// Requests completed, and their bytes.
+    done: [P::U64; 2],
+    ahead: P::U64,
+    /// How many ports have requests of it staged.
+    lanes: P::U64,
+}
+
+/// What a port shows.
+struct Words<P: Platform> {
+    done: [P::U64; 2],
+    /// Requests staged, and those that are live.
+    held: P::U64,
+}
+
+/// The lower half of a word, and the upper one.
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+fn of_halves(lower: u32, upper: u32) -> u64 {
+    u64::from(upper) << 32 | u64::from(lower)
+}
+
+impl<P: Platform> Words<P> {
+    fn show(&self, done: [u64; 2], staged: u32, live: u32) {
+        self.done.iter().zip(done).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        self.held.store(of_halves(staged, live), Ordering::Relaxed);
+    }
+
+    fn add_to(&self, total: &mut Total) {
+        let done = self.done.each_ref().map(|word| word.load(Ordering::Relaxed));
+        for (sum, value) in total.done.iter_mut().zip(done) {
+            *sum = sum.wrapping_add(value);
+        }
+        let [staged, live] = halves(self.held.load(Ordering::Relaxed));
+        total.staged = total.staged.saturating_add(staged.into());
+        total.live = total.live.saturating_add(live.into());
+    }
+}
+
+impl<P: Platform> Shared<P> {
+    fn new(ports: usize, flows: usize, has_classes: bool) -> Self {
+        let words = |count| (0..count).map(|_| P::U64::new(0)).collect();
+        let account = || Account {
+            buckets: core::array::from_fn(|_| Bucket::new()),
+            done: core::array::from_fn(|_| P::U64::new(0)),
+            ahead: P::U64::new(0),
+            lanes: P::U64::new(0),
+        };
+        let port =
+            || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
+        Shared {
+            is_on: P::U64::new(0),
+            has_classes,
+            epoch: P::U64::new(0),
+            flows: words(flows),
+            accounts: (0..flows).map(|_| CachePadded::new(account())).collect(),
+            ports: (0..ports).map(|_| CachePadded::new(port())).collect(),
+            activity: (0..ports).map(|_| words(flows)).collect(),
+        }
+    }
+
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed) != 0
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    fn account(&self, slot: usize) -> Option<&Account<P>> {
+        self.accounts.get(slot).map(|account| &**account)
+    }
+
+    fn word(&self, slot: usize) -> [u32; 2] {
+        halves(self.flows.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    /// The buckets that the flow has, a bit each.
+    fn kinds(&self, flow: FlowId) -> u32 {
+        let [kinds, generation] = self.word(flow.slot());
+        if generation == flow.generation() { kinds } else { 0 }
+    }
+
+    /// The same of whatever flow is in the slot.
+    fn kinds_in(&self, slot: usize) -> u32 {
+        self.word(slot)[0]
+    }
+
+    /// The flow in this slot, if it has a reservation.
+    fn reserved_in(&self, slot: usize) -> Option<FlowId> {
+        let [kinds, generation] = self.word(slot);
+        (kinds != 0).then(|| FlowId::new(slot as u32, generation))
+    }
+
+    /// The flow's buckets and what a request of this length takes from each.
+    fn costs(
+        &self,
+        slot: usize,
+        kinds: u32,
+        length: u32,
+    ) -> impl Iterator<Item = (&Bucket<P>, Time)> {
+        let buckets = self.account(slot).into_iter().flat_map(|account| &account.buckets);
+        let amounts = [1, u64::from(length)];
+        let all = buckets.zip(amounts).zip(0..).filter(move |(_, at)| kinds >> at & 1 != 0);
+        all.map(|((bucket, amount), _)| (bucket, bucket.cost(amount)))
+    }
+
+    /// Takes what the request is from the flow's buckets, if there is something in one of them; or
+    /// says from when on there is. What the other one lacks is not owed.
+    fn take(&self, now: Time, slot: usize, kinds: u32, length: u32) -> Result<(), Time> {
+        let mut first = Err(now);
+        let mut is_any = false;
+        for (at, (bucket, cost)) in self.costs(slot, kinds, length).enumerate() {
+            match bucket.take(now, cost) {
+                Ok(()) => {
+                    let others = self.costs(slot, kinds, length).enumerate();
+                    others
+                        .filter(|(other, _)| *other != at)
+                        .for_each(|(_, (bucket, cost))| bucket.spend(now, cost));
+                    return Ok(());
+                }
+                Err(when) => {
+                    first = first.map_err(|sooner| if is_any { when.min(sooner) } else { when });
+                    is_any = true;
+                }
+            }
+        }
+        first
+    }
+
+    /// The request goes anyway.
+    fn spend(&self, now: Time, slot: usize, kinds: u32, length: u32) {
+        self.costs(slot, kinds, length).for_each(|(bucket, cost)| bucket.spend(now, cost));
+    }
+
+    /// The request has not gone.
+    fn give_back(&self, slot: usize, kinds: u32, length: u32) {
+        self.costs(slot, kinds, length).for_each(|(bucket, cost)| bucket.give_back(cost));
+    }
+
+    /// How long a port that has sent such a request of the flow waits until all other ports that
+    /// have some have had a turn, in nanoseconds.
+    fn turn_ns(&self, now: Time, slot: usize, kinds: u32, length: u32) -> u64 {
+        let Some(account) = self.account(slot) else { return 0 };
+        let turns = account.lanes.load(Ordering::Relaxed).saturating_sub(1);
+        if turns == 0 {
+            return 0;
+        }
+        let all = self.costs(slot, kinds, length);
+        let least = all.map(|(bucket, cost)| (bucket.when(now, cost), cost)).min();
+        least.map_or(0, |(when, cost)| {
+            let until_ns = when.ns().saturating_sub(now.ns());
+            until_ns.saturating_add(cost.ns().saturating_mul(turns))
+        })
+    }
+
+    /// A port has requests of the flow staged now, or none any longer.
+    fn lanes(&self, slot: usize, has_some: bool) {
+        let Some(account) = self.account(slot) else { return };
+        match has_some {
+            true => account.lanes.fetch_add(1, Ordering::Relaxed),
+            false => account.lanes.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    fn went_ahead(&self, slot: usize) {
+        if let Some(account) = self.account(slot) {
+            account.ahead.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn completed(&self, slot: usize, length: u64) {
+        let Some(Account { done: [requests, bytes], .. }) = self.account(slot) else { return };
+        requests.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(length, Ordering::Relaxed);
+    }
+
+    /// What the flow in this slot has asked for on all ports: how many requests in all, and how
+    /// many are live; wrapping.
+    fn asked(&self, slot: usize) -> (u32, u32) {
+        let words = self.activity.iter().filter_map(|words| words.get(slot));
+        let all = words.map(|word| halves(word.load(Ordering::Relaxed)));
+        let (submitted, ended) = all.fold((0u32, 0u32), |(submitted, ended), [more, less]| {
+            (submitted.wrapping_add(more), ended.wrapping_add(less))
+        });
+        (submitted, submitted.wrapping_sub(ended))
+    }
+
+    fn total(&self) -> Total {
+        let mut total = Total::default();
+        self.ports.iter().for_each(|words| words.add_to(&mut total));
+        total
+    }
+}
+
+/// A flow that is there.
+struct Member {
+    flow: FlowId,
+    /// Its own weight, and what the policy was told.
+    weight: Weight,
+    told: Weight,
+    share: Share,
+    /// Whether it is active; when it was seen to ask for something last, and what it had asked for.
+    is_active: bool,
+    active_ns: u64,
+    submitted: u32,
+    /// What is kept for it.
+    granted: Reservation,
+    /// The second that is counted: when it began, what was done by then, and whether the flow had
+    /// nothing outstanding at times.
+    second_ns: u64,
+    begun: [u64; 2],
+    has_rested: bool,
+    last: [u64; 2],
+    state: ReservationState,
+}
+
+impl Member {
+    fn own(&self) -> Part {
+        Part::of(self.weight, self.share.reservation)
+    }
+
+    /// What it adds to its group.
+    fn part(&self) -> Part {
+        if self.is_active { self.own() } else { Part::default() }
+    }
+
+    /// Ends the second, if it is over.
+    fn count(&mut self, now_ns: u64, done: [u64; 2], is_live: bool, is_short: bool) {
+        self.has_rested |= !is_live;
+        let lasted_us = now_ns.saturating_sub(self.second_ns) / 1000;
+        if lasted_us < SECOND_NS / 1000 {
+            return;
+        }
+        let all = self.last.iter_mut().zip(self.begun).zip(done);
+        for ((last, before), now) in all {
+            *last = now.wrapping_sub(before).saturating_mul(1_000_000) / lasted_us;
+        }
+        let asked = self.granted.rates();
+        let has = |(last, asked): (&u64, u64)| *last >= asked / 100 * MET_PERCENT;
+        self.state = match self.last.iter().zip(asked).all(has) {
+            _ if self.last == [0, 0] && self.has_rested => ReservationState::Idle,
+            true if is_short => ReservationState::Shrunk,
+            true => ReservationState::Met,
+            false if self.has_rested => ReservationState::Demand,
+            false => ReservationState::Missed,
+        };
+        (self.second_ns, self.begun, self.has_rested) = (now_ns, done, !is_live);
+    }
+}
+
+struct Control {
+    members: Box<[Option<Member>]>,
+    /// Slots in use are below it.
+    used: usize,
+    tree: Tree,
+    supply: Supply,
+    /// How many flows and groups have a reservation.
+    reserved: usize,
+    /// The slot that is looked at next; when to look, and when the policy wants to be called.
+    cursor: usize,
+    look_ns: u64,
+    inner_ns: Option<u64>,
+    /// Weights that the policy is to hear of.
+    news: Vec<(FlowId, Weight)>,
+    /// All weights are times 2^this, so that the least is exact enough.
+    scale: u32,
+    /// Of the round through all flows that is under way: what is reserved, and the least and the
+    /// largest weight, in 256ths.
+    asked_ppm: u64,
+    extremes: (u64, u64),
+}
+
+/// The least weight that is exact enough, in 256ths: to a hundredth.
+const FINE: u64 = 64;
+/// The most that weights are scaled by, as a power of two.
+const SCALE_MAX: u32 = 20;
+/// The extremes of no weights.
+const NO_WEIGHTS: (u64, u64) = (u64::MAX, 0);
+
+impl Control {
+    fn member(&mut self, flow: FlowId) -> Result<&mut Member, FlowError> {
+        let member = self.members.get_mut(flow.slot()).and_then(Option::as_mut);
+        member.filter(|member| member.flow == flow).ok_or(FlowError::NoSuchFlow)
+    }
+
+    /// The weight at this place.
+    fn weight(&mut self, place: Place) -> Weight {
+        let parts = place.parts(self.scale);
+        let (least, most) = self.extremes;
+        self.extremes = (least.min(parts), most.max(parts));
+        weight_of(parts)
+    }
+
+    /// A round through all flows has ended.
+    fn end_round(&mut self) {
+        self.supply.asked(core::mem::take(&mut self.asked_ppm));
+        let (least, most) = core::mem::replace(&mut self.extremes, NO_WEIGHTS);
+        let largest = u64::from(Weight::MAX.in_256ths());
+        if least < FINE && most.saturating_mul(2) <= largest && self.scale < SCALE_MAX {
+            self.scale += 1;
+        } else if self.scale > 0 && (least >= 4 * FINE || most > largest) {
+            self.scale -= 1;
+        }
+    }
+
+    /// A flow or group has another reservation.
+    fn note(&mut self, before: Reservation, after: Reservation) {
+        self.reserved += usize::from(!after.is_none());
+        self.reserved = self.reserved.saturating_sub(usize::from(!before.is_none()));
+    }
+}
+
+/// The weight of so many 256ths, or the nearest there is.
+fn weight_of(parts: u64) -> Weight {
+    let most = Weight::MAX.in_256ths();
+    let parts = parts.clamp(Weight::LEAST_256THS.into(), most.into());
+    u32::try_from(parts).ok().and_then(Weight::of_256ths).unwrap_or(Weight::MAX)
+}
+
+impl<L: Policy, P: Platform> Grouped<L, P> {
+    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
+    pub fn new(
+        inner: L,
+        ports: Vec<L::Port>,
+        tags: usize,
+        flows: usize,
+    ) -> (Self, Vec<GroupedPort<L::Port, P>>) {
+        let has_classes = inner.class_weights().is_some();
+        let shared = Arc::new(Shared::new(ports.len(), flows, has_classes));
+        let port = |(index, inner)| GroupedPort::new(inner, shared.clone(), index, tags);
+        let ports = ports.into_iter().enumerate().map(port).collect();
+        let control = P::Mutex::new(Control {
+            members: (0..flows).map(|_| None).collect(),
+            used: 0,
+            tree: Tree::new(),
+            supply: Supply::new(),
+            reserved: 0,
+            cursor: 0,
+            look_ns: 0,
+            inner_ns: Some(0),
+            news: Vec::with_capacity(AT_ONCE),
+            scale: 0,
+            asked_ppm: 0,
+            extremes: NO_WEIGHTS,
+        });
+        (Grouped { inner, shared, control }, ports)
+    }
+
+    fn turn_on(&self) {
+        self.shared.is_on.store(1, Ordering::Relaxed);
+    }
+
+    /// Computes what a flow has at its place.
+    fn visit(&self, control: &mut Control, slot: usize, now_ns: u64) {
+        let Control { members, tree, supply, reserved, .. } = control;
+        let Some(Some(member)) = members.get_mut(slot) else { return };
+        let (submitted, live) = self.shared.asked(slot);
+        if live != 0 || submitted != member.submitted {
+            (member.active_ns, member.submitted) = (now_ns, submitted);
+        }
+        let is_active = now_ns.saturating_sub(member.active_ns) < IDLE_NS && member.active_ns > 0;
+        if is_active != member.is_active {
+            let before = member.part();
+            member.is_active = is_active;
+            tree.shift(member.share.group, before, member.part());
+        }
+        let place = tree.place(member.share.group, member.own(), is_active);
+        if *reserved > 0 || !member.granted.is_none() {
+            if is_active {
+                let part_ppm = supply.part_ppm(place.reservation);
+                control.asked_ppm = control.asked_ppm.saturating_add(part_ppm);
+            }
+            let granted = supply.granted(place.reservation);
+            self.grant(now_ns, member, granted);
+            let done = self.shared.account(slot).map_or([0; 2], |account| {
+                account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
+            });
+            member.count(now_ns, done, live != 0, supply.is_short());
+        }
+        let weight = control.weight(place);
+        if let Some(Some(member)) = control.members.get_mut(slot)
+            && member.told != weight
+        {
+            member.told = weight;
+            control.news.push((member.flow, weight));
+        }
+    }
+
+    /// The flow's buckets fill at these rates from now on; new ones are empty.
+    fn grant(&self, now_ns: u64, member: &mut Member, granted: Reservation) {
+        if member.granted == granted {
+            return;
+        }
+        let slot = member.flow.slot();
+        let (Some(account), Some(word)) = (self.shared.account(slot), self.shared.flows.get(slot))
+        else {
+            return;
+        };
+        let mut kinds = 0;
+        let rates = granted.rates().into_iter().zip(member.granted.rates());
+        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
+            if rate == 0 {
+                continue;
+            }
+            kinds |= 1 << at;
+            let burst = (rate / BURST).max(1);
+            bucket.set_rate(rate, burst);
+            if before == 0 {
+                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
+            }
+        }
+        word.store(of_halves(kinds, member.flow.generation()), Ordering::Release);
+        if member.granted.is_none() || granted.is_none() {
+            self.shared.epoch.fetch_add(1, Ordering::Relaxed);
+        }
+        member.granted = granted;
+    }
+
+    /// Tells the policy the new weights.
+    fn tell(&self, control: &mut Control) {
+        if !control.news.is_empty() {
+            self.inner.set_weights(&control.news);
+            control.news.clear();
+        }
+    }
+
+    /// Looks at some flows.
+    fn look(&self, control: &mut Control, now_ns: u64) {
+        control.supply.look(now_ns, &self.shared.total());
+        let until = control.used.min(control.cursor.saturating_add(AT_ONCE));
+        (control.cursor..until).for_each(|slot| self.visit(control, slot, now_ns));
+        control.cursor = until;
+        if until >= control.used {
+            control.cursor = 0;
+            control.end_round();
+        }
+        self.tell(control);
+    }
+
+    /// The same for one flow, whose settings have changed. Whether its weight has, which is news
+    /// then.
+    fn change(
+        &self,
+        control: &mut Control,
+        flow: FlowId,
+        change: impl FnOnce(&mut Member),
+    ) -> Result<bool, FlowError> {
+        let member = control.member(flow)?;
+        let (before, group) = (member.part(), member.share.group);
+        change(member);
+        let (after, own) = (member.part(), member.own());
+        let (to, is_active) = (member.share.group, member.is_active);
+        if group == to {
+            control.tree.shift(group, before, after);
+        } else {
+            control.tree.shift(group, before, Part::default());
+            control.tree.join(to, group);
+            control.tree.shift(to, Part::default(), after);
+        }
+        let place = control.tree.place(to, own, is_active);
+        let weight = weight_of(place.parts(control.scale));
+        let member = control.member(flow)?;
+        let is_new = core::mem::replace(&mut member.told, weight) != weight;
+        if is_new {
+            control.news.push((flow, weight));
+        }
+        Ok(is_new)
+    }
+}
+
+impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
+    type Port = GroupedPort<L::Port, P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        self.control.with(|control| {
+            let told = match control.scale {
+                0 => weight,
+                scale => weight_of(u64::from(weight.in_256ths()) << scale),
+            };
+            let flow = self.inner.add_flow_as(known, told)?;
+            let slot = flow.slot();
+            let submitted = self.shared.asked(slot).0;
+            let done = self.shared.account(slot).map_or([0; 2], |account| {
+                account.ahead.store(0, Ordering::Relaxed);
+                account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
+            });
+            control.used = control.used.max(slot + 1);
+            if let Some(place) = control.members.get_mut(slot) {
+                *place = Some(Member {
+                    flow,
+                    weight,
+                    told,
+                    share: Share::default(),
+                    is_active: false,
+                    active_ns: 0,
+                    submitted,
+                    granted: Reservation::NONE,
+                    second_ns: 0,
+                    begun: done,
+                    has_rested: true,
+                    last: [0; 2],
+                    state: ReservationState::Idle,
+                });
+            }
+            Ok(flow)
+        })
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.control.with(|control| {
+            self.change(control, flow, |member| member.weight = weight)?;
+            control.news.clear();
+            let told = control.member(flow)?.told;
+            self.inner.set_weight(flow, told)
+        })
+    }
+
+    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
+        self.inner.set_urgent(flow, urgent)
+    }
+
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.inner.set_target(flow, target)
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.inner.target(flow)
+    }
+
+    fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
+        self.inner.set_caps(flow, caps)
+    }
+
+    fn caps(&self, flow: FlowId) -> Option<CapStats> {
+        self.inner.caps(flow)
+    }
+
+    fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
+        self.control.with(|control| {
+            let before = control.tree.reservation(id);
+            match group {
+                Some(group) => control.tree.set(id, group)?,
+                None => control.tree.remove(id)?,
+            }
+            control.note(before, control.tree.reservation(id));
+            self.turn_on();
+            Ok(())
+        })
+    }
+
+    fn group(&self, id: GroupId) -> Option<GroupStats> {
+        self.control.with(|control| {
+            let (group, place, members, active) = control.tree.look(id)?;
+            let weight = weight_of(place.parts(0));
+            Some(GroupStats { group, weight, members, active })
+        })
+    }
+
+    fn set_share(&self, flow: FlowId, share: &Share) -> Result<(), FlowError> {
+        self.control.with(|control| {
+            if share.group.is_some_and(|group| !control.tree.has(group)) {
+                return Err(FlowError::NoSuchGroup);
+            }
+            let before = control.member(flow)?.share.reservation;
+            if *share != Share::default() {
+                self.turn_on();
+            }
+            control.note(before, share.reservation);
+            if self.change(control, flow, |member| member.share = *share)? {
+                self.tell(control);
+            }
+            Ok(())
+        })
+    }
+
+    fn share(&self, flow: FlowId) -> Option<ShareStats> {
+        if !self.shared.is_on() {
+            return None;
+        }
+        self.control.with(|control| {
+            let member = control.member(flow).ok()?;
+            let Member { share, told: weight, is_active, granted, state, last, .. } = *member;
+            let ahead = self.shared.account(flow.slot())?.ahead.load(Ordering::Relaxed);
+            let state = if granted.is_none() { ReservationState::Idle } else { state };
+            let [requests, bytes] = if granted.is_none() { [0; 2] } else { last };
+            Some(ShareStats { share, weight, is_active, granted, state, requests, bytes, ahead })
+        })
+    }
+
+    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        self.inner.tune(tuning, wake)
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.control.with(|control| {
+            let ports = self.inner.remove_flow(flow)?;
+            if let Some(member) = control.members.get_mut(flow.slot()).and_then(Option::take) {
+                control.tree.shift(member.share.group, member.part(), Part::default());
+                control.tree.join(None, member.share.group);
+                control.note(member.share.reservation, Reservation::NONE);
+            }
+            if let Some(word) = self.shared.flows.get(flow.slot()) {
+                word.store(0, Ordering::Release);
+            }
+            Ok(ports)
+        })
+    }
+
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        if !self.shared.is_on() {
+            return self.inner.tick(now_ns, wake);
+        }
+        self.control.with(|control| {
+            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                control.inner_ns = self.inner.tick(now_ns, wake);
+            }
+            if control.look_ns <= now_ns {
+                self.look(control, now_ns);
+                control.look_ns = now_ns.saturating_add(LOOK_NS);
+            }
+            let look_ns = control.look_ns;
+            Some(control.inner_ns.map_or(look_ns, |at_ns| at_ns.min(look_ns)))
+        })
+    }
+
+    fn class_weights(&self) -> Option<ClassWeights> {
+        self.inner.class_weights()
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = self.inner.stats();
+        if self.shared.is_on() {
+            let reserved =
+                |control: &mut Control| (control.reserved > 0).then(|| control.supply.stats());
+            stats.reserved = self.control.with(reserved);
+        }
+        stats
+    }
+}

@@ -1,0 +1,520 @@
+//! A port of [`Grouped`](super::Grouped): it counts what each flow asks for, and lets requests of
+//! flows with reservations go before all others while they have less.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
+
+use super::Shared;
+use crate::contract::flow::FlowId;
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::port::{
+    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+};
+use crate::contract::port_set::PortSet;
+use crate::contract::vtime::VTime;
+use crate::policy::bucket::Time;
+use crate::structures::fifo::{Fifo, Links};
+use crate::structures::tournament::{Key, Tournament};
+
+/// How many lanes, or slots of flows, are looked at in one call.
+const AT_ONCE: usize = 16;
+/// A lane is looked at after this long at the latest, in nanoseconds, since rates change.
+const AGAIN_NS: u64 = 100_000_000;
+/// A lane whose request the policy has chosen already is looked at after this long.
+const CHOSEN_NS: u64 = 1_000_000;
+/// Requests that went before all others may have one part in so many of the port's tags.
+const PART: usize = 2;
+/// No lane.
+const NONE: u32 = u32::MAX;
+
+/// A port of it. See the [module's text](self).
+pub struct GroupedPort<Q, P: Platform> {
+    inner: Q,
+    shared: Arc<Shared<P>>,
+    index: usize,
+    /// What is known of each live request that is counted.
+    live: Box<[Entry]>,
+    counted: u32,
+    staged: u32,
+    done: [u64; 2],
+    /// Requests on the device that the policy does not know, and the most that there may be.
+    ahead: u32,
+    most_ahead: u32,
+    lanes: Lanes,
+    /// The policy's last answer was a part of a command.
+    is_joining: bool,
+    /// The reservations that this port knows of, and how many slots it has not looked at since.
+    epoch: u64,
+    unseen: usize,
+}
+
+/// A live request in a word: its flow's slot and one, flags, and its length; 0 if it is not
+/// counted.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Entry(u64);
+
+impl Entry {
+    const FLAGS: u32 = 25;
+    /// The policy holds it.
+    const STAGED: u64 = 1 << Self::FLAGS;
+    /// Its flow has a reservation.
+    const RESERVED: u64 = 2 << Self::FLAGS;
+    /// It is on the device, and the policy does not know it.
+    const AHEAD: u64 = 4 << Self::FLAGS;
+    /// It is in its flow's lane.
+    const QUEUED: u64 = 8 << Self::FLAGS;
+
+    fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
+        Entry(u64::from(length) << 32 | flags | flow.slot() as u64 + 1)
+    }
+
+    fn is(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+
+    fn slot(self) -> usize {
+        ((self.0 & (Self::STAGED - 1)) as usize).wrapping_sub(1)
+    }
+
+    fn length(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The flows with reservations that have requests staged here, in the order in which they are
+/// looked at.
+struct Lanes {
+    lanes: Box<[Option<Lane>]>,
+    /// Of each flow's slot its lane's number and one; 0 for none.
+    of: Box<[u32]>,
+    free: Fifo,
+    links: Links,
+    /// Those of requests, by their tags.
+    waiting: Links,
+    open: u32,
+    order: Tournament,
+    turns: u64,
+}
+
+/// A flow with a reservation, and its requests that are staged here, in the order in which they
+/// came: not all, if some were staged when it had no reservation.
+struct Lane {
+    flow: FlowId,
+    at_ns: u64,
+    queue: Fifo,
+}
+
+impl Lanes {
+    fn new(tags: usize, flows: usize) -> Self {
+        let lanes = tags.min(flows).max(1);
+        let (mut free, mut links) = (Fifo::default(), Links::new(lanes));
+        (0..lanes as u32).for_each(|lane| links.push(&mut free, lane));
+        Lanes {
+            lanes: (0..lanes).map(|_| None).collect(),
+            of: vec![0; flows].into_boxed_slice(),
+            free,
+            links,
+            waiting: Links::new(tags),
+            open: 0,
+            order: Tournament::new(lanes),
+            turns: 0,
+        }
+    }
+
+    /// The lane of whatever flow has this slot.
+    fn of_slot(&mut self, slot: usize) -> Option<&mut Lane> {
+        let number = self.of.get(slot)?.wrapping_sub(1);
+        self.lanes.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Puts a request at the end of its flow's lane; whether it has one.
+    fn push(&mut self, flow: FlowId, tag: Tag) -> bool {
+        let number = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
+        let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return false };
+        if lane.flow != flow {
+            return false;
+        }
+        self.waiting.push(&mut lane.queue, tag.0);
+        true
+    }
+
+    /// Takes a request out of the lane of its slot.
+    fn remove(&mut self, slot: usize, tag: Tag) {
+        let number = self.of.get(slot).map_or(NONE, |number| number.wrapping_sub(1));
+        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
+            self.waiting.remove(&mut lane.queue, tag.0);
+        }
+    }
+
+    /// The first lane, and its number.
+    fn first(&self) -> Option<(u32, &Lane)> {
+        let number = self.order.get()?.tag();
+        Some((number as u32, self.lanes.get(number)?.as_ref()?))
+    }
+
+    fn look_at(&mut self, number: u32, at_ns: u64) {
+        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
+            lane.at_ns = at_ns;
+            self.turns = self.turns.wrapping_add(1);
+            let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
+            self.order.put(number as usize, key);
+        }
+    }
+
+    /// Opens a lane for the flow, to be looked at now; whether there was none.
+    fn open(&mut self, flow: FlowId, now_ns: u64) -> bool {
+        if let Some(lane) = self.of_slot(flow.slot()) {
+            if lane.flow == flow || !lane.queue.is_empty() {
+                return false;
+            }
+            // Of a flow that had the slot before.
+            let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
+            self.close(old);
+        }
+        let Some(number) = self.links.pop(&mut self.free) else { return false };
+        self.open += 1;
+        if let Some(lane) = self.lanes.get_mut(number as usize) {
+            *lane = Some(Lane { flow, at_ns: now_ns, queue: Fifo::default() });
+        }
+        if let Some(of) = self.of.get_mut(flow.slot()) {
+            *of = number.wrapping_add(1);
+        }
+        self.look_at(number, now_ns);
+        true
+    }
+
+    fn close(&mut self, number: u32) {
+        let lane = self.lanes.get_mut(number as usize).and_then(Option::take);
+        let Some(Lane { flow, .. }) = lane else { return };
+        if let Some(of) = self.of.get_mut(flow.slot()) {
+            *of = 0;
+        }
+        self.order.remove(number as usize);
+        self.links.push(&mut self.free, number);
+        self.open = self.open.saturating_sub(1);
+    }
+}
+
+impl<Q: Port, P: Platform> GroupedPort<Q, P> {
+    pub(super) fn new(inner: Q, shared: Arc<Shared<P>>, index: usize, tags: usize) -> Self {
+        let flows = shared.flows.len();
+        GroupedPort {
+            inner,
+            index,
+            live: vec![Entry::default(); tags].into_boxed_slice(),
+            counted: 0,
+            staged: 0,
+            done: [0; 2],
+            ahead: 0,
+            most_ahead: (tags / PART).max(1) as u32,
+            lanes: Lanes::new(tags, flows),
+            is_joining: false,
+            epoch: 0,
+            unseen: 0,
+            shared,
+        }
+    }
+
+    fn entry(&self, tag: Tag) -> Entry {
+        self.live.get(tag.0 as usize).copied().unwrap_or_default()
+    }
+
+    fn put(&mut self, tag: Tag, entry: Entry) {
+        if let Some(place) = self.live.get_mut(tag.0 as usize) {
+            *place = entry;
+        }
+    }
+
+    /// Shows the control side what is here.
+    fn show(&self) {
+        if let Some(words) = self.shared.ports.get(self.index) {
+            words.show(self.done, self.staged, self.counted);
+        }
+    }
+
+    /// One request more or less of the flow in this slot.
+    fn count(&self, slot: usize, more: bool) {
+        let words = self.shared.activity.get(self.index);
+        let Some(word) = words.and_then(|words| words.get(slot)) else { return };
+        let [submitted, ended] = super::halves(word.load(Ordering::Relaxed));
+        let word_now = match more {
+            true => super::of_halves(submitted.wrapping_add(1), ended),
+            false => super::of_halves(submitted, ended.wrapping_add(1)),
+        };
+        word.store(word_now, Ordering::Relaxed);
+    }
+
+    /// A request has been taken, and is counted.
+    fn taken(&mut self, now_ns: u64, request: &Request, submitted: &mut Submitted) {
+        let flow = request.flow;
+        let kinds = self.shared.kinds(flow);
+        let mut flags = 0;
+        if kinds != 0 {
+            flags |= Entry::RESERVED;
+        }
+        match submitted {
+            Submitted::Staged => {
+                flags |= Entry::STAGED;
+                self.staged = self.staged.saturating_add(1);
+                if kinds != 0 {
+                    if self.lanes.open(flow, now_ns) {
+                        self.shared.lanes(flow.slot(), true);
+                    }
+                    if self.lanes.push(flow, request.tag) {
+                        flags |= Entry::QUEUED;
+                    }
+                }
+            }
+            Submitted::Issue { class } if kinds != 0 => {
+                let (now, slot) = (Time::of_ns(now_ns), flow.slot());
+                let may = self.shared.take(now, slot, kinds, request.length).is_ok();
+                if may && self.shared.has_classes {
+                    *class = Class::Urgent;
+                    self.shared.went_ahead(slot);
+                } else if !may {
+                    self.shared.spend(now, slot, kinds, request.length);
+                }
+            }
+            Submitted::Issue { .. } => {}
+        }
+        self.put(request.tag, Entry::new(flow, request.length, flags));
+        self.counted = self.counted.saturating_add(1);
+        self.count(flow.slot(), true);
+        self.show();
+    }
+
+    /// The policy has let the request go.
+    fn left(&mut self, now_ns: u64, tag: Tag) {
+        let entry = self.entry(tag);
+        if !entry.is(Entry::STAGED) {
+            return;
+        }
+        self.staged = self.staged.saturating_sub(1);
+        self.put(tag, Entry(entry.0 & !(Entry::STAGED | Entry::QUEUED)));
+        if entry.is(Entry::QUEUED) {
+            self.lanes.remove(entry.slot(), tag);
+        }
+        if entry.is(Entry::RESERVED) {
+            let (now, slot) = (Time::of_ns(now_ns), entry.slot());
+            let kinds = self.shared.kinds_in(slot);
+            self.shared.spend(now, slot, kinds, entry.length());
+        }
+    }
+
+    /// The request is no more.
+    fn ended(&mut self, tag: Tag, is_done: bool) {
+        let entry = self.entry(tag);
+        if entry == Entry::default() {
+            return;
+        }
+        self.put(tag, Entry::default());
+        if entry.is(Entry::QUEUED) {
+            self.lanes.remove(entry.slot(), tag);
+        }
+        self.counted = self.counted.saturating_sub(1);
+        self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
+        self.count(entry.slot(), false);
+        if is_done {
+            let length = entry.length().into();
+            self.done = [self.done[0].wrapping_add(1), self.done[1].wrapping_add(length)];
+            if entry.is(Entry::RESERVED) {
+                self.shared.completed(entry.slot(), length);
+            }
+        }
+        self.show();
+    }
+
+    /// Looks at some flows for those that have requests staged here, since reservations are new.
+    #[cold]
+    fn look_around(&mut self, now_ns: u64, epoch: u64) {
+        if self.epoch != epoch {
+            (self.epoch, self.unseen) = (epoch, self.shared.flows.len());
+        }
+        for _ in 0..AT_ONCE.min(self.unseen) {
+            self.unseen -= 1;
+            let Some(flow) = self.shared.reserved_in(self.unseen) else { continue };
+            if self.inner.staged(flow).is_some() && self.lanes.open(flow, now_ns) {
+                self.shared.lanes(flow.slot(), true);
+            }
+        }
+    }
+
+    fn close(&mut self, number: u32, flow: FlowId) {
+        self.lanes.close(number);
+        self.shared.lanes(flow.slot(), false);
+    }
+
+    /// A request that goes before all others, if some flow has less than its reservation.
+    fn first(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
+        let now = Time::of_ns(now_ns);
+        for _ in 0..AT_ONCE {
+            let (number, &Lane { flow, at_ns, ref queue }) = self.lanes.first()?;
+            if at_ns > now_ns || self.ahead >= self.most_ahead {
+                return None;
+            }
+            let (kinds, first) = (self.shared.kinds(flow), queue.first());
+            if kinds == 0 && first.is_some() {
+                // Its lane is there until the policy has let all of it go.
+                self.lanes.look_at(number, now_ns.saturating_add(AGAIN_NS));
+                continue;
+            }
+            let staged = first.map(Tag).or_else(|| self.inner.staged(flow));
+            let Some(tag) = staged.filter(|_| kinds != 0) else {
+                self.close(number, flow);
+                continue;
+            };
+            let (entry, slot) = (self.entry(tag), flow.slot());
+            let later_ns = |when: Time| when.ns().min(now_ns.saturating_add(AGAIN_NS));
+            if let Err(when) = self.shared.take(now, slot, kinds, entry.length()) {
+                self.lanes.look_at(number, later_ns(when));
+                continue;
+            }
+            if !self.inner.cancel(now_ns, tag, wake) {
+                // It is part of a command, or about to go.
+                self.shared.give_back(slot, kinds, entry.length());
+                self.lanes.look_at(number, now_ns.saturating_add(CHOSEN_NS));
+                continue;
+            }
+            // Other ports have requests of the flow, too: they take turns.
+            let turn_ns = self.shared.turn_ns(now, slot, kinds, entry.length());
+            self.lanes.look_at(number, now_ns.saturating_add(turn_ns.min(AGAIN_NS)));
+            if entry == Entry::default() {
+                // It was taken when nothing was counted.
+                self.counted = self.counted.saturating_add(1);
+                self.count(slot, true);
+            } else {
+                self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
+                if entry.is(Entry::QUEUED) {
+                    self.lanes.remove(slot, tag);
+                }
+            }
+            let flags = Entry::RESERVED | Entry::AHEAD;
+            self.put(tag, Entry::new(flow, entry.length(), flags));
+            self.ahead = self.ahead.saturating_add(1);
+            self.shared.went_ahead(slot);
+            return Some(Next::Issue { tag, class: Class::Medium });
+        }
+        None
+    }
+}
+
+impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
+    const IS_DIRECT: bool = Q::IS_DIRECT;
+
+    #[inline]
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        if self.ahead > 0 && self.entry(request.tag).is(Entry::AHEAD) {
+            return Err(SubmitError::BadTag);
+        }
+        let mut submitted = self.inner.submit(now_ns, request, wake)?;
+        if self.shared.is_on() {
+            self.taken(now_ns, request, &mut submitted);
+        }
+        Ok(submitted)
+    }
+
+    #[inline]
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        if self.counted == 0 && !self.shared.is_on() {
+            return self.inner.next(now_ns, wake);
+        }
+        let epoch = self.shared.epoch();
+        if self.epoch != epoch || self.unseen > 0 {
+            self.look_around(now_ns, epoch);
+        }
+        // What follows a `Join` is the policy's.
+        if !self.is_joining
+            && self.lanes.open > 0
+            && let Some(next) = self.first(now_ns, wake)
+        {
+            return next;
+        }
+        let next = self.inner.next(now_ns, wake);
+        self.is_joining = matches!(next, Next::Join { .. });
+        if let Next::Issue { tag, .. } | Next::Join { tag } = next {
+            self.left(now_ns, tag);
+            return next;
+        }
+        if self.ahead >= self.most_ahead {
+            // A completion is next.
+            return next;
+        }
+        match (next, self.lanes.first()) {
+            (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
+            (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
+            _ => next,
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        if self.counted > 0 {
+            let is_ahead = self.entry(tag).is(Entry::AHEAD);
+            self.ended(tag, true);
+            if is_ahead {
+                self.ahead = self.ahead.saturating_sub(1);
+                return;
+            }
+        }
+        self.inner.complete(now_ns, tag, outcome, wake);
+    }
+
+    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.admit(flow)
+    }
+
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let is_gone = self.inner.cancel(now_ns, tag, wake);
+        if is_gone && self.counted > 0 {
+            self.ended(tag, false);
+        }
+        is_gone
+    }
+
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        if self.ahead > 0 && self.entry(tag).is(Entry::AHEAD) {
+            return Some(Submitted::Issue { class: Class::Medium });
+        }
+        self.inner.requeue(now_ns, tag, wake)
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        self.inner.grow(now_ns, tag, growth, wake)
+    }
+
+    fn has_work(&self) -> bool {
+        let may_go = self.lanes.open > 0 && self.ahead < self.most_ahead;
+        may_go || self.inner.has_work()
+    }
+
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        self.inner.staged(flow)
+    }
+
+    fn flow_stats(&self, flow: FlowId) -> FlowStats {
+        let mut stats = self.inner.flow_stats(flow);
+        if self.counted > 0 {
+            let words = self.shared.activity.get(self.index);
+            let word = words.and_then(|words| words.get(flow.slot()));
+            let [submitted, ended] = super::halves(word.map_or(0, |w| w.load(Ordering::Relaxed)));
+            // What went before all others is not the policy's.
+            let in_flight = submitted.wrapping_sub(ended).saturating_sub(stats.staged);
+            stats.in_flight = stats.in_flight.max(in_flight);
+        }
+        stats
+    }
+
+    fn barrier(&mut self, flow: FlowId) {
+        self.inner.barrier(flow);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.inner.reason(tag)
+    }
+}

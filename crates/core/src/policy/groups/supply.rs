@@ -1,0 +1,155 @@
+//! What the device has been seen to do, beside what is reserved of it.
+//!
+//! **Model.** A *window* of [`WINDOW_NS`] counts if requests waited all along: the device did what
+//! it can. What it did then is believed until it does more, or for some seconds less. Reservations
+//! may have [`MOST_PPM`] of it, so that flows without one always have something. When they are
+//! more, each is granted the same part.
+//!
+//! **Example.** The device does 20,000 requests a second, flows have reserved 15,000 and 10,000:
+//! 125 %. Each is granted 0.75 of that, 11,250 and 7,500.
+
+use crate::contract::share::{Reservation, ReservedStats};
+
+/// How long requests are counted, in nanoseconds.
+const WINDOW_NS: u64 = 250_000_000;
+/// What all reservations together may have of the device, in millionths.
+const MOST_PPM: u64 = 937_500;
+/// All of something, in millionths.
+pub(super) const ALL_PPM: u64 = 1_000_000;
+/// So many requests outstanding are taken for a device that is busy, where none is staged.
+const MANY: u64 = 32;
+/// A window moves what is believed down by one part in so many.
+const FORGETS: u64 = 32;
+
+/// What ports have counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Total {
+    /// Requests completed since the start, and their bytes; wrapping.
+    pub(super) done: [u64; 2],
+    /// Requests that policies hold, and those that are on the device, too.
+    pub(super) staged: u64,
+    pub(super) live: u64,
+}
+
+/// What is known of the device.
+pub(super) struct Supply {
+    /// When the window began, what had been counted then, and whether requests waited since.
+    window: Option<(u64, [u64; 2])>,
+    is_busy: bool,
+    /// Requests and bytes a second; 0 is not known.
+    rates: [u64; 2],
+    asked_ppm: u64,
+    granted_ppm: u64,
+}
+
+impl Supply {
+    pub(super) fn new() -> Self {
+        Supply { window: None, is_busy: true, rates: [0; 2], asked_ppm: 0, granted_ppm: ALL_PPM }
+    }
+
+    /// Looks at what was counted.
+    pub(super) fn look(&mut self, now_ns: u64, total: &Total) {
+        self.is_busy &= total.staged > 0 || total.live >= MANY;
+        let (began_ns, begun) = *self.window.get_or_insert((now_ns, total.done));
+        let lasted_us = now_ns.saturating_sub(began_ns) / 1000;
+        if lasted_us < WINDOW_NS / 1000 {
+            return;
+        }
+        if self.is_busy {
+            let all = self.rates.iter_mut().zip(begun).zip(total.done);
+            for ((rate, before), now) in all {
+                let new = now.wrapping_sub(before).saturating_mul(1_000_000) / lasted_us;
+                *rate = new.max(*rate - *rate / FORGETS);
+            }
+        }
+        (self.window, self.is_busy) = (Some((now_ns, total.done)), true);
+    }
+
+    /// What part of the device the reservation is, in millionths.
+    pub(super) fn part_ppm(&self, reservation: Reservation) -> u64 {
+        let parts = reservation.rates().into_iter().zip(self.rates);
+        let parts = parts.filter_map(|(asked, has)| asked.saturating_mul(ALL_PPM).checked_div(has));
+        parts.max().unwrap_or(0)
+    }
+
+    /// All that is reserved by flows that are active is so much.
+    pub(super) fn asked(&mut self, ppm: u64) {
+        self.asked_ppm = ppm;
+        self.granted_ppm = match ppm > MOST_PPM {
+            true => MOST_PPM * ALL_PPM / ppm.min(u64::MAX / ALL_PPM),
+            false => ALL_PPM,
+        };
+    }
+
+    /// Whether reservations are granted less than they ask for.
+    pub(super) fn is_short(&self) -> bool {
+        self.granted_ppm < ALL_PPM
+    }
+
+    /// What is granted of the reservation; at least one of what it asks for.
+    pub(super) fn granted(&self, reservation: Reservation) -> Reservation {
+        let part = |rate: u64| {
+            let part = (rate / ALL_PPM).saturating_mul(self.granted_ppm)
+                + rate % ALL_PPM * self.granted_ppm / ALL_PPM;
+            part.max(rate.min(1))
+        };
+        Reservation::of_rates(reservation.rates().map(part))
+    }
+
+    pub(super) fn stats(&self) -> ReservedStats {
+        let [requests_per_s, bytes_per_s] = self.rates;
+        let (asked_ppm, granted_ppm) = (self.asked_ppm, self.granted_ppm);
+        ReservedStats { requests_per_s, bytes_per_s, asked_ppm, granted_ppm }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn total(done: u64, staged: u64) -> Total {
+        Total { done: [done, done * 4096], staged, live: staged }
+    }
+
+    /// From 20,000 a second to 25,000, and down to 10,000; what an idle device does says nothing.
+    #[test]
+    fn what_the_device_does_while_requests_wait_is_believed() {
+        let mut supply = Supply::new();
+        let (mut now_ns, mut done) = (0, 0);
+        let mut second = |supply: &mut Supply, per_second: u64, staged: u64| {
+            for _ in 0..100 {
+                supply.look(now_ns, &total(done, staged));
+                (now_ns, done) = (now_ns + 10_000_000, done + per_second / 100);
+            }
+            supply.look(now_ns, &total(done, staged));
+            supply.stats().requests_per_s
+        };
+        assert_eq!(second(&mut supply, 7000, 0), 0, "nothing waits");
+        assert_eq!(second(&mut supply, 20_000, 1), 20_000);
+        assert_eq!(second(&mut supply, 25_000, 40), 25_000);
+        assert_eq!(second(&mut supply, 100, 0), 25_000);
+        let later: Vec<u64> = (0..10).map(|_| second(&mut supply, 10_000, 9)).collect();
+        assert!(later[0] > 20_000 && later[9] == 10_000, "{later:?}");
+    }
+
+    #[test]
+    fn what_is_too_much_is_granted_in_proportion() {
+        let mut supply = Supply::new();
+        let iops = |iops| Reservation::new(iops, 0).unwrap();
+        assert_eq!(supply.part_ppm(iops(5)), 0, "not known");
+        supply.rates = [20_000, 80_000_000];
+        let all = [15_000, 10_000].map(iops);
+        supply.asked(all.iter().map(|&one| supply.part_ppm(one)).sum());
+        assert_eq!(supply.stats().asked_ppm, 1_250_000);
+        assert_eq!(all.map(|one| supply.granted(one).iops()), [11_250, 7_500]);
+        assert_eq!([0, 1].map(|one| supply.granted(iops(one)).iops()), [0, 1]);
+        supply.asked(900_000);
+        assert_eq!(supply.granted(all[0]), all[0]);
+        let both = Reservation::new(2000, 40_000_000).unwrap();
+        assert_eq!(supply.part_ppm(both), 500_000, "the larger part");
+        supply.asked(u64::MAX);
+        assert_eq!(supply.granted(all[0]).iops(), 1, "never nothing");
+    }
+
+    use std::vec::Vec;
+}

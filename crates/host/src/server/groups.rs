@@ -1,0 +1,152 @@
+//! Groups of tenants, by name: what the policies of all stores know by number.
+
+use std::collections::HashMap;
+
+use fairq_core::{FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight};
+
+use crate::server::desk::Desk;
+use crate::server::{AdminError, Roster, Tenant};
+
+/// A group of tenants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its name, after those of the groups that it is in: `acme/batch`.
+    pub name: String,
+    /// Its weight beside its siblings.
+    pub weight: Weight,
+    /// What its tenants have together at least.
+    pub reservation: Reservation,
+}
+
+/// A group, and what it comes to.
+#[derive(Clone, Debug)]
+pub struct GroupStatus {
+    /// The group.
+    pub group: Group,
+    /// Its weight beside all tenants and groups that are in none.
+    pub weight: Weight,
+    /// Tenants and groups in it.
+    pub members: u32,
+    /// Those of them that have asked for something lately.
+    pub active: u32,
+}
+
+impl Group {
+    fn parent(&self) -> Option<&str> {
+        self.name.rsplit_once('/').map(|(parent, _)| parent)
+    }
+
+    fn settings(&self, parent: Option<GroupId>) -> fairq_core::Group {
+        let (weight, reservation) = (self.weight, self.reservation);
+        fairq_core::Group { parent, weight, reservation, ..fairq_core::Group::default() }
+    }
+}
+
+/// All groups by their numbers; a number is used again when its group is gone.
+#[derive(Clone, Default)]
+pub(super) struct Groups(Vec<Option<Group>>);
+
+impl Groups {
+    pub(super) fn id(&self, name: &str) -> Option<GroupId> {
+        let is_it = |group: &Option<Group>| group.as_ref().is_some_and(|group| group.name == name);
+        self.0.iter().position(is_it).map(|at| GroupId(at as u16))
+    }
+
+    /// Where a tenant is, and what it has at least.
+    pub(super) fn share(&self, tenant: &Tenant) -> Result<Share, FlowError> {
+        let group = match &tenant.group {
+            None => None,
+            Some(name) => Some(self.id(name).ok_or(FlowError::NoSuchGroup)?),
+        };
+        Ok(Share { group, reservation: tenant.reservation })
+    }
+
+    /// The number of the group, old or new, and what policies are told of it.
+    pub(super) fn place(&self, group: &Group) -> Result<(GroupId, fairq_core::Group), FlowError> {
+        let parent = match group.parent() {
+            None => None,
+            Some(name) => Some(self.id(name).ok_or(FlowError::NoSuchGroup)?),
+        };
+        let free = || self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        let id = self.id(&group.name).unwrap_or_else(|| GroupId(free() as u16));
+        Ok((id, group.settings(parent)))
+    }
+
+    pub(super) fn put(&mut self, id: GroupId, group: Option<Group>) {
+        let at = usize::from(id.0);
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at] = group;
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (GroupId, &Group)> {
+        let numbered = self.0.iter().zip(0..);
+        numbered.filter_map(|(group, id)| Some((GroupId(id), group.as_ref()?)))
+    }
+}
+
+impl Desk<'_> {
+    /// See [`crate::server::Admin::set_group`].
+    pub(super) fn put_group(&mut self, group: &Group) -> Result<(), AdminError> {
+        let refused = |error| AdminError::Group { name: group.name.clone(), error };
+        self.schedulers.set_group(group).map_err(refused)
+    }
+
+    /// See [`crate::server::Admin::remove_group`].
+    pub(super) fn drop_group(&mut self, name: &str) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let refused = |error| AdminError::Group { name: name.into(), error };
+        if roster.members().iter().any(|member| member.tenant.group.as_deref() == Some(name)) {
+            return Err(refused(FlowError::HasMembers));
+        }
+        self.schedulers.remove_group(name).map_err(refused)
+    }
+
+    /// See [`crate::server::Admin::set_share`].
+    pub(super) fn set_tenant_share(
+        &mut self,
+        name: &str,
+        group: Option<&str>,
+        reservation: Reservation,
+    ) -> Result<(), AdminError> {
+        let roster = self.server.roster();
+        let mut members = roster.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let before = (member.tenant.group.take(), member.tenant.reservation);
+        (member.tenant.group, member.tenant.reservation) = (group.map(str::to_owned), reservation);
+        if let Err(error) = self.schedulers.set_share(member.flow, &member.tenant) {
+            (member.tenant.group, member.tenant.reservation) = before;
+            return Err(AdminError::Flow { name: name.into(), error });
+        }
+        self.server.set_roster(Roster::new(members, self.preferred)?);
+        Ok(())
+    }
+
+    /// What groups come to.
+    pub(super) fn groups(&self) -> Vec<GroupStatus> {
+        self.schedulers.groups()
+    }
+
+    /// What the places and reservations of tenants come to, if there are any.
+    pub(super) fn shares(&self) -> HashMap<u16, ShareStats> {
+        let roster = self.server.roster();
+        let of = |member: &crate::server::Member| {
+            Some((member.number(), self.schedulers.share(member.flow)?))
+        };
+        roster.members().iter().filter_map(of).collect()
+    }
+}
+
+/// What a group comes to in several stores: members are added up, and its weight is the first's in
+/// which it has any.
+pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
+    let first = stores.iter().find(|stats| stats.members > 0).or(stores.first());
+    GroupStatus {
+        group: group.clone(),
+        weight: first.map_or(group.weight, |stats| stats.weight),
+        members: stores.iter().map(|stats| stats.members).sum(),
+        active: stores.iter().map(|stats| stats.active).sum(),
+    }
+}

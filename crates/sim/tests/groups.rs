@@ -1,0 +1,94 @@
+//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has what
+//! is kept for it in each second, whatever others weigh.
+
+use fairq_core::registry::Shape;
+use fairq_core::{AnyPolicy, Group, GroupId, Native, Reservation, Share, Weight};
+use fairq_device::Profile;
+use fairq_sim::scenario::{Job, SECOND, Scenario, Tenant};
+use fairq_sim::{Run, simulate};
+
+/// D is found while requests run, but for policies that have none.
+fn run(name: &str, scenario: &Scenario) -> Run {
+    scenario.check().unwrap();
+    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags());
+    let keys: &[_] = if name == "d2fq" { &[] } else { &[("slots", u64::from(u32::MAX))] };
+    let (policy, ports) = AnyPolicy::<Native>::new(name, keys, &shape).unwrap();
+    simulate(scenario, policy, ports, vec![])
+}
+
+fn reads(name: &str, weight: u16, depth: u32) -> Tenant {
+    Tenant::new(name, weight, vec![0, 1], Job::random_read(4096, depth))
+}
+
+fn scenario(device: &str, tenants: Vec<Tenant>, seconds: u64) -> Scenario {
+    let mut scenario = Scenario::new(Profile::named(device).unwrap(), 2, tenants, seconds * SECOND);
+    scenario.series_ns = Some(SECOND);
+    scenario.warmup_ns = SECOND / 10;
+    scenario
+}
+
+/// Requests of each tenant in each second.
+fn seconds(run: &Run) -> Vec<Vec<u64>> {
+    let of = |bytes: &Vec<u64>| bytes.iter().map(|bytes| bytes / 4096).collect();
+    run.tenants.iter().map(|tenant| of(&tenant.series)).collect()
+}
+
+/// What each has of all from one second to another.
+fn parts(all: &[Vec<u64>], from: usize, to: usize) -> Vec<f64> {
+    let sums: Vec<u64> = all.iter().map(|one| one[from..to].iter().sum()).collect();
+    let total: u64 = sums.iter().sum();
+    sums.iter().map(|&one| one as f64 / total as f64).collect()
+}
+
+fn assert_near(parts: &[f64], wanted: &[f64], what: &str) {
+    for (part, wanted) in parts.iter().zip(wanted) {
+        assert!((part - wanted).abs() <= 0.03 * wanted, "{what}: {parts:.4?}");
+    }
+}
+
+/// Acme has 300, a and b of it 100 each, beside solo's 100; a leaves after two seconds.
+#[test]
+fn acme_has_three_quarters_and_a_leaves_what_it_has_to_b() {
+    for (device, name) in [("p4500", "mqfq"), ("p4500", "sfqd"), ("z-ssd", "d2fq")] {
+        let in_acme = Share { group: Some(GroupId(0)), ..Share::default() };
+        let mut tenants = vec![reads("a", 100, 128), reads("b", 100, 128), reads("solo", 100, 128)];
+        tenants[0].share = in_acme;
+        tenants[1].share = in_acme;
+        tenants[0].lives = vec![(0, 2 * SECOND)];
+        let mut scenario = scenario(device, tenants, 4);
+        let weight = Weight::new(300).unwrap();
+        scenario.groups = vec![Group { weight, ..Group::default() }];
+        let all = seconds(&run(name, &scenario));
+        let (both, alone) = (parts(&all, 1, 2), parts(&all, 3, 4));
+        println!("{device}, {name}: {both:.4?}, then {alone:.4?}");
+        assert_near(&both, &[0.375, 0.375, 0.25], name);
+        assert_near(&alone[1..], &[0.75, 0.25], name);
+    }
+}
+
+/// At weight 1 beside two floods of 10,000 each, in each second. `d2fq` gives more than such a
+/// weight is due, and sends requests of the reservation to the urgent class.
+#[test]
+fn a_reservation_holds_in_each_second() {
+    for (device, name) in
+        [("z-ssd", "mqfq"), ("p4500", "mqfq"), ("p4500", "sfqd"), ("z-ssd", "d2fq")]
+    {
+        let mut tenants =
+            vec![reads("least", 1, 16), reads("x", 10_000, 256), reads("y", 10_000, 256)];
+        tenants[0].share.reservation = Reservation::new(2000, 0).unwrap();
+        let has = seconds(&run(name, &scenario(device, tenants, 3)))[0].clone();
+        println!("{device}, {name}: {has:?}");
+        for second in has {
+            let most = if name == "d2fq" { u64::MAX } else { 2060 };
+            assert!((1940..=most).contains(&second), "{device}, {name}: {second}");
+        }
+    }
+}
+
+/// The same without one: what the test above is to notice.
+#[test]
+fn without_a_reservation_it_does_not() {
+    let tenants = vec![reads("least", 1, 16), reads("x", 10_000, 256), reads("y", 10_000, 256)];
+    let has = seconds(&run("mqfq", &scenario("p4500", tenants, 2)))[0].clone();
+    assert!(has.iter().all(|&second| second < 1000), "{has:?}");
+}
