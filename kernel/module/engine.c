@@ -41,10 +41,13 @@ void __noreturn fairq_panicked(const char *text, size_t length)
 	BUG();
 }
 
-/* About what an engine takes, in bytes, from above: see "Memory" in ../README.md. */
+/*
+ * What an engine takes, in bytes, at most: of 1 to 256 ports with 256 to 2,048 tags and 128 to
+ * 1,024 flows each scheduler was seen to take 0.5 to 0.98 of it.
+ */
 static u64 size_of(u32 ports, u32 tags, u32 flows)
 {
-	return (u64)ports * (tags * 256ULL + flows * 512ULL) + (u64)flows * 1024 + SZ_64K;
+	return (u64)ports * (tags * 288ULL + flows * 64ULL + SZ_8K) + flows * 640ULL + SZ_64K;
 }
 
 static struct fairq_engine *build(struct fairq_queue *fq, u32 tags)

@@ -63,8 +63,8 @@ struct fairq_queue {
 struct fairq_queue *fairq_of(struct request_queue *q);
 /* Has these ports asked for requests soon, from any context. */
 void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake);
-/* Runs the hardware contexts of these ports. */
-void fairq_run(struct fairq_queue *fq, const struct fairq_wake *wake);
+/* Asks the scheduler on these ports, which are taken out, and runs their hardware contexts. */
+void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake);
 /* Says which tags of its port each hardware context has. */
 void fairq_place_tags(struct fairq_queue *fq);
 int fairq_register_elevators(void);

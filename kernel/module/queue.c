@@ -49,21 +49,9 @@ static void add_port(struct fairq_wake *wake, struct fairq_port *port)
 	wake->words[port->index / 64] |= 1ULL << (port->index % 64);
 }
 
-void fairq_run(struct fairq_queue *fq, const struct fairq_wake *wake)
+static bool is_empty(const struct fairq_wake *wake)
 {
-	struct blk_mq_hw_ctx *hctx;
-	struct fairq_hctx *fh;
-	unsigned long i;
-	u32 port;
-
-	if (!(wake->words[0] | wake->words[1] | wake->words[2] | wake->words[3]))
-		return;
-	queue_for_each_hw_ctx(fq->q, hctx, i) {
-		port = i % fq->nr_ports;
-		fh = hctx->sched_data;
-		if (fh && wake->words[port / 64] & (1ULL << (port % 64)))
-			blk_mq_run_hw_queue(hctx, true);
-	}
+	return !(wake->words[0] | wake->words[1] | wake->words[2] | wake->words[3]);
 }
 
 static u32 op_of(struct request *rq)
@@ -99,6 +87,91 @@ static void staged(struct fairq_port *port, struct request *rq)
 {
 	list_add_tail(&rq->queuelist, &port->staged);
 	set_place(rq, STAGED);
+}
+
+/* The next request of this port that may go, whichever hardware context it is of. */
+static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
+			      struct fairq_wake *wake)
+{
+	struct fairq_chosen chosen;
+	struct request *rq;
+
+	fairq_core_next(fq->engine, port->index, ktime_get_ns(), &chosen, wake);
+	switch (chosen.what) {
+	case FAIRQ_ISSUE:
+		rq = port->requests[chosen.tag];
+		if (WARN_ON_ONCE(!rq))
+			return NULL;
+		issued(port, rq);
+		return rq;
+	case FAIRQ_WAIT:
+		hrtimer_start(&port->timer, ns_to_ktime(chosen.until_ns), HRTIMER_MODE_ABS);
+		return NULL;
+	default:
+		return NULL;
+	}
+}
+
+/*
+ * The scheduler is owed a question after whatever has happened on a port, for others may wait for
+ * what it learns then. Where it has something to give (true) the hardware contexts are to be run,
+ * and they ask; blk-mq runs none that has no work, so it is asked here.
+ */
+static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq_wake *wake)
+{
+	struct request *rq;
+
+	if (fairq_core_has_work(fq->engine, port->index))
+		return true;
+	rq = choose(fq, port, wake);
+	if (rq)
+		make_ready(rq);
+	return rq;
+}
+
+/* How often a port that wakes others that wake it is asked at a time. */
+#define ROUNDS 8
+
+/* Settles the ports that were woken, and runs the hardware contexts of those, and of `own`. */
+static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fairq_port *own)
+{
+	struct fairq_wake run = {}, more;
+	struct blk_mq_hw_ctx *hctx;
+	struct fairq_port *port;
+	unsigned long i, irq;
+	u32 word, bit, round;
+
+	if (own)
+		add_port(&run, own);
+	for (round = 0; round < ROUNDS && !is_empty(wake); round++) {
+		memset(&more, 0, sizeof(more));
+		for (word = 0; word < ARRAY_SIZE(wake->words); word++) {
+			while (wake->words[word]) {
+				bit = __ffs64(wake->words[word]);
+				wake->words[word] &= wake->words[word] - 1;
+				port = &fq->ports[word * 64 + bit];
+				spin_lock_irqsave(&port->lock, irq);
+				if (settle(fq, port, &more))
+					add_port(&run, port);
+				spin_unlock_irqrestore(&port->lock, irq);
+			}
+		}
+		*wake = more;
+	}
+	if (!is_empty(wake))
+		fairq_ask_later(fq, wake);
+	if (is_empty(&run))
+		return;
+	queue_for_each_hw_ctx(fq->q, hctx, i) {
+		bit = i % fq->nr_ports;
+		if (hctx->sched_data && run.words[bit / 64] & (1ULL << (bit % 64)))
+			blk_mq_run_hw_queue(hctx, true);
+	}
+}
+
+void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake)
+{
+	deliver(fq, wake, NULL);
 }
 
 /* A request that was put back keeps its slot and is charged once; anything else is new. */
@@ -160,32 +233,11 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 		list_del_init(&rq->queuelist);
 		insert(fq, port, rq, now_ns, &wake);
 	}
+	/* Its caller runs the hardware context. */
+	settle(fq, port, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
 	fairq_keep_ticking(fq);
 	fairq_run(fq, &wake);
-}
-
-/* The next request of this port that may go, whichever hardware context it is of. */
-static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
-			      struct fairq_wake *wake)
-{
-	struct fairq_chosen chosen;
-	struct request *rq;
-
-	fairq_core_next(fq->engine, port->index, ktime_get_ns(), &chosen, wake);
-	switch (chosen.what) {
-	case FAIRQ_ISSUE:
-		rq = port->requests[chosen.tag];
-		if (WARN_ON_ONCE(!rq))
-			return NULL;
-		issued(port, rq);
-		return rq;
-	case FAIRQ_WAIT:
-		hrtimer_start(&port->timer, ns_to_ktime(chosen.until_ns), HRTIMER_MODE_ABS);
-		return NULL;
-	default:
-		return NULL;
-	}
 }
 
 static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
@@ -196,6 +248,7 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	struct fairq_wake wake = {};
 	struct request *rq;
 	unsigned long irq;
+	bool other = false;
 
 	spin_lock_irqsave(&port->lock, irq);
 	for (;;) {
@@ -208,10 +261,10 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 		if (!rq || rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
-		add_port(&wake, port);
+		other = true;
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
-	fairq_run(fq, &wake);
+	deliver(fq, &wake, other ? port : NULL);
 	return rq;
 }
 
@@ -243,6 +296,7 @@ static void fairq_finish_request(struct request *rq)
 	struct fairq_port *port = fh->port;
 	struct fairq_wake wake = {};
 	unsigned long irq;
+	bool more;
 
 	if (place_of(rq) == FOREIGN)
 		return;
@@ -250,11 +304,10 @@ static void fairq_finish_request(struct request *rq)
 	fairq_core_complete(fq->engine, port->index, ktime_get_ns(), tag_of(rq), &wake);
 	port->requests[tag_of(rq)] = NULL;
 	WRITE_ONCE(port->live, port->live - 1);
-	if (fairq_core_has_work(fq->engine, port->index))
-		add_port(&wake, port);
+	more = settle(fq, port, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
 	set_place(rq, FOREIGN);
-	fairq_run(fq, &wake);
+	deliver(fq, &wake, more ? port : NULL);
 }
 
 /*
@@ -281,7 +334,7 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 	struct fairq_wake wake = {};
 	struct request *rq;
 	unsigned long irq;
-	bool merged;
+	bool merged, more = false;
 
 	if (list_empty_careful(&port->staged))
 		return false;
@@ -296,9 +349,10 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 			fairq_core_grow(fq->engine, port->index, ktime_get_ns(), &grown, &wake);
 			break;
 		}
+		more = settle(fq, port, &wake);
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
-	fairq_run(fq, &wake);
+	deliver(fq, &wake, more ? port : NULL);
 	return merged;
 }
 
@@ -373,26 +427,16 @@ static void fairq_exit_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
 	kfree(fh);
 }
 
-/* Asks ports that a cgroup's end has woken: what they give goes to its hardware context. */
+/* Asks ports that a cgroup's end has woken. */
 static void ask(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, work);
 	struct fairq_wake wake = {};
-	struct fairq_port *port;
-	struct request *rq;
 	u32 i;
 
-	for (i = 0; i < fq->nr_ports; i++) {
-		if (!test_and_clear_bit(i, fq->later))
-			continue;
-		port = &fq->ports[i];
-		spin_lock_irq(&port->lock);
-		rq = choose(fq, port, &wake);
-		if (rq)
-			make_ready(rq);
-		add_port(&wake, port);
-		spin_unlock_irq(&port->lock);
-	}
+	for (i = 0; i < fq->nr_ports; i++)
+		if (test_and_clear_bit(i, fq->later))
+			add_port(&wake, &fq->ports[i]);
 	fairq_run(fq, &wake);
 }
 
