@@ -14,6 +14,7 @@
 #include "blk-cgroup.h"
 
 #include "fairq.h"
+#include "compat.h"
 
 #define LEAST_WEIGHT 1
 #define MOST_WEIGHT 10000
@@ -207,20 +208,20 @@ static ssize_t write_weight(struct kernfs_open_file *of, char *text, size_t coun
 	}
 
 	blkg_conf_init(&ctx, text);
-	error = blkg_conf_prep(blkcg, &fairq_policy, &ctx);
-	if (!error) {
-		if (!strcmp(strim(ctx.body), "default"))
-			weight = 0;
-		else if (kstrtou32(strim(ctx.body), 10, &weight))
-			error = -EINVAL;
-		else if (weight < LEAST_WEIGHT || weight > MOST_WEIGHT)
-			error = -ERANGE;
-	}
-	if (!error) {
-		group = group_of(ctx.blkg);
+	error = fairq_conf_begin(blkcg, &fairq_policy, &ctx);
+	if (error)
+		return error;
+	text = strim(ctx.body);
+	if (!strcmp(text, "default"))
+		weight = 0;
+	else if (kstrtou32(text, 10, &weight))
+		error = -EINVAL;
+	else if (weight < LEAST_WEIGHT || weight > MOST_WEIGHT)
+		error = -ERANGE;
+	group = group_of(ctx.blkg);
+	if (!error)
 		WRITE_ONCE(group->weight, weight);
-	}
-	blkg_conf_exit(&ctx);
+	fairq_conf_end(&ctx);
 	if (error)
 		return error;
 	reweigh(blkcg);

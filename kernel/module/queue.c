@@ -324,7 +324,7 @@ static void fairq_requeue_request(struct request *rq)
 static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned int nr_segs)
 {
 	struct fairq_queue *fq = q->elevator->elevator_data;
-	struct blk_mq_hw_ctx *hctx = blk_mq_map_queue(q, bio->bi_opf, blk_mq_get_ctx(q));
+	struct blk_mq_hw_ctx *hctx = fairq_map_queue(q, bio->bi_opf, blk_mq_get_ctx(q));
 	struct fairq_hctx *fh = hctx->sched_data;
 	struct fairq_port *port = fh->port;
 	struct fairq_order grown = {
@@ -378,15 +378,13 @@ static void fairq_limit_depth(blk_opf_t opf, struct blk_mq_alloc_data *data)
 	spin_unlock_irqrestore(&port->lock, irq);
 }
 
-static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
+static void depth_updated(struct request_queue *q, u32 depth)
 {
-	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
-	struct blk_mq_tags *tags = hctx->sched_tags;
+	struct fairq_queue *fq = q->elevator->elevator_data;
 
-	sbitmap_queue_min_shallow_depth(&tags->bitmap_tags, 1);
-	if (tags->nr_tags > fq->depth && fairq_start(fq, tags->nr_tags))
+	if (depth > fq->depth && fairq_start(fq, depth))
 		pr_warn_once("fairq: no memory for %u tags: requests beyond %u are not shared\n",
-			     tags->nr_tags, fq->depth);
+			     depth, fq->depth);
 	fairq_place_tags(fq);
 }
 
@@ -467,20 +465,17 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 	return min_t(u32, places * queues, 64);
 }
 
-static int fairq_init_sched(struct request_queue *q, struct elevator_type *type)
+static int init_sched(struct request_queue *q, struct elevator_queue *eq)
 {
-	struct elevator_queue *eq = elevator_alloc(q, type);
 	struct fairq_queue *fq;
 	u32 i;
 	int error = -ENOMEM;
 
-	if (!eq)
-		return -ENOMEM;
 	fq = kzalloc_node(sizeof(*fq), GFP_KERNEL, q->node);
 	if (!fq)
-		goto no_queue;
+		return -ENOMEM;
 	fq->q = q;
-	fq->name = type->elevator_name;
+	fq->name = eq->type->elevator_name;
 	fq->nr_ports = min_t(u32, q->nr_hw_queues, FAIRQ_PORTS);
 	fq->slots = places(q->tag_set, q->nr_hw_queues);
 	INIT_WORK(&fq->work, ask);
@@ -507,15 +502,43 @@ static int fairq_init_sched(struct request_queue *q, struct elevator_type *type)
 
 no_groups:
 	q->elevator = NULL;
+	eq->elevator_data = NULL;
 	fairq_stop(fq);
 no_engine:
 	kvfree(fq->ports);
 no_ports:
 	kfree(fq);
-no_queue:
-	kobject_put(&eq->kobj);
 	return error;
 }
+
+#if FAIRQ_ELEVATOR_IS_GIVEN
+static int fairq_init_sched(struct request_queue *q, struct elevator_queue *eq)
+{
+	return init_sched(q, eq);
+}
+
+static void fairq_depth_updated(struct request_queue *q)
+{
+	depth_updated(q, q->nr_requests);
+}
+#else
+static int fairq_init_sched(struct request_queue *q, struct elevator_type *type)
+{
+	struct elevator_queue *eq = elevator_alloc(q, type);
+	int error = eq ? init_sched(q, eq) : -ENOMEM;
+
+	if (eq && error)
+		kobject_put(&eq->kobj);
+	return error;
+}
+
+static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
+{
+	/* A queue that has become larger has other tags, which know no bound yet. */
+	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
+	depth_updated(hctx->queue, hctx->sched_tags->nr_tags);
+}
+#endif
 
 static void fairq_exit_sched(struct elevator_queue *eq)
 {
