@@ -157,7 +157,8 @@ pub(super) struct Targets {
     flows: Box<[Option<(FlowId, Weight)>]>,
     /// All weights, in 256ths.
     total: u64,
-    seats: [Option<Seat>; SEATS],
+    /// On the heap: there are 64, and a kernel module that builds a policy has a stack of 16 KiB.
+    seats: Box<[Option<Seat>]>,
     count: usize,
     bound: u32,
     /// Some flow with a target has completed something in the last second.
@@ -204,7 +205,7 @@ impl Targets {
         Targets {
             flows: (0..flows).map(|_| None).collect(),
             total: 0,
-            seats: core::array::from_fn(|_| None),
+            seats: (0..SEATS).map(|_| None).collect(),
             count: 0,
             bound: FREE,
             is_busy: false,

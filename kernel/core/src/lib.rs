@@ -1,0 +1,370 @@
+//! fairq's schedulers as C functions, for the Linux module `fairq.ko`.
+//!
+//! `module/core.h` declares what is here; the two are changed together.
+//!
+//! **What C owes.** Each port has a lock that C holds with interrupts off around every function
+//! that takes a port. The other functions of an engine take spin locks that verbs take, too: C has
+//! interrupts off around those as well. `fairq_core_new` and `fairq_core_free` may sleep, and are
+//! called while nothing else uses the engine.
+//!
+//! **What is given.** No function but `fairq_core_new` allocates or can panic.
+#![no_std]
+
+extern crate alloc;
+
+mod engine;
+mod linux;
+
+use alloc::boxed::Box;
+
+use engine::{Engine, Handle, with};
+use fairq_core::{
+    FlowId, Growth, Next, Op, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag,
+    Tuning, Weight,
+};
+
+/// The most ports of an engine, in words of 64.
+const WORDS: usize = PortSet::MAX_PORTS / 64;
+
+/// A set of ports, a bit for each.
+#[repr(C)]
+struct Wake([u64; WORDS]);
+
+impl Wake {
+    fn add(&mut self, ports: PortSet) {
+        for port in ports {
+            let port = usize::from(port.0);
+            if let Some(word) = self.0.get_mut(port / 64) {
+                *word |= 1 << (port % 64);
+            }
+        }
+    }
+}
+
+/// A request, or what one has grown by.
+#[repr(C)]
+struct Order {
+    flow: Handle,
+    offset: u64,
+    length: u32,
+    tag: u32,
+    op: u32,
+}
+
+fn op(number: u32) -> Op {
+    match number {
+        0 => Op::Read,
+        1 => Op::Write,
+        2 => Op::Discard,
+        _ => Op::WriteZeroes,
+    }
+}
+
+/// What a port may do next.
+#[repr(C)]
+struct Chosen {
+    /// 0: nothing until it is woken; 1: send the request `tag`; 2: ask again at `until_ns`.
+    what: u32,
+    tag: u32,
+    until_ns: u64,
+}
+
+/// What a scheduler tells of itself.
+#[repr(C)]
+struct Told {
+    slots: u64,
+    free_slots: u64,
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+    periods: u64,
+}
+
+/// Builds a scheduler; null if there is none of this name, or not of this shape.
+///
+/// # Safety
+/// `name` is text of `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_new(
+    name: *const u8,
+    length: usize,
+    ports: u32,
+    flows: u32,
+    tags: u32,
+    slots: u32,
+) -> *mut Engine {
+    // SAFETY: the caller's promise.
+    let name = unsafe { core::slice::from_raw_parts(name, length) };
+    let Ok(name) = core::str::from_utf8(name) else { return core::ptr::null_mut() };
+    let engine = Engine::new(name, &engine::shape(ports, flows, tags, slots));
+    engine.map_or(core::ptr::null_mut(), |engine| Box::into_raw(Box::new(engine)))
+}
+
+/// Ends a scheduler.
+///
+/// # Safety
+/// It came from `fairq_core_new`, and nothing uses it any longer.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_free(engine: *mut Engine) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(engine) });
+}
+
+/// Takes a request. 0: it is staged; 1: it goes at once; less: it is refused.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_submit(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    order: &Order,
+    wake: &mut Wake,
+) -> i32 {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return -1 };
+        let request = |flow: FlowId| {
+            Request::new(Tag(order.tag), flow, op(order.op), order.offset, order.length)
+        };
+        let mut woken = PortSet::EMPTY;
+        let mut said = port.submit(now_ns, &request(order.flow.flow()), &mut woken);
+        // A cgroup that is gone has written something that is only sent now.
+        if said == Err(SubmitError::NoSuchFlow) {
+            said = port.submit(now_ns, &request(made.root), &mut woken);
+        }
+        wake.add(woken);
+        match said {
+            Ok(Submitted::Staged) => 0,
+            Ok(Submitted::Issue { .. }) => 1,
+            Err(_) => -1,
+        }
+    })
+}
+
+/// Says what a port may do next.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_next(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    chosen: &mut Chosen,
+    wake: &mut Wake,
+) {
+    (chosen.what, chosen.tag, chosen.until_ns) = (0, 0, 0);
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return };
+        let mut woken = PortSet::EMPTY;
+        match port.next(now_ns, &mut woken) {
+            Next::Issue { tag, .. } | Next::Join { tag } => (chosen.what, chosen.tag) = (1, tag.0),
+            Next::WaitUntil(until_ns) => (chosen.what, chosen.until_ns) = (2, until_ns),
+            Next::Blocked | Next::Idle => {}
+        }
+        wake.add(woken);
+    });
+}
+
+/// Takes an issued request off its port.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_complete(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    tag: u32,
+    wake: &mut Wake,
+) {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return };
+        let mut woken = PortSet::EMPTY;
+        port.complete(now_ns, Tag(tag), Outcome::Done, &mut woken);
+        wake.add(woken);
+    });
+}
+
+/// Takes a staged request back. Whether it was staged.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_cancel(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    tag: u32,
+    wake: &mut Wake,
+) -> bool {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return false };
+        let mut woken = PortSet::EMPTY;
+        let was_staged = port.cancel(now_ns, Tag(tag), &mut woken);
+        wake.add(woken);
+        was_staged
+    })
+}
+
+/// Takes back an issued request that the device has not begun. 0: it is staged again; 1: it goes at
+/// once; less: it was not issued.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_requeue(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    tag: u32,
+    wake: &mut Wake,
+) -> i32 {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return -1 };
+        let mut woken = PortSet::EMPTY;
+        let said = port.requeue(now_ns, Tag(tag), &mut woken);
+        wake.add(woken);
+        match said {
+            Some(Submitted::Staged) => 0,
+            Some(Submitted::Issue { .. }) => 1,
+            None => -1,
+        }
+    })
+}
+
+/// A staged request has grown by what the order says.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_grow(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    order: &Order,
+    wake: &mut Wake,
+) -> bool {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return false };
+        let growth = Growth {
+            op: op(order.op),
+            offset: order.offset,
+            length: order.length,
+            cost: 0,
+        };
+        let mut woken = PortSet::EMPTY;
+        let has_grown = port.grow(now_ns, Tag(order.tag), &growth, &mut woken);
+        wake.add(woken);
+        has_grown
+    })
+}
+
+/// Whether `fairq_core_next` may have something to give.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_has_work(engine: &Engine, port: u32) -> bool {
+    // SAFETY: C holds the port's lock.
+    with!(engine, made => unsafe { made.port(port) }.is_some_and(|port| port.has_work()))
+}
+
+/// Whether a flow may have another request on this port, so that it leaves tags to others.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_admits(engine: &Engine, port: u32, flow: Handle) -> bool {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let port = unsafe { made.port(port) };
+        port.is_none_or(|port| port.admit(flow.flow()) != Err(SubmitError::Full))
+    })
+}
+
+/// The flow of requests that belong to no other.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_root(engine: &Engine) -> Handle {
+    with!(engine, made => Handle::of(made.root))
+}
+
+fn weight(of_256ths: u32) -> Weight {
+    let most = Weight::MAX.in_256ths();
+    Weight::of_256ths(of_256ths.clamp(Weight::LEAST_256THS, most)).unwrap_or(Weight::DEFAULT)
+}
+
+/// Adds a flow of this weight, in 256ths; `false` if there are as many as there can be.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Handle) -> bool {
+    let added = with!(engine, made => made.policy.add_flow(weight(of_256ths)));
+    added.map(|added| *flow = Handle::of(added)).is_ok()
+}
+
+/// Changes a flow's weight, in 256ths.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_set_weight(engine: &Engine, flow: Handle, of_256ths: u32) {
+    // A flow that is gone has no weight.
+    let _ = with!(engine, made => made.policy.set_weight(flow.flow(), weight(of_256ths)));
+}
+
+/// Removes a flow. What it has staged is still served.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_remove_flow(engine: &Engine, flow: Handle, wake: &mut Wake) {
+    if let Ok(woken) = with!(engine, made => made.policy.remove_flow(flow.flow())) {
+        wake.add(woken);
+    }
+}
+
+/// Does periodic work; gives the time of the next, 0 for none.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_tick(engine: &Engine, now_ns: u64, wake: &mut Wake) -> u64 {
+    let mut woken = PortSet::EMPTY;
+    let next = with!(engine, made => made.policy.tick(now_ns, &mut woken));
+    wake.add(woken);
+    next.unwrap_or(0)
+}
+
+/// Changes D (0) or T (1); `u64::MAX`: the scheduler finds it by itself. Whether it could.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_tune(
+    engine: &Engine,
+    what: u32,
+    value: u64,
+    wake: &mut Wake,
+) -> bool {
+    let tuning = match (what, value) {
+        (0, u64::MAX) => Tuning::AutoSlots,
+        (0, slots) => match u32::try_from(slots) {
+            Ok(slots) => Tuning::Slots(slots),
+            Err(_) => return false,
+        },
+        (_, u64::MAX) => Tuning::FollowingThreshold(45 << 10),
+        (_, bytes) => Tuning::Threshold(bytes),
+    };
+    let mut woken = PortSet::EMPTY;
+    let done = with!(engine, made => made.policy.tune(tuning, &mut woken)).is_ok();
+    wake.add(woken);
+    done
+}
+
+/// What the scheduler tells of itself; what it has not is 0.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_tell(engine: &Engine, told: &mut Told) {
+    let stats = with!(engine, made => made.policy.stats());
+    *told = Told {
+        slots: stats.slots.unwrap_or(0),
+        free_slots: stats.free_slots.unwrap_or(0),
+        throttles: stats.throttles,
+        blocks: stats.blocks,
+        wakes: stats.wakes,
+        periods: stats.tokens.map_or(0, |tokens| tokens.periods),
+    };
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Where kernels differ. */
+#ifndef FAIRQ_COMPAT_H
+#define FAIRQ_COMPAT_H
+
+#include <linux/hrtimer.h>
+#include <linux/version.h>
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
+static inline void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *),
+				 clockid_t clock, enum hrtimer_mode mode)
+{
+	hrtimer_init(timer, clock, mode);
+	timer->function = function;
+}
+#endif
+
+/* Since 6.18 or so init_sched() is given its elevator_queue, and depth_updated() its queue. */
+#define FAIRQ_ELEVATOR_IS_GIVEN (LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0))
+
+/* For files that include block/blk-mq.h. */
+#if FAIRQ_ELEVATOR_IS_GIVEN
+#define fairq_map_queue(q, opf, ctx) blk_mq_map_queue(opf, ctx)
+#else
+#define fairq_map_queue(q, opf, ctx) blk_mq_map_queue(q, opf, ctx)
+#endif
+
+/* For files that include block/blk-cgroup.h: what a line for one drive says; q->queue_lock is held between the two. */
+#ifdef _BLK_CGROUP_PRIVATE_H
+#if FAIRQ_ELEVATOR_IS_GIVEN
+static inline int fairq_conf_begin(struct blkcg *blkcg, const struct blkcg_policy *policy, struct blkg_conf_ctx *ctx)
+{
+	int error = blkg_conf_open_bdev(ctx);
+
+	if (error)
+		return error;
+	error = blkg_conf_prep(blkcg, policy, ctx);
+	if (error)
+		blkg_conf_close_bdev(ctx);
+	return error;
+}
+
+static inline void fairq_conf_end(struct blkg_conf_ctx *ctx)
+{
+	blkg_conf_unprep(ctx);
+	blkg_conf_close_bdev(ctx);
+}
+#else
+static inline int fairq_conf_begin(struct blkcg *blkcg, const struct blkcg_policy *policy, struct blkg_conf_ctx *ctx)
+{
+	int error = blkg_conf_prep(blkcg, policy, ctx);
+
+	if (error)
+		blkg_conf_exit(ctx);
+	return error;
+}
+
+static inline void fairq_conf_end(struct blkg_conf_ctx *ctx)
+{
+	blkg_conf_exit(ctx);
+}
+#endif
+#endif
+
+#endif

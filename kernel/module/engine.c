@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* The engine of a queue: building it, its memory, and its timers. */
+#include <linux/blkdev.h>
+#include <linux/log2.h>
+#include <linux/module.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+
+#include "fairq.h"
+#include "compat.h"
+
+/* Shortest time between two ticks. */
+#define TICK_NS (100 * NSEC_PER_USEC)
+
+static unsigned int groups = 1024;
+module_param(groups, uint, 0644);
+MODULE_PARM_DESC(groups, "the most cgroups that a queue shares between, root among them (1024); "
+			 "others are charged to root; for queues that get a scheduler from now on");
+
+/*
+ * The schedulers build themselves in memory that is there: they have no path for one that is not.
+ * So fairq_start() asks for all of it first, where a refusal is an error, and what they then take
+ * piece by piece waits until it is there.
+ */
+void *fairq_memory_take(size_t size, size_t align)
+{
+	/* kmalloc aligns what is a power of two by its size, and kvmalloc by pages what is larger. */
+	if (size < PAGE_SIZE)
+		size = roundup_pow_of_two(max(size, align));
+	return kvmalloc(size, GFP_KERNEL | __GFP_NOFAIL);
+}
+
+void fairq_memory_give(void *memory, size_t size)
+{
+	kvfree(memory);
+}
+
+void __noreturn fairq_panicked(const char *text, size_t length)
+{
+	pr_emerg("fairq: %.*s\n", (int)length, text);
+	BUG();
+}
+
+/*
+ * What an engine takes, in bytes, at most: of 1 to 256 ports with 256 to 2,048 tags and 128 to
+ * 1,024 flows each scheduler was seen to take 0.5 to 0.98 of it.
+ */
+static u64 size_of(u32 ports, u32 tags, u32 flows)
+{
+	return (u64)ports * (tags * 288ULL + flows * 64ULL + SZ_8K) + flows * 640ULL + SZ_64K;
+}
+
+static struct fairq_engine *build(struct fairq_queue *fq, u32 tags)
+{
+	u32 flows = clamp(READ_ONCE(groups), 2U, 65536U);
+	u64 size = size_of(fq->nr_ports, tags, flows);
+	void *all;
+
+	if (size > INT_MAX)
+		return NULL;
+	all = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+	if (!all)
+		return NULL;
+	kvfree(all);
+	return fairq_core_new(fq->name, strlen(fq->name), fq->nr_ports, flows, tags, fq->slots);
+}
+
+static enum hrtimer_restart port_timer(struct hrtimer *timer)
+{
+	struct fairq_port *port = container_of(timer, struct fairq_port, timer);
+	struct fairq_wake wake = {};
+
+	wake.words[port->index / 64] = 1ULL << (port->index % 64);
+	fairq_run(port->fq, &wake);
+	return HRTIMER_NORESTART;
+}
+
+/* Goes on while there are requests; fairq_keep_ticking() begins it again. */
+static enum hrtimer_restart tick(struct hrtimer *timer)
+{
+	struct fairq_queue *fq = container_of(timer, struct fairq_queue, tick);
+	struct fairq_wake wake = {};
+	unsigned int live = 0;
+	u64 now_ns = ktime_get_ns();
+	u64 next_ns;
+	u32 i;
+
+	next_ns = fairq_core_tick(fq->engine, now_ns, &wake);
+	fairq_run(fq, &wake);
+	if (!next_ns)
+		next_ns = now_ns + NSEC_PER_SEC;
+
+	WRITE_ONCE(fq->ticking, false);
+	/* Against the one in fairq_keep_ticking(): one of the two sees what the other has written. */
+	smp_mb();
+	for (i = 0; i < fq->nr_ports; i++)
+		live |= READ_ONCE(fq->ports[i].live);
+	if (!live || xchg(&fq->ticking, true))
+		return HRTIMER_NORESTART;
+	hrtimer_set_expires(timer, ns_to_ktime(max(next_ns, now_ns + TICK_NS)));
+	return HRTIMER_RESTART;
+}
+
+/* The number of live requests of a port has been written. */
+void fairq_keep_ticking(struct fairq_queue *fq)
+{
+	smp_mb();
+	if (!READ_ONCE(fq->ticking) && !xchg(&fq->ticking, true))
+		hrtimer_start(&fq->tick, 0, HRTIMER_MODE_ABS);
+}
+
+static void stop_timers(struct fairq_queue *fq)
+{
+	u32 i;
+
+	/* No request is live, so neither begins again. */
+	for (i = 0; i < fq->nr_ports; i++)
+		hrtimer_cancel(&fq->ports[i].timer);
+	hrtimer_cancel(&fq->tick);
+	fq->ticking = false;
+	cancel_work_sync(&fq->work);
+	hrtimer_cancel(&fq->tick);
+	fq->ticking = false;
+}
+
+/*
+ * Gives the queue an engine for so many tags of each hardware context, or for more tags than the
+ * one that it has. No request is live.
+ */
+int fairq_start(struct fairq_queue *fq, u32 depth)
+{
+	u32 contexts = DIV_ROUND_UP(fq->q->nr_hw_queues, fq->nr_ports);
+	struct fairq_engine *engine, *old = fq->engine;
+	struct request **requests;
+	unsigned int noio;
+	u32 tags, i;
+	int error = -ENOMEM;
+
+	if (check_mul_overflow(depth, contexts, &tags))
+		return -EINVAL;
+	/* The queue is frozen: memory must not wait for requests to it. */
+	noio = memalloc_noio_save();
+	requests = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*requests)), GFP_KERNEL);
+	if (!requests)
+		goto out;
+	engine = build(fq, tags);
+	if (!engine) {
+		kvfree(requests);
+		goto out;
+	}
+	stop_timers(fq);
+	kvfree(fq->ports[0].requests);
+	for (i = 0; i < fq->nr_ports; i++)
+		fq->ports[i].requests = requests + (size_t)i * tags;
+	local_irq_disable();
+	fq->root = fairq_core_root(engine);
+	local_irq_enable();
+	spin_lock_irq(&fq->q->queue_lock);
+	fq->engine = engine;
+	fq->depth = depth;
+	fq->tags = tags;
+	if (old)
+		fairq_readd_groups(fq);
+	spin_unlock_irq(&fq->q->queue_lock);
+	if (old)
+		fairq_core_free(old);
+	error = 0;
+out:
+	memalloc_noio_restore(noio);
+	return error;
+}
+
+void fairq_stop(struct fairq_queue *fq)
+{
+	stop_timers(fq);
+	fairq_core_free(fq->engine);
+	kvfree(fq->ports[0].requests);
+}
+
+void fairq_init_timers(struct fairq_queue *fq)
+{
+	u32 i;
+
+	hrtimer_setup(&fq->tick, tick, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
+	for (i = 0; i < fq->nr_ports; i++)
+		hrtimer_setup(&fq->ports[i].timer, port_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What the parts of fairq.ko share: a queue with one of our elevators, its ports, and the groups (a cgroup on a queue).
+ *
+ * Locks, from the outside in: q->queue_lock, the cgroup's lock, a port's lock. Interrupts are off in all of them.
+ * blk_mq_run_hw_queue() takes q->queue_lock, so it is called without any of them.
+ */
+#ifndef FAIRQ_H
+#define FAIRQ_H
+
+#include <linux/blk-mq.h>
+#include <linux/hrtimer.h>
+#include <linux/workqueue.h>
+
+#include "core.h"
+
+struct elevator_queue;
+
+/* A hardware context; several share a port where there are more than ports. */
+struct fairq_port {
+	spinlock_t lock;
+	u32 index;
+	struct fairq_queue *fq;
+	/* By tag: the requests that the scheduler knows. */
+	struct request **requests;
+	/* Those that it holds back, in the order in which they came: bios are merged into them. */
+	struct list_head staged;
+	/* Requests that are staged or issued; written under the lock, read without. */
+	unsigned int live;
+	/* For FAIRQ_WAIT. */
+	struct hrtimer timer;
+} ____cacheline_aligned_in_smp;
+
+/* What a hardware context keeps: requests that may go, chosen by another one of its port or without the scheduler. */
+struct fairq_hctx {
+	struct list_head ready;
+	struct fairq_port *port;
+	/* Its first tag on the port. */
+	u32 tags;
+};
+
+/* A queue whose elevator is ours. */
+struct fairq_queue {
+	struct request_queue *q;
+	const char *name;
+	struct fairq_engine *engine;
+	u64 root;
+	u32 nr_ports;
+	/* Tags of a hardware context, and of a port. */
+	u32 depth;
+	u32 tags;
+	u32 slots;
+	struct fairq_port *ports;
+	struct hrtimer tick;
+	bool ticking;
+	/* Ports to ask where no lock is held: see fairq_ask_later(). */
+	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
+	struct work_struct work;
+};
+
+/* queue.c */
+/* The queue's, if it has one of our elevators; under q->queue_lock. */
+struct fairq_queue *fairq_of(struct request_queue *q);
+/* Has these ports asked for requests soon, from any context. */
+void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake);
+/* Asks the scheduler on these ports, which are taken out, and runs their hardware contexts. */
+void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake);
+/* Says which tags of its port each hardware context has. */
+void fairq_place_tags(struct fairq_queue *fq);
+int fairq_register_elevators(void);
+void fairq_unregister_elevators(void);
+
+/* engine.c */
+int fairq_start(struct fairq_queue *fq, u32 depth);
+void fairq_stop(struct fairq_queue *fq);
+void fairq_init_timers(struct fairq_queue *fq);
+/* Begins the ticks again; after the number of live requests of a port has become larger. */
+void fairq_keep_ticking(struct fairq_queue *fq);
+
+/* group.c */
+int fairq_register_groups(void);
+void fairq_unregister_groups(void);
+int fairq_activate_groups(struct fairq_queue *fq);
+void fairq_deactivate_groups(struct fairq_queue *fq);
+/* The flow to charge for a request; of the task that asks for one. */
+u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq);
+u64 fairq_flow_of_current(struct fairq_queue *fq);
+/* Gives all groups a flow in a new engine. */
+void fairq_readd_groups(struct fairq_queue *fq);
+
+#endif

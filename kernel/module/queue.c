@@ -1,0 +1,685 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * The elevators mqfq, sfqd and kyber-fair: a request on its way.
+ *
+ * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() asks which
+ * one may go; finish_request() tells that it has ended. Each adds ports that may now have something
+ * to send to a set, whose hardware contexts are run when no lock is held.
+ */
+#include <linux/blkdev.h>
+#include <linux/module.h>
+#include <linux/sbitmap.h>
+#include <linux/slab.h>
+
+#include "blk.h"
+#include "elevator.h"
+#include "blk-mq.h"
+#include "blk-mq-sched.h"
+
+#include "fairq.h"
+#include "compat.h"
+
+/* Where a request is, in rq->elv.priv[0]. */
+enum {
+	FOREIGN,	/* The scheduler does not know it. */
+	STAGED,
+	ISSUED,
+	PUT_BACK,	/* It was issued, and the device could not begin it. */
+};
+
+static void set_place(struct request *rq, unsigned long place)
+{
+	rq->elv.priv[0] = (void *)place;
+}
+
+static unsigned long place_of(struct request *rq)
+{
+	return (unsigned long)rq->elv.priv[0];
+}
+
+static u32 tag_of(struct request *rq)
+{
+	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
+
+	return fh->tags + rq->internal_tag;
+}
+
+static void add_port(struct fairq_wake *wake, struct fairq_port *port)
+{
+	wake->words[port->index / 64] |= 1ULL << (port->index % 64);
+}
+
+static bool is_empty(const struct fairq_wake *wake)
+{
+	return !(wake->words[0] | wake->words[1] | wake->words[2] | wake->words[3]);
+}
+
+static u32 op_of(struct request *rq)
+{
+	switch (req_op(rq)) {
+	case REQ_OP_READ:
+		return FAIRQ_READ;
+	case REQ_OP_DISCARD:
+	case REQ_OP_SECURE_ERASE:
+		return FAIRQ_DISCARD;
+	case REQ_OP_WRITE_ZEROES:
+		return FAIRQ_WRITE_ZEROES;
+	default:
+		return FAIRQ_WRITE;
+	}
+}
+
+/* The request may go: from here on the device's. */
+static void make_ready(struct request *rq)
+{
+	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
+
+	list_add_tail(&rq->queuelist, &fh->ready);
+}
+
+static void issued(struct fairq_port *port, struct request *rq)
+{
+	list_del_init(&rq->queuelist);
+	set_place(rq, ISSUED);
+}
+
+static void staged(struct fairq_port *port, struct request *rq)
+{
+	list_add_tail(&rq->queuelist, &port->staged);
+	set_place(rq, STAGED);
+}
+
+/* The next request of this port that may go, whichever hardware context it is of. */
+static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
+			      struct fairq_wake *wake)
+{
+	struct fairq_chosen chosen;
+	struct request *rq;
+
+	fairq_core_next(fq->engine, port->index, ktime_get_ns(), &chosen, wake);
+	switch (chosen.what) {
+	case FAIRQ_ISSUE:
+		rq = port->requests[chosen.tag];
+		if (WARN_ON_ONCE(!rq))
+			return NULL;
+		issued(port, rq);
+		return rq;
+	case FAIRQ_WAIT:
+		hrtimer_start(&port->timer, ns_to_ktime(chosen.until_ns), HRTIMER_MODE_ABS);
+		return NULL;
+	default:
+		return NULL;
+	}
+}
+
+/*
+ * The scheduler is owed a question after whatever has happened on a port, for others may wait for
+ * what it learns then. Where it has something to give (true) the hardware contexts are to be run,
+ * and they ask; blk-mq runs none that has no work, so it is asked here.
+ */
+static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq_wake *wake)
+{
+	struct request *rq;
+
+	if (fairq_core_has_work(fq->engine, port->index))
+		return true;
+	rq = choose(fq, port, wake);
+	if (rq)
+		make_ready(rq);
+	return rq;
+}
+
+/* How often a port that wakes others that wake it is asked at a time. */
+#define ROUNDS 8
+
+/* Settles the ports that were woken, and runs the hardware contexts of those, and of `own`. */
+static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fairq_port *own)
+{
+	struct fairq_wake run = {}, more;
+	struct blk_mq_hw_ctx *hctx;
+	struct fairq_port *port;
+	unsigned long i, irq;
+	u32 word, bit, round;
+
+	if (own)
+		add_port(&run, own);
+	for (round = 0; round < ROUNDS && !is_empty(wake); round++) {
+		memset(&more, 0, sizeof(more));
+		for (word = 0; word < ARRAY_SIZE(wake->words); word++) {
+			while (wake->words[word]) {
+				bit = __ffs64(wake->words[word]);
+				wake->words[word] &= wake->words[word] - 1;
+				port = &fq->ports[word * 64 + bit];
+				spin_lock_irqsave(&port->lock, irq);
+				if (settle(fq, port, &more))
+					add_port(&run, port);
+				spin_unlock_irqrestore(&port->lock, irq);
+			}
+		}
+		*wake = more;
+	}
+	if (!is_empty(wake))
+		fairq_ask_later(fq, wake);
+	if (is_empty(&run))
+		return;
+	queue_for_each_hw_ctx(fq->q, hctx, i) {
+		bit = i % fq->nr_ports;
+		if (hctx->sched_data && run.words[bit / 64] & (1ULL << (bit % 64)))
+			blk_mq_run_hw_queue(hctx, true);
+	}
+}
+
+void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake)
+{
+	deliver(fq, wake, NULL);
+}
+
+/* A request that was put back keeps its slot and is charged once; anything else is new. */
+static void insert(struct fairq_queue *fq, struct fairq_port *port, struct request *rq, u64 now_ns,
+		   struct fairq_wake *wake)
+{
+	struct fairq_order order = {
+		.flow = fairq_flow_of(fq, rq),
+		.offset = (u64)blk_rq_pos(rq) << SECTOR_SHIFT,
+		.length = blk_rq_bytes(rq),
+		.tag = tag_of(rq),
+		.op = op_of(rq),
+	};
+	int said;
+
+	if (place_of(rq) == PUT_BACK) {
+		said = fairq_core_requeue(fq->engine, port->index, now_ns, order.tag, wake);
+		if (said) {
+			/* It is still the device's. */
+			set_place(rq, ISSUED);
+			make_ready(rq);
+		} else {
+			staged(port, rq);
+		}
+		return;
+	}
+	said = order.tag < fq->tags
+		? fairq_core_submit(fq->engine, port->index, now_ns, &order, wake) : -1;
+	if (said < 0) {
+		/* Not lost, but not shared either. */
+		set_place(rq, FOREIGN);
+		make_ready(rq);
+		return;
+	}
+	port->requests[order.tag] = rq;
+	WRITE_ONCE(port->live, port->live + 1);
+	if (said > 0) {
+		set_place(rq, ISSUED);
+		make_ready(rq);
+	} else {
+		staged(port, rq);
+	}
+}
+
+static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *list,
+				  blk_insert_t flags)
+{
+	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
+	struct fairq_hctx *fh = hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	u64 now_ns = ktime_get_ns();
+	struct fairq_wake wake = {};
+	unsigned long irq;
+
+	spin_lock_irqsave(&port->lock, irq);
+	while (!list_empty(list)) {
+		struct request *rq = list_first_entry(list, struct request, queuelist);
+
+		list_del_init(&rq->queuelist);
+		insert(fq, port, rq, now_ns, &wake);
+	}
+	/* Its caller runs the hardware context. */
+	settle(fq, port, &wake);
+	spin_unlock_irqrestore(&port->lock, irq);
+	fairq_keep_ticking(fq);
+	fairq_run(fq, &wake);
+}
+
+static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
+	struct fairq_hctx *fh = hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	struct fairq_wake wake = {};
+	struct request *rq;
+	unsigned long irq;
+	bool other = false;
+
+	spin_lock_irqsave(&port->lock, irq);
+	for (;;) {
+		rq = list_first_entry_or_null(&fh->ready, struct request, queuelist);
+		if (rq) {
+			list_del_init(&rq->queuelist);
+			break;
+		}
+		rq = choose(fq, port, &wake);
+		if (!rq || rq->mq_hctx == hctx)
+			break;
+		make_ready(rq);
+		other = true;
+	}
+	spin_unlock_irqrestore(&port->lock, irq);
+	deliver(fq, &wake, other ? port : NULL);
+	return rq;
+}
+
+static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
+	struct fairq_hctx *fh = hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	unsigned long irq;
+	bool has;
+
+	if (!READ_ONCE(port->live) && list_empty_careful(&fh->ready))
+		return false;
+	spin_lock_irqsave(&port->lock, irq);
+	has = !list_empty(&fh->ready) || fairq_core_has_work(fq->engine, port->index);
+	spin_unlock_irqrestore(&port->lock, irq);
+	return has;
+}
+
+static void fairq_prepare_request(struct request *rq)
+{
+	set_place(rq, FOREIGN);
+}
+
+static void fairq_finish_request(struct request *rq)
+{
+	struct fairq_queue *fq = rq->q->elevator->elevator_data;
+	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	struct fairq_wake wake = {};
+	unsigned long irq;
+	bool more;
+
+	if (place_of(rq) == FOREIGN)
+		return;
+	spin_lock_irqsave(&port->lock, irq);
+	fairq_core_complete(fq->engine, port->index, ktime_get_ns(), tag_of(rq), &wake);
+	port->requests[tag_of(rq)] = NULL;
+	WRITE_ONCE(port->live, port->live - 1);
+	more = settle(fq, port, &wake);
+	spin_unlock_irqrestore(&port->lock, irq);
+	set_place(rq, FOREIGN);
+	deliver(fq, &wake, more ? port : NULL);
+}
+
+/*
+ * The device could not begin it. Where it is inserted again it is staged again; where its driver has
+ * it sent again as it is, nothing has changed for the scheduler.
+ */
+static void fairq_requeue_request(struct request *rq)
+{
+	if (place_of(rq) == ISSUED)
+		set_place(rq, PUT_BACK);
+}
+
+/* Merges a bio into one of the last requests that are staged; never one of another cgroup. */
+static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned int nr_segs)
+{
+	struct fairq_queue *fq = q->elevator->elevator_data;
+	struct blk_mq_hw_ctx *hctx = fairq_map_queue(q, bio->bi_opf, blk_mq_get_ctx(q));
+	struct fairq_hctx *fh = hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	struct fairq_order grown = {
+		.offset = (u64)bio->bi_iter.bi_sector << SECTOR_SHIFT,
+		.length = bio->bi_iter.bi_size,
+	};
+	struct fairq_wake wake = {};
+	struct request *rq;
+	unsigned long irq;
+	bool merged, more = false;
+
+	if (list_empty_careful(&port->staged))
+		return false;
+	spin_lock_irqsave(&port->lock, irq);
+	merged = blk_bio_list_merge(q, &port->staged, bio, nr_segs);
+	if (merged) {
+		list_for_each_entry_reverse(rq, &port->staged, queuelist) {
+			if (rq->bio != bio && rq->biotail != bio)
+				continue;
+			grown.tag = tag_of(rq);
+			grown.op = op_of(rq);
+			fairq_core_grow(fq->engine, port->index, ktime_get_ns(), &grown, &wake);
+			break;
+		}
+		more = settle(fq, port, &wake);
+	}
+	spin_unlock_irqrestore(&port->lock, irq);
+	deliver(fq, &wake, more ? port : NULL);
+	return merged;
+}
+
+/*
+ * A cgroup that has its part of the tags gets the few that are left over, so that its neighbours'
+ * requests reach the scheduler at all.
+ */
+static void fairq_limit_depth(blk_opf_t opf, struct blk_mq_alloc_data *data)
+{
+	struct fairq_queue *fq = data->q->elevator->elevator_data;
+	struct fairq_hctx *fh = data->hctx->sched_data;
+	struct fairq_port *port = fh->port;
+	unsigned long irq;
+	u64 flow;
+
+	/* It may have half of them whatever the others do. */
+	if (READ_ONCE(port->live) < fq->tags / 2)
+		return;
+	flow = fairq_flow_of_current(fq);
+	spin_lock_irqsave(&port->lock, irq);
+	if (!fairq_core_admits(fq->engine, port->index, flow))
+		data->shallow_depth = 1;
+	spin_unlock_irqrestore(&port->lock, irq);
+}
+
+static void depth_updated(struct request_queue *q, u32 depth)
+{
+	struct fairq_queue *fq = q->elevator->elevator_data;
+
+	if (depth > fq->depth && fairq_start(fq, depth))
+		pr_warn_once("fairq: no memory for %u tags: requests beyond %u are not shared\n",
+			     depth, fq->depth);
+	fairq_place_tags(fq);
+}
+
+/* Which tags of its port are a hardware context's. */
+void fairq_place_tags(struct fairq_queue *fq)
+{
+	struct blk_mq_hw_ctx *hctx;
+	struct fairq_hctx *fh;
+	unsigned long i;
+
+	queue_for_each_hw_ctx(fq->q, hctx, i) {
+		fh = hctx->sched_data;
+		if (fh)
+			fh->tags = i / fq->nr_ports * fq->depth;
+	}
+}
+
+static int fairq_init_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
+{
+	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
+	struct fairq_hctx *fh = kzalloc_node(sizeof(*fh), GFP_KERNEL, hctx->numa_node);
+
+	if (!fh)
+		return -ENOMEM;
+	INIT_LIST_HEAD(&fh->ready);
+	fh->port = &fq->ports[index % fq->nr_ports];
+	fh->tags = index / fq->nr_ports * fq->depth;
+	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
+	hctx->sched_data = fh;
+	return 0;
+}
+
+static void fairq_exit_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
+{
+	struct fairq_hctx *fh = hctx->sched_data;
+
+	WARN_ON_ONCE(!list_empty(&fh->ready));
+	kfree(fh);
+}
+
+/* Asks ports that a cgroup's end has woken. */
+static void ask(struct work_struct *work)
+{
+	struct fairq_queue *fq = container_of(work, struct fairq_queue, work);
+	struct fairq_wake wake = {};
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++)
+		if (test_and_clear_bit(i, fq->later))
+			add_port(&wake, &fq->ports[i]);
+	fairq_run(fq, &wake);
+}
+
+void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake)
+{
+	bool any = false;
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++) {
+		if (wake->words[i / 64] & (1ULL << (i % 64))) {
+			set_bit(i, fq->later);
+			any = true;
+		}
+	}
+	if (any)
+		schedule_work(&fq->work);
+}
+
+/* How many requests the device works on at a time, as far as its driver says; at most 64. */
+static u32 places(struct blk_mq_tag_set *set, u32 queues)
+{
+	u32 places = min_t(u32, set->queue_depth, 64);
+
+	if (blk_mq_is_shared_tags(set->flags))
+		return places;
+	if (set->nr_maps > HCTX_TYPE_POLL && set->map[HCTX_TYPE_POLL].nr_queues < queues)
+		queues -= set->map[HCTX_TYPE_POLL].nr_queues;
+	return min_t(u32, places * queues, 64);
+}
+
+static int init_sched(struct request_queue *q, struct elevator_queue *eq)
+{
+	struct fairq_queue *fq;
+	u32 i;
+	int error = -ENOMEM;
+
+	fq = kzalloc_node(sizeof(*fq), GFP_KERNEL, q->node);
+	if (!fq)
+		return -ENOMEM;
+	fq->q = q;
+	fq->name = eq->type->elevator_name;
+	fq->nr_ports = min_t(u32, q->nr_hw_queues, FAIRQ_PORTS);
+	fq->slots = places(q->tag_set, q->nr_hw_queues);
+	INIT_WORK(&fq->work, ask);
+	fq->ports = kvcalloc(fq->nr_ports, sizeof(*fq->ports), GFP_KERNEL);
+	if (!fq->ports)
+		goto no_ports;
+	for (i = 0; i < fq->nr_ports; i++) {
+		spin_lock_init(&fq->ports[i].lock);
+		INIT_LIST_HEAD(&fq->ports[i].staged);
+		fq->ports[i].index = i;
+		fq->ports[i].fq = fq;
+	}
+	fairq_init_timers(fq);
+	error = fairq_start(fq, q->nr_requests);
+	if (error)
+		goto no_engine;
+	eq->elevator_data = fq;
+	q->elevator = eq;
+	error = fairq_activate_groups(fq);
+	if (error)
+		goto no_groups;
+	blk_queue_flag_clear(QUEUE_FLAG_SQ_SCHED, q);
+	return 0;
+
+no_groups:
+	q->elevator = NULL;
+	eq->elevator_data = NULL;
+	fairq_stop(fq);
+no_engine:
+	kvfree(fq->ports);
+no_ports:
+	kfree(fq);
+	return error;
+}
+
+#if FAIRQ_ELEVATOR_IS_GIVEN
+static int fairq_init_sched(struct request_queue *q, struct elevator_queue *eq)
+{
+	return init_sched(q, eq);
+}
+
+static void fairq_depth_updated(struct request_queue *q)
+{
+	depth_updated(q, q->nr_requests);
+}
+#else
+static int fairq_init_sched(struct request_queue *q, struct elevator_type *type)
+{
+	struct elevator_queue *eq = elevator_alloc(q, type);
+	int error = eq ? init_sched(q, eq) : -ENOMEM;
+
+	if (eq && error)
+		kobject_put(&eq->kobj);
+	return error;
+}
+
+static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
+{
+	/* A queue that has become larger has other tags, which know no bound yet. */
+	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
+	depth_updated(hctx->queue, hctx->sched_tags->nr_tags);
+}
+#endif
+
+static void fairq_exit_sched(struct elevator_queue *eq)
+{
+	struct fairq_queue *fq = eq->elevator_data;
+
+	fairq_deactivate_groups(fq);
+	spin_lock_irq(&fq->q->queue_lock);
+	eq->elevator_data = NULL;
+	spin_unlock_irq(&fq->q->queue_lock);
+	fairq_stop(fq);
+	kvfree(fq->ports);
+	kfree(fq);
+}
+
+static ssize_t show_slots(struct elevator_queue *eq, char *page)
+{
+	struct fairq_queue *fq = eq->elevator_data;
+	struct fairq_told told;
+
+	local_irq_disable();
+	fairq_core_tell(fq->engine, &told);
+	local_irq_enable();
+	return sysfs_emit(page, "%llu\n", told.slots);
+}
+
+static ssize_t store(struct elevator_queue *eq, u32 what, const char *page, size_t count)
+{
+	struct fairq_queue *fq = eq->elevator_data;
+	struct fairq_wake wake = {};
+	u64 value;
+	bool done;
+	int error = kstrtou64(page, 0, &value);
+
+	if (error)
+		return error;
+	if (value == U64_MAX)
+		return -EINVAL;
+	local_irq_disable();
+	done = fairq_core_tune(fq->engine, what, value, &wake);
+	local_irq_enable();
+	fairq_ask_later(fq, &wake);
+	return done ? count : -EINVAL;
+}
+
+static ssize_t store_slots(struct elevator_queue *eq, const char *page, size_t count)
+{
+	return store(eq, FAIRQ_SLOTS, page, count);
+}
+
+static ssize_t store_threshold(struct elevator_queue *eq, const char *page, size_t count)
+{
+	return store(eq, FAIRQ_THRESHOLD, page, count);
+}
+
+static ssize_t show_stats(struct elevator_queue *eq, char *page)
+{
+	struct fairq_queue *fq = eq->elevator_data;
+	struct fairq_told told;
+
+	local_irq_disable();
+	fairq_core_tell(fq->engine, &told);
+	local_irq_enable();
+	return sysfs_emit(page, "free_slots %llu\nthrottles %llu\nblocks %llu\nwakes %llu\n"
+			  "periods %llu\n", told.free_slots, told.throttles, told.blocks,
+			  told.wakes, told.periods);
+}
+
+static struct elv_fs_entry mqfq_attrs[] = {
+	__ATTR(slots, 0644, show_slots, store_slots),
+	__ATTR(threshold, 0200, NULL, store_threshold),
+	__ATTR(stats, 0444, show_stats, NULL),
+	__ATTR_NULL
+};
+
+static struct elv_fs_entry sfqd_attrs[] = {
+	__ATTR(slots, 0644, show_slots, store_slots),
+	__ATTR(stats, 0444, show_stats, NULL),
+	__ATTR_NULL
+};
+
+static struct elv_fs_entry kyber_fair_attrs[] = {
+	__ATTR(stats, 0444, show_stats, NULL),
+	__ATTR_NULL
+};
+
+#define ELEVATOR(name, attrs) {						\
+	.ops = {							\
+		.init_sched = fairq_init_sched,				\
+		.exit_sched = fairq_exit_sched,				\
+		.init_hctx = fairq_init_hctx,				\
+		.exit_hctx = fairq_exit_hctx,				\
+		.depth_updated = fairq_depth_updated,			\
+		.bio_merge = fairq_bio_merge,				\
+		.limit_depth = fairq_limit_depth,			\
+		.prepare_request = fairq_prepare_request,		\
+		.finish_request = fairq_finish_request,			\
+		.requeue_request = fairq_requeue_request,		\
+		.insert_requests = fairq_insert_requests,		\
+		.dispatch_request = fairq_dispatch_request,		\
+		.has_work = fairq_has_work,				\
+	},								\
+	.elevator_name = name,						\
+	.elevator_attrs = attrs,					\
+	.elevator_owner = THIS_MODULE,					\
+}
+
+static struct elevator_type elevators[] = {
+	ELEVATOR("mqfq", mqfq_attrs),
+	ELEVATOR("sfqd", sfqd_attrs),
+	ELEVATOR("kyber-fair", kyber_fair_attrs),
+};
+
+struct fairq_queue *fairq_of(struct request_queue *q)
+{
+	struct elevator_queue *eq = q->elevator;
+
+	if (!eq || eq->type->ops.insert_requests != fairq_insert_requests)
+		return NULL;
+	return eq->elevator_data;
+}
+
+int fairq_register_elevators(void)
+{
+	int error;
+	u32 i;
+
+	for (i = 0; i < ARRAY_SIZE(elevators); i++) {
+		error = elv_register(&elevators[i]);
+		if (error)
+			break;
+	}
+	if (error)
+		while (i--)
+			elv_unregister(&elevators[i]);
+	return error;
+}
+
+void fairq_unregister_elevators(void)
+{
+	u32 i;
+
+	for (i = 0; i < ARRAY_SIZE(elevators); i++)
+		elv_unregister(&elevators[i]);
+}
