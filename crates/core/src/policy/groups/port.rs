@@ -66,7 +66,7 @@ impl Entry {
     const QUEUED: u64 = 8 << Self::FLAGS;
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
-        Entry(u64::from(length) << 32 | flags | flow.slot() as u64 + 1)
+        Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
     }
 
     fn is(self, flag: u64) -> bool {
