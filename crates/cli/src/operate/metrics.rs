@@ -9,22 +9,21 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use fairq_config::caps::listed;
-use fairq_config::group::KEYS;
 use fairq_config::settings::Plan;
-use fairq_core::{
-    CapStats, CostStats, DepthState, DepthStats, FlowId, ReservationState, ReservedStats,
-    ShareStats, Stats, TargetState, TargetStats, TokenStats,
-};
+use fairq_core::{CostStats, DepthState, DepthStats, FlowId, Stats, TokenStats};
 use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
 use fairq_host::observe::stats::TenantStats;
-use fairq_host::server::{GroupStatus, Member, Roster, Status, StoreStatus};
+use fairq_host::server::{Member, Roster, Status, StoreStatus};
 use hdrhistogram::Histogram;
 
 use super::overview::depth_state;
 use crate::status::Row;
+
+mod promised;
+
+use promised::{caps, groups, targets};
 
 /// Tenants with series of their own.
 const MOST_TENANTS: usize = 500;
@@ -497,172 +496,6 @@ fn cost(text: &mut Text, cost: &CostStats) {
         "Windows of a busy device that costs were found in; 0 while they are a guess.",
         cost.windows as f64,
     );
-}
-
-/// Caps, of the tenants that have some.
-fn caps(text: &mut Text, now: &Status, roster: &Roster) {
-    type Value = fn(&CapStats) -> f64;
-    let families: [(&str, &str, &str, Value); 3] = [
-        (
-            "fairq_tenant_capped_requests_total",
-            "counter",
-            "Requests of the tenant that waited for one of its caps.",
-            |of| of.held as f64,
-        ),
-        (
-            "fairq_tenant_capped_seconds_total",
-            "counter",
-            "Time that the tenant's requests waited for its caps, added up over requests.",
-            |of| of.held_ns as f64 * 1e-9,
-        ),
-        (
-            "fairq_tenant_capped_requests",
-            "gauge",
-            "Requests of the tenant that wait for one of its caps now.",
-            |of| of.waiting as f64,
-        ),
-    ];
-    let of = |member| Some((member, now.caps_of(member)?));
-    let members: Vec<(&Member, &CapStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
-    if members.is_empty() {
-        return;
-    }
-    for (name, kind, help, value) in families {
-        text.family(name, kind, help);
-        for (member, stats) in &members {
-            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
-        }
-    }
-    let help = "What a cap of the tenant's allows in a second: requests or bytes, as its key says.";
-    text.family("fairq_tenant_cap", "gauge", help);
-    for (member, stats) in &members {
-        for (key, cap) in listed(&stats.caps) {
-            let labels = [("tenant", &*member.tenant.name), ("key", key)];
-            text.sample("fairq_tenant_cap", &labels, cap.per_second() as f64);
-        }
-    }
-}
-
-/// Groups, and the reservations of the tenants that have something kept for them.
-fn groups(text: &mut Text, now: &Status, roster: &Roster) {
-    let families: [(&str, &str, fn(&GroupStatus) -> f64); 2] = [
-        (
-            "fairq_group_weight",
-            "The weight of the group of tenants beside all tenants and groups that are in none.",
-            |of| f64::from(of.weight.in_256ths()) / 256.0,
-        ),
-        (
-            "fairq_group_active_members",
-            "Tenants and groups in the group that have asked for something lately.",
-            |of| f64::from(of.active),
-        ),
-    ];
-    for (name, help, value) in families.iter().filter(|_| !now.groups.is_empty()) {
-        text.family(name, "gauge", help);
-        for of in now.groups.iter().take(MOST_TENANTS) {
-            text.sample(name, &[("group", &of.group.name)], value(of));
-        }
-    }
-    let of = |member| {
-        let stats: &ShareStats = now.share_of(member).filter(|of| !of.granted.is_none())?;
-        Some((member, stats))
-    };
-    let members: Vec<(&Member, &ShareStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
-    if members.is_empty() {
-        return;
-    }
-    let help = "What is kept for the tenant in a second: requests or bytes, as its key says; less \
-                than it has reserved while all reservations are more than the device does.";
-    text.family("fairq_tenant_reserved", "gauge", help);
-    for (member, stats) in &members {
-        let kept = [stats.granted.iops(), stats.granted.bytes()];
-        for (key, rate) in KEYS.iter().zip(kept).filter(|(_, rate)| *rate > 0) {
-            let labels = [("tenant", &*member.tenant.name), ("key", key)];
-            text.sample("fairq_tenant_reserved", &labels, rate as f64);
-        }
-    }
-    let help = "1 if the tenant had what is kept for it in the last second, or asked for less.";
-    text.family("fairq_tenant_reservation_met", "gauge", help);
-    for (member, stats) in &members {
-        let is_met = stats.state != ReservationState::Missed;
-        let labels = [("tenant", &*member.tenant.name)];
-        text.sample("fairq_tenant_reservation_met", &labels, f64::from(u8::from(is_met)));
-    }
-    let help = "Requests of the tenant that went to the device before all others, since it had \
-                less than is kept for it.";
-    text.family("fairq_tenant_ahead_requests_total", "counter", help);
-    for (member, stats) in &members {
-        let labels = [("tenant", &*member.tenant.name)];
-        text.sample("fairq_tenant_ahead_requests_total", &labels, stats.ahead as f64);
-    }
-    let families: [(&str, &str, fn(&ReservedStats) -> u64); 2] = [
-        (
-            "fairq_reserved_ratio",
-            "What tenants that are active have reserved, as a part of what the store's device does.",
-            |of| of.asked_ppm,
-        ),
-        (
-            "fairq_reserved_granted_ratio",
-            "The part of each reservation that is kept: below 1 if all are more than the device does.",
-            |of| of.granted_ppm,
-        ),
-    ];
-    for (name, help, value) in families {
-        text.family(name, "gauge", help);
-        for store in &now.stores {
-            let Some(reserved) = &store.policy.reserved else { continue };
-            text.sample(name, &[("store", &store.name)], value(reserved) as f64 / 1e6);
-        }
-    }
-}
-
-/// Latency targets, of the tenants that have one.
-fn targets(text: &mut Text, now: &Status, roster: &Roster) {
-    type Value = fn(&TargetStats) -> f64;
-    let families: [(&str, &str, Value); 5] = [
-        (
-            "fairq_tenant_latency_target_seconds",
-            "The tenant's latency target: the longest that its requests are to take.",
-            |of| of.target.latency_ns() as f64 * 1e-9,
-        ),
-        (
-            "fairq_tenant_latency_target_late_ratio",
-            "The part of requests that took longer in the last second.",
-            |of| of.late as f64 / of.completed.max(1) as f64,
-        ),
-        (
-            "fairq_tenant_latency_target_late_limit_ratio",
-            "The part of requests that may take longer: 0.01 for the 99th percentile.",
-            |of| f64::from(of.target.late_ppm()) * 1e-6,
-        ),
-        (
-            "fairq_tenant_latency_target_unreachable",
-            "1 if the target was missed in the last second and nothing more can be done for it; \
-             fairq ctl status says why.",
-            |of| f64::from(u8::from(is_unreachable(of.state))),
-        ),
-        (
-            "fairq_tenant_latency_target_weight",
-            "The weight that the tenant is served with: its own, or more while it misses its \
-             target.",
-            |of| of.weight.get().into(),
-        ),
-    ];
-    let of = |member| Some((member, now.target_of(member)?));
-    let members: Vec<(&Member, &TargetStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
-    for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
-        text.family(name, "gauge", help);
-        for (member, stats) in &members {
-            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
-        }
-    }
-}
-
-fn is_unreachable(state: TargetState) -> bool {
-    matches!(state, TargetState::Device | TargetState::Floor | TargetState::Spent)
 }
 
 fn policy(text: &mut Text, now: &Status) {
