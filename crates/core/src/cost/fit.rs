@@ -6,12 +6,12 @@
 //! **Model.** If `x` is the rate at which a window had a part's units (requests, bytes) and the
 //! costs are right, `sum(cost * x)` is the same in each window, since all its time was used. Let
 //! `c` be the part of the device's time that the part takes on average and `d` how far its rate in
-//! a window was from its mean rate, relative to that. Then `sum(c) = 1` and in each window
+//! a window was from its mean rate, relative to that. Then `sum(c) = 1`, and in each window
 //! `sum(c * d) = 0`: what one part has more of, others have less of, by what they take. The `c`
 //! that come nearest to that are a least-squares problem on a simplex: minimise `c S c`, where `S`
-//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the [usual
-//! costs](FIRST), which decide where windows do not differ. It is solved by moving time from one part to
-//! another, for each pair of parts in turn.
+//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the
+//! [usual costs](FIRST), which decide where windows do not differ. It is solved by moving time from
+//! one part to another, for each pair of parts in turn.
 //!
 //! A device that becomes slower or faster for all moves all `d` of a window alike; that adds the
 //! same to `c S c` whatever `c` is, and moves nothing.

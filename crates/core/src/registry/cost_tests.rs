@@ -78,16 +78,18 @@ fn keys(kind: CostKind) -> Vec<(&'static str, u64)> {
 }
 
 /// 512 bytes beside 1 MiB on a device of 4,000 requests a second: by bytes the large ones have next
-/// to nothing, by requests each tenant has half of what it has alone.
+/// to nothing, by requests or by the device's time each tenant has half of what it has alone.
 #[test]
 fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     let both =
         |name, kind: CostKind| served((name, &keys(kind)), &[SMALL, LARGE], 10_000, |_, _| 250_000);
     let parts = |counts: Vec<u64>| [counts[0] as f64 / 20_000.0, counts[1] as f64 / 20_000.0];
     for name in ["mqfq", "mqfq-serial", "sfqd"] {
-        let got = parts(both(name, CostKind::Requests));
-        let said = format!("{name}: {got:?} of what each has alone");
-        assert!(got.iter().all(|part| (0.45..=0.55).contains(part)), "{said}");
+        for kind in [CostKind::Requests, CostKind::Device] {
+            let got = parts(both(name, kind));
+            let said = format!("{name}, {kind:?}: {got:?} of what each has alone");
+            assert!(got.iter().all(|part| (0.45..=0.55).contains(part)), "{said}");
+        }
         let [_, large] = parts(both(name, CostKind::Bytes));
         assert!(large < 0.05, "{name}: {large}");
     }
