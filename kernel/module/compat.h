@@ -18,6 +18,12 @@ static inline void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*f
 /* Since 6.18 or so init_sched() is given its elevator_queue, and depth_updated() its queue. */
 #define FAIRQ_ELEVATOR_IS_GIVEN (LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0))
 
+#if FAIRQ_ELEVATOR_IS_GIVEN
+#define FAIRQ_WORKQUEUE system_dfl_wq
+#else
+#define FAIRQ_WORKQUEUE system_unbound_wq
+#endif
+
 /* For files that include block/blk-mq.h. */
 #if FAIRQ_ELEVATOR_IS_GIVEN
 #define fairq_map_queue(q, opf, ctx) blk_mq_map_queue(opf, ctx)

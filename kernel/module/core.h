@@ -2,8 +2,9 @@
 /*
  * The schedulers, which are Rust: what ../core/src/lib.rs gives and takes. The two are changed together.
  *
- * Functions that take a port are called under that port's lock, with interrupts off. The others, but for
- * fairq_core_new() and fairq_core_free(), are called with interrupts off, since they take spin locks that the former take.
+ * Functions that take a port are called under that port's lock, with interrupts off. The others, but
+ * for fairq_core_new() and fairq_core_free(), are called with interrupts off, since they take spin
+ * locks that the former take.
  */
 #ifndef FAIRQ_CORE_H
 #define FAIRQ_CORE_H

@@ -105,8 +105,20 @@ static enum hrtimer_restart tick(struct hrtimer *timer)
 void fairq_keep_ticking(struct fairq_queue *fq)
 {
 	smp_mb();
-	if (!READ_ONCE(fq->ticking) && !xchg(&fq->ticking, true))
+	if (!READ_ONCE(fq->ticking) && !xchg(&fq->ticking, true)) {
 		hrtimer_start(&fq->tick, 0, HRTIMER_MODE_ABS);
+		queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(1));
+	}
+}
+
+/* As long as the ticks go on, which is where it begins again. */
+static void weigh(struct work_struct *work)
+{
+	struct fairq_queue *fq = container_of(work, struct fairq_queue, weigh.work);
+
+	fairq_weigh(fq);
+	if (READ_ONCE(fq->ticking))
+		queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(100));
 }
 
 static void stop_timers(struct fairq_queue *fq)
@@ -119,6 +131,7 @@ static void stop_timers(struct fairq_queue *fq)
 	hrtimer_cancel(&fq->tick);
 	fq->ticking = false;
 	cancel_work_sync(&fq->work);
+	cancel_delayed_work_sync(&fq->weigh);
 	hrtimer_cancel(&fq->tick);
 	fq->ticking = false;
 }
@@ -181,6 +194,7 @@ void fairq_init_timers(struct fairq_queue *fq)
 {
 	u32 i;
 
+	INIT_DELAYED_WORK(&fq->weigh, weigh);
 	hrtimer_setup(&fq->tick, tick, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
 	for (i = 0; i < fq->nr_ports; i++)
 		hrtimer_setup(&fq->ports[i].timer, port_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);

@@ -56,6 +56,7 @@ struct fairq_queue {
 	/* Ports to ask where no lock is held: see fairq_ask_later(). */
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
+	struct delayed_work weigh;
 };
 
 /* queue.c */
@@ -85,7 +86,9 @@ void fairq_deactivate_groups(struct fairq_queue *fq);
 /* The flow to charge for a request; of the task that asks for one. */
 u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq);
 u64 fairq_flow_of_current(struct fairq_queue *fq);
-/* Gives all groups a flow in a new engine. */
+/* Tells the scheduler each cgroup's part of the whole; ten times a second while there are requests. */
+void fairq_weigh(struct fairq_queue *fq);
+/* Gives all groups a flow in a new engine; under q->queue_lock. */
 void fairq_readd_groups(struct fairq_queue *fq);
 
 #endif

@@ -3,8 +3,11 @@
  * Cgroups: a flow of the scheduler for each one on each queue, and their weights.
  *
  * io.fairq.weight of a cgroup is its weight among its siblings, 1 to 10,000, 100 by default; on one
- * device it may have another. What the scheduler is told is the product over the levels of the tree
- * in units of 100. A request without a cgroup, or of one that is gone, is root's.
+ * drive it may have another. Of what its parent has, a cgroup has its weight's part of the weights of
+ * all siblings that send requests; what it does not use is theirs. So ten times a second, while there
+ * are requests, fairq_weigh() looks which cgroups have sent some lately, and tells the scheduler for
+ * each its part of the whole. Root's own requests, those without a cgroup and those of one that is
+ * gone are root's, which is beside its children with a weight of 100.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -32,9 +35,23 @@ struct fairq_group {
 	/* The queue whose engine has the flow; NULL: none has. Written under q->queue_lock. */
 	struct fairq_queue *fq;
 	u64 flow;
-	/* On this device; 0: the cgroup's. */
+	/* On this drive; 0: the cgroup's. */
 	u32 weight;
+	/* It has sent a request since the last look; for how many looks it has not. */
+	bool sent;
+	u8 silent;
+	/* What the scheduler was told last, in 256ths. */
+	u32 told;
+	/* The weights of its children that send, and its own if it sends and has such; its part. */
+	u64 sum;
+	u64 part;
 };
+
+/* How many looks a cgroup counts as sending after its last request. */
+#define SILENT 5
+/* The whole, which a cgroup alone has: the largest weight there is, in 256ths. */
+#define WHOLE ((u64)MOST_WEIGHT << 8)
+
 
 static struct blkcg_policy fairq_policy;
 
@@ -50,29 +67,23 @@ static struct fairq_group *group_of(struct blkcg_gq *blkg)
 	return pd ? container_of(pd, struct fairq_group, pd) : NULL;
 }
 
-/* In 256ths: its own weight times those of all above it, in units of 100. */
-static u32 weight_of(struct blkcg_gq *blkg)
+/* Its weight on this drive. */
+static u32 weight_of(struct blkcg_gq *blkg, struct fairq_group *group)
 {
-	u64 weight = USUAL_WEIGHT << 8;
-	struct fairq_group *group;
+	u32 weight = READ_ONCE(group->weight);
 
-	for (; blkg->parent; blkg = blkg->parent) {
-		u32 own;
-
-		group = group_of(blkg);
-		own = group ? READ_ONCE(group->weight) : 0;
-		if (!own)
-			own = READ_ONCE(cgroup_of(blkg->blkcg)->weight);
-		weight = clamp(weight * own / USUAL_WEIGHT, 4ULL, (u64)MOST_WEIGHT << 8);
-	}
-	return weight;
+	return weight ? weight : READ_ONCE(cgroup_of(blkg->blkcg)->weight);
 }
 
 u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq)
 {
 	struct fairq_group *group = rq->bio ? group_of(rq->bio->bi_blkg) : NULL;
 
-	return group && smp_load_acquire(&group->fq) == fq ? READ_ONCE(group->flow) : fq->root;
+	if (!group || smp_load_acquire(&group->fq) != fq)
+		return fq->root;
+	if (!READ_ONCE(group->sent))
+		WRITE_ONCE(group->sent, true);
+	return READ_ONCE(group->flow);
 }
 
 u64 fairq_flow_of_current(struct fairq_queue *fq)
@@ -110,12 +121,37 @@ static struct blkg_policy_data *alloc_group(struct gendisk *disk, struct blkcg *
 	return group ? &group->pd : NULL;
 }
 
+/* It sends, or some below it do. */
+static bool counts(const struct fairq_group *group)
+{
+	return group->silent < SILENT || group->sum;
+}
+
+/* Its part of the whole, or what that is once it sends beside those that do now. */
+static u32 part_of(struct blkcg_gq *blkg, struct fairq_group *group)
+{
+	struct fairq_group *parent = blkg->parent ? group_of(blkg->parent) : NULL;
+	u64 weight, sum;
+
+	if (!parent)
+		return WHOLE;
+	weight = weight_of(blkg, group);
+	sum = parent->sum + (counts(group) ? 0 : weight);
+	return max(4ULL, div64_u64((parent->part ? parent->part : WHOLE) * weight, max(sum, weight)));
+}
+
 /* Where there is no room for another flow the group is root's. */
 static void add_flow(struct fairq_queue *fq, struct blkcg_gq *blkg, struct fairq_group *group)
 {
 	u64 flow = fq->root;
 
-	if (blkg->parent && !fairq_core_add_flow(fq->engine, weight_of(blkg), &flow))
+	group->silent = SILENT;
+	group->sum = 0;
+	group->part = 0;
+	group->told = part_of(blkg, group);
+	if (!blkg->parent)
+		fairq_core_set_weight(fq->engine, flow, group->told);
+	else if (!fairq_core_add_flow(fq->engine, group->told, &flow))
 		return;
 	WRITE_ONCE(group->flow, flow);
 	/* Whoever sees the queue sees the flow. */
@@ -155,39 +191,66 @@ void fairq_readd_groups(struct fairq_queue *fq)
 	struct fairq_group *group;
 	struct blkcg_gq *blkg;
 
-	list_for_each_entry(blkg, &fq->q->blkg_list, q_node) {
-		/* The lock keeps reweigh() out of the old engine, which ends after this. */
-		spin_lock(&blkg->blkcg->lock);
+	list_for_each_entry_reverse(blkg, &fq->q->blkg_list, q_node) {
 		group = group_of(blkg);
 		if (group && group->fq == fq) {
 			WRITE_ONCE(group->fq, NULL);
 			add_flow(fq, blkg, group);
 		}
-		spin_unlock(&blkg->blkcg->lock);
 	}
 }
 
-/* The weight of a cgroup has changed, and with it the products of all below it. */
-static void reweigh(struct blkcg *top)
+/* Under q->queue_lock: nothing is added to the list or taken out. Parents are behind children. */
+static void weigh(struct fairq_queue *fq)
 {
-	struct cgroup_subsys_state *css;
-	struct fairq_group *group;
+	struct fairq_group *group, *parent;
 	struct blkcg_gq *blkg;
-	struct blkcg *blkcg;
+	u32 part;
 
-	rcu_read_lock();
-	css_for_each_descendant_pre(css, &top->css) {
-		blkcg = css_to_blkcg(css);
-		spin_lock_irq(&blkcg->lock);
-		hlist_for_each_entry(blkg, &blkcg->blkg_list, blkcg_node) {
-			group = group_of(blkg);
-			if (group && group->fq && blkg->parent)
-				fairq_core_set_weight(group->fq->engine, group->flow,
-						      weight_of(blkg));
+	list_for_each_entry(blkg, &fq->q->blkg_list, q_node) {
+		group = group_of(blkg);
+		if (!group || group->fq != fq)
+			continue;
+		if (READ_ONCE(group->sent)) {
+			WRITE_ONCE(group->sent, false);
+			group->silent = 0;
+		} else if (group->silent < SILENT) {
+			group->silent++;
 		}
-		spin_unlock_irq(&blkcg->lock);
+		group->sum = 0;
 	}
-	rcu_read_unlock();
+	list_for_each_entry(blkg, &fq->q->blkg_list, q_node) {
+		group = group_of(blkg);
+		if (!group || group->fq != fq)
+			continue;
+		/* Requests of its own, beside those of its children. */
+		if (group->silent < SILENT && (group->sum || !blkg->parent))
+			group->sum += USUAL_WEIGHT;
+		parent = blkg->parent ? group_of(blkg->parent) : NULL;
+		if (parent && counts(group))
+			parent->sum += weight_of(blkg, group);
+	}
+	list_for_each_entry_reverse(blkg, &fq->q->blkg_list, q_node) {
+		group = group_of(blkg);
+		if (!group || group->fq != fq)
+			continue;
+		group->part = group->sum && !blkg->parent ? WHOLE : part_of(blkg, group);
+		part = group->part;
+		if (group->sum)
+			part = max(4ULL, div64_u64(group->part * USUAL_WEIGHT, group->sum));
+		/* What is a part in 64 off stays: a change of weights has its cost. */
+		if (abs_diff(part, group->told) <= group->told / 64)
+			continue;
+		group->told = part;
+		fairq_core_set_weight(fq->engine, group->flow, part);
+	}
+}
+
+void fairq_weigh(struct fairq_queue *fq)
+{
+	spin_lock_irq(&fq->q->queue_lock);
+	weigh(fq);
+	spin_unlock_irq(&fq->q->queue_lock);
 }
 
 static ssize_t write_weight(struct kernfs_open_file *of, char *text, size_t count, loff_t offset)
@@ -203,7 +266,6 @@ static ssize_t write_weight(struct kernfs_open_file *of, char *text, size_t coun
 		if (weight < LEAST_WEIGHT || weight > MOST_WEIGHT)
 			return -ERANGE;
 		WRITE_ONCE(cgroup_of(blkcg)->weight, weight);
-		reweigh(blkcg);
 		return count;
 	}
 
@@ -222,10 +284,7 @@ static ssize_t write_weight(struct kernfs_open_file *of, char *text, size_t coun
 	if (!error)
 		WRITE_ONCE(group->weight, weight);
 	fairq_conf_end(&ctx);
-	if (error)
-		return error;
-	reweigh(blkcg);
-	return count;
+	return error ? error : count;
 }
 
 static u64 print_group(struct seq_file *file, struct blkg_policy_data *pd, int unused)

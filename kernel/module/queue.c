@@ -519,6 +519,7 @@ static int fairq_init_sched(struct request_queue *q, struct elevator_queue *eq)
 
 static void fairq_depth_updated(struct request_queue *q)
 {
+	blk_mq_set_min_shallow_depth(q, 1);
 	depth_updated(q, q->nr_requests);
 }
 #else
@@ -574,8 +575,6 @@ static ssize_t store(struct elevator_queue *eq, u32 what, const char *page, size
 
 	if (error)
 		return error;
-	if (value == U64_MAX)
-		return -EINVAL;
 	local_irq_disable();
 	done = fairq_core_tune(fq->engine, what, value, &wake);
 	local_irq_enable();

@@ -332,22 +332,14 @@ extern "C" fn fairq_core_tick(engine: &Engine, now_ns: u64, wake: &mut Wake) -> 
     next.unwrap_or(0)
 }
 
-/// Changes D (0) or T (1); `u64::MAX`: the scheduler finds it by itself. Whether it could.
+/// Changes D (0) or T in bytes (1). Whether it could. What a scheduler finds by itself is not asked
+/// for here: it would take memory.
 #[unsafe(no_mangle)]
-extern "C" fn fairq_core_tune(
-    engine: &Engine,
-    what: u32,
-    value: u64,
-    wake: &mut Wake,
-) -> bool {
-    let tuning = match (what, value) {
-        (0, u64::MAX) => Tuning::AutoSlots,
-        (0, slots) => match u32::try_from(slots) {
-            Ok(slots) => Tuning::Slots(slots),
-            Err(_) => return false,
-        },
-        (_, u64::MAX) => Tuning::FollowingThreshold(45 << 10),
-        (_, bytes) => Tuning::Threshold(bytes),
+extern "C" fn fairq_core_tune(engine: &Engine, what: u32, value: u64, wake: &mut Wake) -> bool {
+    let tuning = match (what, u32::try_from(value)) {
+        (0, Ok(slots)) => Tuning::Slots(slots),
+        (0, Err(_)) => return false,
+        _ => Tuning::Threshold(value),
     };
     let mut woken = PortSet::EMPTY;
     let done = with!(engine, made => made.policy.tune(tuning, &mut woken)).is_ok();
