@@ -240,8 +240,8 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
 
 /// Builds the policy of this entry with these keys, around it the layers that keep
-/// [groups and reservations](crate::groups) and [caps](crate::caps), and its ports: as a type of its
-/// own, for embedders who know which policy they want and have their loop compiled for it.
+/// [groups and reservations](crate::groups) and [caps](crate::caps), and its ports: as a type of
+/// its own, for embedders who know which policy they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
 ///
