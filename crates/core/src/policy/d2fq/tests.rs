@@ -541,6 +541,23 @@ fn a_new_weight_begins_a_new_period() {
     }
 }
 
+/// Weights that a layer computes may change in every period: the adjustment goes on with what flows
+/// did, since virtual time is at the weight of each moment.
+#[test]
+fn a_weight_that_is_computed_leaves_the_period() {
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(0);
+    rig.hold(1);
+    for (weight, counted) in [(100, &[][..]), (400, &[1, 2]), (50, &[1, 2])] {
+        rig.policy.set_weights(&[(rig.flows[0], Weight::new(weight).unwrap())]);
+        rig.serve(0, 1);
+        rig.serve(1, 2);
+        rig.now_ns += 1000 * MS;
+        assert_eq!(rig.tick(), counted);
+        assert_eq!(rig.policy.shared.flows.weight(rig.flows[0]).unwrap().get(), weight);
+    }
+}
+
 /// Decision 12, as far as it is the policy's: a throttled flow is never given another class because
 /// its own is full.
 #[test]

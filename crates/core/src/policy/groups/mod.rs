@@ -28,9 +28,9 @@
 //! **Example.** Group acme (300) has flows a and b of 100 each, beside solo (100): weights 150, 150
 //! and 100. While a is idle, b has 300.
 //!
-//! **Laws.** What goes ahead for a reservation is at most rate x interval + a twentieth of a second's,
-//! over all ports, and half of a port's tags at a time: with what the device has left, no flow
-//! starves. All weights times a factor change nothing.
+//! **Laws.** What goes ahead for a reservation is at most rate x interval + what the rate has in a
+//! twentieth of a second, over all ports, and half of a port's tags at a time: with what the device
+//! has left, no flow starves. All weights times a factor change nothing.
 //!
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at [`AT_ONCE`].
 //!
