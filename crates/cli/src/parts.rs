@@ -57,7 +57,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
 
 /// A group as the server knows it.
 pub(crate) fn server_group(group: &Group) -> server::Group {
-    let Group { name, weight, reservation } = group.clone();
+    let Group { name, weight, reservation, .. } = group.clone();
     server::Group { name, weight, reservation }
 }
 

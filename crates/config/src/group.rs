@@ -1,7 +1,7 @@
 //! `--group NAME=key=value,…` and `[[group]]`: tenants that share what they have together; and
 //! `min-iops` and `min-bandwidth`, what a tenant or a group has at least.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -42,6 +42,8 @@ pub struct Group {
     pub weight: Weight,
     /// What its tenants have together at least.
     pub reservation: Reservation,
+    /// This machine has a group of users of this name, too.
+    pub is_ambiguous: bool,
 }
 
 impl Group {
@@ -120,7 +122,11 @@ impl GroupTable {
             }
         };
         match self.reservation().reservation(&Caps::default()) {
-            Ok(reservation) => Ok(Group { name: self.name.clone(), weight, reservation }),
+            Ok(reservation) => {
+                // Asked once a group: there may be thousands of tenants.
+                let is_ambiguous = matches!(gid_of(&self.name), Ok(Some(_)));
+                Ok(Group { name: self.name.clone(), weight, reservation, is_ambiguous })
+            }
             Err(text) => refuse(format!("group {}: {text}", self.name)),
         }
     }
@@ -176,14 +182,14 @@ pub fn complete<'a>(
 ///
 /// A name that is both a group of tenants and one of the machine's users is refused: a group of
 /// tenants that is added later must not open an export that was kept for a group of users.
-pub fn split<'a>(
+pub fn split(
     said: Option<&List<String>>,
-    groups: impl IntoIterator<Item = &'a str>,
+    groups: &[Group],
 ) -> Result<(Option<String>, Option<List<String>>), String> {
     let Some(List(names)) = said else { return Ok((None, None)) };
-    let groups: HashSet<&str> = groups.into_iter().collect();
+    let find = |name: &String| groups.iter().find(|group| group.name == *name);
     let (own, users): (Vec<&String>, Vec<&String>) =
-        names.iter().partition(|name| groups.contains(name.as_str()));
+        names.iter().partition(|name| find(name).is_some());
     if let [first, second, ..] = own[..] {
         return Err(format!(
             "group: {first} and {second} are both groups of tenants, and a tenant is in one: leave \
@@ -197,7 +203,7 @@ pub fn split<'a>(
         ));
     }
     if let [name] = own[..]
-        && matches!(gid_of(name), Ok(Some(_)))
+        && find(name).is_some_and(|group| group.is_ambiguous)
     {
         return Err(format!(
             "group: {name} is a group of tenants and one of this machine's users: give the group \
@@ -320,7 +326,8 @@ mod tests {
     #[test]
     fn a_tenants_key_names_groups_of_tenants_and_of_users() {
         let list = |names: &[&str]| List(names.iter().map(|&name| name.to_owned()).collect());
-        let split = |names: &[&str]| split(Some(&list(names)), ["acme", "acme/batch", "root"]);
+        let all = groups(&["acme", "acme/batch", "root"]).unwrap();
+        let split = |names: &[&str]| split(Some(&list(names)), &all);
         assert_eq!(split(&["acme/batch"]), Ok((Some("acme/batch".into()), None)));
         assert_eq!(split(&["dba", "acme"]), Ok((Some("acme".into()), Some(list(&["dba"])))));
         assert_eq!(split(&["dba"]), Ok((None, Some(list(&["dba"])))));

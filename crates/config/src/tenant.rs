@@ -169,14 +169,12 @@ impl TenantTable {
 
     /// The group of tenants that it names, of these.
     pub fn group_of(&self, groups: &[Group]) -> Result<Option<String>, String> {
-        let names = groups.iter().map(|group| &*group.name);
-        group::split(self.group.as_ref(), names).map(|(group, _)| group)
+        group::split(self.group.as_ref(), groups).map(|(group, _)| group)
     }
 
     /// Is in this group of tenants instead of the one that it names, of these.
     pub fn set_group(&mut self, group: Option<&str>, groups: &[Group]) {
-        let names = groups.iter().map(|group| &*group.name);
-        let users = group::split(self.group.as_ref(), names).map(|(_, users)| users);
+        let users = group::split(self.group.as_ref(), groups).map(|(_, users)| users);
         let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
         all.extend(group.map(str::to_owned));
         self.group = (!all.is_empty()).then_some(List(all));
@@ -229,8 +227,7 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
-        let names = groups.iter().map(|group| &*group.name);
-        let (group, user_groups) = match group::split(self.group.as_ref(), names) {
+        let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
             Ok(both) => both,
             Err(text) => return refuse(text),
         };

@@ -104,8 +104,7 @@ impl Console {
         let groups = plan.groups.clone();
         let old_groups = self.settings.complete_groups()?;
         let users = |table: &TenantTable, groups: &[group::Group]| {
-            let names = groups.iter().map(|group| &*group.name);
-            group::split(table.group.as_ref(), names).map(|(_, users)| users)
+            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
         };
         let mut moved: Vec<(String, Place, bool)> = Vec::new();
         for table in tables() {
