@@ -31,7 +31,13 @@ impl<L: Policy> Made<L> {
 /// kernel's, 16 KiB for all that is called.
 #[inline(never)]
 fn made<E: registry::Entry>(shape: &Shape) -> Option<Box<Made<registry::CappedOf<E, Native>>>> {
-    let (policy, ports) = registry::build::<E, Native>(&[], shape).ok()?;
+    // D is what the driver takes, not searched for: `kyber-fair` is busy with half of that.
+    let slots = u64::from(shape.slots);
+    let keys = match E::NAME {
+        "kyber-fair" => [("busy", (slots / 2).max(1))],
+        _ => [("slots", slots)],
+    };
+    let (policy, ports) = registry::build::<E, Native>(&keys, shape).ok()?;
     let root = policy.add_flow(Weight::DEFAULT).ok()?;
     let ports = ports.into_iter().map(UnsafeCell::new).collect();
     Some(Box::new(Made { policy, ports, root }))

@@ -5,8 +5,8 @@
 //! is the team's before it is the neighbours'. And a database needs a floor in requests a second,
 //! whatever others weigh. **Model.** [`Grouped`] stands around a policy.
 //!
-//! - *Groups.* Ports count what each flow asks for, in words of their own. Every [`LOOK_NS`] the
-//!   [`tick`](Policy::tick) looks at [`AT_ONCE`] flows: those that are active divide their group's
+//! - *Groups.* Ports count what each flow asks for, in words of their own. Every `LOOK_NS` the
+//!   [`tick`](Policy::tick) looks at `AT_ONCE` flows: those that are active divide their group's
 //!   weight (`tree`), and the policy hears of the products by [`Policy::set_weights`]. Virtual time
 //!   is the policy's, and so are all its promises.
 //! - *Reservations.* A flow's reservation is a bucket that fills at its rate, and from which all
@@ -32,7 +32,7 @@
 //! twentieth of a second, over all ports, and half of a port's tags at a time: with what the device
 //! has left, no flow starves. All weights times a factor change nothing.
 //!
-//! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at [`AT_ONCE`].
+//! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
 //!
 //! **Cost.** Without groups and reservations `submit` reads one shared word that does not change,
 //! and `next` and `complete` a number of the port's own.

@@ -28,7 +28,7 @@ const PART: usize = 2;
 /// No lane.
 const NONE: u32 = u32::MAX;
 
-/// A port of it. See the [module's text](self).
+/// A port of it.
 pub struct GroupedPort<Q, P: Platform> {
     inner: Q,
     shared: Arc<Shared<P>>,
