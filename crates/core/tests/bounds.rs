@@ -261,7 +261,8 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "none" | "d2fq" | "kyber" => [0, 0],
         _ => [12, 16 * ports + 40],
     };
-    [verbs + counted, tick + added]
+    // Whether there are groups, which the layer around each policy looks at.
+    [verbs + counted, tick + added + 1]
 }
 
 #[test]

@@ -250,10 +250,10 @@ fn what_keeps_a_device_busy_is_found_for_tokens() {
 fn ten_thousand_tenants_have_the_device_in_equal_parts() {
     let tenant = |number: usize| {
         let job = Job::random_read(4096, 1);
-        Tenant::new(&format!("t{number}"), 100, vec![number % 2], job)
+        Tenant::new(&format!("t{number}"), 100, vec![number % 16], job)
     };
     let all = (0..10_000).map(tenant).collect();
-    let mut scenario = Scenario::new(Profile::named("z-ssd").unwrap(), 2, all, 2500 * MS);
+    let mut scenario = Scenario::new(Profile::named("z-ssd").unwrap(), 16, all, 2500 * MS);
     scenario.warmup_ns = 2 * SECOND;
     let none = AnySubject::None.measure(&scenario).unwrap();
     let found = run(&scenario, &Auto, vec![]).unwrap();
@@ -262,5 +262,6 @@ fn ten_thousand_tenants_have_the_device_in_equal_parts() {
     let (sum, squares) = (each.iter().sum::<f64>(), each.iter().map(|n| n * n).sum::<f64>());
     let jain = sum * sum / (squares * each.len() as f64);
     let slots = found.stats.slots;
-    assert!(kept >= 0.97 && jain >= 0.98, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
+    // Of some 37 requests each T lets a tenant have eleven more or less.
+    assert!(kept >= 0.97 && jain >= 0.9, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
 }
