@@ -555,6 +555,8 @@ impl Search {
         let demand = self.all();
         let most = demand.saturating_mul(2).max(FIRST);
         self.hold(self.slots.clamp(demand, most));
+        // Nothing is known of the device.
+        self.is_found = false;
     }
 
     /// All the demand, at least one.

@@ -238,6 +238,12 @@ fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
     rig.run(&device, 257, 2, 6 * SECOND);
     let (slots, state) = rig.state();
     assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
+    // And so if the trickle was alone.
+    let mut rig = Rig::new(4096);
+    rig.run(&device, 1, 1, 5 * SECOND);
+    rig.run(&device, 257, 2, 7 * SECOND);
+    let (slots, state) = rig.state();
+    assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
     // Where most of the demand is needed, D keeps room for twice of it.
     let mut rig = Rig::new(4096);
     rig.run(&hard(64.0, 1e6), 10, 2, 2 * SECOND);
