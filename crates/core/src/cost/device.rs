@@ -10,6 +10,8 @@
 //! that as much less or more: tenants that send the same requests notice nothing, and between
 //! others it evens out within two windows.
 
+use alloc::boxed::Box;
+
 use super::fit::{self, FIRST, MAX_BASE, MAX_PRICE, PARTS, Parts, WINDOWS, Window};
 use super::tally::{KINDS, Sum, direction};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
@@ -127,6 +129,13 @@ pub(super) struct Finder {
 }
 
 impl Finder {
+    /// On the heap, by a call of its own: it is some KiB, and what builds a policy inside Linux has
+    /// a stack of 16 KiB.
+    #[inline(never)]
+    pub(super) fn boxed(is_direct: bool) -> Box<Self> {
+        Box::new(Self::new(is_direct))
+    }
+
     pub(super) fn new(is_direct: bool) -> Self {
         Finder {
             is_direct,

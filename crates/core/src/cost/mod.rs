@@ -168,6 +168,8 @@ struct PortByDevice<P: Platform> {
 
 impl<L: Policy, P: Platform> Costs<L, P> {
     /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
+    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    #[inline(never)]
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,
@@ -189,7 +191,7 @@ impl<L: Policy, P: Platform> Costs<L, P> {
         };
         let ports = ports.into_iter().enumerate().map(port).collect();
         let device = shared.map(|shared| {
-            let finder = Box::new(Finder::new(L::Port::IS_DIRECT));
+            let finder = Finder::boxed(L::Port::IS_DIRECT);
             ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
         });
         (Costs { inner, device }, ports)

@@ -263,10 +263,20 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<CappedOf<E, P>>, Error> {
-    let config = configure::<E>(keys, shape)?;
-    let (policy, ports) = granted(|| E::build(config))?;
+    let (policy, ports) = built::<E, P>(keys, shape)?;
     let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows);
     Ok(Capped::new(policy, ports, shape.tags, shape.flows))
+}
+
+/// The policy without those layers. A call of its own, since what builds a policy inside Linux has
+/// a stack of 16 KiB.
+#[inline(never)]
+fn built<E: Entry, P: Platform>(
+    keys: Keys<'_>,
+    shape: &Shape,
+) -> Result<Built<E::Policy<P>>, Error> {
+    let config = configure::<E>(keys, shape)?;
+    Ok(granted(|| E::build(config))?)
 }
 
 #[cfg(all(test, not(loom)))]

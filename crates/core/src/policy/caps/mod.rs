@@ -246,6 +246,8 @@ fn amount(index: usize, request: &Request) -> u64 {
 
 impl<L: Policy, P: Platform> Capped<L, P> {
     /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
+    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    #[inline(never)]
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,

@@ -149,6 +149,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         Self::around(inner, ports, tags, flows, busy, false, is_auto)
     }
 
+    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    #[inline(never)]
     fn around(
         inner: L,
         ports: Vec<L::Port>,

@@ -12,8 +12,6 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use crossbeam_utils::CachePadded;
-
 use super::target::SEATS;
 use crate::contract::flow::Target;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
@@ -56,20 +54,17 @@ pub(super) struct Watch<P: Platform> {
     is_on: P::U64,
     /// Of each flow: its seat plus one in the lowest byte, and the time above; 0 without a target.
     flows: Box<[P::U64]>,
-    ports: Box<[CachePadded<[Words<P>; SEATS]>]>,
+    /// Of each port, of each seat.
+    ports: Box<[Box<[Words<P>]>]>,
 }
 
 impl<P: Platform> Watch<P> {
-    /// Not part of its caller, since its 4 KiB of stack are a quarter of what a kernel module has.
-    #[inline(never)]
     pub(super) fn new(flows: usize, ports: usize) -> Self {
         let words = || Words(core::array::from_fn(|_| P::U64::new(0)));
         Watch {
             is_on: P::U64::new(0),
             flows: (0..flows).map(|_| P::U64::new(0)).collect(),
-            ports: (0..ports)
-                .map(|_| CachePadded::new(core::array::from_fn(|_| words())))
-                .collect(),
+            ports: (0..ports).map(|_| (0..SEATS).map(|_| words()).collect()).collect(),
         }
     }
 
