@@ -178,7 +178,7 @@ fn a_policy_is_described_by_what_matters_most() {
     assert_eq!(describe("mqfq"), "mqfq D=auto T=auto");
     assert_eq!(describe("mqfq:slots=64"), "mqfq D=64 T=auto");
     assert_eq!(describe("sfqd:D=8,merge=on"), "sfqd D=8 merge=256k");
-    assert_eq!(describe("nass+flashfq"), "nass+flashfq D=auto T=1M");
+    assert_eq!(describe("nass+flashfq"), "nass+flashfq D=64 T=1M");
     assert_eq!(describe("d2fq:strict-paper"), "d2fq tau-l=auto hl=dynamic strict-paper");
     assert_eq!(describe("d2fq:tau-l=1M,hl=static-3"), "d2fq tau-l=1M hl=static-3");
     assert_eq!(describe("kyber"), "kyber read=2.00 ms write=10.0 ms");

@@ -136,9 +136,10 @@ fn defaults_follow_the_device_and_each_other() {
         let knobs = find(name).unwrap().configured(keys, &shape).unwrap();
         knobs.iter().find(|(knob, _)| knob.key == key).unwrap().1
     };
-    for name in ["mqfq", "nass+bfq"] {
+    for name in ["mqfq", "bfq"] {
         assert_eq!(value(name, &[], 32, "slots"), Some(AUTO.into()), "D is found");
     }
+    assert_eq!(value("nass+bfq", &[], 32, "slots"), Some(32), "its limits are parts of that");
     assert_eq!(value("mqfq", &[], 32, "threshold"), None, "it follows the device");
     assert_eq!(value("kyber-fair", &[], 32, "busy"), Some(AUTO.into()), "it is found");
     assert_eq!(value("kyber-fair", &[], 1, "write-cost"), None, "it is measured");

@@ -229,6 +229,7 @@ impl<P: Platform> KyberFair<P> {
     }
 
     /// The same, of a configuration that is legal.
+    #[inline(never)]
     fn of(config: &KyberFairConfig) -> (Self, Vec<KyberFairPort<P>>) {
         let zero = || P::U64::new(0);
         let line = || Line {

@@ -203,6 +203,7 @@ impl<P: Platform> Mqfq<P> {
     }
 
     /// The same, of a configuration that is legal.
+    #[inline(never)]
     fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P>>) {
         let ports = config.ports.ports();
         let tree = config.ports.tree();

@@ -132,6 +132,10 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     type Config = Behind<S, NassConfig>;
     type Policy<P: Platform> = Any<P>;
 
+    /// D is the device's queue, since limits are parts of that: with a D that is found, which may be
+    /// all that is asked for on a device that gains a little by each request more, they limit
+    /// nothing.
+    ///
     /// Before a device that takes fewer requests than the paper's it is as for that one: limits are
     /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
     /// 4 KiB on 16 places).
@@ -144,8 +148,8 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
         let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
         let keeps_room = said(keys, "idleness") != Some(0);
         let scheduler = S::limited(keeps_room);
-        let (bounds, cost) = (bounds(shape), CostConfig::default());
-        Ok(Behind { bounds, cost, scheduler, around: nass })
+        let bounds = bounds(shape).with(|bounds| bounds.slots = shape.slots);
+        Ok(Behind { bounds, cost: CostConfig::default(), scheduler, around: nass })
     }
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
