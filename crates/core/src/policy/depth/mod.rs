@@ -192,13 +192,13 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         if targets.deadline_ns() > now_ns {
             return;
         }
-        let wanted = search.as_ref().map_or(*wanted, |search| search.stats().slots);
+        let reach = search.as_ref().map_or(*wanted, Search::reach);
         let count = |seat| self.shared.watch.count(seat);
         let weigh = |flow, weight| {
             // The flow is there, since what removes it takes its target away, too.
             let _ = self.inner.set_weight(flow, weight);
         };
-        targets.look(now_ns, wanted, &self.shared.sum(), count, weigh);
+        targets.look(now_ns, reach, &self.shared.sum(), count, weigh);
     }
 }
 
@@ -314,19 +314,16 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
             }
             let bound = control.targets.bound();
             if let Some(search) = &mut control.search {
-                let slots = search.stats().slots;
-                if bound < slots {
-                    // What is counted with less than it asks for says nothing of its D.
+                if control.targets.is_probing() {
                     search.pause();
-                    control.wanted = slots;
                 } else {
-                    if search.deadline_ns() <= now_ns
-                        && let Some(slots) = search.look(now_ns, &self.shared.sum())
-                    {
-                        control.wanted = slots;
+                    search.bound(now_ns, bound);
+                    if search.deadline_ns() <= now_ns {
+                        search.look(now_ns, &self.shared.sum());
                     }
                     next_ns = next_ns.min(search.deadline_ns());
                 }
+                control.wanted = search.tried();
             }
             let slots = control.wanted.min(bound);
             // From 1 to the policy's most; one that has no D stays as it is.

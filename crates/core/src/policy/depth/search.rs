@@ -33,6 +33,10 @@
 //! demand on the device says nothing of a D above that, so D stays where it was, up to twice the
 //! demand or [`FIRST`]: the next load may ask for more. As soon as it does, the search begins.
 //!
+//! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on below
+//! it: if less than the bound is enough for what the device does there, D is that. A D that was
+//! found without a bound comes back with it.
+//!
 //! **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same D
 //! differ by a tenth. What differs by no more than that is tried again, in turn, [`REPEATS`] times.
 //! If twice D is not clearly more then, D stays; whether less is enough is decided by the mean.
@@ -190,7 +194,11 @@ pub(super) struct Search {
     /// What is believed to be enough, and what is being tried.
     slots: u32,
     tried: u32,
+    /// D is at most `most`: that which is of any use, or less, for a latency target.
+    useful: u32,
     most: u32,
+    /// D when a latency target took some of it away, until less than the target leaves is enough.
+    missed: Option<u32>,
     /// No more than D are on the device.
     is_bound: bool,
     state: State,
@@ -219,8 +227,6 @@ pub(super) struct Search {
     count_ns: u64,
     /// The last rate at D.
     rate: Rate,
-    /// `tried` has been told.
-    is_told: bool,
 }
 
 /// A step of the ladder: some 3/16, and at least one.
@@ -245,7 +251,9 @@ impl Search {
         Search {
             slots,
             tried: slots,
+            useful: most,
             most,
+            missed: None,
             is_bound,
             state: State::Begin { rate: Rate::default(), is_first: true },
             jitter: 0,
@@ -261,7 +269,6 @@ impl Search {
             latency_ns: 0,
             count_ns: COUNT_MIN_NS,
             rate: Rate::default(),
-            is_told: false,
         }
     }
 
@@ -287,18 +294,50 @@ impl Search {
         }
     }
 
-    /// Looks at what has been counted; gives D if it is to be another one.
-    pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) -> Option<u32> {
-        let before = self.tried;
+    /// Looks at what has been counted.
+    pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) {
         self.trial(now_ns, sum);
-        let is_new = self.tried != before || !self.is_told;
-        self.is_told = true;
-        is_new.then_some(self.tried)
+        if self.slots < self.most {
+            // Less than a target leaves is enough.
+            self.missed = None;
+        }
     }
 
     /// D is not what it asks for: the next look begins a trial.
     pub(super) fn pause(&mut self) {
         self.begun = None;
+    }
+
+    /// D is at most this, for a latency target. What is searched for is the least D that is enough
+    /// for what the device can do with that.
+    pub(super) fn bound(&mut self, now_ns: u64, bound: u32) {
+        let most = self.useful.min(bound).max(1);
+        if most == self.most {
+            return;
+        }
+        self.most = most;
+        let wanted = self.missed.unwrap_or(self.slots);
+        if wanted.min(most) == self.slots && self.tried <= most {
+            return;
+        }
+        self.missed = Some(wanted).filter(|&wanted| wanted > most);
+        self.slots = wanted.min(most);
+        match () {
+            () if self.is_alone => self.make_room(0),
+            () if self.is_found => self.hold(self.slots),
+            () => self.restart(),
+        }
+        self.settle(now_ns);
+    }
+
+    /// The D that is to be had now.
+    pub(super) fn tried(&self) -> u32 {
+        self.tried
+    }
+
+    /// The most that trials go up to from here without a bound.
+    pub(super) fn reach(&self) -> u32 {
+        self.missed.unwrap_or(self.slots).saturating_mul(2).min(self.useful)
     }
 
     /// What is being counted says nothing of D; with `is_much` neither does what was counted.
@@ -311,7 +350,7 @@ impl Search {
             self.jitter = 0;
             self.restart();
         }
-        (self.begun, self.is_told) = (None, false);
+        self.begun = None;
     }
 
     fn trial(&mut self, now_ns: u64, sum: &Sum) {

@@ -6,7 +6,8 @@
 //! (`watch`). The *ratio* is the late ones over those that it may have, so 1 is the target. Every
 //! [`LOOK_NS`] the controller looks at what was counted since it last moved anything, and moves one
 //! of two *levers*:
-//! - D has an upper *bound* for all flows, below what the search or the operator says. Requests
+//! - D has an upper *bound* for all flows, below what the operator says or the search tries: with a
+//!   bound it looks for the least D that is enough for what the device does at the bound. Requests
 //!   that were on the device for longer than the policy held them lower it.
 //! - The flow's weight is raised, so that its requests go first. Requests that the policy held for
 //!   longer than they were on the device do that.
@@ -230,10 +231,15 @@ impl Targets {
     /// The most that D may be.
     pub(super) fn bound(&self) -> u32 {
         match self.is_busy {
-            true if self.probe != Probe::No => 1,
+            true if self.is_probing() => 1,
             true => self.bound,
             false => FREE,
         }
+    }
+
+    /// Whether D is 1 for a moment.
+    pub(super) fn is_probing(&self) -> bool {
+        self.is_busy && self.probe != Probe::No
     }
 
     /// When to look next, in nanoseconds.
@@ -349,8 +355,8 @@ impl Targets {
 
     // Looking.
 
-    /// Looks at what has been counted. `wanted` is D without a bound; `weigh` changes a flow's
-    /// weight.
+    /// Looks at what has been counted. `wanted` is the most that D is without a bound; `weigh`
+    /// changes a flow's weight.
     pub(super) fn look(
         &mut self,
         now_ns: u64,

@@ -94,11 +94,11 @@ impl Rig {
         let (until_ns, before) = (self.now_ns + lasts_ns, self.served);
         while self.now_ns < until_ns {
             if self.search.deadline_ns() <= self.now_ns {
-                if let Some(slots) = self.search.look(self.now_ns, &self.sum) {
-                    let is_leap = slots > self.tried * 4 || slots * 4 + 3 < self.tried;
-                    self.leaps += u32::from(self.tried > 0 && is_leap);
-                    self.tried = slots;
-                }
+                self.search.look(self.now_ns, &self.sum);
+                let slots = self.search.tried();
+                let is_leap = slots > self.tried * 4 || slots * 4 + 3 < self.tried;
+                self.leaps += u32::from(self.tried > 0 && is_leap);
+                self.tried = slots;
                 assert!(self.search.deadline_ns() >= self.now_ns, "it goes back in time");
             }
             let next_ns = self.search.deadline_ns().clamp(self.now_ns + 1, until_ns);
@@ -312,14 +312,39 @@ fn a_square_wave_of_load_costs_little() {
 }
 
 #[test]
+fn under_a_bound_it_finds_the_least_that_is_enough_there_and_all_comes_back_without() {
+    // Half of 40 does as much as 40 there; of a device with a knee far above it does not.
+    let (link, dies) = (hard(12.0, 5e5), Device { shape: Shape::Soft, ..hard(60.0, 5e5) });
+    for (device, free, bounded) in [(&link, 11..=14, 11..=14), (&dies, 150..=360, 40..=40)] {
+        let mut rig = Rig::new(8192);
+        rig.run(device, 1024, 3, 3 * SECOND);
+        assert!(free.contains(&rig.state().0), "{:?}", rig.state());
+        rig.search.bound(rig.now_ns, 40);
+        rig.run(device, 1024, 3, 2 * SECOND);
+        assert!(bounded.contains(&rig.state().0), "{:?}", rig.state());
+        let before = rig.search.reach();
+        assert_eq!(before > 80, *bounded.end() == 40, "{before}");
+        rig.search.bound(rig.now_ns, u32::MAX);
+        assert!(free.contains(&rig.state().0), "at once: {:?}", rig.state());
+        rig.run(device, 1024, 3, SECOND);
+        assert!(free.contains(&rig.state().0), "{:?}", rig.state());
+    }
+    // Before anything is known of the device, too.
+    let mut rig = Rig::new(8192);
+    rig.search.bound(0, 40);
+    rig.run(&link, 1024, 3, 2 * SECOND);
+    assert!((11..=14).contains(&rig.state().0), "{:?}", rig.state());
+}
+
+#[test]
 fn no_requests_and_no_time_move_nothing() {
     let mut rig = Rig::new(64);
     rig.run(&hard(16.0, 1e6), 0, 0, SECOND);
     assert_eq!(rig.state(), (16, DepthState::Searching));
     let mut search = Search::new(1, true);
     for now_ns in [0, 0, u64::MAX / 2, u64::MAX / 2, u64::MAX] {
-        let tried = search.look(now_ns, &Sum::default());
-        assert!(tried.is_none_or(|slots| slots == 1));
+        search.look(now_ns, &Sum::default());
+        assert_eq!(search.tried(), 1);
     }
 }
 
@@ -370,13 +395,21 @@ proptest! {
     fn any_counts_leave_d_within_its_bounds(
         most in 1u32..10_000,
         looks in prop::collection::vec(
-            (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u16>(), any::<u16>()),
+            (
+                any::<u32>(),
+                any::<u32>(),
+                any::<u64>(),
+                any::<u64>(),
+                any::<u16>(),
+                any::<u16>(),
+                prop::option::of(1u32..10_000),
+            ),
             1..200,
         ),
     ) {
         let mut search = Search::new(most, true);
         let (mut now_ns, mut sum) = (0u64, Sum::default());
-        for (after, requests, bytes, spent_ns, turns, live) in looks {
+        for (after, requests, bytes, spent_ns, turns, live, bound) in looks {
             now_ns = search.deadline_ns().max(now_ns).saturating_add(after.into());
             sum = Sum {
                 requests: sum.requests.wrapping_add(requests.into()),
@@ -387,9 +420,11 @@ proptest! {
                 most: live.into(),
                 ..sum
             };
-            if let Some(slots) = search.look(now_ns, &sum) {
-                prop_assert!((1..=most).contains(&slots));
-            }
+            let bound = bound.unwrap_or(u32::MAX);
+            search.bound(now_ns, bound);
+            search.look(now_ns, &sum);
+            let most = most.min(bound);
+            prop_assert!((1..=most).contains(&search.tried()));
             prop_assert!((1..=most).contains(&search.stats().slots));
         }
     }
