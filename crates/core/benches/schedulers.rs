@@ -94,7 +94,11 @@ impl<P: Port> Shard<P> {
         self.blocked = false;
     }
 
+    /// Wakes the ports that a verb has named: mostly there are none.
     fn pass_on(&mut self, wake: PortSet, shared: &Shared) {
+        if wake.is_empty() {
+            return;
+        }
         for port in wake {
             if usize::from(port.0) == self.id {
                 self.blocked = false;
