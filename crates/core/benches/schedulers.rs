@@ -8,7 +8,8 @@
 //! is what the machine makes of two threads that share nothing: it is the floor of what they take
 //! together.
 //!
-//! What NASS adds is measured in pairs, the scheduler alone and with it around, one right after the
+//! What NASS adds, and what the layers around `mqfq` do (the search for D, latency targets, caps,
+//! groups), is measured in pairs: the scheduler alone and with it around, one right after the
 //! other.
 //!
 //! After criterion's own report a table gives all medians that were taken, with the ratios and the
@@ -28,6 +29,7 @@ use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
+use fairq_core::depth::AutoDepth;
 use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
@@ -35,13 +37,14 @@ use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
+use fairq_core::registry::{self, Keys, Shape};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
 };
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
-    FlowId, Native, Next, Op, Outcome, Policy, Port, PortSet, ReferenceWeight, Request, Submitted,
-    Tag, Weight,
+    Cap, Caps, Counted, FlowId, Group, GroupId, Native, Next, Op, Outcome, Policy, Port, PortSet,
+    ReferenceWeight, Request, Share, Side, Submitted, Tag, Target, Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -175,11 +178,12 @@ fn cell(value: f64, width: usize, digits: usize) -> String {
     }
 }
 
-/// Builds a policy with all flows and fills its ports.
+/// Builds a policy with all flows, which are prepared, and fills its ports.
 fn shards<P: Policy>(
     (policy, ports): (P, Vec<P::Port>),
     first: usize,
     flows: usize,
+    prepare: impl Fn(&P, &[FlowId]),
 ) -> (P, Vec<Shard<P::Port>>) {
     let ids: Vec<FlowId> = (0..flows)
         .map(|flow| {
@@ -188,6 +192,7 @@ fn shards<P: Policy>(
                 .expect("it fits")
         })
         .collect();
+    prepare(&policy, &ids);
     let shared = Shared::new(first + ports.len());
     let fill = |(id, port)| {
         let flows: Vec<FlowId> = ids.iter().copied().cycle().take(flows * DEPTH).collect();
@@ -239,7 +244,7 @@ fn measure<P: Policy>(
         let mut row = Row { policy, threads, ns: Vec::new(), cpu_ns: Vec::new() };
         let mut group = criterion.benchmark_group(format!("{policy}/{threads} threads"));
         for flows in FLOWS {
-            let built = (0..policies).map(|nth| shards(build(ports, flows), nth, flows));
+            let built = (0..policies).map(|nth| shards(build(ports, flows), nth, flows, |_, _| {}));
             let (_policies, shards): (Vec<P>, Vec<_>) = built.unzip();
             let mut shards: Vec<Shard<P::Port>> = shards.into_iter().flatten().collect();
             let mut samples: Vec<(f64, f64)> = Vec::new();
@@ -312,36 +317,43 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
 }
 
-/// What a scheduler takes with NASS around it, in times of what it takes alone: of each number of
-/// flows the ratios of all pairs.
+/// What a scheduler takes with something around it: of each number of flows all pairs, what it
+/// takes alone and with it, in nanoseconds.
 struct Added {
     names: [&'static str; 2],
-    ratios: Vec<Vec<f64>>,
+    pairs: Vec<Vec<(f64, f64)>>,
 }
 
 impl Added {
     fn print(all: &[Added]) {
-        if all.iter().all(|added| added.ratios.iter().all(Vec::is_empty)) {
+        if all.iter().all(|added| added.pairs.iter().all(Vec::is_empty)) {
             return;
         }
+        Self::table(all, "times what it takes alone", 2, |(alone, with)| with / alone);
+        Self::table(all, "nanoseconds more than alone", 1, |(alone, with)| with - alone);
+    }
+
+    fn table(all: &[Added], title: &str, digits: usize, figure: impl Fn((f64, f64)) -> f64) {
         println!(
-            "\nwith NASS around, times what it takes alone, on one thread: medians of pairs, and \
-             half of the pairs within"
+            "\nwith something around, {title}, on one thread: medians of pairs, and half of the \
+             pairs within"
         );
         println!("{:<28}{:>20}{:>20}{:>20}{:>20}", "flows", 2, 16, 256, 4096);
-        for Added { names: [alone, with], ratios } in all {
+        for Added { names: [alone, with], pairs } in all {
+            let figures = pairs.iter().map(|pairs| pairs.iter().copied().map(&figure).collect());
             let cells: String =
-                ratios.iter().map(|ratios| format!("{:>20}", Self::cell(ratios))).collect();
+                figures.map(|figures| format!("{:>20}", Self::cell(figures, digits))).collect();
             println!("{:<28}{cells}", format!("{with} / {alone}"));
         }
     }
 
-    fn cell(ratios: &[f64]) -> String {
-        let mut ratios = ratios.to_vec();
-        ratios.sort_by(f64::total_cmp);
-        let at = |quarter: usize| ratios.get(ratios.len() * quarter / 4).copied();
+    fn cell(mut figures: Vec<f64>, digits: usize) -> String {
+        figures.sort_by(f64::total_cmp);
+        let at = |quarter: usize| figures.get(figures.len() * quarter / 4).copied();
         match (at(1), at(2), at(3)) {
-            (Some(low), Some(median), Some(high)) => format!("{median:.2} ({low:.2}-{high:.2})"),
+            (Some(low), Some(median), Some(high)) => {
+                format!("{median:.digits$} ({low:.digits$}-{high:.digits$})")
+            }
             _ => "-".into(),
         }
     }
@@ -437,7 +449,7 @@ fn measure_serial<S: SerialPolicy>(
     measure(criterion, rows, names[0], alone);
     measure(criterion, rows, names[1], turns);
     measure(criterion, rows, names[2], with);
-    added.push(measure_pairs(criterion, [names[0], names[2]], alone, with));
+    added.push(measure_pairs(criterion, [names[0], names[2]], alone, with, |_, _| {}));
 }
 
 /// Two policies in turn, on one thread.
@@ -446,25 +458,80 @@ fn measure_pairs<A: Policy, B: Policy>(
     names: [&'static str; 2],
     alone: impl Fn(usize, usize) -> (A, Vec<A::Port>),
     with: impl Fn(usize, usize) -> (B, Vec<B::Port>),
+    prepare: impl Fn(&B, &[FlowId]),
 ) -> Added {
     let mut group = criterion.benchmark_group(format!("{} over {}", names[1], names[0]));
-    let ratios = FLOWS.map(|flows| {
-        let (_alone, mut alone) = shards(alone(1, flows), 0, flows);
-        let (_with, mut with) = shards(with(1, flows), 0, flows);
-        let mut ratios = Vec::new();
+    let pairs = FLOWS.map(|flows| {
+        let (_alone, mut alone) = shards(alone(1, flows), 0, flows, |_, _| {});
+        let (_with, mut with) = shards(with(1, flows), 0, flows, &prepare);
+        let mut pairs = Vec::new();
         group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
             bencher.iter_custom(|count| {
-                let (below, above) =
-                    (run(&mut alone, count, false).0, run(&mut with, count, false).0);
-                ratios.push(above / below);
+                let below = run(&mut alone, count, false).0;
+                let above = run(&mut with, count, false).0;
+                pairs.push((below, above));
                 Duration::from_nanos((above * count as f64) as u64)
             });
         });
-        ratios.drain(..ratios.len().saturating_sub(SAMPLES));
-        ratios
+        pairs.drain(..pairs.len().saturating_sub(SAMPLES));
+        pairs
     });
-    Added { names, ratios: ratios.to_vec() }
+    Added { names, pairs: pairs.to_vec() }
 }
+
+/// What the layers around `mqfq` take while they have nothing to do, and each with something.
+fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
+    let mut pair = |name, keys, prepare: &dyn Fn(&Layered, &[FlowId])| {
+        added.push(measure_pairs(
+            criterion,
+            ["mqfq", name],
+            |threads, flows| mqfq(threads, flows, false),
+            |threads, flows| {
+                let shape = Shape::new(Topology::flat(threads), flows, flows * DEPTH);
+                registry::build::<fairq_core::mqfq::Entry, Native>(keys, &shape).expect("legal")
+            },
+            prepare,
+        ));
+    };
+    let fixed: Keys<'_> = &[("slots", SLOTS as u64)];
+    pair("idle layers+mqfq", fixed, &|_, _| {});
+    pair("a target+mqfq", fixed, &|policy, flows| {
+        let target = Target::new(1_000_000, Target::LATE_PPM, 50).expect("legal");
+        policy.set_target(flows[0], Some(target)).expect("it has a seat");
+    });
+    pair("caps+mqfq", fixed, &|policy, flows| {
+        // Never reached.
+        let cap = Cap::new(Cap::MOST, Cap::MOST);
+        let caps = Caps::default().with(Side::Both, Counted::Bytes, cap);
+        flows.iter().for_each(|&flow| policy.set_caps(flow, &caps).expect("it is there"));
+    });
+    pair("groups+mqfq", fixed, &|policy, flows| {
+        for id in [GroupId(0), GroupId(1)] {
+            policy.set_group(id, Some(&Group::default())).expect("there is room");
+        }
+        for (at, &flow) in (0..).zip(flows) {
+            let share = Share { group: Some(GroupId(at % 2)), ..Share::default() };
+            policy.set_share(flow, &share).expect("its group is there");
+        }
+    });
+}
+
+/// What ports count for the search for D. No time passes for it here, so that D stays as it is.
+fn measure_search(criterion: &mut Criterion) -> Added {
+    measure_pairs(
+        criterion,
+        ["mqfq", "search for D+mqfq"],
+        |threads, flows| mqfq(threads, flows, false),
+        |threads, flows| {
+            let (policy, ports) = mqfq(threads, flows, false);
+            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, true)
+        },
+        |_, _| {},
+    )
+}
+
+/// `mqfq` with all that is built around it.
+type Layered = registry::CappedOf<fairq_core::mqfq::Entry, Native>;
 
 fn mqfq(
     threads: usize,
@@ -564,6 +631,8 @@ fn main() {
             KyberFairConfig::new(ports, flows, flows * DEPTH).with(|config| config.busy = busy);
         KyberFair::<Native>::new(&config).expect("the bounds are legal")
     });
+    added.push(measure_search(&mut criterion));
+    measure_layers(&mut criterion, &mut added);
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {
         &row.ns
     });
@@ -574,6 +643,9 @@ fn main() {
          two;"
     );
     println!("      nass+ at most 1.3 times what is inside");
+    println!(
+        "      layers that have nothing to do at most 1.03 times mqfq at 256 flows, and each 8 ns"
+    );
     println!("      mqfq with 4096 flows at most 1.5 times what it takes with 16;");
     println!(
         "      d2fq at most 25 ns more than none on one thread, 60 ns at 256 flows on two, 0.55 of \
