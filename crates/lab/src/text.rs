@@ -126,15 +126,15 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
         }
     }
     if !record.figures.is_empty() {
-        text.push_str("\n## Figures\n\n");
+        let _ = write!(
+            text,
+            "\n## Figures\n\n\
+             [The page](results/report.html) has them all. The same command with `--output DIR` \
+             writes each into `DIR/results`, as a drawing (ID.svg) and as data (ID.csv).\n\n"
+        );
     }
     for figure in &record.figures {
-        let _ = writeln!(
-            text,
-            "- [{}](results/{id}.svg) ([data](results/{id}.csv))",
-            figure.title,
-            id = figure.id
-        );
+        let _ = writeln!(text, "- `{}`: {}", figure.id, figure.title);
     }
     text
 }
