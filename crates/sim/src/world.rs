@@ -23,6 +23,9 @@
 //! **Order.** Whatever is due first; among equals the device's completions, then events in the
 //! order in which they were set ([`crate::agenda`]). One event is done at a time, to its end.
 
+mod clock;
+
+use clock::Clock;
 use fairq_core::{
     Class, FlowId, GroupId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Share,
     Submitted, Tag, Weight,
@@ -33,7 +36,7 @@ use crate::check::Check;
 use crate::cpu::{Answer, Cpu, Task};
 use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
-use crate::host::{Host, Times};
+use crate::host::Host;
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError, US};
@@ -125,31 +128,6 @@ struct World<'a, P: Policy> {
     checks: Vec<Box<dyn Check>>,
     violation: Option<Violation>,
     tags: usize,
-}
-
-/// What a core is doing on a host whose CPUs take time.
-#[derive(Default)]
-struct Clock {
-    /// The time of the core that works; this moment, before it began.
-    now_ps: u64,
-    /// Whether another hardware thread of its core works as well.
-    is_shared: bool,
-    /// It is to come back to the policy.
-    goes_on: bool,
-    /// What the policy's verbs took, and what of that were locks.
-    verbs_ps: u64,
-    locks_ps: u64,
-    /// The lock that the last verb held, if it held any.
-    held: Option<usize>,
-    /// Commands that are issued and not posted, or completed and not told to the policy.
-    in_hand: usize,
-    /// Cores that come back to the policy.
-    going_on: usize,
-    /// What takes how long; nothing without a host.
-    times: Times,
-    /// The core of each port, and the other ports of that.
-    cores: Vec<usize>,
-    siblings: Vec<PortSet>,
 }
 
 /// A stream for each thread; the device has the one after all.
@@ -350,123 +328,6 @@ impl<'a, P: Policy> World<'a, P> {
             Event::Reweigh(tenant, weight) => self.reweigh(tenant as usize, weight),
             Event::Move => self.place(),
         }
-    }
-
-    // Work.
-
-    /// There is something to do for a core: at once, or when it is free.
-    #[inline]
-    fn arrive(&mut self, port: usize, task: Task) {
-        if self.scenario.host.is_none() {
-            return self.perform(port, task);
-        }
-        let cpu = &mut self.cores[port].cpu;
-        if cpu.is_busy() { cpu.add(task) } else { self.start(port, task) }
-    }
-
-    #[inline]
-    fn perform(&mut self, port: usize, task: Task) {
-        match task {
-            Task::Ask(thread) => self.ask(port, thread),
-            Task::Reap(answer) => self.reap(&answer),
-            Task::Complete(id, outcome) => self.complete(id, outcome),
-            Task::Wake => {
-                self.cores[port].woken = false;
-                self.wakes_under_way -= 1;
-                self.drive(port);
-            }
-            Task::Timer | Task::GoOn => self.drive(port),
-        }
-    }
-
-    /// A free core begins with this.
-    #[inline]
-    fn start(&mut self, port: usize, task: Task) {
-        let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
-        let takes_ps =
-            if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
-        self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
-    }
-
-    /// Whether another hardware thread of the port's core works.
-    #[inline]
-    fn is_shared(&self, port: usize) -> bool {
-        self.clock.siblings[port]
-            .into_iter()
-            .any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
-    }
-
-    /// A core has come to the policy's verbs.
-    fn work(&mut self, port: usize) {
-        let Some(task) = self.cores[port].cpu.task() else { return };
-        self.clock.now_ps = self.now_ns * 1000;
-        self.clock.is_shared = self.is_shared(port);
-        if matches!(task, Task::GoOn) {
-            self.clock.going_on -= 1;
-        }
-        self.perform(port, task);
-        let until_ns = self.effect_ns();
-        if std::mem::take(&mut self.clock.goes_on) {
-            self.clock.going_on += 1;
-            self.cores[port].cpu.goes_on();
-            self.agenda.add(until_ns, Event::Run(port as u8));
-        } else {
-            self.agenda.add(until_ns, Event::Free(port as u8));
-        }
-        let (verbs_ps, locks_ps) =
-            (std::mem::take(&mut self.clock.verbs_ps), std::mem::take(&mut self.clock.locks_ps));
-        self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
-    }
-
-    /// A core has done its work.
-    fn free(&mut self, port: usize) {
-        let cpu = &mut self.cores[port].cpu;
-        let since_ns = cpu.since_ns();
-        let (reschedule, for_nothing) = cpu.end(self.now_ns);
-        self.meter.worked(port, since_ns, self.now_ns, reschedule, for_nothing);
-        if let Some(task) = self.cores[port].cpu.next() {
-            self.start(port, task);
-        }
-    }
-
-    /// The core that works takes so long more, were it alone; nothing without a host.
-    #[inline]
-    fn spend(&mut self, alone_ps: u64) {
-        self.clock.now_ps +=
-            if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
-    }
-
-    /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's
-    /// `stage`, and takes it under the lock that the verb held, if it held one.
-    #[inline]
-    fn stage(&mut self) {
-        self.spend(self.clock.times.stage_ps);
-        if let Some(lock) = self.clock.held.take() {
-            traced::held_until(lock, self.clock.now_ps);
-        }
-    }
-
-    /// Calls a verb of a port, and takes the time that it takes.
-    #[inline]
-    fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
-        let (core, now_ns) = (&mut self.cores[port].port, self.now_ns);
-        if self.scenario.host.is_none() {
-            return verb(core, now_ns);
-        }
-        let clock = &mut self.clock;
-        let from_ps = clock.now_ps + clock.times.verb_ps;
-        let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
-        clock.verbs_ps += spent.until_ps - clock.now_ps;
-        clock.locks_ps += spent.waited_ps;
-        clock.held = spent.held;
-        clock.now_ps = spent.until_ps;
-        result
-    }
-
-    /// When what is done now takes effect.
-    #[inline]
-    fn effect_ns(&self) -> u64 {
-        if self.scenario.host.is_some() { self.clock.now_ps.div_ceil(1000) } else { self.now_ns }
     }
 
     // Tenants.

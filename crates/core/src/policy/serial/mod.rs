@@ -45,6 +45,7 @@ pub mod flashfq;
 pub mod heap;
 pub mod merge;
 pub mod nass;
+mod scheduler;
 pub mod sfqd;
 pub mod staged;
 #[cfg(all(test, not(loom)))]
@@ -58,15 +59,14 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_JOBS, MAX_SLOTS, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, Stats,
+    Class, FlowStats, Growth, Held, Next, Outcome, Policy, Port, Reason, Request, Stats,
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::entry::knobs::changeable;
 use crate::policy::reference::ReferenceWeight;
 use crate::structures::flow_table::{FlowTable, PortFlows};
 
@@ -74,213 +74,7 @@ use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
-/// A live request of any port: an index below [`SerialConfig::jobs`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Job(pub u32);
-
-/// A request as a [`SerialPolicy`] sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrival {
-    /// Its number, free again after `completed`.
-    pub job: Job,
-    /// Its flow's slot.
-    pub flow: usize,
-    /// The flow's weight when it was submitted.
-    pub weight: Weight,
-    /// What it does.
-    pub op: Op,
-    /// Where, in bytes.
-    pub offset: u64,
-    /// How much, in bytes.
-    pub length: u32,
-    /// What it costs its flow, in bytes of service.
-    pub cost: u64,
-}
-
-/// What a [`SerialPolicy`] wants served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Selection {
-    /// This request, of the flow in this slot, now. It is no longer staged.
-    Serve(Job, usize),
-    /// Requests are staged, but the policy keeps the device for one that it expects, until this
-    /// time (nanoseconds) at the latest.
-    WaitUntil(u64),
-    /// No flow that may be served has a request staged.
-    Nothing,
-}
-
-/// Whether a flow may be served.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Lane {
-    /// While all may.
-    #[default]
-    Common,
-    /// Whenever any may.
-    Reserved,
-    /// It may not.
-    Shut,
-}
-
-/// Which flows may be served now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lanes {
-    /// All that are not [shut](Lane::Shut) out.
-    All,
-    /// Only those in [`Lane::Reserved`].
-    Reserved,
-}
-
-/// A scheduler that one thread at a time calls. It neither allocates nor panics once it is built.
-pub trait SerialPolicy: Send + 'static {
-    /// A flow begins in this slot; nothing is known of it.
-    fn add_flow(&mut self, flow: usize, weight: Weight);
-
-    /// The flow's weight for arrivals from now on, which also carry it.
-    fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
-
-    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
-    /// that were admitted just before.
-    fn remove_flow(&mut self, _flow: usize) {}
-
-    /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
-    /// of the three above; of no concern without a threshold.
-    fn set_reference(&mut self, _reference: ReferenceWeight) {}
-
-    /// Takes a request.
-    fn insert(&mut self, now_ns: u64, arrival: &Arrival);
-
-    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from
-    /// now on, has its number, and costs what it adds to its cost.
-    fn grow(&mut self, now_ns: u64, arrival: &Arrival);
-
-    /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow
-    /// stays in it.
-    fn set_lane(&mut self, flow: usize, lane: Lane);
-
-    /// Takes out the request to serve next, among those whose flow may be served. The caller has a
-    /// slot for it.
-    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
-
-    /// A staged request of the flow in this slot is taken back: it is gone, and the flow owes
-    /// nothing for it.
-    fn cancel(&mut self, job: Job, flow: usize);
-
-    /// A selected request, of the flow in this slot, has been served, or is taken back.
-    fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
-
-    /// Does periodic work and returns the time of the next, if there is any.
-    fn tick(&mut self, _now_ns: u64) -> Option<u64> {
-        None
-    }
-
-    /// Virtual time in units, if the policy has one.
-    fn virtual_time(&self) -> Option<u64> {
-        None
-    }
-}
-
-/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and
-/// each type that a port is made of costs its callers a copy of their whole data path.
-impl SerialPolicy for Box<dyn SerialPolicy> {
-    fn add_flow(&mut self, flow: usize, weight: Weight) {
-        (**self).add_flow(flow, weight);
-    }
-
-    fn set_weight(&mut self, flow: usize, weight: Weight) {
-        (**self).set_weight(flow, weight);
-    }
-
-    fn remove_flow(&mut self, flow: usize) {
-        (**self).remove_flow(flow);
-    }
-
-    fn set_reference(&mut self, reference: ReferenceWeight) {
-        (**self).set_reference(reference);
-    }
-
-    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
-        (**self).insert(now_ns, arrival);
-    }
-
-    fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
-        (**self).grow(now_ns, arrival);
-    }
-
-    fn set_lane(&mut self, flow: usize, lane: Lane) {
-        (**self).set_lane(flow, lane);
-    }
-
-    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
-        (**self).select(now_ns, lanes)
-    }
-
-    fn cancel(&mut self, job: Job, flow: usize) {
-        (**self).cancel(job, flow);
-    }
-
-    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
-        (**self).completed(now_ns, job, flow, outcome);
-    }
-
-    fn tick(&mut self, now_ns: u64) -> Option<u64> {
-        (**self).tick(now_ns)
-    }
-
-    fn virtual_time(&self) -> Option<u64> {
-        (**self).virtual_time()
-    }
-}
-
-/// The bounds of a serial policy, fixed when it is built.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct SerialConfig {
-    /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
-    pub ports: usize,
-    /// The most flows at a time; default 256.
-    pub flows: usize,
-    /// Live requests per port, rounded up to a power of two; default 1024.
-    pub tags: usize,
-    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
-    /// the parallelism of an NVMe SSD.
-    pub slots: u32,
-    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges
-    /// none.
-    pub merge_bytes: u32,
-}
-
-changeable!(SerialConfig);
-
-impl Default for SerialConfig {
-    fn default() -> Self {
-        SerialConfig { ports: 1, flows: 256, tags: 1024, slots: 64, merge_bytes: 0 }
-    }
-}
-
-impl SerialConfig {
-    /// The default D, and nothing merged, for this number of flows and of tags of each port.
-    pub fn new(ports: usize, flows: usize, tags: usize) -> Self {
-        SerialConfig { ports, flows, tags, ..SerialConfig::default() }
-    }
-
-    /// The bound of [`Job`] numbers.
-    pub fn jobs(&self) -> usize {
-        self.ports.saturating_mul(1usize.checked_shl(self.tag_bits()).unwrap_or(usize::MAX))
-    }
-
-    fn tag_bits(&self) -> u32 {
-        self.tags.checked_next_power_of_two().map_or(usize::BITS, usize::trailing_zeros)
-    }
-
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        check(self.ports, self.flows, self.tags, self.slots)?;
-        if self.jobs() > MAX_JOBS {
-            let tags = self.tags.next_power_of_two();
-            return Err(ConfigError::Jobs { ports: self.ports, tags });
-        }
-        Ok(())
-    }
-}
+pub use scheduler::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 
 /// The control side of a serial policy.
 pub struct Serial<S: SerialPolicy, P: Platform = Native> {
