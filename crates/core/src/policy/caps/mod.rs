@@ -41,24 +41,24 @@ mod tests;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::ConfigError;
 use crate::contract::cost::Cost;
-use crate::contract::flow::{
-    CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetStats, Weight,
-};
+use crate::contract::flow::{CapStats, Caps, Counted, FlowError, FlowId, Side, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, ClassWeights, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request,
-    Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
+    Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, SubmitError,
+    Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
 use crate::contract::vtime::VTime;
+use crate::entry::Built;
 use crate::policy::bucket::{Bucket, Time};
+use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::tournament::{Key, Tournament};
 
@@ -76,7 +76,7 @@ pub struct Capped<L, P: Platform = Native> {
     inner: L,
     shared: Arc<Shared<P>>,
     /// The flow of each slot and its caps.
-    control: P::Mutex<Vec<Option<(FlowId, Caps)>>>,
+    control: P::Mutex<Box<[Option<(FlowId, Caps)>]>>,
 }
 
 /// A port of it.
@@ -143,8 +143,8 @@ impl<P: Platform> Shared<P> {
         };
         Shared {
             is_on: P::U64::new(0),
-            flows: (0..flows).map(|_| P::U64::new(0)).collect(),
-            accounts: (0..flows).map(|_| CachePadded::new(account())).collect(),
+            flows: boxed(flows, |_| P::U64::new(0)),
+            accounts: boxed(flows, |_| CachePadded::new(account())),
         }
     }
 
@@ -253,24 +253,32 @@ impl<L: Policy, P: Platform> Capped<L, P> {
         ports: Vec<L::Port>,
         tags: usize,
         flows: usize,
-    ) -> (Self, Vec<CappedPort<L::Port, P>>) {
-        let shared = Arc::new(Shared::new(flows));
-        let port = |inner| CappedPort {
-            inner,
-            shared: shared.clone(),
-            waiting: Waiting::new(tags, flows),
-            held: 0,
-            strays: 0,
-            is_joining: false,
-        };
-        let ports = ports.into_iter().map(port).collect();
-        let control = P::Mutex::new((0..flows).map(|_| None).collect());
-        (Capped { inner, shared, control }, ports)
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let shared = Arc::new(Shared::new(flows));
+            let port = |inner| CappedPort {
+                inner,
+                shared: shared.clone(),
+                waiting: Waiting::new(tags, flows),
+                held: 0,
+                strays: 0,
+                is_joining: false,
+            };
+            let ports = ports.into_iter().map(port).collect();
+            let control = P::Mutex::new(boxed(flows, |_| None));
+            Ok((Capped { inner, shared, control }, ports))
+        })
     }
 }
 
-impl<L: Policy, P: Platform> Policy for Capped<L, P> {
-    type Port = CappedPort<L::Port, P>;
+layer!(Capped, CappedPort);
+
+impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
+    type Inner = L;
+
+    fn inner(&self) -> &L {
+        &self.inner
+    }
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.control.with(|flows| {
@@ -284,22 +292,6 @@ impl<L: Policy, P: Platform> Policy for Capped<L, P> {
             }
             Ok(flow)
         })
-    }
-
-    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.inner.set_weight(flow, weight)
-    }
-
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
-    }
-
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
     }
 
     /// A cap that stays as it is keeps what was taken from it; others start full.
@@ -341,30 +333,6 @@ impl<L: Policy, P: Platform> Policy for Capped<L, P> {
         is_any.then_some(CapStats { caps, held, held_ns, waiting })
     }
 
-    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
-        self.inner.set_weights(weights);
-    }
-
-    fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
-        self.inner.set_group(id, group)
-    }
-
-    fn group(&self, id: GroupId) -> Option<GroupStats> {
-        self.inner.group(id)
-    }
-
-    fn set_share(&self, flow: FlowId, share: &Share) -> Result<(), FlowError> {
-        self.inner.set_share(flow, share)
-    }
-
-    fn share(&self, flow: FlowId) -> Option<ShareStats> {
-        self.inner.share(flow)
-    }
-
-    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.inner.tune(tuning, wake)
-    }
-
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|flows| {
             let ports = self.inner.remove_flow(flow)?;
@@ -376,18 +344,6 @@ impl<L: Policy, P: Platform> Policy for Capped<L, P> {
             }
             Ok(ports)
         })
-    }
-
-    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        self.inner.tick(now_ns, wake)
-    }
-
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
     }
 }
 
@@ -497,13 +453,13 @@ impl Waiting {
             free_links.push(&mut free, lane);
         }
         Waiting {
-            tags: vec![[0; 6]; tags].into_boxed_slice(),
+            tags: zeroes(tags),
             links: Links::new(tags),
-            lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            lanes: boxed(lanes, |_| Lane::default()),
             free,
             free_links,
             open: 0,
-            lane_of: (0..flows).map(|_| [NONE; 2]).collect(),
+            lane_of: boxed(flows, |_| [NONE; 2]),
             order: Tournament::new(lanes),
             turns: 0,
             loose: Fifo::default(),
@@ -730,8 +686,16 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     }
 }
 
-impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
-    const IS_DIRECT: bool = Q::IS_DIRECT;
+impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
+    type Inner = Q;
+
+    fn inner(&self) -> &Q {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Q {
+        &mut self.inner
+    }
 
     #[inline]
     fn submit(

@@ -19,7 +19,7 @@ type Ports = Vec<CappedPort<<NonePolicy as Policy>::Port>>;
 
 fn over_none(ports: usize) -> (Policies, Ports) {
     let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    Capped::new(policy, handles, TAGS as usize, 4)
+    Capped::new(policy, handles, TAGS as usize, 4).unwrap()
 }
 
 fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {

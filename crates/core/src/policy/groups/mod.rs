@@ -52,14 +52,18 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::bounds::ConfigError;
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{ClassWeights, Policy, Stats, TuneError, Tuning};
+use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{
     Group, GroupId, GroupStats, Reservation, ReservationState, Share, ShareStats,
 };
+use crate::entry::Built;
 use crate::policy::bucket::{Bucket, Time};
+use crate::structures::allocation::{boxed, granted, room};
 use supply::{Supply, Total};
 use tree::{Part, Place, Tree};
 
@@ -145,7 +149,7 @@ impl<P: Platform> Words<P> {
 
 impl<P: Platform> Shared<P> {
     fn new(ports: usize, flows: usize, has_classes: bool) -> Self {
-        let words = |count| (0..count).map(|_| P::U64::new(0)).collect();
+        let words = |count| boxed(count, |_| P::U64::new(0));
         let account = || Account {
             buckets: core::array::from_fn(|_| Bucket::new()),
             done: core::array::from_fn(|_| P::U64::new(0)),
@@ -159,9 +163,9 @@ impl<P: Platform> Shared<P> {
             has_classes,
             epoch: P::U64::new(0),
             flows: words(flows),
-            accounts: (0..flows).map(|_| CachePadded::new(account())).collect(),
-            ports: (0..ports).map(|_| CachePadded::new(port())).collect(),
-            activity: (0..ports).map(|_| words(flows)).collect(),
+            accounts: boxed(flows, |_| CachePadded::new(account())),
+            ports: boxed(ports, |_| CachePadded::new(port())),
+            activity: boxed(ports, |_| words(flows)),
         }
     }
 
@@ -434,26 +438,28 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         ports: Vec<L::Port>,
         tags: usize,
         flows: usize,
-    ) -> (Self, Vec<GroupedPort<L::Port, P>>) {
-        let has_classes = inner.class_weights().is_some();
-        let shared = Arc::new(Shared::new(ports.len(), flows, has_classes));
-        let port = |(index, inner)| GroupedPort::new(inner, shared.clone(), index, tags);
-        let ports = ports.into_iter().enumerate().map(port).collect();
-        let control = P::Mutex::new(Control {
-            members: (0..flows).map(|_| None).collect(),
-            used: 0,
-            tree: Tree::new(),
-            supply: Supply::new(),
-            reserved: 0,
-            cursor: 0,
-            look_ns: 0,
-            inner_ns: Some(0),
-            news: Vec::with_capacity(AT_ONCE),
-            scale: 0,
-            asked_ppm: 0,
-            extremes: NO_WEIGHTS,
-        });
-        (Grouped { inner, shared, control }, ports)
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let has_classes = inner.class_weights().is_some();
+            let shared = Arc::new(Shared::new(ports.len(), flows, has_classes));
+            let port = |(index, inner)| GroupedPort::new(inner, shared.clone(), index, tags);
+            let ports = ports.into_iter().enumerate().map(port).collect();
+            let control = P::Mutex::new(Control {
+                members: boxed(flows, |_| None),
+                used: 0,
+                tree: Tree::new(),
+                supply: Supply::new(),
+                reserved: 0,
+                cursor: 0,
+                look_ns: 0,
+                inner_ns: Some(0),
+                news: room(AT_ONCE),
+                scale: 0,
+                asked_ppm: 0,
+                extremes: NO_WEIGHTS,
+            });
+            Ok((Grouped { inner, shared, control }, ports))
+        })
     }
 
     fn turn_on(&self) {
@@ -578,8 +584,14 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
     }
 }
 
-impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
-    type Port = GroupedPort<L::Port, P>;
+layer!(Grouped, GroupedPort);
+
+impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
+    type Inner = L;
+
+    fn inner(&self) -> &L {
+        &self.inner
+    }
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.control.with(|control| {
@@ -623,26 +635,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
             let told = control.member(flow)?.told;
             self.inner.set_weight(flow, told)
         })
-    }
-
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
-    }
-
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
-    }
-
-    fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
-        self.inner.set_caps(flow, caps)
-    }
-
-    fn caps(&self, flow: FlowId) -> Option<CapStats> {
-        self.inner.caps(flow)
     }
 
     fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
@@ -697,10 +689,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
         })
     }
 
-    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.inner.tune(tuning, wake)
-    }
-
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|control| {
             let ports = self.inner.remove_flow(flow)?;
@@ -731,10 +719,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
             let look_ns = control.look_ns;
             Some(control.inner_ns.map_or(look_ns, |at_ns| at_ns.min(look_ns)))
         })
-    }
-
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
     }
 
     fn stats(&self) -> Stats {
