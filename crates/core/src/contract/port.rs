@@ -296,8 +296,10 @@ pub enum Held {
     Ahead,
     /// No slot of the device is free.
     NoSlot,
-    /// Its flow has had what a cap allows.
+    /// Its flow has had what a cap of its own allows.
     Cap,
+    /// Its flow's group, or one that this is in, has had what a cap allows.
+    GroupCap,
 }
 
 /// A parameter of a policy that may be changed while requests run.

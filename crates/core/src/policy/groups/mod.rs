@@ -40,6 +40,8 @@
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
 
+#[cfg(all(test, loom))]
+mod models;
 mod port;
 mod supply;
 #[cfg(all(test, not(loom)))]
@@ -214,6 +216,34 @@ impl<P: Platform> Shared<P> {
         let amounts = [1, u64::from(length)];
         let all = buckets.zip(amounts).zip(0..).filter(move |(_, at)| kinds >> at & 1 != 0);
         all.map(|((bucket, amount), _)| (bucket, bucket.cost(amount)))
+    }
+
+    /// The flow's buckets fill at these rates from now on; new ones are empty.
+    fn grant(&self, now_ns: u64, flow: FlowId, before: Reservation, granted: Reservation) {
+        let slot = flow.slot();
+        let (Some(account), Some(word)) = (self.account(slot), self.flows.get(slot)) else {
+            return;
+        };
+        if before == granted {
+            return;
+        }
+        let mut kinds = 0;
+        let rates = granted.rates().into_iter().zip(before.rates());
+        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
+            if rate == 0 {
+                continue;
+            }
+            kinds |= 1 << at;
+            let burst = (rate / BURST).max(1);
+            bucket.set_rate(rate, burst);
+            if before == 0 {
+                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
+            }
+        }
+        word.store(of_halves(kinds, flow.generation()), Ordering::Release);
+        if before.is_none() || granted.is_none() {
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Takes what the request is from the flow's buckets, if there is something in one of them; or
@@ -487,7 +517,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
                 control.asked_ppm = control.asked_ppm.saturating_add(part_ppm);
             }
             let granted = supply.granted(place.reservation);
-            self.grant(now_ns, member, granted);
+            let before = core::mem::replace(&mut member.granted, granted);
+            self.shared.grant(now_ns, member.flow, before, granted);
             let done = self.shared.account(slot).map_or([0; 2], |account| {
                 account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
             });
@@ -500,36 +531,6 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             member.told = weight;
             control.news.push((member.flow, weight));
         }
-    }
-
-    /// The flow's buckets fill at these rates from now on; new ones are empty.
-    fn grant(&self, now_ns: u64, member: &mut Member, granted: Reservation) {
-        if member.granted == granted {
-            return;
-        }
-        let slot = member.flow.slot();
-        let (Some(account), Some(word)) = (self.shared.account(slot), self.shared.flows.get(slot))
-        else {
-            return;
-        };
-        let mut kinds = 0;
-        let rates = granted.rates().into_iter().zip(member.granted.rates());
-        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
-            if rate == 0 {
-                continue;
-            }
-            kinds |= 1 << at;
-            let burst = (rate / BURST).max(1);
-            bucket.set_rate(rate, burst);
-            if before == 0 {
-                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
-            }
-        }
-        word.store(of_halves(kinds, member.flow.generation()), Ordering::Release);
-        if member.granted.is_none() || granted.is_none() {
-            self.shared.epoch.fetch_add(1, Ordering::Relaxed);
-        }
-        member.granted = granted;
     }
 
     /// Tells the policy the new weights.
@@ -654,7 +655,7 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
         self.control.with(|control| {
             let (group, place, members, active) = control.tree.look(id)?;
             let weight = weight_of(place.parts(0));
-            Some(GroupStats { group, weight, members, active })
+            Some(GroupStats { group, weight, members, active, caps: None })
         })
     }
 
