@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use fairq_config::caps::{self, Burst};
+use fairq_config::caps::Burst;
 use fairq_config::group;
 use fairq_config::name::check_name;
 use fairq_config::pairs::{self, Pair};

@@ -248,7 +248,7 @@ pub fn complete<'a>(
 }
 
 /// The latency target of this group, or of the nearest one that it is in and that has one.
-pub fn target(mut name: Option<&str>, groups: &[Group]) -> Option<Target> {
+pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Target> {
     while let Some(group) = groups.iter().find(|group| Some(&*group.name) == name) {
         if group.target.is_some() {
             return group.target;

@@ -133,7 +133,8 @@ impl Cgroups {
     pub(crate) fn caps(&self, path: &Path) -> Result<Caps, String> {
         let Some((major, minor)) = self.disk else { return Ok(Caps::default()) };
         let name = below(&self.root, path).join("io.max");
-        let refuse = |error: io::Error| format!("cgroup: {}: {error}", self.root.join(&name).display());
+        let refuse =
+            |error: io::Error| format!("cgroup: {}: {error}", self.root.join(&name).display());
         let text = match open_below(&self.root, &name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Caps::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
@@ -206,8 +207,7 @@ fn read(root: &Path, path: &Path) -> Result<Weight, String> {
              cgroup.subtree_control)"
         )),
     })?;
-    parse_io_weight(&text)
-        .ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
+    parse_io_weight(&text).ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
 }
 
 /// Opens a regular file below `root`, wherever its name tries to lead.
@@ -309,7 +309,11 @@ mod tests {
         std::fs::write(acme.join("io.max"), lines).unwrap();
         assert_eq!(caps(), Ok("write-max-iops=120, read-max-bandwidth=2M/s".into()));
         std::fs::write(acme.join("io.max"), "8:16 riops=many\n").unwrap();
-        assert!(caps().unwrap_err().contains("`riops=many` is not rbps="), "{caps:?}", caps = caps());
+        assert!(
+            caps().unwrap_err().contains("`riops=many` is not rbps="),
+            "{caps:?}",
+            caps = caps()
+        );
         std::fs::write(acme.join("io.max"), "8:1 riops=5\n").unwrap();
         assert_eq!(caps(), Ok("none".into()), "another disk's");
         let own = disk_of(root.path()).unwrap();

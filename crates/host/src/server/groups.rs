@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use fairq_core::{CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight};
+use fairq_core::{
+    CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
+};
 
 use crate::server::desk::Desk;
 use crate::server::{AdminError, Roster, Tenant};

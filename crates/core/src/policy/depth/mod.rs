@@ -51,7 +51,8 @@ use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
+    Held, Next, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag,
+    TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
 use crate::entry::Built;
@@ -87,6 +88,8 @@ pub struct AutoPort<Q, P: Platform = Native> {
 struct Shared<P: Platform> {
     /// 1 while D is searched for, or some flow has a target: ports count.
     is_on: P::U64,
+    /// 1 while targets hold D below what it would be.
+    is_bound: P::U64,
     ports: Box<[CachePadded<Words<P>>]>,
     watch: Watch<P>,
 }
@@ -167,6 +170,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
             let most = most.clamp(1, MAX_SLOTS.into()) as u32;
             let shared = Arc::new(Shared {
                 is_on: P::U64::new(is_auto.into()),
+                is_bound: P::U64::new(0),
                 ports: boxed(ports.len(), |_| CachePadded::new(Words::new())),
                 watch: Watch::new(flows, ports.len()),
             });
@@ -335,6 +339,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
                 }
             }
             let slots = control.wanted.min(bound);
+            self.shared.is_bound.store((bound < control.wanted).into(), Ordering::Relaxed);
             // From 1 to the policy's most; one that has no D stays as it is.
             if slots != control.told && self.inner.tune(Tuning::Slots(slots), wake).is_ok() {
                 control.told = slots;
@@ -424,5 +429,15 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
             self.watcher.cancelled(tag.0);
         }
         is_gone
+    }
+
+    /// Says that it is for a target that no slot is free.
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        let reason = self.inner.reason(tag);
+        let is_bound = || self.shared.is_bound.load(Ordering::Relaxed) != 0;
+        match reason.held {
+            Some(Held::NoSlot) if is_bound() => Reason { held: Some(Held::Target), ..reason },
+            _ => reason,
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::contract::flow::FlowId;
 use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::contract::vtime::VTime;
@@ -65,6 +65,8 @@ impl Entry {
     const AHEAD: u64 = 4 << Self::FLAGS;
     /// It is in its flow's lane.
     const QUEUED: u64 = 8 << Self::FLAGS;
+    /// It went to the device's urgent class.
+    const URGENT: u64 = 16 << Self::FLAGS;
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
         Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
@@ -272,6 +274,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 let may = self.shared.take(now, slot, kinds, request.length).is_ok();
                 if may && self.shared.has_classes {
                     *class = Class::Urgent;
+                    flags |= Entry::URGENT;
                     self.shared.went_ahead(slot);
                 } else if !may {
                     self.shared.spend(now, slot, kinds, request.length);
@@ -505,5 +508,10 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
             stats.in_flight = stats.in_flight.max(in_flight);
         }
         stats
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        let is_reserved = tag.is_some_and(|tag| self.entry(tag).is(Entry::AHEAD | Entry::URGENT));
+        Reason { is_reserved, ..self.inner.reason(tag) }
     }
 }
