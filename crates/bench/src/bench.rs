@@ -16,6 +16,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Nanos, exact_size, show_duration, show_percent, show_size};
+use fairq_config::weight::{Cgroups, cgroup_root};
 use fairq_core::{Caps, FlowError, FlowId, GroupId, Native, Policy, Reservation, Share, Weight};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
@@ -142,7 +143,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         );
     }
     check_jobs(&jobs)?;
-    let groups = group::complete(&args.group)?;
+    let groups = group::complete(&args.group, Some(&Cgroups::new(cgroup_root(), None)))?;
     check_groups(&jobs, &groups)?;
     let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
         given
@@ -587,8 +588,8 @@ impl WithPolicy for Load<'_> {
     {
         for (id, group) in (0..).zip(self.groups) {
             let parent = group.parent().and_then(|name| id_of(name, self.groups));
-            let (weight, reservation) = (group.weight, group.reservation);
-            let settings = fairq_core::Group { parent, weight, reservation, ..Default::default() };
+            let Group { weight, reservation, caps, .. } = *group;
+            let settings = fairq_core::Group { parent, weight, reservation, caps };
             policy.set_group(GroupId(id), Some(&settings))?;
         }
         let flows: Vec<FlowId> = self

@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use fairq_config::caps::{self, Burst};
+use fairq_config::caps::Burst;
 use fairq_config::group;
 use fairq_config::name::check_name;
 use fairq_config::pairs::{self, Pair};
@@ -207,12 +207,7 @@ impl JobTable {
             Ok(target) => target,
             Err(text) => return refuse(text),
         };
-        let caps = caps::Written {
-            iops: [self.max_iops, self.read_max_iops, self.write_max_iops],
-            bandwidth: [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth],
-            burst: self.burst,
-        };
-        let caps = match caps.caps() {
+        let caps = match fairq_config::caps_of!(self).caps() {
             Ok(caps) => caps,
             Err(text) => return refuse(text),
         };

@@ -255,13 +255,17 @@ fn groups(result: &Value) -> String {
             .into_iter()
             .filter(|(_, key)| number(&of[*key]) > 0.0)
             .map(|(name, key)| format!(", {name} {}", of[key]));
+        let caps = of["caps"]["caps"].as_object().into_iter().flatten();
+        let most: String = caps.map(|(key, cap)| format!(", {key} {}", cap["per_s"])).collect();
         let names = of["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
         let names: Vec<String> = names.iter().map(string).collect();
         format!(
-            "{}: weight {}{}; {} of {} active; tenants: {}\n",
+            "{}: weight {}{}{}{}; {} of {} active; tenants: {}\n",
             string(&of["name"]),
             of["weight"],
             least.collect::<String>(),
+            most,
+            of["latency"].as_str().map_or_else(String::new, |target| format!(", {target}")),
             of["active"],
             of["members"],
             if names.is_empty() { "none".into() } else { names.join(", ") }

@@ -57,8 +57,8 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
 
 /// A group as the server knows it.
 pub(crate) fn server_group(group: &Group) -> server::Group {
-    let Group { name, weight, reservation, .. } = group.clone();
-    server::Group { name, weight, reservation }
+    let Group { name, weight, reservation, caps, .. } = group.clone();
+    server::Group { name, weight, reservation, caps }
 }
 
 /// TLS, from its files as they are now.

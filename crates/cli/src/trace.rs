@@ -314,12 +314,21 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                     .unwrap_or_default();
                 let free =
                     row.free_slots.map(|free| format!(", {free} slots free")).unwrap_or_default();
-                format!("{request}: class {}{free}{}{waited}", row.class, numbers(row))
+                let first = match row.why.as_deref() {
+                    Some("reserved") => ", before all others for its reservation",
+                    _ => "",
+                };
+                let numbers = numbers(row);
+                format!("{request}: class {}{first}{free}{numbers}{waited}", row.class)
             }
             "held" => match row.why.as_deref() {
                 Some("ahead") => format!("the next is too far ahead{}", numbers(row)),
                 Some("no-slot") => format!("no slot of the device is free{}", numbers(row)),
+                Some("target") => {
+                    format!("no slot is free of those that latency targets leave{}", numbers(row))
+                }
                 Some("cap") => "its tenant has had what a cap allows".into(),
+                Some("group-cap") => "a group of its tenant has had what a cap allows".into(),
                 _ => format!("the policy waits{}", numbers(row)),
             },
             _ => {

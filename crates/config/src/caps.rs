@@ -79,6 +79,22 @@ pub struct Written {
     pub burst: Option<Burst>,
 }
 
+/// What a table with the keys of caps says of them.
+#[macro_export]
+macro_rules! caps_of {
+    ($table:expr) => {
+        $crate::caps::Written {
+            iops: [$table.max_iops, $table.read_max_iops, $table.write_max_iops],
+            bandwidth: [
+                $table.max_bandwidth,
+                $table.read_max_bandwidth,
+                $table.write_max_bandwidth,
+            ],
+            burst: $table.burst,
+        }
+    };
+}
+
 /// The keys of caps, in the order of [`Written`].
 pub const KEYS: [&str; 7] = [
     "max-iops",
@@ -134,7 +150,7 @@ impl Written {
     fn cap(&self, key: &str, counted: Counted, per_second: u64) -> Result<Cap, String> {
         if per_second == 0 {
             return Err(format!(
-                "{key} 0 would let nothing through: write 1 or more, or leave the tenant out"
+                "{key} 0 would let nothing through: write 1 or more, or leave the cap out"
             ));
         }
         let worth = |ns: u64| {
@@ -214,7 +230,7 @@ mod tests {
         };
         assert_eq!(
             refusal("0", "", ""),
-            "max-iops 0 would let nothing through: write 1 or more, or leave the tenant out"
+            "max-iops 0 would let nothing through: write 1 or more, or leave the cap out"
         );
         assert!(refusal("", "0", "").starts_with("read-max-bandwidth 0 would let nothing"));
         assert!(refusal("", "", "1s").contains("add max-iops=1000, say, or leave out burst"));

@@ -3,19 +3,22 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use fairq_core::{Cap, Caps, Counted, Group as Settings, Reservation, Side, Weight};
+use fairq_core::{Cap, Caps, Counted, Group as Settings, Reservation, Side, Target, Weight};
 use fairq_host::nbd::session::users::gid_of;
 use serde::{Deserialize, Serialize};
 
 use crate::access::List;
-use crate::keys;
+use crate::caps::{self, Burst};
+use crate::caps_of;
 use crate::name::{Origin, check_name};
 use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
-use crate::units::{Bandwidth, Count};
-use crate::weight::WeightSource;
+use crate::units::{Bandwidth, Count, Nanos, Part, Percentile};
+use crate::weight::{Cgroups, WeightSource};
+use crate::{keys, latency};
 
 /// Between the names of a group and of the one that it is in.
 const INSIDE: char = '/';
@@ -27,6 +30,17 @@ const INSIDE: char = '/';
 pub struct GroupTable {
     pub name: String,
     pub weight: Option<WeightSource>,
+    pub cgroup: Option<PathBuf>,
+    pub latency: Option<Nanos>,
+    pub latency_percentile: Option<Percentile>,
+    pub floor: Option<Part>,
+    pub max_iops: Option<Count>,
+    pub read_max_iops: Option<Count>,
+    pub write_max_iops: Option<Count>,
+    pub max_bandwidth: Option<Bandwidth>,
+    pub read_max_bandwidth: Option<Bandwidth>,
+    pub write_max_bandwidth: Option<Bandwidth>,
+    pub burst: Option<Burst>,
     pub min_iops: Option<Count>,
     pub min_bandwidth: Option<Bandwidth>,
     #[serde(skip)]
@@ -42,6 +56,10 @@ pub struct Group {
     pub weight: Weight,
     /// What its tenants have together at least.
     pub reservation: Reservation,
+    /// What they have together at most.
+    pub caps: Caps,
+    /// The target of each tenant in it that has none of its own and no nearer group's.
+    pub target: Option<Target>,
     /// This machine has a group of users of this name, too.
     pub is_ambiguous: bool,
 }
@@ -100,35 +118,85 @@ impl GroupTable {
         GroupTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
+    /// What it says of caps.
+    pub fn caps(&self) -> caps::Written {
+        caps_of!(self)
+    }
+
     /// What it says of reservations.
     pub fn reservation(&self) -> Written {
         Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
     }
 
-    /// Refuses what makes no sense by itself.
-    pub fn complete(&self) -> Result<Group, Refusal> {
-        let refuse = |text: String| Err(Refusal::new(format!("{}: {text}", self.place())));
-        if let Err(text) = check_path(&self.name) {
-            return refuse(text);
-        }
-        let weight = match &self.weight {
-            None => Weight::DEFAULT,
-            Some(WeightSource::Fixed(weight)) => *weight,
-            Some(source) => {
-                return refuse(format!(
-                    "group {}: weight {source}: a group's weight is a number, 1 to 10000",
-                    self.name
+    /// Whether its weight or its caps are a cgroup's.
+    pub fn follows(&self) -> bool {
+        self.cgroup.is_some() || matches!(self.weight, Some(WeightSource::Cgroup(_)))
+    }
+
+    /// Takes one key's value away.
+    pub fn clear(&mut self, key: &str) -> Result<(), String> {
+        match key {
+            "weight" => self.weight = None,
+            "cgroup" => self.cgroup = None,
+            "latency" => {
+                (self.latency, self.latency_percentile, self.floor) = (None, None, None);
+            }
+            "latency-percentile" => self.latency_percentile = None,
+            "floor" => self.floor = None,
+            "max-iops" => self.max_iops = None,
+            "read-max-iops" => self.read_max_iops = None,
+            "write-max-iops" => self.write_max_iops = None,
+            "max-bandwidth" => self.max_bandwidth = None,
+            "read-max-bandwidth" => self.read_max_bandwidth = None,
+            "write-max-bandwidth" => self.write_max_bandwidth = None,
+            "burst" => self.burst = None,
+            "min-iops" => self.min_iops = None,
+            "min-bandwidth" => self.min_bandwidth = None,
+            key => {
+                return Err(format!(
+                    "a group has no key {key}: write weight, cgroup, latency, min-iops, \
+                     min-bandwidth or a cap's, such as max-iops"
                 ));
             }
-        };
-        match self.reservation().reservation(&Caps::default()) {
-            Ok(reservation) => {
-                // Asked once a group: there may be thousands of tenants.
-                let is_ambiguous = matches!(gid_of(&self.name), Ok(Some(_)));
-                Ok(Group { name: self.name.clone(), weight, reservation, is_ambiguous })
-            }
-            Err(text) => refuse(format!("group {}: {text}", self.name)),
         }
+        Ok(())
+    }
+
+    /// Refuses what makes no sense by itself. Without cgroups what is theirs is left out.
+    pub fn complete(&self, cgroups: Option<&Cgroups>) -> Result<Group, Refusal> {
+        let refuse = |text: String| Refusal::new(format!("{}: {text}", self.place()));
+        check_path(&self.name).map_err(refuse)?;
+        self.settings(cgroups).map_err(|text| refuse(format!("group {}: {text}", self.name)))
+    }
+
+    fn settings(&self, cgroups: Option<&Cgroups>) -> Result<Group, String> {
+        if self.cgroup.is_some() && self.weight.is_some() {
+            return Err("cgroup says its weight: leave out weight, or cgroup".into());
+        }
+        let said = self.caps();
+        if self.cgroup.is_some() && said != caps::Written::default() {
+            return Err("cgroup says its caps (io.max): leave them out, or cgroup".into());
+        }
+        let mut caps = said.caps()?;
+        let mut weight = Weight::DEFAULT;
+        match (&self.cgroup, &self.weight, cgroups) {
+            (Some(path), _, Some(cgroups)) => {
+                (weight, caps) = (cgroups.weight(path)?, cgroups.caps(path)?);
+            }
+            (_, Some(source @ WeightSource::Cgroup(_)), Some(cgroups)) => {
+                weight = source.now(&cgroups.root)?;
+            }
+            (_, Some(WeightSource::Fixed(fixed)), _) => weight = *fixed,
+            _ => {}
+        }
+        // What a cgroup allows may become less than what is reserved at any time.
+        let own = if self.cgroup.is_some() { Caps::default() } else { caps };
+        let reservation = self.reservation().reservation(&own)?;
+        let target = latency::target(self.latency, self.latency_percentile, self.floor)?;
+        // Asked once a group: there may be thousands of tenants.
+        let is_ambiguous = matches!(gid_of(&self.name), Ok(Some(_)));
+        let name = self.name.clone();
+        Ok(Group { name, weight, reservation, caps, target, is_ambiguous })
     }
 
     fn place(&self) -> String {
@@ -142,6 +210,7 @@ impl GroupTable {
 /// All groups, those that others are in before these.
 pub fn complete<'a>(
     tables: impl IntoIterator<Item = &'a GroupTable>,
+    cgroups: Option<&Cgroups>,
 ) -> Result<Vec<Group>, Refusal> {
     let mut tables: Vec<&GroupTable> = tables.into_iter().collect();
     let mut known: HashMap<&str, &GroupTable> = HashMap::new();
@@ -164,7 +233,7 @@ pub fn complete<'a>(
     }
     tables.sort_by_key(|table| table.name.matches(INSIDE).count());
     let group = |table: &&GroupTable| {
-        let group = table.complete()?;
+        let group = table.complete(cgroups)?;
         match group.parent().filter(|parent| !known.contains_key(parent)) {
             None => Ok(group),
             Some(parent) => Err(Refusal::new(format!(
@@ -176,6 +245,17 @@ pub fn complete<'a>(
         }
     };
     tables.iter().map(group).collect()
+}
+
+/// The latency target of this group, or of the nearest one that it is in and that has one.
+pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Target> {
+    while let Some(group) = groups.iter().find(|group| Some(&*group.name) == name) {
+        if group.target.is_some() {
+            return group.target;
+        }
+        name = group.parent();
+    }
+    None
 }
 
 /// Of the names that a tenant's key `group` has, the group of tenants, and those of users.
@@ -284,7 +364,7 @@ mod tests {
     fn groups(texts: &[&str]) -> Result<Vec<Group>, String> {
         let tables: Vec<GroupTable> =
             texts.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
-        complete(&tables).map_err(|refusal| refusal.to_string())
+        complete(&tables, None).map_err(|refusal| refusal.to_string())
     }
 
     #[test]
@@ -301,6 +381,25 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_caps_and_the_nearest_target_wins() {
+        let specs = ["a=max-iops=5k,latency=2ms", "a/b=latency=1ms,floor=10%", "a/c", "d"];
+        let all = groups(&specs).unwrap();
+        let cap = all[0].caps.get(Side::Both, Counted::Requests);
+        assert_eq!(cap, Cap::new(5000, 500));
+        let target = |name| target(Some(name), &all).map(Target::latency_ns);
+        let targets = ["a", "a/b", "a/c", "d", "e"].map(target);
+        assert_eq!(targets, [Some(2_000_000), Some(1_000_000), Some(2_000_000), None, None]);
+        let tenant = |spec: &str| spec.parse::<crate::tenant::TenantTable>().unwrap();
+        let of = |spec| tenant(spec).target(&all).unwrap().map(Target::latency_ns);
+        assert_eq!(of("x=1G,group=a/c"), Some(2_000_000));
+        assert_eq!(of("x=1G,group=a/c,latency=7ms"), Some(7_000_000), "its own");
+        let mut table: GroupTable = "a=max-iops=1,burst=5,latency=1ms,floor=3%".parse().unwrap();
+        ["max-iops", "burst", "latency"].iter().for_each(|key| table.clear(key).unwrap());
+        assert_eq!(table, "a".parse().unwrap());
+        assert!(table.clear("size").unwrap_err().contains("a group has no key size"));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_the_cure() {
         let refusal = |texts: &[&str]| groups(texts).unwrap_err();
         assert_eq!(
@@ -313,7 +412,12 @@ mod tests {
         assert!(refusal(&["a//b"]).contains("`` is no name"));
         assert!(refusal(&["a=wieght=3"]).contains("did you mean `weight`?"));
         assert!(refusal(&["a=min-iops=0"]).contains("min-iops 0 keeps nothing: write 1 or more"));
-        assert!(refusal(&["a=weight=cgroup:/x"]).contains("a group's weight is a number"));
+        assert!(refusal(&["a=max-iops=0"]).contains("--group: group a: max-iops 0 would let"));
+        assert!(refusal(&["a=min-iops=9,max-iops=8"]).contains("is above what max-iops allows"));
+        assert!(refusal(&["a=cgroup=/a,weight=3"]).contains("leave out weight, or cgroup"));
+        assert!(refusal(&["a=cgroup=/a,max-iops=3"]).contains("leave them out, or cgroup"));
+        assert!(refusal(&["a=burst=1s"]).contains("add max-iops=1000, say"));
+        assert!(refusal(&["a=latency=0"]).contains("latency 0ns is not from"));
         let capped = Caps::default().with(Side::Both, Counted::Requests, Cap::new(1000, 100));
         let said = Written { iops: Some(Count(2000)), bandwidth: None };
         assert_eq!(

@@ -29,6 +29,7 @@ use crate::policy::{PolicyConfig, PolicyTable};
 use crate::refusal::Refusal;
 use crate::tenant::{Tenant, TenantTable};
 use crate::units::{Size, exact_size};
+use crate::weight::Cgroups;
 use crate::{keys, weight};
 
 /// Shards are ports of a policy, of which there are at most so many.
@@ -417,7 +418,7 @@ pub struct Plan {
 impl Settings {
     /// Fills in the defaults and refuses what does not fit together.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
-        let cgroup_root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
+        let cgroup_root = self.cgroups().root;
         let groups = self.complete_groups()?;
         let tenants = self.complete_tenants(&cgroup_root, &groups)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
@@ -444,9 +445,24 @@ impl Settings {
         })
     }
 
+    /// Where cgroups are, and the disk whose `io.max` counts.
+    pub fn cgroups(&self) -> Cgroups {
+        let root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
+        Cgroups::new(root, self.device.as_ref().and_then(|device| device.path.as_deref()))
+    }
+
     /// The groups of tenants, outer ones first.
     pub fn complete_groups(&self) -> Result<Vec<Group>, Refusal> {
-        group::complete(self.group.iter().map(Spanned::get_ref))
+        let tables = self.group.iter().map(Spanned::get_ref);
+        if !tables.clone().any(GroupTable::follows) {
+            return group::complete(tables, None);
+        }
+        group::complete(tables, Some(&self.cgroups()))
+    }
+
+    /// The same without what cgroups say: for their names, their places and their targets.
+    pub fn known_groups(&self) -> Result<Vec<Group>, Refusal> {
+        group::complete(self.group.iter().map(Spanned::get_ref), None)
     }
 
     fn complete_tenants(&self, cgroups: &Path, groups: &[Group]) -> Result<Vec<Tenant>, Refusal> {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::{self, List};
 use crate::caps::{self, Burst};
+use crate::caps_of;
 use crate::device::SECTOR;
 use crate::group::{self, Group};
 use crate::name::{Origin, check_name};
@@ -148,11 +149,7 @@ impl TenantTable {
 
     /// What it says of caps.
     pub fn caps(&self) -> caps::Written {
-        caps::Written {
-            iops: [self.max_iops, self.read_max_iops, self.write_max_iops],
-            bandwidth: [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth],
-            burst: self.burst,
-        }
+        caps_of!(self)
     }
 
     /// Says this of caps instead.
@@ -178,6 +175,14 @@ impl TenantTable {
         let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
         all.extend(group.map(str::to_owned));
         self.group = (!all.is_empty()).then_some(List(all));
+    }
+
+    /// Its own latency target, or that of the nearest of these groups that it is in and that has
+    /// one.
+    pub fn target(&self, groups: &[Group]) -> Result<Option<Target>, String> {
+        let own = latency::target(self.latency, self.latency_percentile, self.floor)?;
+        let of_group = || group::target(self.group_of(groups).ok().flatten().as_deref(), groups);
+        Ok(own.or_else(of_group))
     }
 
     /// Refuses what makes no sense by itself, or beside the groups; `cgroups` is their root.
@@ -236,7 +241,7 @@ impl TenantTable {
             Ok(users) => users,
             Err(text) => return refuse(text),
         };
-        let target = match latency::target(self.latency, self.latency_percentile, self.floor) {
+        let target = match self.target(groups) {
             Ok(target) => target,
             Err(text) => return refuse(text),
         };

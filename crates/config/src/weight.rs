@@ -1,9 +1,9 @@
-//! A tenant's weight: a number, or what a cgroup has.
+//! A tenant's weight: a number, or what a cgroup has; and a group's, with its caps.
 //!
 //! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: the server that does a
 //! client's input and output gives it what the client's own cgroup would get. The file is read at
 //! the start and then once a second, since the kernel does not tell of every change; if it cannot
-//! be read, the last weight stays.
+//! be read, the last weight stays. A group's key `cgroup` follows `io.weight` and `io.max` alike.
 //!
 //! The control thread reads it, and a name may come from the control socket, so a name must not
 //! make that thread read anything else: the kernel resolves it below the root of the cgroups, on
@@ -17,18 +17,21 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::Weight;
+use fairq_core::{Cap, Caps, Weight};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::units::TextOrNumber;
+use crate::caps::Written;
+use crate::units::{Bandwidth, Count, TextOrNumber};
 
 /// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// What is read of an `io.weight`, in bytes. The default weight is its first line; lines for single
 /// devices follow.
 const IO_WEIGHT_MAX: u64 = 512;
+/// The same of an `io.max`: a line for each disk that is limited.
+const IO_MAX_MAX: u64 = 64 << 10;
 /// What `statfs` calls the file system of cgroups of version 2.
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
@@ -103,15 +106,99 @@ pub fn cgroup_root() -> PathBuf {
     ROOTS.iter().find(is_cgroup2).unwrap_or(&ROOTS[0]).into()
 }
 
+/// Where cgroups are, and the device whose lines count.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cgroups {
+    /// Their root.
+    pub root: PathBuf,
+    /// The number of the server's disk, as `io.max` has it; `None`: it has none.
+    pub disk: Option<(u32, u32)>,
+}
+
+impl Cgroups {
+    /// Below this root, for a server of this device: a disk, a part of one, or a file on one.
+    pub fn new(root: PathBuf, device: Option<&Path>) -> Cgroups {
+        // A file that is to be made is where its folder is.
+        let disk = device.and_then(|path| disk_of(path).or_else(|| disk_of(path.parent()?)));
+        Cgroups { root, disk }
+    }
+
+    /// A cgroup's weight.
+    pub(crate) fn weight(&self, path: &Path) -> Result<Weight, String> {
+        read(&self.root, path)
+    }
+
+    /// A cgroup's caps: those of `io.max` for the disk. A cgroup without that file, as the root
+    /// one is, has none.
+    pub(crate) fn caps(&self, path: &Path) -> Result<Caps, String> {
+        let Some((major, minor)) = self.disk else { return Ok(Caps::default()) };
+        let name = below(&self.root, path).join("io.max");
+        let refuse =
+            |error: io::Error| format!("cgroup: {}: {error}", self.root.join(&name).display());
+        let text = match open_below(&self.root, &name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Caps::default()),
+            file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
+        };
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{major}:{minor} ")));
+        line.map_or(Ok(Caps::default()), |line| {
+            parse_io_max(line).ok_or_else(|| {
+                refuse(io::Error::other(format!("`{line}` is not rbps=, wbps=, riops=, wiops=")))
+            })
+        })
+    }
+}
+
+/// The number of the disk that a file is on, or that it is or is a part of.
+fn disk_of(path: &Path) -> Option<(u32, u32)> {
+    let stat = rustix::fs::stat(path).ok()?;
+    let is_disk = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let number = if is_disk { stat.st_rdev } else { stat.st_dev };
+    let number = (rustix::fs::major(number), rustix::fs::minor(number));
+    // A part of a disk is limited as the disk.
+    let known = PathBuf::from(format!("/sys/dev/block/{}:{}", number.0, number.1));
+    if !known.join("partition").exists() {
+        return Some(number);
+    }
+    let text = std::fs::read_to_string(known.canonicalize().ok()?.parent()?.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The caps of a line of `io.max`, behind the disk's number: the kernel's own, with the burst that
+/// caps usually have.
+fn parse_io_max(line: &str) -> Option<Caps> {
+    let mut said = Written::default();
+    for pair in line.split_whitespace() {
+        let (key, value) = pair.split_once('=')?;
+        let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
+        // What is more than a cap can say is none.
+        let value = value.filter(|value| *value <= Cap::MOST / 2).map(|value| value.max(1));
+        match key {
+            "rbps" => said.bandwidth[1] = value.map(Bandwidth),
+            "wbps" => said.bandwidth[2] = value.map(Bandwidth),
+            "riops" => said.iops[1] = value.map(Count),
+            "wiops" => said.iops[2] = value.map(Count),
+            _ => return None,
+        }
+    }
+    said.caps().ok()
+}
+
+/// The name of a cgroup below the root: the path of its directory is as good as its name.
+fn below<'a>(root: &Path, path: &'a Path) -> &'a Path {
+    path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).unwrap_or(path)
+}
+
+fn read_at_most(file: File, most: u64) -> io::Result<String> {
+    let mut text = Vec::new();
+    file.take(most).read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
 fn read(root: &Path, path: &Path) -> Result<Weight, String> {
-    // The path of its directory is as good as its name.
-    let name = path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
-    let file = name.join("io.weight");
+    let file = below(root, path).join("io.weight");
     let refuse = |text: &str| format!("weight: {}: {text}", root.join(&file).display());
-    let text = open_below(root, &file).and_then(|file| {
-        let mut text = Vec::new();
-        file.take(IO_WEIGHT_MAX).read_to_end(&mut text).map(|_| text)
-    });
+    let text = open_below(root, &file).and_then(|file| read_at_most(file, IO_WEIGHT_MAX));
     let text = text.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::XDEV) => refuse("it is not below the root of the cgroups, or not a cgroup's"),
         Some(Errno::LOOP) => refuse("a symbolic link is on the way: write the cgroup's own name"),
@@ -120,8 +207,7 @@ fn read(root: &Path, path: &Path) -> Result<Weight, String> {
              cgroup.subtree_control)"
         )),
     })?;
-    parse_io_weight(&String::from_utf8_lossy(&text))
-        .ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
+    parse_io_weight(&text).ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
 }
 
 /// Opens a regular file below `root`, wherever its name tries to lead.
@@ -208,6 +294,33 @@ mod tests {
             absent.starts_with(&format!("weight: {}: No such file", place.display())),
             "{absent}"
         );
+    }
+
+    #[test]
+    fn a_cgroups_caps_are_those_of_the_servers_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let acme = root.path().join("acme");
+        std::fs::create_dir(&acme).unwrap();
+        let cgroups = Cgroups { root: root.path().into(), disk: Some((8, 16)) };
+        let caps = || cgroups.caps("/acme".as_ref()).map(|caps| crate::caps::describe(&caps));
+        assert_eq!(caps(), Ok("none".into()), "without the file");
+        let lines = "8:0 rbps=1 wbps=max riops=max wiops=max\n\
+                     8:16 rbps=2097152 wbps=max riops=max wiops=120\n";
+        std::fs::write(acme.join("io.max"), lines).unwrap();
+        assert_eq!(caps(), Ok("write-max-iops=120, read-max-bandwidth=2M/s".into()));
+        std::fs::write(acme.join("io.max"), "8:16 riops=many\n").unwrap();
+        assert!(
+            caps().unwrap_err().contains("`riops=many` is not rbps="),
+            "{caps:?}",
+            caps = caps()
+        );
+        std::fs::write(acme.join("io.max"), "8:1 riops=5\n").unwrap();
+        assert_eq!(caps(), Ok("none".into()), "another disk's");
+        let own = disk_of(root.path()).unwrap();
+        let device = Cgroups::new(root.path().into(), Some(root.path()));
+        std::fs::write(acme.join("io.max"), format!("{}:{} riops=5\n", own.0, own.1)).unwrap();
+        let riops = device.caps(&acme).map(|caps| crate::caps::describe(&caps));
+        assert_eq!(riops, Ok("read-max-iops=5".into()));
     }
 
     #[test]

@@ -20,10 +20,10 @@ impl<P: Platform> Subject<P> for Costed {
         let multi = MqfqSubject { slots: self.1.unwrap_or(64), threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
         let (tags, flows) = (scenario.tags(), scenario.flows());
-        let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, self.1.is_none());
+        let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, self.1.is_none())?;
         let mut cost = CostConfig::default();
         cost.kind = self.0;
-        Ok(Costs::new(policy, ports, tags, flows, &cost))
+        Costs::new(policy, ports, tags, flows, &cost)
     }
 
     fn promise(&self) -> Promise {

@@ -24,7 +24,7 @@ impl<P: Platform> Subject<P> for Auto {
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        Ok(AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true))
+        AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true)
     }
 
     fn promise(&self) -> Promise {
@@ -43,7 +43,7 @@ impl<P: Platform> Subject<P> for Tokens {
         let fair = KyberFairSubject { busy, totals: Totals::default() };
         let (policy, ports) = Subject::<P>::build(&fair, scenario)?;
         let (tags, flows) = (scenario.tags(), scenario.flows());
-        Ok(AutoDepth::busy(policy, ports, tags, flows, busy, self.0.is_none()))
+        AutoDepth::busy(policy, ports, tags, flows, busy, self.0.is_none())
     }
 
     fn promise(&self) -> Promise {

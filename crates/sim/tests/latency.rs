@@ -20,7 +20,7 @@ impl<P: Platform> Subject<P> for Held {
         let multi = MqfqSubject { slots: self.0.unwrap_or(64), threshold: 45 << 10 };
         let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
         let (tags, flows) = (scenario.tags(), scenario.flows());
-        Ok(AutoDepth::new(policy, ports, tags, flows, self.0.is_none()))
+        AutoDepth::new(policy, ports, tags, flows, self.0.is_none())
     }
 
     fn promise(&self) -> Promise {

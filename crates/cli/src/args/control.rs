@@ -104,7 +104,10 @@ pub(crate) enum CtlCommand {
     /// Add a group of tenants, change it, or take it away
     ///
     /// Keys: weight (1 to 10000), min-iops, min-bandwidth (what its tenants have together at
-    /// least). A key that is not named stays; min-iops=off takes one away.
+    /// least), max-iops, max-bandwidth, the same with read- or write- before them, burst (what
+    /// they have together at most), latency, latency-percentile, floor (the target of each tenant
+    /// in it that has none), cgroup=/NAME (weight and caps are that cgroup's io.weight and
+    /// io.max). A key that is not named stays; min-iops=off takes one away.
     Group {
         /// Its name, after those of the groups that it is in: acme/batch
         #[arg(value_name = "NAME")]

@@ -52,7 +52,10 @@ pub(crate) struct ServeArgs {
     ///
     /// NAME is one name, or those of the groups that it is in before it: acme/batch. Keys:
     /// weight=1..10000 (100) beside the tenants and groups in the same group, min-iops and
-    /// min-bandwidth (what its tenants have together at least). A tenant is in it by group=NAME.
+    /// min-bandwidth (what its tenants have together at least), max-iops, max-bandwidth, the same
+    /// with read- or write- before them, burst (what they have together at most), latency,
+    /// latency-percentile, floor (the target of each tenant in it that has none), cgroup=/NAME
+    /// (weight and caps are that cgroup's io.weight and io.max). A tenant is in it by group=NAME.
     #[arg(long, value_name = "NAME[,KEY=VALUE…]")]
     pub(crate) group: Vec<GroupTable>,
     /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |

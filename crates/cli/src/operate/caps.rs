@@ -34,11 +34,7 @@ impl Console {
     /// Gives a tenant these caps instead of those it has.
     pub(super) fn caps(&mut self, admin: &mut dyn Admin, given: OfCaps) -> Result<Value, Fault> {
         let OfCaps { tenant, caps: said } = given;
-        let said = Written {
-            iops: [said.max_iops, said.read_max_iops, said.write_max_iops],
-            bandwidth: [said.max_bandwidth, said.read_max_bandwidth, said.write_max_bandwidth],
-            burst: said.burst,
-        };
+        let said = fairq_config::caps_of!(said);
         let known = self.settings.tenant.iter().map(toml::Spanned::get_ref);
         if let (Some(table), Ok(caps)) =
             (known.clone().find(|table| table.name == tenant), said.caps())

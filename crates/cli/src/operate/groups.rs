@@ -4,7 +4,8 @@ use fairq_config::group::{self, Described, GroupTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
 use fairq_config::units::{Bandwidth, Count};
-use fairq_core::{Caps, ReservationState, ReservedStats, ShareStats};
+use fairq_config::{caps, latency};
+use fairq_core::{Caps, ReservationState, ReservedStats, ShareStats, Target};
 use fairq_host::server::{Admin, GroupStatus, Roster, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -69,32 +70,83 @@ impl Console {
         let said: GroupTable = spec.parse().map_err(Fault::params)?;
         let known = self.settings.group.iter().map(Spanned::get_ref);
         let old = known.clone().find(|table| table.name == said.name);
+        let cgroups = self.settings.cgroups();
+        let before = old.and_then(|table| table.complete(Some(&cgroups)).ok());
         let mut table = old.cloned().unwrap_or_default().overlaid(said);
         for (key, _) in keys.iter().filter(|(_, value)| text(value) == OFF) {
-            match key.as_str() {
-                "weight" => table.weight = None,
-                "min-iops" => table.min_iops = None,
-                "min-bandwidth" => table.min_bandwidth = None,
-                key => {
-                    return Err(Fault::params(format!(
-                        "a group has no key {key}: write weight, min-iops or min-bandwidth"
-                    )));
-                }
-            }
+            table.clear(key).map_err(Fault::params)?;
         }
         let others = known.filter(|other| other.name != table.name);
-        let all = group::complete(others.chain([&table])).map_err(Fault::from)?;
+        let all = group::complete(others.chain([&table]), Some(&cgroups)).map_err(Fault::from)?;
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
-        let before = admin.status().groups.into_iter().find(|of| of.group.name == new.name);
+        let targets = self.settle(admin, &all, None);
+        if let Err(fault) = targets {
+            // Those that were given before that one go back.
+            let known = self.settings.known_groups().map_err(Fault::from)?;
+            self.settle(admin, &known, None)?;
+            return Err(fault);
+        }
         admin.set_group(&server_group(new)).map_err(Fault::refused)?;
         let result = json!({
             "group": new.name,
-            "from": before.map(|of| describe(of.group.weight.get(), of.group.reservation)),
-            "to": describe(new.weight.get(), new.reservation),
+            "from": before.as_ref().map(describe),
+            "to": describe(new),
         });
         self.write_group(table);
         Ok(result)
+    }
+
+    /// Gives tenants, or this one, the latency targets that they have in these groups.
+    pub(super) fn settle(
+        &self,
+        admin: &mut dyn Admin,
+        groups: &[group::Group],
+        only: Option<&str>,
+    ) -> Result<(), Fault> {
+        let roster = admin.roster();
+        let tables = self.settings.tenant.iter().map(Spanned::get_ref);
+        for table in tables.filter(|table| only.is_none_or(|name| table.name == name)) {
+            let target = table.target(groups).map_err(Fault::params)?;
+            let now = roster.find(&table.name).map(|member| member.tenant.target);
+            if now.is_some_and(|now| now != target) {
+                admin.set_target(&table.name, target).map_err(Fault::refused)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives groups that follow cgroups what these have now.
+    pub(super) fn follow_groups(&mut self, admin: &mut dyn Admin) {
+        let tables = self.settings.group.iter().map(Spanned::get_ref);
+        let followers: Vec<GroupTable> = tables.filter(|table| table.follows()).cloned().collect();
+        if followers.is_empty() {
+            return;
+        }
+        let cgroups = self.settings.cgroups();
+        for table in followers {
+            let group = match table.complete(Some(&cgroups)) {
+                Ok(group) => group,
+                Err(error) => {
+                    tracing::debug!(group = table.name, "{error}");
+                    continue;
+                }
+            };
+            if self.followed.get(&group.name) == Some(&group) {
+                continue;
+            }
+            match admin.set_group(&server_group(&group)) {
+                Ok(()) => {
+                    let now = describe(&group);
+                    if self.followed.insert(group.name.clone(), group).is_some() {
+                        tracing::info!(group = table.name, now, "the cgroup's settings changed");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(group = table.name, %error, "cannot follow the cgroup");
+                }
+            }
+        }
     }
 
     fn write_group(&mut self, table: GroupTable) {
@@ -119,7 +171,7 @@ impl Console {
     /// Changes a tenant's group or reservation: the keys that are named.
     pub(super) fn share(&mut self, admin: &mut dyn Admin, given: OfShare) -> Result<Value, Fault> {
         let OfShare { tenant: name, keys } = given;
-        let groups = self.settings.complete_groups().map_err(Fault::from)?;
+        let groups = self.settings.known_groups().map_err(Fault::from)?;
         let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
         let table = tables.find(|table| table.name == name);
         let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
@@ -163,12 +215,13 @@ impl Console {
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
         let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
         admin.set_share(name, to.group.as_deref(), wanted).map_err(Fault::refused)?;
-        let groups = self.settings.complete_groups().map_err(Fault::from)?;
+        let groups = self.settings.known_groups().map_err(Fault::from)?;
         let mut tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {
             (table.min_iops, table.min_bandwidth) = (to.reservation.iops, to.reservation.bandwidth);
             table.set_group(to.group.as_deref(), &groups);
         }
+        self.settle(admin, &groups, Some(name))?;
         let named = |group: Option<&str>| group.unwrap_or("none").to_owned();
         let before = tenant.map(|tenant| {
             let (group, reservation) = (named(tenant.group.as_deref()), tenant.reservation);
@@ -223,18 +276,28 @@ impl Console {
     /// The groups, with their members.
     pub(super) fn groups(&self, admin: &dyn Admin) -> Value {
         let (now, roster) = (admin.status(), admin.roster());
-        now.groups.iter().map(|of| json_of(of, &roster)).collect()
+        let known = self.settings.known_groups().unwrap_or_default();
+        let find = |name: &str| known.iter().find(|group| group.name == name);
+        let target = |name| find(name).and_then(|group| group.target);
+        now.groups.iter().map(|of| json_of(of, target(&of.group.name), &roster)).collect()
     }
 }
 
-fn describe(weight: u16, reservation: fairq_core::Reservation) -> String {
-    match reservation.is_none() {
-        true => format!("weight {weight}"),
-        false => format!("weight {weight}, {}", Described(reservation)),
+fn describe(group: &group::Group) -> String {
+    let mut text = format!("weight {}", group.weight.get());
+    if !group.reservation.is_none() {
+        text += &format!(", {}", Described(group.reservation));
     }
+    if !group.caps.is_empty() {
+        text += &format!(", {}", caps::describe(&group.caps));
+    }
+    if let Some(target) = group.target {
+        text += &format!(", {}", latency::describe(target));
+    }
+    text
 }
 
-fn json_of(of: &GroupStatus, roster: &Roster) -> Value {
+fn json_of(of: &GroupStatus, target: Option<Target>, roster: &Roster) -> Value {
     let is_in =
         |member: &&fairq_host::server::Member| member.tenant.group.as_ref() == Some(&of.group.name);
     let tenants: Vec<&str> =
@@ -248,6 +311,8 @@ fn json_of(of: &GroupStatus, roster: &Roster) -> Value {
         "members": of.members,
         "active": of.active,
         "tenants": tenants,
+        "caps": of.caps.as_ref().map(super::caps::json),
+        "latency": target.map(latency::describe),
     })
 }
 

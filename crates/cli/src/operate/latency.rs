@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
-use fairq_config::latency;
 use fairq_config::tenant::TenantTable;
 use fairq_config::units::{Nanos, Part, Percentile};
+use fairq_config::{group, latency};
 
 /// Seconds in a row with the target met, or missed, before that is told.
 const CALM: u32 = 3;
@@ -52,8 +52,14 @@ impl Console {
         name: &str,
         said: Written,
     ) -> Result<Value, Fault> {
-        let target = latency::target(said.0, said.1, said.2)
+        let own = latency::target(said.0, said.1, said.2)
             .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
+        let member = admin.roster().find(name).cloned();
+        let of_group = || {
+            let groups = self.settings.known_groups().ok()?;
+            group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
+        };
+        let target = own.or_else(of_group);
         let before = admin.roster().find(name).and_then(|member| member.tenant.target);
         admin.set_target(name, target).map_err(Fault::refused)?;
         let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);

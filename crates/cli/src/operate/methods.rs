@@ -221,7 +221,7 @@ impl Console {
         admin: &mut dyn Admin,
         table: TenantTable,
     ) -> Result<server::Tenant, Refusal> {
-        let groups = self.settings.complete_groups()?;
+        let groups = self.settings.known_groups()?;
         let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
@@ -308,7 +308,7 @@ impl Console {
         wanted: &Settings,
     ) -> Result<(), Refusal> {
         let old = by_name(&self.settings);
-        let groups = wanted.complete_groups()?;
+        let groups = wanted.known_groups()?;
         let come = wanted.tenant.iter().map(Spanned::get_ref);
         for table in come.filter(|table| !old.contains_key(&*table.name)) {
             let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
@@ -365,6 +365,7 @@ impl Console {
 
     /// Gives tenants whose weight is a cgroup's the weight that it has now.
     pub(super) fn follow_cgroups(&mut self, admin: &mut dyn Admin) {
+        self.follow_groups(admin);
         let followed = self.settings.tenant.iter().map(Spanned::get_ref).filter_map(|table| {
             match &table.weight {
                 Some(source @ WeightSource::Cgroup(_)) => Some((&table.name, source)),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairq_config::engine::Shape;
+use fairq_config::group::Group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_core::FlowId;
@@ -74,6 +75,8 @@ pub(crate) struct Console {
     last: (Duration, HashMap<FlowId, Arc<TenantStats>>),
     /// What is counted of a tenant to whom nothing happens.
     idle: Arc<TenantStats>,
+    /// What groups that follow cgroups were given last.
+    followed: HashMap<String, Group>,
     /// What happened in the last second.
     second: HashMap<FlowId, Row>,
     /// What the server said then, if its tenants are still the same.
@@ -120,6 +123,7 @@ impl Console {
             last: (Duration::ZERO, HashMap::new()),
             second: HashMap::new(),
             idle: Arc::default(),
+            followed: HashMap::new(),
             latest: None,
             look: None,
             matrices: VecDeque::from([empty_matrix()]),

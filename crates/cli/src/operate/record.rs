@@ -167,8 +167,12 @@ fn row(decision: &Decision) -> Value {
     let held = reason.held.map(|held| match held {
         Held::Ahead => "ahead",
         Held::NoSlot => "no-slot",
+        Held::Target => "target",
         Held::Cap => "cap",
+        Held::GroupCap => "group-cap",
     });
+    let is_ahead = reason.is_reserved && decision.kind == Kind::Issue;
+    let why = held.or(is_ahead.then_some("reserved"));
     json!([
         at_ns,
         kind,
@@ -181,6 +185,6 @@ fn row(decision: &Decision) -> Value {
         reason.free_slots,
         reason.virtual_time,
         reason.start_tag,
-        held
+        why
     ])
 }

@@ -102,7 +102,7 @@ impl Console {
             .map(|table| (table.name.clone(), table.caps()))
             .collect();
         let groups = plan.groups.clone();
-        let old_groups = self.settings.complete_groups()?;
+        let old_groups = self.settings.known_groups()?;
         let users = |table: &TenantTable, groups: &[group::Group]| {
             group::split(table.group.as_ref(), groups).map(|(_, users)| users)
         };
@@ -165,6 +165,9 @@ impl Console {
                 }
                 Err(fault) => tracing::warn!("{}", fault.message()),
             }
+        }
+        if let Err(fault) = self.settle(admin, &groups, None) {
+            tracing::warn!("{}", fault.message());
         }
         self.drop_groups(admin, &wanted).iter().for_each(|name| done(&format!("group.{name}")));
         for (name, said) in recapped {

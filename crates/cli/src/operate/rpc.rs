@@ -144,7 +144,8 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "The groups of tenants: their weights, reservations and members",
         params: &[],
         result: "a list of name, weight, effective_weight (beside all that are in no group), \
-                 min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants",
+                 min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
+                 caps (as of tenants, with what waits for them; null for none), latency",
     },
     Method {
         name: "group",
@@ -154,8 +155,8 @@ pub(crate) const METHODS: &[Method] = &[
             required(
                 "keys",
                 "object",
-                "weight, min-iops, min-bandwidth: as they are written of a group; off takes one \
-                 away",
+                "weight, cgroup, min-iops, min-bandwidth, caps (max-iops, ...), latency: as they \
+                 are written of a group; off takes one away",
             ),
         ],
         result: "the group's name, and what it has before and now",

@@ -201,7 +201,8 @@ impl<W: Write> Writer<'_, W> {
     /// What a row means for its shard.
     fn decision(&mut self, recorded: &Recorded, shard: usize, row: &Row) -> io::Result<()> {
         if row.kind != "complete" {
-            let name = row.why.as_deref().map_or(row.kind.clone(), |why| format!("held: {why}"));
+            let kind = &row.kind;
+            let name = row.why.as_deref().map_or(kind.clone(), |why| format!("{kind}: {why}"));
             let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
             let args = told([
                 ("tenant", tenant),

@@ -55,7 +55,7 @@ fn caps_are_kept_changed_shown_and_read_again() {
 fn caps_that_make_no_sense_are_refused_with_the_cure() {
     let server = Server::start(CONFIG, &[]);
     for (pair, cure) in [
-        ("max-iops=0", "leave the tenant out"),
+        ("max-iops=0", "leave the cap out"),
         ("burst=1s", "add max-iops=1000, say"),
         ("max-iops", "is not KEY=VALUE"),
         ("max-iop=1", "did you mean `max-iops`?"),

@@ -137,3 +137,89 @@ fn a_file_with_a_group_that_is_not_there_is_refused_with_its_line() {
     let text = refusal("[[group]]\nname = \"a/b\"\n");
     assert!(text.contains("fairq.toml:2: group a/b is in a, and there is no such group"), "{text}");
 }
+
+/// What a group's tenants have together at most, and the target of those that have none.
+#[test]
+fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
+    let address = free_address();
+    let group = "[[group]]\nname = \"acme\"\nmax-iops = 60\nburst = 6\nlatency = \"50ms\"\n";
+    let tenants = CONFIG.replace("size = \"16M\"", "size = \"16M\"\ngroup = \"acme\"");
+    let config = format!("{tenants}\n{group}");
+    let server = Server::start(&config, &["--metrics", &format!("tcp:{address}")]);
+    let mut clients = [server.load("db", "60s"), server.load("web", "60s")];
+    let rates = until("the group's cap holds", || {
+        let rates = [0, 1].map(|tenant| server.place(tenant)["last_second"]["iops"].as_f64());
+        let waits = server.place(0)["capped"]["waiting"].as_u64() > Some(0);
+        let [db, web] = rates.map(Option::unwrap_or_default);
+        (waits && db > 0.0 && web > 0.0).then_some([db, web])
+    });
+    assert!(rates.iter().sum::<f64>() <= 66.0, "{rates:?}");
+    let (_, metrics) = get(&address, "/metrics");
+    assert!(metrics.contains("fairq_group_cap{group=\"acme\",key=\"max-iops\"} 60"), "{metrics}");
+    assert!(metrics.contains("fairq_group_capped_requests{group=\"acme\"}"), "{metrics}");
+    assert!(server.said(&["groups"]).contains("acme: weight 100, max-iops 60, 99 % within 50ms;"));
+    assert_eq!(server.place(0)["latency"]["target_ns"], json!(50_000_000));
+    assert_eq!(
+        server.said(&["group", "acme", "max-iops=off", "burst=off", "latency=20ms"]),
+        "acme: weight 100, max-iops=60, 99 % within 50ms -> weight 100, 99 % within 20ms\n"
+    );
+    assert_eq!(server.place(0)["latency"]["target_ns"], json!(20_000_000));
+    until("nothing holds it", || {
+        server.place(0)["last_second"]["iops"].as_f64().filter(|iops| *iops > 1000.0)
+    });
+    // A tenant's own target comes before its group's, and goes when it is taken away.
+    server.said(&["latency", "db", "5ms"]);
+    assert_eq!(server.place(0)["latency"]["target_ns"], json!(5_000_000));
+    server.said(&["latency", "db", "off"]);
+    assert_eq!(server.place(0)["latency"]["target_ns"], json!(20_000_000));
+    server.said(&["share", "db", "group=off"]);
+    assert_eq!(server.place(0)["latency"], Value::Null);
+    let told = server.said(&["config", "reload"]);
+    assert!(told.contains("group.acme.max-iops: (nothing) -> 60"), "{told}");
+    assert!(!told.contains("restart"), "{told}");
+    assert_eq!(server.place(0)["latency"]["target_ns"], json!(50_000_000));
+    // What the policy refuses changes nothing.
+    server.said(&["group", "acme", "latency=off"]);
+    server.said(&["policy", "none"]);
+    let (_, refused) = server.refused(&["group", "acme", "latency=1ms", "weight=7"]);
+    assert!(refused.contains("no latency targets"), "{refused}");
+    assert!(server.said(&["groups"]).contains("acme: weight 100, max-iops 60;"));
+    for client in &mut clients {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+}
+
+/// A group has its weight and its caps from a cgroup, and follows both.
+#[test]
+fn a_group_follows_a_cgroup() {
+    let root = tempfile::tempdir().unwrap();
+    let (cgroup, disk) = (root.path().join("acme"), root.path().join("disk.img"));
+    std::fs::create_dir(&cgroup).unwrap();
+    std::fs::write(&disk, vec![0; 32 << 20]).unwrap();
+    let number = rustix::fs::stat(&disk).unwrap().st_dev;
+    let number = (rustix::fs::major(number), rustix::fs::minor(number));
+    let write = |weight: u16, riops: &str| {
+        std::fs::write(cgroup.join("io.weight"), format!("default {weight}\n")).unwrap();
+        let line = format!("{}:{} rbps=max wbps=max riops={riops} wiops=max\n", number.0, number.1);
+        std::fs::write(cgroup.join("io.max"), line).unwrap();
+    };
+    write(250, "70");
+    let config = format!(
+        "cgroup-root = {:?}\ndevice = {:?}\n[[group]]\nname = \"acme\"\ncgroup = \"/acme\"\n\
+         [[tenant]]\nname = \"db\"\ngroup = \"acme\"\n",
+        root.path(),
+        format!("{},direct=off", disk.display())
+    );
+    let server = Server::start(&config, &[]);
+    let told = || server.said(&["groups"]);
+    assert!(told().contains("acme: weight 250, read-max-iops 70; "), "{}", told());
+    write(400, "max");
+    until("the new settings", || told().contains("acme: weight 400; ").then_some(()));
+    std::fs::remove_file(cgroup.join("io.weight")).unwrap();
+    assert_eq!(server.said(&["share", "db", "min-iops=5"]).lines().count(), 1, "goes on");
+    let (_, refused) = server.refused(&["group", "acme", "max-iops=5"]);
+    assert!(refused.contains("cgroup says its caps (io.max)"), "{refused}");
+    let (_, refused) = server.refused(&["group", "other", "cgroup=/none"]);
+    assert!(refused.contains("No such file"), "{refused}");
+}

@@ -223,6 +223,11 @@ impl Caps {
         self.0.iter().all(Option::is_none)
     }
 
+    /// Which there are: a bit each.
+    pub(crate) fn bits(&self) -> u64 {
+        self.all().map(|(index, cap)| u64::from(cap.is_some()) << index).sum()
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = (usize, Option<Cap>)> + '_ {
         self.0.iter().copied().enumerate()
     }

@@ -287,6 +287,8 @@ pub struct Reason {
     pub free_slots: Option<u32>,
     /// Why nothing may go.
     pub held: Option<Held>,
+    /// The request went before all others, since its flow had less than its reservation.
+    pub is_reserved: bool,
 }
 
 /// Why requests are staged and none may go.
@@ -296,8 +298,12 @@ pub enum Held {
     Ahead,
     /// No slot of the device is free.
     NoSlot,
-    /// Its flow has had what a cap allows.
+    /// No slot of those is free that latency targets leave of the device's.
+    Target,
+    /// Its flow has had what a cap of its own allows.
     Cap,
+    /// Its flow's group, or one that this is in, has had what a cap allows.
+    GroupCap,
 }
 
 /// A parameter of a policy that may be changed while requests run.

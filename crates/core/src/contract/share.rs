@@ -1,6 +1,6 @@
 //! Groups of flows, and what flows and groups are to have at least: the settings of a tree.
 
-use crate::contract::flow::{Cap, Caps, Weight};
+use crate::contract::flow::{Cap, CapStats, Caps, Weight};
 
 /// Names a group: a number that the caller chooses, below [`Group::MOST`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -131,6 +131,8 @@ pub struct GroupStats {
     pub members: u32,
     /// Those of them that have asked for something lately.
     pub active: u32,
+    /// What its caps have done; `None` if it never had any.
+    pub caps: Option<CapStats>,
 }
 
 /// All reservations beside the device.

@@ -35,15 +35,18 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel, scaled};
-use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{
-    ClassWeights, DepthState, FlowStats, Growth, Next, Op, Outcome, Policy, Port, Reason, Request,
-    Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
+    DepthState, Growth, Next, Op, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted,
+    Tag,
 };
 use crate::contract::port_set::PortSet;
+use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
+use crate::structures::allocation::{boxed, granted};
 use device::{Finder, Prices};
 use tally::{KINDS, Sum, Tally, Words};
 
@@ -176,25 +179,27 @@ impl<L: Policy, P: Platform> Costs<L, P> {
         tags: usize,
         flows: usize,
         config: &CostConfig,
-    ) -> (Self, Vec<CostPort<L::Port, P>>) {
-        let shared = (config.kind == CostKind::Device).then(|| {
-            Arc::new(Shared {
-                prices: CachePadded::new(Prices::new()),
-                ports: ports.iter().map(|_| CachePadded::new(Words::new())).collect(),
-            })
-        });
-        let port = |(index, inner)| {
-            let device = shared.clone().map(|shared| {
-                Box::new(PortByDevice { shared, tally: Tally::new(tags, flows), index })
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let shared = (config.kind == CostKind::Device).then(|| {
+                Arc::new(Shared {
+                    prices: CachePadded::new(Prices::new()),
+                    ports: boxed(ports.len(), |_| CachePadded::new(Words::new())),
+                })
             });
-            CostPort { inner, config: *config, device }
-        };
-        let ports = ports.into_iter().enumerate().map(port).collect();
-        let device = shared.map(|shared| {
-            let finder = Finder::boxed(L::Port::IS_DIRECT);
-            ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
-        });
-        (Costs { inner, device }, ports)
+            let port = |(index, inner)| {
+                let device = shared.clone().map(|shared| {
+                    Box::new(PortByDevice { shared, tally: Tally::new(tags, flows), index })
+                });
+                CostPort { inner, config: *config, device }
+            };
+            let ports = ports.into_iter().enumerate().map(port).collect();
+            let device = shared.map(|shared| {
+                let finder = Finder::boxed(L::Port::IS_DIRECT);
+                ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
+            });
+            Ok((Costs { inner, device }, ports))
+        })
     }
 }
 
@@ -257,39 +262,13 @@ impl<P: Platform> PortByDevice<P> {
     }
 }
 
-impl<L: Policy, P: Platform> Policy for Costs<L, P> {
-    type Port = CostPort<L::Port, P>;
+layer!(Costs, CostPort);
 
-    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        self.inner.add_flow_as(known, weight)
-    }
+impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
+    type Inner = L;
 
-    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.inner.set_weight(flow, weight)
-    }
-
-    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
-        self.inner.set_weights(weights);
-    }
-
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
-    }
-
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
-    }
-
-    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.inner.tune(tuning, wake)
-    }
-
-    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.inner.remove_flow(flow)
+    fn inner(&self) -> &L {
+        &self.inner
     }
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
@@ -299,10 +278,6 @@ impl<L: Policy, P: Platform> Policy for Costs<L, P> {
         }
     }
 
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
-    }
-
     fn stats(&self) -> Stats {
         let finder = self.device.as_ref();
         let cost = finder.map(|device| device.control.with(|control| control.finder.stats()));
@@ -310,8 +285,16 @@ impl<L: Policy, P: Platform> Policy for Costs<L, P> {
     }
 }
 
-impl<Q: Port, P: Platform> Port for CostPort<Q, P> {
-    const IS_DIRECT: bool = Q::IS_DIRECT;
+impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
+    type Inner = Q;
+
+    fn inner(&self) -> &Q {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Q {
+        &mut self.inner
+    }
 
     #[inline]
     fn submit(
@@ -352,10 +335,6 @@ impl<Q: Port, P: Platform> Port for CostPort<Q, P> {
         }
     }
 
-    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
-        self.inner.admit(flow)
-    }
-
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if let Some(device) = &mut self.device
@@ -387,26 +366,6 @@ impl<Q: Port, P: Platform> Port for CostPort<Q, P> {
             device.tally.grown(tag.0, growth.length);
         }
         has_grown
-    }
-
-    fn has_work(&self) -> bool {
-        self.inner.has_work()
-    }
-
-    fn staged(&self, flow: FlowId) -> Option<Tag> {
-        self.inner.staged(flow)
-    }
-
-    fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        self.inner.flow_stats(flow)
-    }
-
-    fn barrier(&mut self, flow: FlowId) {
-        self.inner.barrier(flow);
-    }
-
-    fn reason(&self, tag: Option<Tag>) -> Reason {
-        self.inner.reason(tag)
     }
 }
 

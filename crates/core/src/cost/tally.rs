@@ -9,10 +9,10 @@
 //! ended, on the same port.
 
 use alloc::boxed::Box;
-use alloc::vec;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{Op, Request};
+use crate::structures::allocation::boxed;
 
 /// How far from the last end a sequential request may begin, in bytes.
 const NEAR: u64 = 1 << 20;
@@ -117,8 +117,8 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new(tags: usize, flows: usize) -> Self {
         Tally {
-            live: vec![Live::default(); tags].into(),
-            ends: vec![(0, u32::MAX); flows.clamp(1, CURSORS)].into(),
+            live: boxed(tags, |_| Live::default()),
+            ends: boxed(flows.clamp(1, CURSORS), |_| (0, u32::MAX)),
             counts: [0; KINDS],
             bytes: [0; 2],
             staged: 0,

@@ -247,8 +247,7 @@ pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
 /// All policies are built by this one call, so one that gets another knob breaks no caller.
 ///
 /// **Memory.** All of it is taken here, and none when flows are added. Without enough for the
-/// policy this is [`ConfigError::Memory`]. The layers around it (caps, the search for D) take
-/// theirs as Rust's `alloc` does, which ends the program if there is none.
+/// policy and the layers around it this is [`ConfigError::Memory`].
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -264,8 +263,8 @@ pub fn build<E: Entry, P: Platform>(
     shape: &Shape,
 ) -> Result<Built<CappedOf<E, P>>, Error> {
     let (policy, ports) = built::<E, P>(keys, shape)?;
-    let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows);
-    Ok(Capped::new(policy, ports, shape.tags, shape.flows))
+    let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows)?;
+    Ok(Capped::new(policy, ports, shape.tags, shape.flows)?)
 }
 
 /// The policy without those layers. A call of its own, since what builds a policy inside Linux has

@@ -12,6 +12,7 @@
 //! with flows or tags: a policy's few `Arc`s of some hundred bytes, and the tree over its ports.
 
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -38,6 +39,24 @@ pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     things.into_boxed_slice()
 }
 
+/// Words that are written when they are allocated; more of them are allocated as zeroes.
+const WRITTEN: usize = 8192;
+
+/// Rows of zeroes; none if there is no memory for them. Much memory that is allocated as zeroes
+/// takes no room until it is written, so it is taken in that way once there was room for it.
+pub(crate) fn zeroes<const N: usize>(count: usize) -> Box<[[u64; N]]> {
+    let mut rows: Vec<[u64; N]> = room(count);
+    if rows.capacity() < count {
+        return Box::default();
+    }
+    if count.saturating_mul(N) > WRITTEN {
+        drop(rows);
+        return vec![[0; N]; count].into_boxed_slice();
+    }
+    rows.resize(count, [0; N]);
+    rows.into_boxed_slice()
+}
+
 /// What `build` gives, if it was given all the memory that it asked for.
 pub(crate) fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
     let before = REFUSED.load(Ordering::Relaxed);
@@ -60,5 +79,10 @@ mod tests {
         let fits = (0..100).any(|_| build(5) == Ok(5));
         assert!(fits);
         assert_eq!(build(usize::MAX / 16), Err(ConfigError::Memory));
+        for count in [0, 3, WRITTEN] {
+            assert_eq!(*zeroes::<2>(count), vec![[0; 2]; count]);
+        }
+        let none = granted(|| Ok(zeroes::<2>(usize::MAX / 32).len()));
+        assert_eq!(none, Err(ConfigError::Memory));
     }
 }

@@ -51,7 +51,7 @@ pub struct Status {
     /// [`Member::number`](crate::server::Member::number).
     pub targets: Vec<(u16, TargetStats)>,
     /// What caps have done, by the numbers of the tenants that have some.
-    pub caps: Vec<(u16, CapStats)>,
+    pub caps: HashMap<u16, CapStats>,
     /// The groups of tenants, by name.
     pub groups: Vec<GroupStatus>,
     /// What the places and reservations of tenants come to, by their numbers; of none while no
@@ -83,10 +83,9 @@ impl Status {
         store.map(|store| &*store.name)
     }
 
-    /// What a tenant's caps have done; `None` without any.
+    /// What a tenant's caps, and those of its groups, have done with its requests; `None` without.
     pub fn caps_of(&self, member: &Member) -> Option<&CapStats> {
-        let is_its = |(tenant, _): &&(u16, CapStats)| *tenant == member.number();
-        self.caps.iter().find(is_its).map(|(_, stats)| stats)
+        self.caps.get(&member.number())
     }
 
     /// What a tenant's place and reservation come to; `None` while no tenant has any.

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use fairq_core::{FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight};
+use fairq_core::{
+    CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
+};
 
 use crate::server::desk::Desk;
 use crate::server::{AdminError, Roster, Tenant};
@@ -16,6 +18,8 @@ pub struct Group {
     pub weight: Weight,
     /// What its tenants have together at least.
     pub reservation: Reservation,
+    /// What they have together at most, in each store.
+    pub caps: Caps,
 }
 
 /// A group, and what it comes to.
@@ -29,6 +33,8 @@ pub struct GroupStatus {
     pub members: u32,
     /// Those of them that have asked for something lately.
     pub active: u32,
+    /// What its caps have done, if it has some.
+    pub caps: Option<CapStats>,
 }
 
 impl Group {
@@ -37,8 +43,8 @@ impl Group {
     }
 
     fn settings(&self, parent: Option<GroupId>) -> fairq_core::Group {
-        let (weight, reservation) = (self.weight, self.reservation);
-        fairq_core::Group { parent, weight, reservation, ..fairq_core::Group::default() }
+        let Group { weight, reservation, caps, .. } = *self;
+        fairq_core::Group { parent, weight, reservation, caps }
     }
 }
 
@@ -139,14 +145,21 @@ impl Desk<'_> {
     }
 }
 
-/// What a group comes to in several stores: members are added up, and its weight is the first's in
+/// What a group comes to in several stores: members and what caps hold are added up, its weight is the first's in
 /// which it has any.
 pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
+    let caps = stores.iter().filter_map(|stats| stats.caps).reduce(|sum, of| CapStats {
+        caps: sum.caps,
+        held: sum.held.saturating_add(of.held),
+        held_ns: sum.held_ns.saturating_add(of.held_ns),
+        waiting: sum.waiting.saturating_add(of.waiting),
+    });
     let first = stores.iter().find(|stats| stats.members > 0).or(stores.first());
     GroupStatus {
         group: group.clone(),
         weight: first.map_or(group.weight, |stats| stats.weight),
         members: stores.iter().map(|stats| stats.members).sum(),
         active: stores.iter().map(|stats| stats.active).sum(),
+        caps,
     }
 }

@@ -133,6 +133,11 @@ impl<'a> Schedulers<'a> {
         policy.share(flow)
     }
 
+    /// Whether some group has caps.
+    pub(super) fn has_capped_groups(&self) -> bool {
+        self.groups.all().any(|(_, group)| !group.caps.is_empty())
+    }
+
     /// What groups come to.
     pub(super) fn groups(&self) -> Vec<GroupStatus> {
         let status = |(id, group): (_, &Group)| {

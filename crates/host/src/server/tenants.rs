@@ -3,6 +3,7 @@
 //! A tenant is a flow of the policy's, a member of the roster, and, where its range was another's,
 //! a range to be zeroed first.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -155,10 +156,13 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// What caps have done, of the tenants that have some.
-    pub(super) fn caps(&self) -> Vec<(u16, CapStats)> {
+    /// What caps have done, of the tenants that have some or are in a group that may.
+    pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
         let roster = self.server.roster();
-        let members = roster.members().iter().filter(|member| !member.tenant.caps.is_empty());
+        let in_groups = self.schedulers.has_capped_groups();
+        let members = roster.members().iter().filter(|member| {
+            !member.tenant.caps.is_empty() || (in_groups && member.tenant.group.is_some())
+        });
         members
             .filter_map(|member| Some((member.number(), self.schedulers.caps(member.flow)?)))
             .collect()

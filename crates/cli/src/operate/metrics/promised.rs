@@ -7,47 +7,65 @@ use fairq_host::server::{GroupStatus, Member, Roster, Status};
 
 use super::{MOST_TENANTS, Text};
 
-/// Caps, of the tenants that have some.
+/// What has caps: the word for it in names and labels, and as it is called in help.
+#[derive(Clone, Copy)]
+struct Kind {
+    label: &'static str,
+    whose: &'static str,
+}
+
+/// Caps, of the tenants and of the groups that have some.
 pub(super) fn caps(text: &mut Text, now: &Status, roster: &Roster) {
+    let members = roster.members().iter().take(MOST_TENANTS);
+    let tenants: Vec<(&str, &CapStats)> =
+        members.filter_map(|member| Some((&*member.tenant.name, now.caps_of(member)?))).collect();
+    caps_of(text, Kind { label: "tenant", whose: "the tenant" }, &tenants);
+    let groups = now.groups.iter().take(MOST_TENANTS);
+    let groups: Vec<(&str, &CapStats)> =
+        groups.filter_map(|of| Some((&*of.group.name, of.caps.as_ref()?))).collect();
+    caps_of(text, Kind { label: "group", whose: "the group's tenants" }, &groups);
+}
+
+fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
     type Value = fn(&CapStats) -> f64;
-    let families: [(&str, &str, &str, Value); 3] = [
+    let Kind { label, whose } = kind;
+    let families: [(&str, &str, String, Value); 3] = [
         (
-            "fairq_tenant_capped_requests_total",
+            "capped_requests_total",
             "counter",
-            "Requests of the tenant that waited for one of its caps.",
+            format!("Requests of {whose} that waited for a cap of the {label}."),
             |of| of.held as f64,
         ),
         (
-            "fairq_tenant_capped_seconds_total",
+            "capped_seconds_total",
             "counter",
-            "Time that the tenant's requests waited for its caps, added up over requests.",
+            format!("Time that requests waited for caps of the {label}, added up over requests."),
             |of| of.held_ns as f64 * 1e-9,
         ),
         (
-            "fairq_tenant_capped_requests",
+            "capped_requests",
             "gauge",
-            "Requests of the tenant that wait for one of its caps now.",
+            format!("Requests of {whose} that wait for a cap of the {label} now."),
             |of| of.waiting as f64,
         ),
     ];
-    let of = |member| Some((member, now.caps_of(member)?));
-    let members: Vec<(&Member, &CapStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
-    if members.is_empty() {
+    if all.is_empty() {
         return;
     }
     for (name, kind, help, value) in families {
-        text.family(name, kind, help);
-        for (member, stats) in &members {
-            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
+        let name = format!("fairq_{label}_{name}");
+        text.family(&name, kind, &help);
+        for (who, stats) in all {
+            text.sample(&name, &[(label, who)], value(stats));
         }
     }
-    let help = "What a cap of the tenant's allows in a second: requests or bytes, as its key says.";
-    text.family("fairq_tenant_cap", "gauge", help);
-    for (member, stats) in &members {
+    let name = format!("fairq_{label}_cap");
+    let help =
+        format!("What a cap of the {label} allows in a second: requests or bytes, by its key.");
+    text.family(&name, "gauge", &help);
+    for (who, stats) in all {
         for (key, cap) in listed(&stats.caps) {
-            let labels = [("tenant", &*member.tenant.name), ("key", key)];
-            text.sample("fairq_tenant_cap", &labels, cap.per_second() as f64);
+            text.sample(&name, &[(label, who), ("key", key)], cap.per_second() as f64);
         }
     }
 }

@@ -14,16 +14,21 @@
 //!
 //! - A flow has up to six caps: requests and bytes, of reads, of writes, and of both together. Each
 //!   is a bucket that all ports share; a request takes from all of its own at once, or from none.
+//! - A group of flows may have caps, too, and so may the groups that it is in. A request goes when
+//!   its flow's caps and those of all its groups allow it, as `io.max` nests.
 //! - On each port a flow has a *lane* for reads and one for writes, so that a cap on the one does
 //!   not hold back the other. Requests leave a lane in the order in which they came.
-//! - Lanes of a flow on several ports take turns: which has just sent one lets the others go first.
-//!   Otherwise the port that is polled most often could have all that the cap allows.
+//! - Lanes that wait for the same cap take turns: those of a flow on several ports, so that the
+//!   port that is polled most often does not have all that the cap allows, and those of a group's
+//!   flows by what these weigh at their places in the tree.
 //!
 //! **Example.** 1,000 requests a second with a burst of 100: a flow that has rested has 100 at once
-//! and then one each millisecond, so at most 1,100 in any second.
+//! and then one each millisecond, so at most 1,100 in any second. A group of 1,000 with flows of
+//! 300 and 100: 750 and 250, and 1,000 for one of them while the other is idle.
 //!
-//! **Bounds of loops.** A call of `next` tries 16 lanes at most and asks to be called
-//! again if there are more.
+//! **Bounds of loops.** `submit` asks the flow and its groups, at most [`Group::LEVELS`] + 1, four
+//! buckets each. A call of `next` tries 16 lanes at most and asks to be called again if there are
+//! more. A tick looks at 1,024 flows; a group's first cap and its last one tell all flows.
 //!
 //! **Removal.** A flow that is removed has no caps from then on. What waits here is given to the
 //! device within a tenth of a second without going by the policy, which takes no more of that flow.
@@ -31,36 +36,35 @@
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
 //! and `complete` a number of the port's own.
 //!
-//! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
-//! Acquire. All else are counts.
+//! *Memory ordering.* The words of flows and groups are stored with Release after their buckets are
+//! set, and read with Acquire. All else are counts.
 
+mod account;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod waiting;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
-use crossbeam_utils::CachePadded;
-
-use crate::contract::cost::Cost;
-use crate::contract::flow::{
-    CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetStats, Weight,
-};
+use crate::contract::bounds::ConfigError;
+use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, ClassWeights, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request,
-    Stats, SubmitError, Submitted, Tag, TuneError, Tuning,
+    Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, SubmitError,
+    Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
-use crate::contract::vtime::VTime;
-use crate::policy::bucket::{Bucket, Time};
-use crate::structures::fifo::{Fifo, Links};
-use crate::structures::tournament::{Key, Tournament};
+use crate::contract::share::{Group, GroupId, GroupStats, Share};
+use crate::entry::Built;
+use crate::policy::bucket::Time;
+use crate::structures::allocation::{boxed, granted};
+use account::{Account, Path, Shared, Wait, Word};
+use waiting::{Lane, Place, Waiter, Waiting};
 
 /// How many lanes are tried in one call.
 const AT_ONCE: usize = 16;
@@ -68,15 +72,16 @@ const AT_ONCE: usize = 16;
 const AGAIN_NS: u64 = 100_000_000;
 /// What a discard counts for, in bytes.
 const DISCARD_BYTES: u64 = 512;
-/// No lane.
-const NONE: u32 = u32::MAX;
+/// How often what flows weigh is looked at while groups have caps, in nanoseconds, and how many at
+/// once.
+const LOOK_NS: u64 = 10_000_000;
+const FLOWS_AT_ONCE: usize = 1024;
 
 /// A policy whose flows can have caps. See the [module's text](self).
 pub struct Capped<L, P: Platform = Native> {
     inner: L,
     shared: Arc<Shared<P>>,
-    /// The flow of each slot and its caps.
-    control: P::Mutex<Vec<Option<(FlowId, Caps)>>>,
+    control: P::Mutex<Control>,
 }
 
 /// A port of it.
@@ -92,156 +97,93 @@ pub struct CappedPort<Q, P: Platform = Native> {
     is_joining: bool,
 }
 
-/// What ports and the control side share.
-struct Shared<P: Platform> {
-    /// 1 once a flow has had a cap.
-    is_on: P::U64,
-    /// Of each flow: its generation in the upper half, and which caps it has.
-    flows: Box<[P::U64]>,
-    accounts: Box<[CachePadded<Account<P>>]>,
+struct Control {
+    /// Of each slot its flow.
+    flows: Box<[Option<Member>]>,
+    groups: Box<[Option<Node>]>,
+    /// How many groups have caps.
+    capped: usize,
+    /// Slots in use are below it.
+    used: usize,
+    /// The slot whose weight is looked at next; when to look, and when the policy wants to be
+    /// called.
+    cursor: usize,
+    look_ns: u64,
+    inner_ns: Option<u64>,
 }
 
-/// What is shared of a flow with caps.
-struct Account<P: Platform> {
-    buckets: [Bucket<P>; Caps::COUNT],
-    /// How many lanes of reads there are, and of writes.
-    lanes: [P::U64; 2],
-    held: P::U64,
-    held_ns: P::U64,
-    waiting: P::U64,
+/// A flow that is there.
+struct Member {
+    flow: FlowId,
+    caps: Caps,
+    group: Option<GroupId>,
 }
 
-/// The caps that count reads, and those that count writes.
-const READS: u64 = bits(Side::Both) | bits(Side::Reads);
-const WRITES: u64 = bits(Side::Both) | bits(Side::Writes);
-
-const fn bits(side: Side) -> u64 {
-    1 << Caps::index(side, Counted::Requests) | 1 << Caps::index(side, Counted::Bytes)
+/// A group that is there.
+struct Node {
+    parent: Option<GroupId>,
+    caps: Caps,
 }
 
-/// Which caps count it.
-fn counted_by(op: Op) -> u64 {
-    match op {
-        Op::Read => READS,
-        Op::Write | Op::WriteZeroes | Op::Discard => WRITES,
-        Op::Flush => 0,
-    }
-}
-
-fn word(flow: FlowId, caps: u64) -> u64 {
-    u64::from(flow.generation()) << 32 | caps
-}
-
-impl<P: Platform> Shared<P> {
-    fn new(flows: usize) -> Self {
-        let account = || Account {
-            buckets: core::array::from_fn(|_| Bucket::new()),
-            lanes: core::array::from_fn(|_| P::U64::new(0)),
-            held: P::U64::new(0),
-            held_ns: P::U64::new(0),
-            waiting: P::U64::new(0),
-        };
-        Shared {
-            is_on: P::U64::new(0),
-            flows: (0..flows).map(|_| P::U64::new(0)).collect(),
-            accounts: (0..flows).map(|_| CachePadded::new(account())).collect(),
-        }
+impl Control {
+    fn member(&mut self, flow: FlowId) -> Result<&mut Member, FlowError> {
+        let member = self.flows.get_mut(flow.slot()).and_then(Option::as_mut);
+        member.filter(|member| member.flow == flow).ok_or(FlowError::NoSuchFlow)
     }
 
-    #[inline]
-    fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed) != 0
+    fn node(&self, id: GroupId) -> Option<&Node> {
+        self.groups.get(usize::from(id.0))?.as_ref()
     }
 
-    fn account(&self, flow: FlowId) -> Option<&Account<P>> {
-        self.accounts.get(flow.slot()).map(|account| &**account)
-    }
-
-    /// The caps that count such a request of the flow; 0 also if the flow is gone.
-    fn caps(&self, flow: FlowId, op: Op) -> u64 {
-        let caps = self.flows.get(flow.slot()).map_or(0, |word| word.load(Ordering::Acquire));
-        if (caps >> 32) as u32 == flow.generation() { caps & counted_by(op) } else { 0 }
-    }
-
-    /// [Takes](Self::take), if nothing of the same lane is before it.
-    fn take_if(&self, is_first: bool, now: Time, request: &Request) -> Result<(), Time> {
-        if is_first { self.take(now, request) } else { Err(now) }
-    }
-
-    /// How long a lane that has sent this waits before it is tried again, in nanoseconds: until all
-    /// other lanes that the same caps count have had a turn.
-    fn pause_ns(&self, now: Time, request: &Request) -> u64 {
-        let caps = self.caps(request.flow, request.op);
-        let Some(account) = self.account(request.flow).filter(|_| caps != 0) else { return 0 };
-        let [reads, writes] = account.lanes.each_ref().map(|lanes| lanes.load(Ordering::Relaxed));
-        let (own, others) = if is_write(request) { (writes, reads) } else { (reads, writes) };
-        let others = if caps & bits(Side::Both) != 0 { others } else { 0 };
-        let turns = own.saturating_add(others).saturating_sub(1);
-        if turns == 0 {
-            return 0;
-        }
-        let until_ns = account.when(now, caps, request).ns().saturating_sub(now.ns());
-        until_ns
-            .saturating_add(account.lasts(caps, request).ns().saturating_mul(turns))
-            .min(AGAIN_NS)
-    }
-
-    /// Takes what the request needs from all of its caps; or says from when on it may go.
-    fn take(&self, now: Time, request: &Request) -> Result<(), Time> {
-        let (caps, Some(account)) =
-            (self.caps(request.flow, request.op), self.account(request.flow))
-        else {
-            return Ok(());
-        };
-        let when = account.when(now, caps, request);
-        if when > now {
-            return Err(when);
-        }
-        for (index, bucket) in chosen(&account.buckets, caps) {
-            if let Err(when) = bucket.take(now, bucket.cost(amount(index, request))) {
-                // Another port was faster; what the caps before this one gave goes back.
-                let before = caps & ((1 << index) - 1);
-                for (index, bucket) in chosen(&account.buckets, before) {
-                    bucket.give_back(bucket.cost(amount(index, request)));
-                }
-                return Err(when);
+    /// The nearest group that has caps: this one, or one that it is in.
+    fn nearest(&self, mut group: Option<GroupId>) -> Option<GroupId> {
+        for _ in 0..Group::LEVELS {
+            let node = self.node(group?)?;
+            if !node.caps.is_empty() {
+                return group;
             }
+            group = node.parent;
         }
-        Ok(())
+        None
+    }
+
+    /// What ports see of a flow.
+    fn show<P: Platform>(&self, slot: usize, shared: &Shared<P>) {
+        let Some(Some(Member { flow, caps, group })) = self.flows.get(slot) else {
+            return shared.put(slot, Word::default());
+        };
+        let (above, generation) = (self.nearest(*group), flow.generation());
+        shared.put(slot, Word { caps: caps.bits(), above, generation });
+    }
+
+    /// The same of a group.
+    fn show_group<P: Platform>(&self, id: GroupId, shared: &Shared<P>) {
+        let word = self.node(id).map(|node| {
+            let (caps, above) = (node.caps.bits(), self.nearest(node.parent));
+            Word { caps, above, generation: 0 }
+        });
+        shared.put_group(id, word.unwrap_or_default());
     }
 }
 
-impl<P: Platform> Account<P> {
-    /// From when on the request may go by these caps, if no other does.
-    fn when(&self, now: Time, caps: u64, request: &Request) -> Time {
-        let all = chosen(&self.buckets, caps);
-        let when =
-            all.map(|(index, bucket)| bucket.when(now, bucket.cost(amount(index, request)))).max();
-        when.unwrap_or(now)
-    }
-
-    /// How long the slowest of these caps needs for the request.
-    fn lasts(&self, caps: u64, request: &Request) -> Time {
-        let all = chosen(&self.buckets, caps);
-        all.map(|(index, bucket)| bucket.cost(amount(index, request))).max().unwrap_or_default()
+/// Gives the buckets new caps. One that stays as it is keeps what was taken from it; others start
+/// full.
+fn fill<P: Platform>(account: &Account<P>, old: &Caps, caps: &Caps) {
+    for (((_, cap), (_, old)), bucket) in caps.all().zip(old.all()).zip(&account.buckets) {
+        if let Some(cap) = cap
+            && old != Some(cap)
+        {
+            bucket.set(cap.per_second(), cap.burst());
+        }
     }
 }
 
-/// The buckets whose bits are set.
-fn chosen<P: Platform>(
-    buckets: &[Bucket<P>; Caps::COUNT],
-    caps: u64,
-) -> impl Iterator<Item = (usize, &Bucket<P>)> {
-    buckets.iter().enumerate().filter(move |(index, _)| caps >> index & 1 != 0)
-}
-
-/// What the cap of this number counts of it.
-fn amount(index: usize, request: &Request) -> u64 {
-    match (index % 2 == Counted::Requests as usize, request.op) {
-        (true, _) => 1,
-        (false, Op::Discard) => DISCARD_BYTES,
-        (false, _) => request.length.into(),
-    }
+/// What the caps have done; `None` if there never were any.
+fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
+    let [held, held_ns, waiting] = [&account.held, &account.held_ns, &account.waiting]
+        .map(|word| word.load(Ordering::Relaxed));
+    let is_any = !caps.is_empty() || held > 0;
+    is_any.then_some(CapStats { caps, held, held_ns, waiting })
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
@@ -253,418 +195,251 @@ impl<L: Policy, P: Platform> Capped<L, P> {
         ports: Vec<L::Port>,
         tags: usize,
         flows: usize,
-    ) -> (Self, Vec<CappedPort<L::Port, P>>) {
-        let shared = Arc::new(Shared::new(flows));
-        let port = |inner| CappedPort {
-            inner,
-            shared: shared.clone(),
-            waiting: Waiting::new(tags, flows),
-            held: 0,
-            strays: 0,
-            is_joining: false,
-        };
-        let ports = ports.into_iter().map(port).collect();
-        let control = P::Mutex::new((0..flows).map(|_| None).collect());
-        (Capped { inner, shared, control }, ports)
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let shared = Arc::new(Shared::new(flows, Group::MOST));
+            let port = |inner| CappedPort {
+                inner,
+                shared: shared.clone(),
+                waiting: Waiting::new(tags, flows),
+                held: 0,
+                strays: 0,
+                is_joining: false,
+            };
+            let ports = ports.into_iter().map(port).collect();
+            let control = P::Mutex::new(Control {
+                flows: boxed(flows, |_| None),
+                groups: boxed(Group::MOST, |_| None),
+                capped: 0,
+                used: 0,
+                cursor: 0,
+                look_ns: 0,
+                inner_ns: Some(0),
+            });
+            Ok((Capped { inner, shared, control }, ports))
+        })
     }
 }
 
-impl<L: Policy, P: Platform> Policy for Capped<L, P> {
-    type Port = CappedPort<L::Port, P>;
+impl<L: Policy, P: Platform> Capped<L, P> {
+    /// Looks at what some flows weigh.
+    fn look(&self, control: &mut Control) {
+        let until = control.used.min(control.cursor.saturating_add(FLOWS_AT_ONCE));
+        for member in control.flows.iter().take(until).skip(control.cursor).flatten() {
+            let Some(account) = self.shared.account(member.flow) else { continue };
+            let is_held = account.waiting.load(Ordering::Relaxed) > 0;
+            if is_held
+                && member.group.is_some()
+                && let Some(share) = self.inner.share(member.flow)
+            {
+                account.weight.store(share.weight.in_256ths().into(), Ordering::Relaxed);
+            }
+        }
+        control.cursor = if until >= control.used { 0 } else { until };
+    }
+}
+
+layer!(Capped, CappedPort);
+
+impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
+    type Inner = L;
+
+    fn inner(&self) -> &L {
+        &self.inner
+    }
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        self.control.with(|flows| {
+        self.control.with(|control| {
             let flow = self.inner.add_flow_as(known, weight)?;
-            if let Some(place) = flows.get_mut(flow.slot()) {
-                *place = Some((flow, Caps::default()));
+            let slot = flow.slot();
+            control.used = control.used.max(slot + 1);
+            if let Some(place) = control.flows.get_mut(slot) {
+                *place = Some(Member { flow, caps: Caps::default(), group: None });
             }
+            control.show(slot, &self.shared);
             if let Some(account) = self.shared.account(flow) {
-                account.held.store(0, Ordering::Relaxed);
-                account.held_ns.store(0, Ordering::Relaxed);
+                account.begin();
+                account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
             }
             Ok(flow)
         })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.inner.set_weight(flow, weight)
-    }
-
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
-    }
-
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
+        self.inner.set_weight(flow, weight)?;
+        if let Some(account) = self.shared.account(flow) {
+            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// A cap that stays as it is keeps what was taken from it; others start full.
     fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
-        self.control.with(|flows| {
-            let place = flows.get_mut(flow.slot()).and_then(Option::as_mut);
-            let (_, old) = place.filter(|place| place.0 == flow).ok_or(FlowError::NoSuchFlow)?;
-            let account = self.shared.account(flow).ok_or(FlowError::NoSuchFlow)?;
-            let mut bits = 0;
-            for (((index, cap), (_, old)), bucket) in
-                caps.all().zip(old.all()).zip(&account.buckets)
-            {
-                let Some(cap) = cap else { continue };
-                bits |= 1 << index;
-                if old != Some(cap) {
-                    bucket.set(cap.per_second(), cap.burst());
-                }
+        self.control.with(|control| {
+            let member = control.member(flow)?;
+            let old = core::mem::replace(&mut member.caps, *caps);
+            if let Some(account) = self.shared.account(flow) {
+                fill(account, &old, caps);
             }
-            *old = *caps;
-            if let Some(place) = self.shared.flows.get(flow.slot()) {
-                place.store(word(flow, bits), Ordering::Release);
-            }
-            if bits != 0 {
-                self.shared.is_on.store(1, Ordering::Relaxed);
+            control.show(flow.slot(), &self.shared);
+            if !caps.is_empty() {
+                self.shared.turn_on();
             }
             Ok(())
         })
     }
 
     fn caps(&self, flow: FlowId) -> Option<CapStats> {
-        let caps = self.control.with(|flows| {
-            let place = flows.get(flow.slot()).and_then(Option::as_ref);
-            place.filter(|place| place.0 == flow).map(|place| place.1)
-        })?;
-        let account = self.shared.account(flow)?;
-        let [held, held_ns, waiting] = [&account.held, &account.held_ns, &account.waiting]
-            .map(|word| word.load(Ordering::Relaxed));
-        let is_any = !caps.is_empty() || held > 0;
-        is_any.then_some(CapStats { caps, held, held_ns, waiting })
+        let caps =
+            self.control.with(|control| control.member(flow).map(|member| member.caps).ok())?;
+        stats_of(self.shared.account(flow)?, caps)
     }
 
-    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
-        self.inner.set_weights(weights);
-    }
-
+    /// The same for a group. When it gets its first caps or loses its last ones, all flows and
+    /// groups are told.
     fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
-        self.inner.set_group(id, group)
+        self.control.with(|control| {
+            self.inner.set_group(id, group)?;
+            let node = group.map(|group| Node { parent: group.parent, caps: group.caps });
+            let (is_new, caps) = (node.is_some(), node.as_ref().map(|node| node.caps));
+            let Some(place) = control.groups.get_mut(usize::from(id.0)) else { return Ok(()) };
+            let before = core::mem::replace(place, node);
+            let (old, caps) = (
+                before.as_ref().map(|node| node.caps).unwrap_or_default(),
+                caps.unwrap_or_default(),
+            );
+            if let Some(account) = self.shared.group(id) {
+                fill(account, &old, &caps);
+                if is_new && before.is_none() {
+                    account.begin();
+                }
+            }
+            control.show_group(id, &self.shared);
+            if old.is_empty() != caps.is_empty() {
+                control.capped += usize::from(!caps.is_empty());
+                control.capped = control.capped.saturating_sub(usize::from(!old.is_empty()));
+                (0..Group::MOST as u16)
+                    .map(GroupId)
+                    .filter(|&id| control.node(id).is_some())
+                    .for_each(|id| control.show_group(id, &self.shared));
+                (0..control.used).for_each(|slot| control.show(slot, &self.shared));
+                self.shared.turn_on();
+            }
+            Ok(())
+        })
     }
 
     fn group(&self, id: GroupId) -> Option<GroupStats> {
-        self.inner.group(id)
+        let stats = self.inner.group(id)?;
+        Some(GroupStats { caps: stats_of(self.shared.group(id)?, stats.group.caps), ..stats })
     }
 
     fn set_share(&self, flow: FlowId, share: &Share) -> Result<(), FlowError> {
-        self.inner.set_share(flow, share)
-    }
-
-    fn share(&self, flow: FlowId) -> Option<ShareStats> {
-        self.inner.share(flow)
-    }
-
-    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.inner.tune(tuning, wake)
+        self.control.with(|control| {
+            self.inner.set_share(flow, share)?;
+            control.member(flow)?.group = share.group;
+            control.show(flow.slot(), &self.shared);
+            Ok(())
+        })
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.control.with(|flows| {
+        self.control.with(|control| {
             let ports = self.inner.remove_flow(flow)?;
-            if let Some(place) = flows.get_mut(flow.slot()) {
+            if let Some(place) = control.flows.get_mut(flow.slot()) {
                 *place = None;
             }
-            if let Some(place) = self.shared.flows.get(flow.slot()) {
-                place.store(0, Ordering::Release);
-            }
+            control.show(flow.slot(), &self.shared);
             Ok(ports)
         })
     }
 
+    /// Flows that wait for a group's cap have turns by what they weigh at their places, which the
+    /// policy inside knows.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        self.inner.tick(now_ns, wake)
+        self.control.with(|control| {
+            if control.capped == 0 || control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                control.inner_ns = self.inner.tick(now_ns, wake);
+            }
+            if control.capped == 0 {
+                return control.inner_ns;
+            }
+            if control.look_ns <= now_ns {
+                self.look(control);
+                control.look_ns = now_ns.saturating_add(LOOK_NS);
+            }
+            let look_ns = control.look_ns;
+            Some(control.inner_ns.map_or(look_ns, |at_ns| at_ns.min(look_ns)))
+        })
     }
-
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-}
-
-/// Where a tag is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Free, or the policy has it.
-    Policy,
-    /// In the lane of its flow and side; among the loose ones if there is no such lane.
-    Lane,
-    /// It has been issued without the policy.
-    Stray,
-}
-
-/// A tag's request while it waits.
-#[derive(Clone, Copy)]
-struct Waiter {
-    place: Place,
-    since_ns: u64,
-    request: Request,
-}
-
-/// A waiter in words; zeroes say that the policy has the tag. Memory that is allocated as zeroes
-/// takes no room until it is written, and most tags never wait for a cap.
-type Packed = [u64; 6];
-
-const PLACES: [Place; 3] = [Place::Policy, Place::Lane, Place::Stray];
-const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
-
-/// The operation's place in [`OPS`]. An operation that is added does not compile without one.
-fn number(op: Op) -> u64 {
-    match op {
-        Op::Read => 0,
-        Op::Write => 1,
-        Op::Flush => 2,
-        Op::Discard => 3,
-        Op::WriteZeroes => 4,
-    }
-}
-
-impl Waiter {
-    fn pack(&self) -> Packed {
-        let Request { tag: _, flow, op, offset, length, cost } = self.request;
-        let first = u64::from(length) << 32 | number(op) << 8 | self.place as u64;
-        let flow = (flow.slot() as u64) << 32 | u64::from(flow.generation());
-        [first, self.since_ns, flow, offset, cost.alone, cost.joined]
-    }
-
-    fn unpack(tag: Tag, packed: &Packed) -> Waiter {
-        let [first, since_ns, flow, offset, alone, joined] = *packed;
-        let request = Request {
-            tag,
-            flow: FlowId::new((flow >> 32) as u32, flow as u32),
-            op: OPS.get((first >> 8 & 0xff) as usize).copied().unwrap_or(Op::Read),
-            offset,
-            length: (first >> 32) as u32,
-            cost: Cost { alone, joined },
-        };
-        Waiter { place: place(packed), since_ns, request }
-    }
-}
-
-fn place([first, ..]: &Packed) -> Place {
-    PLACES.get((first & 0xff) as usize).copied().unwrap_or(Place::Policy)
-}
-
-/// What waits of one flow's reads, or of its writes.
-#[derive(Clone, Copy, Default)]
-struct Lane {
-    flow: Option<FlowId>,
-    queue: Fifo,
-    count: u32,
-    is_write: bool,
-    /// When it is to be tried.
-    at_ns: u64,
-    /// No request that leaves it may be joined with one that the policy has, or gets later.
-    is_fenced: bool,
-}
-
-/// What waits on a port.
-struct Waiting {
-    tags: Box<[Packed]>,
-    links: Links,
-    lanes: Box<[Lane]>,
-    /// The lanes that are not in use, and how many are.
-    free: Fifo,
-    free_links: Links,
-    open: usize,
-    /// The lane of each slot's reads, and of its writes.
-    lane_of: Box<[[u32; 2]]>,
-    /// The lanes by when they are to be tried.
-    order: Tournament,
-    turns: u64,
-    /// What waited of flows that are gone, and whose slots others have.
-    loose: Fifo,
 }
 
 fn is_write(request: &Request) -> bool {
     request.op != Op::Read
 }
 
-impl Waiting {
-    fn new(tags: usize, flows: usize) -> Self {
-        let lanes = tags.min(flows.saturating_mul(2)).max(1);
-        let (mut free, mut free_links) = (Fifo::default(), Links::new(lanes));
-        for lane in 0..lanes as u32 {
-            free_links.push(&mut free, lane);
-        }
-        Waiting {
-            tags: vec![[0; 6]; tags].into_boxed_slice(),
-            links: Links::new(tags),
-            lanes: (0..lanes).map(|_| Lane::default()).collect(),
-            free,
-            free_links,
-            open: 0,
-            lane_of: (0..flows).map(|_| [NONE; 2]).collect(),
-            order: Tournament::new(lanes),
-            turns: 0,
-            loose: Fifo::default(),
-        }
-    }
-
-    fn place(&self, tag: Tag) -> Place {
-        self.tags.get(tag.0 as usize).map_or(Place::Policy, place)
-    }
-
-    fn waiter(&self, tag: u32) -> Option<Waiter> {
-        self.tags.get(tag as usize).map(|packed| Waiter::unpack(Tag(tag), packed))
-    }
-
-    fn put(&mut self, tag: Tag, waiter: Option<Waiter>) {
-        if let Some(packed) = self.tags.get_mut(tag.0 as usize) {
-            *packed = waiter.map_or([0; 6], |waiter| waiter.pack());
-        }
-    }
-
-    /// The lane of the flow's reads or writes, if it has one.
-    fn lane(&self, flow: FlowId, is_write: bool) -> Option<u32> {
-        let number = self.lane_of.get(flow.slot())?[usize::from(is_write)];
-        (self.lanes.get(number as usize)?.flow == Some(flow)).then_some(number)
-    }
-
-    /// The flow's lanes.
-    fn lanes(&self, flow: FlowId) -> impl Iterator<Item = &Lane> {
-        let lanes = [false, true].map(|is_write| self.lane(flow, is_write));
-        lanes.into_iter().flatten().filter_map(|number| self.lanes.get(number as usize))
-    }
-
-    /// When something is to be tried.
-    fn due_ns(&self) -> Option<u64> {
-        if !self.loose.is_empty() {
-            return Some(0);
-        }
-        self.lanes.get(self.order.get()?.tag()).map(|lane| lane.at_ns)
-    }
-
-    /// The first lane, and the first request in it.
-    fn first(&self) -> Option<(u32, Request)> {
-        let number = self.order.get()?.tag();
-        let tag = self.lanes.get(number)?.queue.first()?;
-        Some((number as u32, self.waiter(tag)?.request))
-    }
-
-    /// Has the lane tried at this time.
-    fn try_at(&mut self, number: u32, at_ns: u64) {
-        let Some(lane) = self.lanes.get_mut(number as usize) else { return };
-        lane.at_ns = at_ns;
-        self.turns = self.turns.wrapping_add(1);
-        let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
-        self.order.put(number as usize, key);
-    }
-
-    /// Opens a lane for such requests, to be tried at this time. There is one: each lane has a
-    /// request.
-    fn open(&mut self, request: &Request, at_ns: u64) {
-        let (flow, is_write) = (request.flow, is_write(request));
-        let Some(number) = self.free_links.pop(&mut self.free) else { return };
-        self.open += 1;
-        if let Some(lane) = self.lanes.get_mut(number as usize) {
-            *lane = Lane { flow: Some(flow), is_write, ..Lane::default() };
-        }
-        if let Some(place) = self.lane_of.get_mut(flow.slot()) {
-            place[usize::from(is_write)] = number;
-        }
-        self.try_at(number, at_ns);
-    }
-
-    /// Puts the request at the end of its lane.
-    fn push(&mut self, now_ns: u64, request: &Request) {
-        let number = self.lane(request.flow, is_write(request));
-        if let Some(lane) = number.and_then(|number| self.lanes.get_mut(number as usize)) {
-            self.links.push(&mut lane.queue, request.tag.0);
-            lane.count = lane.count.saturating_add(1);
-        }
-        let waiter = Waiter { place: Place::Lane, since_ns: now_ns, request: *request };
-        self.put(request.tag, Some(waiter));
-    }
-
-    /// Takes a request that waits out of its lane, or from the loose ones. Gives since when it has
-    /// waited, and its lane's number and whether it is empty.
-    fn take(&mut self, request: &Request) -> (u64, Option<(u32, bool)>) {
-        let tag = request.tag.0;
-        let number = self.lane(request.flow, is_write(request));
-        let lane = match number.and_then(|number| self.lanes.get_mut(number as usize)) {
-            Some(lane) => {
-                self.links.remove(&mut lane.queue, tag);
-                lane.count = lane.count.saturating_sub(1);
-                number.map(|number| (number, lane.queue.is_empty()))
-            }
-            None => {
-                self.links.remove(&mut self.loose, tag);
-                None
-            }
-        };
-        let since_ns = self.waiter(tag).map_or(0, |waiter| waiter.since_ns);
-        self.put(request.tag, None);
-        (since_ns, lane)
-    }
-
-    /// The lane is no more; what is in it is loose.
-    fn close(&mut self, number: u32) {
-        let Some(lane) = self.lanes.get_mut(number as usize) else { return };
-        let mut lane = core::mem::take(lane);
-        self.links.append(&mut self.loose, &mut lane.queue);
-        self.order.remove(number as usize);
-        self.free_links.push_front(&mut self.free, number);
-        self.open = self.open.saturating_sub(1);
-        if let Some(place) = lane.flow.and_then(|flow| self.lane_of.get_mut(flow.slot())) {
-            place[usize::from(lane.is_write)] = NONE;
-        }
-    }
-}
-
 impl<Q: Port, P: Platform> CappedPort<Q, P> {
-    /// Keeps the request until a cap lets it go, at this time if nothing else is sent.
+    /// Keeps the request until the caps on its path let it go.
     #[cold]
-    fn hold(&mut self, now_ns: u64, request: &Request, at_ns: u64) {
+    fn hold(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
         let (flow, is_write) = (request.flow, is_write(request));
-        let account = self.shared.account(flow);
-        let waiting = &mut self.waiting;
-        if waiting.lane(flow, is_write).is_none() {
-            let old = waiting.lane_of.get(flow.slot()).map_or(NONE, |of| of[usize::from(is_write)]);
-            let is_old = waiting.lanes.get(old as usize).is_some();
-            if is_old {
-                waiting.close(old);
-            } else if let Some(account) = account {
-                account.lanes[usize::from(is_write)].fetch_add(1, Ordering::Relaxed);
+        let number = self.waiting.lane(flow, is_write);
+        if number.is_none() {
+            // The slot may have one of a flow that is gone.
+            if let Some(old) = self.waiting.number(flow.slot(), is_write) {
+                self.close(old);
             }
-            waiting.open(request, at_ns.min(now_ns.saturating_add(AGAIN_NS)));
+            let weight = self.weight(flow);
+            let at_ns = self.shared.again_ns(now, wait, path, request, weight);
+            self.waiting.open(request, at_ns, wait.by);
+            self.count_lane(flow, is_write, path, weight);
         }
-        waiting.push(now_ns, request);
+        let by = self.waiting.push(now.ns(), request);
         self.held = self.held.saturating_add(1);
-        if let Some(account) = account {
-            account.held.fetch_add(1, Ordering::Relaxed);
-            account.waiting.fetch_add(1, Ordering::Relaxed);
+        let group = self.shared.numbered(by);
+        self.shared.account(flow).into_iter().chain(group).for_each(Account::count);
+    }
+
+    /// What a lane of the flow weighs beside others.
+    fn weight(&self, flow: FlowId) -> u64 {
+        self.shared.account(flow).map_or(0, |account| account.weight.load(Ordering::Relaxed))
+    }
+
+    /// Counts the flow's lane where it is: it is new, or its groups or its weight are.
+    fn count_lane(&mut self, flow: FlowId, is_write: bool, path: &Path, weight: u64) {
+        let Some(lane) = self.waiting.lane_mut(flow, is_write) else { return };
+        if (lane.groups, lane.weight) == (path.groups, weight) {
+            return;
+        }
+        self.shared.lane(flow, &lane.groups, is_write, lane.weight, false);
+        (lane.groups, lane.weight) = (path.groups, weight);
+        self.shared.lane(flow, &lane.groups, is_write, lane.weight, true);
+    }
+
+    fn close(&mut self, number: u32) {
+        if let Some(Lane { flow: Some(flow), is_write, groups, weight, .. }) =
+            self.waiting.close(number)
+        {
+            self.shared.lane(flow, &groups, is_write, weight, false);
         }
     }
 
     /// Takes a request that waits out. A lane that is empty then is closed; the number of one that
     /// is not.
     fn leave(&mut self, now_ns: u64, request: &Request) -> Option<u32> {
-        let (since_ns, lane) = self.waiting.take(request);
+        let (waiter, lane) = self.waiting.take(request);
         self.held = self.held.saturating_sub(1);
-        let account = self.shared.account(request.flow);
-        if let Some(account) = account {
-            account.waiting.fetch_sub(1, Ordering::Relaxed);
+        if let Some(Waiter { since_ns, by, .. }) = waiter {
             let held_ns = now_ns.saturating_sub(since_ns);
-            account.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+            let group = self.shared.numbered(by);
+            let all = self.shared.account(request.flow).into_iter().chain(group);
+            all.for_each(|account| account.count_off(held_ns));
         }
         let (number, is_empty) = lane?;
         if !is_empty {
             return Some(number);
         }
-        self.waiting.close(number);
-        if let Some(account) = account {
-            account.lanes[usize::from(is_write(request))].fetch_sub(1, Ordering::Relaxed);
-        }
+        self.close(number);
         None
     }
 
@@ -682,16 +457,20 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
             if self.waiting.due_ns().is_none_or(|at_ns| at_ns > now_ns) {
                 return None;
             }
-            if let Err(when) = self.shared.take(now, &request) {
-                let at_ns = when.ns().min(now_ns.saturating_add(AGAIN_NS));
+            let path = self.shared.path(request.flow, request.op);
+            let weight = self.weight(request.flow);
+            self.count_lane(request.flow, is_write(&request), &path, weight);
+            if let Err(wait) = self.shared.take(now, &path, &request) {
+                let at_ns = self.shared.again_ns(now, wait, &path, &request, weight);
                 self.waiting.try_at(number, at_ns);
+                self.waiting.is_held_by(number, wait.by);
                 continue;
             }
             let is_fenced =
                 self.waiting.lanes.get(number as usize).is_some_and(|lane| lane.is_fenced);
             if let Some(number) = self.leave(now_ns, &request) {
-                let at_ns = now_ns.saturating_add(self.shared.pause_ns(now, &request));
-                self.waiting.try_at(number, at_ns);
+                let pace_ns = self.shared.pace_ns(now, &path, &request, weight);
+                self.waiting.sent(number, now_ns, pace_ns);
             }
             if is_fenced {
                 self.inner.barrier(request.flow);
@@ -730,8 +509,16 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     }
 }
 
-impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
-    const IS_DIRECT: bool = Q::IS_DIRECT;
+impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
+    type Inner = Q;
+
+    fn inner(&self) -> &Q {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Q {
+        &mut self.inner
+    }
 
     #[inline]
     fn submit(
@@ -740,16 +527,23 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if self.shared.is_on() && self.shared.caps(request.flow, request.op) != 0 {
-            match self.waiting.tags.get(request.tag.0 as usize).map(place) {
+        if self.shared.is_on() && self.shared.is_capped(request.flow) {
+            match self.waiting.tags.get(request.tag.0 as usize).map(waiting::place) {
                 Some(Place::Policy) => {}
                 _ => return Err(SubmitError::BadTag),
             }
-            let is_first = self.waiting.lane(request.flow, is_write(request)).is_none();
-            let may_go = self.shared.take_if(is_first, Time::of_ns(now_ns), request);
-            if let Err(when) = may_go {
-                self.hold(now_ns, request, when.ns());
-                return Ok(Submitted::Staged);
+            let path = self.shared.path(request.flow, request.op);
+            if !path.is_empty() {
+                let now = Time::of_ns(now_ns);
+                // What is in a lane is before it.
+                let may_go = match self.waiting.lane(request.flow, is_write(request)) {
+                    None => self.shared.take(now, &path, request),
+                    Some(_) => Err(Wait { until: now, by: 0 }),
+                };
+                if let Err(wait) = may_go {
+                    self.hold(now, request, &path, wait);
+                    return Ok(Submitted::Staged);
+                }
             }
         } else if self.held > 0 && self.waiter(request.tag).is_some() {
             return Err(SubmitError::BadTag);
@@ -848,8 +642,7 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
     fn barrier(&mut self, flow: FlowId) {
         self.inner.barrier(flow);
         for is_write in [false, true] {
-            let number = self.waiting.lane(flow, is_write).unwrap_or(NONE);
-            if let Some(lane) = self.waiting.lanes.get_mut(number as usize) {
+            if let Some(lane) = self.waiting.lane_mut(flow, is_write) {
                 lane.is_fenced = true;
             }
         }
@@ -860,9 +653,13 @@ impl<Q: Port, P: Platform> Port for CappedPort<Q, P> {
             Some(tag) => self.waiter(tag).is_some(),
             None => self.held > 0 && !self.inner.has_work(),
         };
-        if waits {
-            return Reason { held: Some(Held::Cap), ..Reason::default() };
+        if !waits {
+            return self.inner.reason(tag);
         }
-        self.inner.reason(tag)
+        let first = || self.waiting.first().map(|(_, request)| request.tag);
+        let waiter = tag.or_else(first).and_then(|Tag(tag)| self.waiting.waiter(tag));
+        let by_group = waiter.is_some_and(|waiter| waiter.by != 0);
+        let held = if by_group { Held::GroupCap } else { Held::Cap };
+        Reason { held: Some(held), ..Reason::default() }
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::{Shared, bits};
+use super::account::{Shared, Word, bits};
 use crate::contract::flow::{FlowId, Side};
-use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
+use crate::contract::platform::{Loom, Ordering, Platform};
 use crate::contract::port::{Op, Request, Tag};
+use crate::contract::share::GroupId;
 use crate::policy::bucket::Time;
 use crate::structures::broken::{Fault, check};
 
@@ -16,13 +17,17 @@ fn request(length: u32) -> Request {
     Request::new(Tag(0), FlowId::new(0, 1), Op::Read, 0, length)
 }
 
-/// A flow with a cap of two requests at once, and one of 4,096 bytes.
+/// A flow with a cap of two requests at once, in a group with one of 4,096 bytes.
 fn shared<P: Platform>() -> Arc<Shared<P>> {
-    let shared = Shared::<P>::new(1);
-    let [requests, bytes, ..] = &shared.accounts[0].buckets;
+    let shared = Shared::<P>::new(1, 1);
+    let [requests, ..] = &shared.accounts[0].buckets;
     requests.set(1_000_000, 2);
+    let [_, bytes, ..] = &shared.accounts[1].buckets;
     bytes.set(1 << 30, 4096);
-    shared.flows[0].store(super::word(request(0).flow, bits(Side::Both)), Ordering::Release);
+    let caps = bits(Side::Both);
+    shared.put_group(GroupId(0), Word { caps: caps & 2, ..Word::default() });
+    let generation = request(0).flow.generation();
+    shared.put(0, Word { caps: caps & 1, above: Some(GroupId(0)), generation });
     Arc::new(shared)
 }
 
@@ -34,7 +39,11 @@ fn two_ports_have_the_burst_between_them<P: Platform>() {
         let now = Time::of_ns(1_000_000_000);
         let take = |length| {
             let shared = shared.clone();
-            move || u64::from(shared.take(now, &request(length)).is_ok())
+            move || {
+                let (request, path) =
+                    (request(length), shared.path(request(length).flow, Op::Read));
+                u64::from(shared.take(now, &path, &request).is_ok())
+            }
         };
         let other = thread::spawn(take(2048));
         let mine = take(4096)();

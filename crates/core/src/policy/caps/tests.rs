@@ -4,8 +4,13 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
+use super::account::{amount, counted_by};
+use super::waiting::{OPS, PLACES, place as place_of};
 use super::*;
+use crate::contract::cost::Cost;
 use crate::contract::flow::Cap;
+use crate::contract::flow::{Counted, Side};
+use crate::groups::Grouped;
 use crate::none::NonePolicy;
 use crate::registry::Shape;
 use crate::{AnyPolicy, AnyPort, Topology};
@@ -19,7 +24,7 @@ type Ports = Vec<CappedPort<<NonePolicy as Policy>::Port>>;
 
 fn over_none(ports: usize) -> (Policies, Ports) {
     let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    Capped::new(policy, handles, TAGS as usize, 4)
+    Capped::new(policy, handles, TAGS as usize, 4).unwrap()
 }
 
 fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
@@ -315,10 +320,143 @@ fn a_request_that_waits_is_kept_whole() {
         let flow = FlowId::new(u32::MAX, u32::MAX - 1);
         let cost = Cost { alone: u64::MAX, joined: u64::MAX - 2 };
         let request = Request { offset: u64::MAX - 3, cost, ..ask(7, flow, op, u32::MAX - 4) };
-        let waiter = Waiter { place, since_ns: u64::MAX - 5, request };
+        let waiter = Waiter { place, since_ns: u64::MAX - 5, request, by: 1024 };
         let out = Waiter::unpack(Tag(7), &waiter.pack());
         assert!(out.place == place && out.since_ns == waiter.since_ns);
         assert_eq!(format!("{:?}", out.request), format!("{request:?}"));
     }
-    assert!(super::place(&[0; 6]) == Place::Policy);
+    assert!(place_of(&[0; 6]) == Place::Policy);
+}
+
+const SOLO: GroupId = GroupId(7);
+const ACME: GroupId = GroupId(3);
+const BATCH: GroupId = GroupId(5);
+
+fn of_group(parent: Option<GroupId>, iops: u64, burst: u64) -> Group {
+    let caps = match iops {
+        0 => Caps::default(),
+        iops => caps(Side::Both, Counted::Requests, iops, burst),
+    };
+    Group { parent, caps, ..Group::default() }
+}
+
+fn over_groups(ports: usize) -> (Capped<Grouped<NonePolicy>>, Vec<impl Port>) {
+    let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
+    let (policy, handles) = Grouped::new(policy, handles, TAGS as usize, 4).unwrap();
+    Capped::new(policy, handles, TAGS as usize, 4).unwrap()
+}
+
+/// Has all loads ask for as much as they can for a second, each on its port, and completes at once
+/// what they get. Loads on one port get what is theirs by its tags.
+fn flood(
+    policy: &impl Policy,
+    ports: &mut [impl Port],
+    loads: &mut [(usize, core::ops::Range<u32>, Load)],
+    from_ns: u64,
+) {
+    let mut wake = PortSet::default();
+    for now_ns in (0..10_000).map(|at| from_ns + at * MS / 10) {
+        policy.tick(now_ns, &mut wake);
+        for _ in 0..2 {
+            for (at, _, load) in &mut *loads {
+                for tag in std::mem::take(&mut load.free) {
+                    let request = ask(tag, load.flow, load.op, 4096);
+                    match ports[*at].submit(now_ns, &request, &mut wake).unwrap() {
+                        Submitted::Staged => {}
+                        Submitted::Issue { .. } => load.complete(&mut ports[*at], now_ns, tag),
+                    }
+                }
+            }
+            for (number, port) in ports.iter_mut().enumerate() {
+                for tag in issued(port, now_ns) {
+                    let is_it = |(at, tags, _): &&mut (usize, core::ops::Range<u32>, Load)| {
+                        *at == number && tags.contains(&tag)
+                    };
+                    let (_, _, load) = loads.iter_mut().find(is_it).unwrap();
+                    load.complete(port, now_ns, tag);
+                }
+            }
+        }
+    }
+}
+
+fn put(policy: &impl Policy, flow: FlowId, group: Option<GroupId>) {
+    policy.set_share(flow, &Share { group, ..Share::default() }).unwrap();
+}
+
+/// `a` is in a group of 1,000 requests a second, `b` in one of 400 inside of it, `c` in neither.
+#[test]
+fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
+    let (policy, mut ports) = over_groups(1);
+    policy.set_group(ACME, Some(&of_group(None, 1000, 10))).unwrap();
+    policy.set_group(BATCH, Some(&of_group(Some(ACME), 0, 0))).unwrap();
+    let [a, b, c] = [(); 3].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+    put(&policy, a, Some(ACME));
+    put(&policy, b, Some(BATCH));
+    policy.set_group(BATCH, Some(&of_group(Some(ACME), 400, 10))).unwrap();
+    let load = |flow, op, tags: core::ops::Range<u32>| (0, tags.clone(), Load::new(flow, op, tags));
+    let mut loads =
+        [load(a, Op::Read, 0..16), load(b, Op::Write, 16..32), load(c, Op::Read, 40..41)];
+    flood(&policy, &mut ports, &mut loads, SECOND);
+    flood(&policy, &mut ports, &mut loads, 2 * SECOND);
+    let sent = |loads: &[(usize, core::ops::Range<u32>, Load)], second: u64| {
+        let second = |(_, _, load): &(usize, core::ops::Range<u32>, Load)| {
+            load.sent_in(second * SECOND, (second + 1) * SECOND)
+        };
+        loads.iter().map(second).collect::<Vec<_>>()
+    };
+    let [first, last, free] = sent(&loads, 2)[..] else { unreachable!() };
+    assert!((990..=1000).contains(&(first + last)), "{first} + {last}");
+    assert!((390..=400).contains(&last), "the inner group's: {last}");
+    // A tenant of no group is not held.
+    assert!(free >= 10_000, "{free}");
+    let stats = policy.group(BATCH).unwrap().caps.unwrap();
+    assert_eq!((stats.waiting, stats.caps.is_empty()), (16, false));
+    assert!(policy.group(ACME).unwrap().caps.unwrap().held_ns > SECOND);
+    assert_eq!(policy.caps(b).unwrap().waiting, 16, "as the tenant's own");
+    assert_eq!(ports[0].reason(Some(Tag(16))).held, Some(Held::GroupCap));
+
+    // A tenant that leaves goes by the caps of where it is; groups without caps hold nothing.
+    put(&policy, b, None);
+    flood(&policy, &mut ports, &mut loads, 4 * SECOND);
+    let [first, last, _] = sent(&loads, 4)[..] else { unreachable!() };
+    assert!((990..=1010).contains(&first) && last > 10_000, "{first}, {last}");
+    policy.set_group(ACME, Some(&of_group(None, 0, 0))).unwrap();
+    flood(&policy, &mut ports, &mut loads, 5 * SECOND);
+    assert!(sent(&loads, 5)[0] > 10_000);
+    assert_eq!(policy.group(ACME).unwrap().caps.unwrap().waiting, 0);
+    policy.set_group(BATCH, None).unwrap();
+    assert!(policy.group(BATCH).is_none());
+    let lanes =
+        |at: usize| policy.shared.accounts[at].lanes.each_ref().map(|l| l.load(Ordering::Relaxed));
+    assert!((0..policy.shared.accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
+}
+
+/// What a group's cap allows is shared by weight, on one port and on several, and a group that is
+/// in it has turns by its own weight.
+#[test]
+fn what_a_groups_cap_allows_goes_by_weight() {
+    for ports in [1, 2] {
+        let (policy, mut ports) = over_groups(ports);
+        policy.set_group(ACME, Some(&of_group(None, 1000, 0))).unwrap();
+        let solo = Group { weight: Weight::new(200).unwrap(), ..of_group(Some(ACME), 0, 0) };
+        policy.set_group(SOLO, Some(&solo)).unwrap();
+        let weights = [300, 100, 10_000].map(|weight| Weight::new(weight).unwrap());
+        let flows = weights.map(|weight| policy.add_flow(weight).unwrap());
+        for (flow, group) in flows.into_iter().zip([ACME, ACME, SOLO]) {
+            put(&policy, flow, Some(group));
+        }
+        let mut loads = vec![];
+        for (flow, tags) in flows.into_iter().zip([0..8, 8..16, 16..24]) {
+            let load = Load::new(flow, Op::Read, tags.clone());
+            loads.push((loads.len() % ports.len(), tags, load));
+        }
+        (1..7).for_each(|second| flood(&policy, &mut ports, &mut loads, second * SECOND));
+        let sent = loads.iter().map(|(_, _, load)| load.sent_in(3 * SECOND, 7 * SECOND));
+        let sent: Vec<usize> = sent.collect();
+        assert!((3900..=4000).contains(&sent.iter().sum::<usize>()), "{sent:?}");
+        for (sent, due) in sent.iter().zip([2000, 667, 1333]) {
+            assert!(sent.abs_diff(due) * 20 <= due, "{sent} of {due}, on {} ports", ports.len());
+        }
+    }
 }

@@ -73,6 +73,6 @@ impl entry::Entry for Entry {
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let (tags, flows) = (config.policy.tags, config.policy.flows);
         let (policy, ports) = D2fq::new(config.policy)?;
-        Ok(Costs::new(policy, ports, tags, flows, &config.cost))
+        Costs::new(policy, ports, tags, flows, &config.cost)
     }
 }

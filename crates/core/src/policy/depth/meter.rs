@@ -8,6 +8,7 @@
 use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::structures::allocation::boxed;
 
 /// What all ports have counted since the start, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -122,7 +123,7 @@ pub(super) struct Meter {
 
 impl Meter {
     pub(super) fn new(tags: usize) -> Self {
-        let live = (0..tags).map(|_| Live::default()).collect();
+        let live = boxed(tags, |_| Live::default());
         Meter { live, sum: Sum::default(), most: 0, most_before: 0, recent: 0 }
     }
 

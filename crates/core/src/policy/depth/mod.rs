@@ -46,14 +46,17 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::MAX_SLOTS;
+use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
-    SubmitError, Submitted, Tag, TuneError, Tuning,
+    Held, Next, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag,
+    TuneError, Tuning,
 };
 use crate::contract::port_set::PortSet;
+use crate::entry::Built;
+use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
 use search::Search;
 use target::Targets;
@@ -85,6 +88,8 @@ pub struct AutoPort<Q, P: Platform = Native> {
 struct Shared<P: Platform> {
     /// 1 while D is searched for, or some flow has a target: ports count.
     is_on: P::U64,
+    /// 1 while targets hold D below what it would be.
+    is_bound: P::U64,
     ports: Box<[CachePadded<Words<P>>]>,
     watch: Watch<P>,
 }
@@ -129,7 +134,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         tags: usize,
         flows: usize,
         is_auto: bool,
-    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
+    ) -> Result<Built<Self>, ConfigError> {
         let slots = inner.stats().slots.unwrap_or(MAX_SLOTS.into()).min(MAX_SLOTS.into()) as u32;
         // No port waits for anything yet, so there is none to wake.
         let has_slots = inner.tune(Tuning::Slots(slots), &mut PortSet::default()).is_ok();
@@ -145,7 +150,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         flows: usize,
         busy: u32,
         is_auto: bool,
-    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
+    ) -> Result<Built<Self>, ConfigError> {
         Self::around(inner, ports, tags, flows, busy, false, is_auto)
     }
 
@@ -159,30 +164,33 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         slots: u32,
         has_slots: bool,
         is_auto: bool,
-    ) -> (Self, Vec<AutoPort<L::Port, P>>) {
-        let most = (tags as u64).saturating_mul(ports.len() as u64);
-        let most = most.clamp(1, MAX_SLOTS.into()) as u32;
-        let shared = Arc::new(Shared {
-            is_on: P::U64::new(is_auto.into()),
-            ports: ports.iter().map(|_| CachePadded::new(Words::new())).collect(),
-            watch: Watch::new(flows, ports.len()),
-        });
-        let port = |(index, inner)| AutoPort {
-            inner,
-            meter: Meter::new(tags),
-            watcher: Watcher::new(tags),
-            shared: shared.clone(),
-            index,
-        };
-        let ports = ports.into_iter().enumerate().map(port).collect();
-        let control = P::Mutex::new(Control {
-            search: is_auto.then(|| Search::new(most, has_slots)),
-            targets: Targets::new(flows),
-            wanted: slots,
-            told: slots,
-            inner_ns: Some(0),
-        });
-        (AutoDepth { inner, shared, control, most, has_slots }, ports)
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let most = (tags as u64).saturating_mul(ports.len() as u64);
+            let most = most.clamp(1, MAX_SLOTS.into()) as u32;
+            let shared = Arc::new(Shared {
+                is_on: P::U64::new(is_auto.into()),
+                is_bound: P::U64::new(0),
+                ports: boxed(ports.len(), |_| CachePadded::new(Words::new())),
+                watch: Watch::new(flows, ports.len()),
+            });
+            let port = |(index, inner)| AutoPort {
+                inner,
+                meter: Meter::new(tags),
+                watcher: Watcher::new(tags),
+                shared: shared.clone(),
+                index,
+            };
+            let ports = ports.into_iter().enumerate().map(port).collect();
+            let control = P::Mutex::new(Control {
+                search: is_auto.then(|| Search::new(most, has_slots)),
+                targets: Targets::new(flows),
+                wanted: slots,
+                told: slots,
+                inner_ns: Some(0),
+            });
+            Ok((AutoDepth { inner, shared, control, most, has_slots }, ports))
+        })
     }
 }
 
@@ -202,8 +210,14 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
     }
 }
 
-impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
-    type Port = AutoPort<L::Port, P>;
+layer!(AutoDepth, AutoPort);
+
+impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
+    type Inner = L;
+
+    fn inner(&self) -> &L {
+        &self.inner
+    }
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.control.with(|control| {
@@ -235,10 +249,6 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
                 }
             }
         });
-    }
-
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
     }
 
     /// Needs a D that can change.
@@ -326,6 +336,7 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
                 control.wanted = search.tried();
             }
             let slots = control.wanted.min(bound);
+            self.shared.is_bound.store((bound < control.wanted).into(), Ordering::Relaxed);
             // From 1 to the policy's most; one that has no D stays as it is.
             if slots != control.told && self.inner.tune(Tuning::Slots(slots), wake).is_ok() {
                 control.told = slots;
@@ -340,10 +351,6 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
             .with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
     }
 
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
-    }
-
     fn stats(&self) -> Stats {
         let depth = self.control.with(|control| control.search.as_ref().map(Search::stats));
         Stats { depth, ..self.inner.stats() }
@@ -353,8 +360,16 @@ impl<L: Policy, P: Platform> Policy for AutoDepth<L, P> {
 /// How often it is looked whether a search or a target has begun, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 
-impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
-    const IS_DIRECT: bool = Q::IS_DIRECT;
+impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
+    type Inner = Q;
+
+    fn inner(&self) -> &Q {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Q {
+        &mut self.inner
+    }
 
     #[inline]
     fn submit(
@@ -404,10 +419,6 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
         }
     }
 
-    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
-        self.inner.admit(flow)
-    }
-
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone {
@@ -417,31 +428,13 @@ impl<Q: Port, P: Platform> Port for AutoPort<Q, P> {
         is_gone
     }
 
-    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        self.inner.requeue(now_ns, tag, wake)
-    }
-
-    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        self.inner.grow(now_ns, tag, growth, wake)
-    }
-
-    fn has_work(&self) -> bool {
-        self.inner.has_work()
-    }
-
-    fn staged(&self, flow: FlowId) -> Option<Tag> {
-        self.inner.staged(flow)
-    }
-
-    fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        self.inner.flow_stats(flow)
-    }
-
-    fn barrier(&mut self, flow: FlowId) {
-        self.inner.barrier(flow)
-    }
-
+    /// Says that it is for a target that no slot is free.
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        self.inner.reason(tag)
+        let reason = self.inner.reason(tag);
+        let is_bound = || self.shared.is_bound.load(Ordering::Relaxed) != 0;
+        match reason.held {
+            Some(Held::NoSlot) if is_bound() => Reason { held: Some(Held::Target), ..reason },
+            _ => reason,
+        }
     }
 }

@@ -10,11 +10,11 @@
 //! the old flow has on the device then is counted for the new one.
 
 use alloc::boxed::Box;
-use alloc::vec;
 
 use super::target::SEATS;
 use crate::contract::flow::Target;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::structures::allocation::{boxed, zeroes};
 
 /// What was counted of one seat, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -63,8 +63,8 @@ impl<P: Platform> Watch<P> {
         let words = || Words(core::array::from_fn(|_| P::U64::new(0)));
         Watch {
             is_on: P::U64::new(0),
-            flows: (0..flows).map(|_| P::U64::new(0)).collect(),
-            ports: (0..ports).map(|_| (0..SEATS).map(|_| words()).collect()).collect(),
+            flows: boxed(flows, |_| P::U64::new(0)),
+            ports: boxed(ports, |_| boxed(SEATS, |_| words())),
         }
     }
 
@@ -117,7 +117,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(tags: usize) -> Self {
-        Watcher { live: vec![[0; 4]; tags].into_boxed_slice() }
+        Watcher { live: zeroes(tags) }
     }
 
     #[inline]

@@ -40,6 +40,8 @@
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
 
+#[cfg(all(test, loom))]
+mod models;
 mod port;
 mod supply;
 #[cfg(all(test, not(loom)))]
@@ -52,14 +54,18 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::bounds::ConfigError;
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{ClassWeights, Policy, Stats, TuneError, Tuning};
+use crate::contract::port::{Policy, Stats};
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{
     Group, GroupId, GroupStats, Reservation, ReservationState, Share, ShareStats,
 };
+use crate::entry::Built;
 use crate::policy::bucket::{Bucket, Time};
+use crate::structures::allocation::{boxed, granted, room};
 use supply::{Supply, Total};
 use tree::{Part, Place, Tree};
 
@@ -145,7 +151,7 @@ impl<P: Platform> Words<P> {
 
 impl<P: Platform> Shared<P> {
     fn new(ports: usize, flows: usize, has_classes: bool) -> Self {
-        let words = |count| (0..count).map(|_| P::U64::new(0)).collect();
+        let words = |count| boxed(count, |_| P::U64::new(0));
         let account = || Account {
             buckets: core::array::from_fn(|_| Bucket::new()),
             done: core::array::from_fn(|_| P::U64::new(0)),
@@ -159,9 +165,9 @@ impl<P: Platform> Shared<P> {
             has_classes,
             epoch: P::U64::new(0),
             flows: words(flows),
-            accounts: (0..flows).map(|_| CachePadded::new(account())).collect(),
-            ports: (0..ports).map(|_| CachePadded::new(port())).collect(),
-            activity: (0..ports).map(|_| words(flows)).collect(),
+            accounts: boxed(flows, |_| CachePadded::new(account())),
+            ports: boxed(ports, |_| CachePadded::new(port())),
+            activity: boxed(ports, |_| words(flows)),
         }
     }
 
@@ -210,6 +216,34 @@ impl<P: Platform> Shared<P> {
         let amounts = [1, u64::from(length)];
         let all = buckets.zip(amounts).zip(0..).filter(move |(_, at)| kinds >> at & 1 != 0);
         all.map(|((bucket, amount), _)| (bucket, bucket.cost(amount)))
+    }
+
+    /// The flow's buckets fill at these rates from now on; new ones are empty.
+    fn grant(&self, now_ns: u64, flow: FlowId, before: Reservation, granted: Reservation) {
+        let slot = flow.slot();
+        let (Some(account), Some(word)) = (self.account(slot), self.flows.get(slot)) else {
+            return;
+        };
+        if before == granted {
+            return;
+        }
+        let mut kinds = 0;
+        let rates = granted.rates().into_iter().zip(before.rates());
+        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
+            if rate == 0 {
+                continue;
+            }
+            kinds |= 1 << at;
+            let burst = (rate / BURST).max(1);
+            bucket.set_rate(rate, burst);
+            if before == 0 {
+                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
+            }
+        }
+        word.store(of_halves(kinds, flow.generation()), Ordering::Release);
+        if before.is_none() || granted.is_none() {
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Takes what the request is from the flow's buckets, if there is something in one of them; or
@@ -434,26 +468,28 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         ports: Vec<L::Port>,
         tags: usize,
         flows: usize,
-    ) -> (Self, Vec<GroupedPort<L::Port, P>>) {
-        let has_classes = inner.class_weights().is_some();
-        let shared = Arc::new(Shared::new(ports.len(), flows, has_classes));
-        let port = |(index, inner)| GroupedPort::new(inner, shared.clone(), index, tags);
-        let ports = ports.into_iter().enumerate().map(port).collect();
-        let control = P::Mutex::new(Control {
-            members: (0..flows).map(|_| None).collect(),
-            used: 0,
-            tree: Tree::new(),
-            supply: Supply::new(),
-            reserved: 0,
-            cursor: 0,
-            look_ns: 0,
-            inner_ns: Some(0),
-            news: Vec::with_capacity(AT_ONCE),
-            scale: 0,
-            asked_ppm: 0,
-            extremes: NO_WEIGHTS,
-        });
-        (Grouped { inner, shared, control }, ports)
+    ) -> Result<Built<Self>, ConfigError> {
+        granted(|| {
+            let has_classes = inner.class_weights().is_some();
+            let shared = Arc::new(Shared::new(ports.len(), flows, has_classes));
+            let port = |(index, inner)| GroupedPort::new(inner, shared.clone(), index, tags);
+            let ports = ports.into_iter().enumerate().map(port).collect();
+            let control = P::Mutex::new(Control {
+                members: boxed(flows, |_| None),
+                used: 0,
+                tree: Tree::new(),
+                supply: Supply::new(),
+                reserved: 0,
+                cursor: 0,
+                look_ns: 0,
+                inner_ns: Some(0),
+                news: room(AT_ONCE),
+                scale: 0,
+                asked_ppm: 0,
+                extremes: NO_WEIGHTS,
+            });
+            Ok((Grouped { inner, shared, control }, ports))
+        })
     }
 
     fn turn_on(&self) {
@@ -481,7 +517,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
                 control.asked_ppm = control.asked_ppm.saturating_add(part_ppm);
             }
             let granted = supply.granted(place.reservation);
-            self.grant(now_ns, member, granted);
+            let before = core::mem::replace(&mut member.granted, granted);
+            self.shared.grant(now_ns, member.flow, before, granted);
             let done = self.shared.account(slot).map_or([0; 2], |account| {
                 account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
             });
@@ -494,36 +531,6 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             member.told = weight;
             control.news.push((member.flow, weight));
         }
-    }
-
-    /// The flow's buckets fill at these rates from now on; new ones are empty.
-    fn grant(&self, now_ns: u64, member: &mut Member, granted: Reservation) {
-        if member.granted == granted {
-            return;
-        }
-        let slot = member.flow.slot();
-        let (Some(account), Some(word)) = (self.shared.account(slot), self.shared.flows.get(slot))
-        else {
-            return;
-        };
-        let mut kinds = 0;
-        let rates = granted.rates().into_iter().zip(member.granted.rates());
-        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
-            if rate == 0 {
-                continue;
-            }
-            kinds |= 1 << at;
-            let burst = (rate / BURST).max(1);
-            bucket.set_rate(rate, burst);
-            if before == 0 {
-                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
-            }
-        }
-        word.store(of_halves(kinds, member.flow.generation()), Ordering::Release);
-        if member.granted.is_none() || granted.is_none() {
-            self.shared.epoch.fetch_add(1, Ordering::Relaxed);
-        }
-        member.granted = granted;
     }
 
     /// Tells the policy the new weights.
@@ -578,8 +585,14 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
     }
 }
 
-impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
-    type Port = GroupedPort<L::Port, P>;
+layer!(Grouped, GroupedPort);
+
+impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
+    type Inner = L;
+
+    fn inner(&self) -> &L {
+        &self.inner
+    }
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         self.control.with(|control| {
@@ -625,26 +638,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
         })
     }
 
-    fn set_urgent(&self, flow: FlowId, urgent: bool) -> Result<(), FlowError> {
-        self.inner.set_urgent(flow, urgent)
-    }
-
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
-    }
-
-    fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
-        self.inner.set_caps(flow, caps)
-    }
-
-    fn caps(&self, flow: FlowId) -> Option<CapStats> {
-        self.inner.caps(flow)
-    }
-
     fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
         self.control.with(|control| {
             let before = control.tree.reservation(id);
@@ -662,7 +655,7 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
         self.control.with(|control| {
             let (group, place, members, active) = control.tree.look(id)?;
             let weight = weight_of(place.parts(0));
-            Some(GroupStats { group, weight, members, active })
+            Some(GroupStats { group, weight, members, active, caps: None })
         })
     }
 
@@ -697,10 +690,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
         })
     }
 
-    fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.inner.tune(tuning, wake)
-    }
-
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|control| {
             let ports = self.inner.remove_flow(flow)?;
@@ -731,10 +720,6 @@ impl<L: Policy, P: Platform> Policy for Grouped<L, P> {
             let look_ns = control.look_ns;
             Some(control.inner_ns.map_or(look_ns, |at_ns| at_ns.min(look_ns)))
         })
-    }
-
-    fn class_weights(&self) -> Option<ClassWeights> {
-        self.inner.class_weights()
     }
 
     fn stats(&self) -> Stats {

@@ -3,17 +3,18 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
 
 use super::Shared;
 use crate::contract::flow::FlowId;
+use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::contract::vtime::VTime;
 use crate::policy::bucket::Time;
+use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::tournament::{Key, Tournament};
 
@@ -64,6 +65,8 @@ impl Entry {
     const AHEAD: u64 = 4 << Self::FLAGS;
     /// It is in its flow's lane.
     const QUEUED: u64 = 8 << Self::FLAGS;
+    /// It went to the device's urgent class.
+    const URGENT: u64 = 16 << Self::FLAGS;
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
         Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
@@ -111,8 +114,8 @@ impl Lanes {
         let (mut free, mut links) = (Fifo::default(), Links::new(lanes));
         (0..lanes as u32).for_each(|lane| links.push(&mut free, lane));
         Lanes {
-            lanes: (0..lanes).map(|_| None).collect(),
-            of: vec![0; flows].into_boxed_slice(),
+            lanes: boxed(lanes, |_| None),
+            of: boxed(flows, |_| 0),
             free,
             links,
             waiting: Links::new(tags),
@@ -202,7 +205,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         GroupedPort {
             inner,
             index,
-            live: vec![Entry::default(); tags].into_boxed_slice(),
+            live: boxed(tags, |_| Entry::default()),
             counted: 0,
             staged: 0,
             done: [0; 2],
@@ -271,6 +274,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 let may = self.shared.take(now, slot, kinds, request.length).is_ok();
                 if may && self.shared.has_classes {
                     *class = Class::Urgent;
+                    flags |= Entry::URGENT;
                     self.shared.went_ahead(slot);
                 } else if !may {
                     self.shared.spend(now, slot, kinds, request.length);
@@ -399,8 +403,16 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     }
 }
 
-impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
-    const IS_DIRECT: bool = Q::IS_DIRECT;
+impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
+    type Inner = Q;
+
+    fn inner(&self) -> &Q {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Q {
+        &mut self.inner
+    }
 
     #[inline]
     fn submit(
@@ -465,10 +477,6 @@ impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
         self.inner.complete(now_ns, tag, outcome, wake);
     }
 
-    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
-        self.inner.admit(flow)
-    }
-
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone && self.counted > 0 {
@@ -484,17 +492,9 @@ impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
         self.inner.requeue(now_ns, tag, wake)
     }
 
-    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        self.inner.grow(now_ns, tag, growth, wake)
-    }
-
     fn has_work(&self) -> bool {
         let may_go = self.lanes.open > 0 && self.ahead < self.most_ahead;
         may_go || self.inner.has_work()
-    }
-
-    fn staged(&self, flow: FlowId) -> Option<Tag> {
-        self.inner.staged(flow)
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
@@ -510,11 +510,8 @@ impl<Q: Port, P: Platform> Port for GroupedPort<Q, P> {
         stats
     }
 
-    fn barrier(&mut self, flow: FlowId) {
-        self.inner.barrier(flow);
-    }
-
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        self.inner.reason(tag)
+        let is_reserved = tag.is_some_and(|tag| self.entry(tag).is(Entry::AHEAD | Entry::URGENT));
+        Reason { is_reserved, ..self.inner.reason(tag) }
     }
 }

@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 
 use crate::contract::flow::{FlowError, Weight};
 use crate::contract::share::{Group, GroupId, Reservation};
+use crate::structures::allocation::boxed;
 
 /// Shares are kept in parts of 2^32.
 const WHOLE_BITS: u32 = 32;
@@ -92,7 +93,7 @@ pub(super) struct Tree {
 
 impl Tree {
     pub(super) fn new() -> Self {
-        Tree { nodes: (0..Group::MOST).map(|_| None).collect() }
+        Tree { nodes: boxed(Group::MOST, |_| None) }
     }
 
     fn node(&self, id: GroupId) -> Option<&Node> {

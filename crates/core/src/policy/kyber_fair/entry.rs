@@ -79,7 +79,7 @@ impl entry::Entry for Entry {
         }
         let KyberFairConfig { tags, flows, busy, .. } = config;
         let (policy, ports) = KyberFair::new(&config)?;
-        let (policy, ports) = AutoDepth::busy(policy, ports, tags, flows, busy, searches);
-        Ok(Costs::new(policy, ports, tags, flows, &cost))
+        let (policy, ports) = AutoDepth::busy(policy, ports, tags, flows, busy, searches)?;
+        Costs::new(policy, ports, tags, flows, &cost)
     }
 }

@@ -66,8 +66,8 @@ fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, C
     }
     let (tags, flows) = (config.tags, config.flows);
     let (policy, ports) = Mqfq::new(config)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed);
-    Ok(Costs::new(policy, ports, tags, flows, &cost))
+    let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed)?;
+    Costs::new(policy, ports, tags, flows, &cost)
 }
 
 /// MQFQ.

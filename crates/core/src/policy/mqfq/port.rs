@@ -170,6 +170,7 @@ impl<P: Platform> Port for MqfqPort<P> {
             start_tag: start.map(VTime::units),
             free_slots: Some(self.shared.slots.free() as u32),
             held,
+            ..Reason::default()
         }
     }
 }

@@ -103,8 +103,8 @@ fn behind<P: Platform>(
         bounds.slots = FIRST;
     }
     let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches);
-    Ok(Costs::new(policy, ports, bounds.tags, bounds.flows, cost))
+    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches)?;
+    Costs::new(policy, ports, bounds.tags, bounds.flows, cost)
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {

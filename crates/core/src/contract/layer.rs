@@ -1,0 +1,193 @@
+//! What is around a policy and is a policy itself: it states what it changes, and the rest goes to
+//! the one inside.
+//!
+//! **Problem.** Costs, D, groups and caps are kept by layers around policies. Each is a [`Policy`]
+//! with [`Port`]s, and changes some of their methods; a method that a layer forgets to forward is
+//! lost without an error, since most have default bodies. **Model.** [`Layer`] and [`PortLayer`]
+//! have the same methods with default bodies that call the policy inside. A layer implements those
+//! two, and the macro `layer` makes a policy of it. The signatures stand once, in
+//! `policy_methods` and `port_methods`, from which all of that is made.
+//!
+//! **Speed.** Everything is generic over the policy inside and `#[inline]`: a method that a layer
+//! does not change is no call.
+//!
+//! **Example.** `struct Quiet<L>` that counts `tick` implements `inner` and `tick`, and
+//! `layer!(Quiet, QuietPort)` stands below it.
+
+/// Everything that signatures name.
+pub(crate) mod names {
+    pub(crate) use crate::contract::flow::{
+        CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight,
+    };
+    pub(crate) use crate::contract::platform::Platform;
+    pub(crate) use crate::contract::port::{
+        ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
+        SubmitError, Submitted, Tag, TuneError, Tuning,
+    };
+    pub(crate) use crate::contract::port_set::PortSet;
+    pub(crate) use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
+}
+
+use names::*;
+
+/// Calls a macro with the signatures of all methods of [`Policy`] that a layer may change.
+macro_rules! policy_methods {
+    ($with:ident) => {
+        $with! {
+            fn add_flow_as(known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
+            fn set_weight(flow: FlowId, weight: Weight) -> Result<(), FlowError>;
+            fn set_urgent(flow: FlowId, urgent: bool) -> Result<(), FlowError>;
+            fn set_target(flow: FlowId, target: Option<Target>) -> Result<(), FlowError>;
+            fn target(flow: FlowId) -> Option<TargetStats>;
+            fn set_caps(flow: FlowId, caps: &Caps) -> Result<(), FlowError>;
+            fn caps(flow: FlowId) -> Option<CapStats>;
+            fn set_weights(weights: &[(FlowId, Weight)]) -> ();
+            fn set_group(id: GroupId, group: Option<&Group>) -> Result<(), FlowError>;
+            fn group(id: GroupId) -> Option<GroupStats>;
+            fn set_share(flow: FlowId, share: &Share) -> Result<(), FlowError>;
+            fn share(flow: FlowId) -> Option<ShareStats>;
+            fn tune(tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError>;
+            fn remove_flow(flow: FlowId) -> Result<PortSet, FlowError>;
+            fn tick(now_ns: u64, wake: &mut PortSet) -> Option<u64>;
+            fn costs_vary(is_much: bool) -> ();
+            fn class_weights() -> Option<ClassWeights>;
+            fn stats() -> Stats;
+        }
+    };
+}
+
+/// The same for [`Port`]: those that change the port, and those that do not.
+macro_rules! port_methods {
+    ($with:ident) => {
+        $with! {
+            mut {
+                fn submit(
+                    now_ns: u64,
+                    request: &Request,
+                    wake: &mut PortSet,
+                ) -> Result<Submitted, SubmitError>;
+                fn next(now_ns: u64, wake: &mut PortSet) -> Next;
+                fn complete(now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> ();
+                fn cancel(now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+                fn requeue(now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
+                fn grow(now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
+                fn barrier(flow: FlowId) -> ();
+            }
+            const {
+                fn admit(flow: FlowId) -> Result<(), SubmitError>;
+                fn has_work() -> bool;
+                fn staged(flow: FlowId) -> Option<Tag>;
+                fn flow_stats(flow: FlowId) -> FlowStats;
+                fn reason(tag: Option<Tag>) -> Reason;
+            }
+        }
+    };
+}
+
+macro_rules! define_layer {
+    ($(fn $name:ident($($arg:ident: $of:ty),*) -> $gives:ty;)*) => {
+        /// A policy around another.
+        pub(crate) trait Layer {
+            /// The policy inside.
+            type Inner: Policy;
+
+            fn inner(&self) -> &Self::Inner;
+
+            $(
+                #[inline]
+                fn $name(&self, $($arg: $of),*) -> $gives {
+                    self.inner().$name($($arg),*)
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! define_port_layer {
+    (
+        mut { $(fn $name:ident($($arg:ident: $of:ty),* $(,)?) -> $gives:ty;)* }
+        const { $(fn $look:ident($($what:ident: $kind:ty),*) -> $shows:ty;)* }
+    ) => {
+        /// A port around another.
+        pub(crate) trait PortLayer {
+            /// The port inside.
+            type Inner: Port;
+
+            fn inner(&self) -> &Self::Inner;
+            fn inner_mut(&mut self) -> &mut Self::Inner;
+
+            $(
+                #[inline]
+                fn $name(&mut self, $($arg: $of),*) -> $gives {
+                    self.inner_mut().$name($($arg),*)
+                }
+            )*
+            $(
+                #[inline]
+                fn $look(&self, $($what: $kind),*) -> $shows {
+                    self.inner().$look($($what),*)
+                }
+            )*
+        }
+    };
+}
+
+policy_methods!(define_layer);
+port_methods!(define_port_layer);
+
+/// The bodies of a [`Policy`] that is a [`Layer`].
+macro_rules! policy_by_layer {
+    ($(fn $name:ident($($arg:ident: $of:ty),*) -> $gives:ty;)*) => {
+        $(
+            #[inline]
+            fn $name(&self, $($arg: $of),*) -> $gives {
+                Layer::$name(self, $($arg),*)
+            }
+        )*
+    };
+}
+
+/// The bodies of a [`Port`] that is a [`PortLayer`].
+macro_rules! port_by_layer {
+    (
+        mut { $(fn $name:ident($($arg:ident: $of:ty),* $(,)?) -> $gives:ty;)* }
+        const { $(fn $look:ident($($what:ident: $kind:ty),*) -> $shows:ty;)* }
+    ) => {
+        $(
+            #[inline]
+            fn $name(&mut self, $($arg: $of),*) -> $gives {
+                PortLayer::$name(self, $($arg),*)
+            }
+        )*
+        $(
+            #[inline]
+            fn $look(&self, $($what: $kind),*) -> $shows {
+                PortLayer::$look(self, $($what),*)
+            }
+        )*
+    };
+}
+
+/// Makes a policy of a [`Layer`], and a port of its [`PortLayer`].
+macro_rules! layer {
+    ($policy:ident, $port:ident) => {
+        const _: () = {
+            use $crate::contract::layer::names::*;
+            use $crate::contract::layer::{
+                Layer, PortLayer, policy_by_layer, policy_methods, port_by_layer, port_methods,
+            };
+
+            impl<L: Policy, P: Platform> Policy for $policy<L, P> {
+                type Port = $port<L::Port, P>;
+                policy_methods!(policy_by_layer);
+            }
+
+            impl<Q: Port, P: Platform> Port for $port<Q, P> {
+                const IS_DIRECT: bool = Q::IS_DIRECT;
+                port_methods!(port_by_layer);
+            }
+        };
+    };
+}
+
+pub(crate) use {layer, policy_by_layer, policy_methods, port_by_layer, port_methods};
