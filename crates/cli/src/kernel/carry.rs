@@ -1,8 +1,8 @@
 //! `fairq kernel follow`: what `io.weight` says is what `io.fairq.weight` says.
 //!
-//! `io.weight` belongs to Linux' io.cost, and no other part of the kernel can read it. Its lines for
-//! one drive are carried over for drives that have one of fairq's schedulers; those that get one
-//! later have theirs at the next look.
+//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. Its lines for one
+//! drive are carried over for drives that have one of fairq's schedulers; those that get one later
+//! have theirs at the next look.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
